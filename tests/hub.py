@@ -20,8 +20,10 @@ PATIENCE_S = 60.0
 class Hub:
     """Gives half of each large file, says so with `is_held`, and the rest after `go_on`.
 
-    It knows the model `name`, and GATED, which nobody may read. `fetched` are the files that
-    were asked for with GET, `resumed` where ranges of them began.
+    It knows the model `name`, and GATED, whose files need a license. `fetched` are the files that
+    were asked for with GET, `resumed` where ranges of them began. `refuses` is a status and a
+    message for every question about the model, `served` are bytes of files in place of those
+    that it lists, `n_cuts` how many answers end in the middle.
     """
 
     def __init__(self, files: dict[str, bytes], name: str = MODEL) -> None:
@@ -31,6 +33,10 @@ class Hub:
         self.go_on = threading.Event()
         self.fetched: list[str] = []
         self.resumed: list[int] = []
+        self.refuses: tuple[int, str] | None = None
+        self.served: dict[str, bytes] = {}
+        self.n_cuts = 0
+        self.has_ranges = True
         self.url = ""
 
     def env(self, folder: Path) -> dict[str, str]:
@@ -84,6 +90,8 @@ class _Answers(BaseHTTPRequestHandler):
             wanted = parse_qs(address.query).get("search", [""])[0].lower()
             found = [self.hub.name] if wanted in self.hub.name.lower() else []
             self._send(json.dumps([{"id": one, "modelId": one} for one in found]).encode())
+        elif self.hub.refuses is not None:
+            self._refuse(self.hub.refuses[0], "", self.hub.refuses[1])
         elif GATED in path:
             self._refuse(403, "GatedRepo")
         elif f"/{self.hub.name}/" not in f"{path}/":
@@ -95,18 +103,30 @@ class _Answers(BaseHTTPRequestHandler):
             told = {"id": self.hub.name, "modelId": self.hub.name, "sha": COMMIT, "private": False}
             self._send(json.dumps({**told, "siblings": [*map(self._told, files)]}).encode())
         elif name in files:
-            self.hub.fetched += [] if is_head else [name]
-            begin = int((self.headers["range"] or "bytes=0-")[6:].rstrip("-"))
-            self.hub.resumed += [begin] if begin else []
-            body = b"" if is_head else files[name][begin:]
-            self._send(body, len(files[name]), begin, _etag(files[name]))
+            self._give(name, is_head)
         else:
             self._refuse(404, "EntryNotFound")
 
-    def _refuse(self, status: int, code: str) -> None:
+    def _give(self, name: str, is_head: bool) -> None:
+        body = self.hub.served.get(name, self.hub.files[name])
+        self.hub.fetched += [] if is_head else [name]
+        asked = int((self.headers["range"] or "bytes=0-")[6:].rstrip("-"))
+        self.hub.resumed += [asked] if asked else []
+        begin = asked if self.hub.has_ranges else 0
+        if begin and begin >= len(body):
+            self._refuse(416, "")
+        else:
+            rest = b"" if is_head else body[begin:]
+            if rest and self.hub.n_cuts and name.endswith(".safetensors"):
+                self.hub.n_cuts -= 1
+                rest = rest[: len(rest) // 2]
+            self._send(rest, len(body), begin, _etag(self.hub.files[name]))
+
+    def _refuse(self, status: int, code: str, message: str = "") -> None:
         self.send_response(status)
-        self.send_header("x-error-code", code)
-        self.send_header("x-error-message", code)
+        if code:
+            self.send_header("x-error-code", code)
+        self.send_header("x-error-message", message or code)
         self.send_header("content-length", "0")
         self.end_headers()
 

@@ -12,10 +12,10 @@ DIGEST = "sha256:"
 
 def as_key(key: str | ApiKey) -> ApiKey:
     """The key, with its digest instead of its text."""
-    found = ApiKey(key) if isinstance(key, str) else key
-    if found.key.startswith(DIGEST):
-        return replace(found, key=found.key.lower())
-    return replace(found, key=_digest(found.key))
+    parsed = ApiKey(key) if isinstance(key, str) else key
+    if parsed.key.startswith(DIGEST):
+        return replace(parsed, key=parsed.key.lower())
+    return replace(parsed, key=_digest(parsed.key))
 
 
 def fits(key: ApiKey, given: str) -> bool:

@@ -1,7 +1,7 @@
-"""Bounds connections: how many there are, and how long a request may take to arrive.
+"""Bounds connections: their number, the time of a request to arrive and of an answer to be taken.
 
-A client needs no key to open a connection, so idle ones must not use up the descriptors. Answers,
-streams and the time a request takes to be answered are not bounded here.
+A client needs no key to open a connection, so idle ones must not use up the descriptors. The length
+of answers and the time until they come are not bounded here.
 """
 
 import asyncio
@@ -27,6 +27,9 @@ SHARE_OF_DESCRIPTORS = 0.75
 UNREAD = "/v1/"
 HEAD_S = 30.0
 BODY_S = 300.0
+STALLED_S = 300.0
+"""Seconds in which a client must take the part of its answer that waits for it."""
+
 REQUEST_TIMEOUT = 408
 ACCEPT_FAILED = "socket.accept() out of system resource"
 REPORT_S = 60.0
@@ -54,6 +57,7 @@ class BoundedConnection(H11Protocol):
         self.waiting_since = 0.0
         self._deadline: asyncio.TimerHandle | None = None
         self._is_of_body = False
+        self._stalled: asyncio.TimerHandle | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -69,8 +73,9 @@ class BoundedConnection(H11Protocol):
             self._refuse(Busy("there are too many connections; come back later"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Forget the deadlines."""
         self._cancel_deadline()
+        self._cancel_stalled()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -85,6 +90,16 @@ class BoundedConnection(H11Protocol):
         super().on_response_complete()
         if not self.is_waiting:
             self._set_deadline()
+
+    def pause_writing(self) -> None:
+        """Wait until the client takes what was written, for a while."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        self._cancel_stalled()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Answer 400 unless an answer has begun already."""
@@ -117,6 +132,11 @@ class BoundedConnection(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _cancel_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
     def _expire(self, limit_s: float) -> None:
         self._deadline = None
         has_begun = self._is_of_body or bool(self.conn.trailing_data[0])
@@ -129,14 +149,14 @@ class BoundedConnection(H11Protocol):
     def _close_longest_waiting(self) -> bool:
         """Close the other connection that has waited longest for a request, if any."""
         others = (
-            one
-            for one in self.connections
-            if isinstance(one, BoundedConnection)
-            and one is not self
-            and one.is_waiting
-            and not one.transport.is_closing()
+            connection
+            for connection in self.connections
+            if isinstance(connection, BoundedConnection)
+            and connection is not self
+            and connection.is_waiting
+            and not connection.transport.is_closing()
         )
-        oldest = min(others, key=lambda one: one.waiting_since, default=None)
+        oldest = min(others, key=lambda connection: connection.waiting_since, default=None)
         if oldest is None:
             return False
         # Its descriptor is free after this iteration of the loop, so it no longer counts.
@@ -152,13 +172,13 @@ class BoundedConnection(H11Protocol):
         dialect = dialect_of(UNREAD if self.is_waiting else self.scope["path"])
         code = status or dialect.status(error)
         body = msgspec.json.encode(dialect.error_body(error, ""))
-        told = {
+        fields = {
             "content-type": "application/json",
             "content-length": str(len(body)),
             "connection": "close",
             **errors.headers(error),
         }
-        headers = [(name.encode(), value.encode()) for name, value in told.items()]
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
         for event in (
             h11.Response(status_code=code, headers=headers),
             h11.Data(data=body),

@@ -17,8 +17,8 @@ from litestar.types import Guard, Message, Scope
 from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key, fits
-from mlxstack.api.dialect import Dialect
 from mlxstack.api.host_rules import host_pattern, host_rules
+from mlxstack.api.protocols import Dialect
 from mlxstack.api.streaming import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec

@@ -1,10 +1,10 @@
-"""Protocol facts of the API dialects: paths, errors, heartbeats. No routes, and no service."""
+"""API dialects: paths, error bodies, heartbeats, keys. No routes, and no service."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.anthropic import response_schema as anthropic
 from mlxstack.api.dialects.anthropic.stream import HEARTBEAT as PING
 from mlxstack.api.dialects.llama_server import response_schema as llama_server
@@ -12,8 +12,41 @@ from mlxstack.api.dialects.ollama import response_schema as ollama
 from mlxstack.api.dialects.ollama.stream import HEARTBEAT as SPACE
 from mlxstack.api.dialects.openai_chat import response_schema as openai_chat
 from mlxstack.api.dialects.openai_responses import response_schema as openai_responses
-from mlxstack.api.streaming import JSON_LINES, KEEPALIVE
-from mlxstack.core.errors import Busy, OutOfMemory, Unsupported
+from mlxstack.api.errors import STATUSES, nearest
+from mlxstack.api.streaming import EVENT_STREAM, JSON_LINES, KEEPALIVE, framed
+from mlxstack.core.errors import Busy, OutOfMemory, StackError, Unsupported
+
+ErrorBody = Callable[[StackError, str], dict[str, Any]]
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """One API: its routes, and how its clients expect errors, heartbeats and keys.
+
+    A request belongs to the dialect with the longest of the `prefixes` of its path. `statuses`
+    are those that differ from `STATUSES`. `heartbeat` keeps a stream open before its first event;
+    an error after the head is a JSON line, or an SSE event, named `error_event` or nameless. On
+    `streaming_paths` a body asks for a stream unless it says otherwise. Of two keys the one in
+    `x-api-key` counts where the dialect prefers it.
+    """
+
+    routes: tuple[Any, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    error_body: ErrorBody
+    heartbeat: bytes
+    error_event: str | None = None
+    stream_type: str = EVENT_STREAM
+    streaming_paths: frozenset[str] = frozenset()
+    statuses: Mapping[type[StackError], int] = {}
+    prefers_x_api_key: bool = False
+
+    def status(self, error: StackError) -> int:
+        """HTTP status of an error."""
+        return nearest({**STATUSES, **self.statuses}, error)
+
+    def error_frame(self, body: bytes) -> bytes:
+        """Last frame of a stream, from the JSON of an error body."""
+        return body + b"\n" if self.stream_type == JSON_LINES else framed(body, self.error_event)
+
 
 OPENAI = Dialect(
     prefixes=("/v1/", "/chat/completions", "/models", "/api/v0/"),

@@ -1,7 +1,6 @@
 """API dialects of this service; a new dialect is one more line here."""
 
 from mlxstack.api import protocols
-from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.anthropic import routes as anthropic
 from mlxstack.api.dialects.llama_server import routes as llama_server
 from mlxstack.api.dialects.lm_studio import routes as lm_studio
@@ -12,6 +11,7 @@ from mlxstack.api.dialects.openai_completions import routes as openai_completion
 from mlxstack.api.dialects.openai_embeddings import routes as openai_embeddings
 from mlxstack.api.dialects.openai_models import routes as openai_models
 from mlxstack.api.dialects.openai_responses import routes as openai_responses
+from mlxstack.api.protocols import Dialect
 
 DIALECTS: tuple[Dialect, ...] = (
     openai_chat.DIALECT,

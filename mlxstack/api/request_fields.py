@@ -96,7 +96,7 @@ def options(
     Raises BadRequest with the name of the field that cannot work, Forbidden for what the caller's
     key does not give.
     """
-    wanted = GenerationOptions(
+    options = GenerationOptions(
         id=request,
         max_tokens=limit(body),
         sampling=_sampling_overrides(body, n_logprobs),
@@ -111,7 +111,7 @@ def options(
         response_format=_shape(body),
         thinking_budget=thinking_budget(body),
     )
-    return apply_key_policy(wanted, caller)
+    return apply_key_policy(options, caller)
 
 
 def bound(n: int, most: int, name: str, what: str) -> None:
@@ -130,19 +130,19 @@ def limit(body: Fields) -> int | None:
     name = next((name for name in body.limits if getattr(body, name) is not None), None)
     if name is None:
         return None
-    wanted: int = getattr(body, name)
-    if wanted != UNLIMITED and wanted < body.least:
+    value: int = getattr(body, name)
+    if value != UNLIMITED and value < body.least:
         raise BadRequest(
-            f"{name} is {wanted}; it must be at least {body.least}, or -1 for no limit", name
+            f"{name} is {value}; it must be at least {body.least}, or -1 for no limit", name
         )
-    return wanted
+    return value
 
 
 def thinking_budget(body: Fields) -> int | None:
     """Most tokens of reasoning; a negative number removes the limit."""
     given = body.thinking_budget_tokens
-    wanted = body.reasoning_budget_tokens if given is None else given
-    return None if wanted is None or wanted < 0 else wanted
+    budget = body.reasoning_budget_tokens if given is None else given
+    return None if budget is None or budget < 0 else budget
 
 
 def _shape(body: Fields) -> ResponseConstraint | None:
@@ -162,11 +162,11 @@ def only_one(n: int | None) -> None:
         raise BadRequest(f"n is {n}; one choice per request is served", "n")
 
 
-def top_logprobs(wanted: int | None, name: str) -> int | None:
+def top_logprobs(n_top: int | None, name: str) -> int | None:
     """A number of alternatives between 0 and 20, or None. Raises BadRequest."""
-    if wanted is not None and not 0 <= wanted <= MAX_TOP_LOGPROBS:
-        raise BadRequest(f"{name} is {wanted}; it must be 0 to {MAX_TOP_LOGPROBS}", name)
-    return wanted
+    if n_top is not None and not 0 <= n_top <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"{name} is {n_top}; it must be 0 to {MAX_TOP_LOGPROBS}", name)
+    return n_top
 
 
 def _sampling_overrides(body: Fields, n_logprobs: int | None) -> SamplingOverrides:
@@ -244,15 +244,15 @@ def _biases(bias: LogitBias | None) -> list[tuple[int | str, float]]:
         raise BadRequest(
             f"logit_bias has {len(pairs)} entries; it may have {MOST_BIASES}", "logit_bias"
         )
-    found = [_one_bias(pair) for pair in pairs]
-    texts = [key for key, _ in found if isinstance(key, str)]
+    biases = [_one_bias(pair) for pair in pairs]
+    texts = [key for key, _ in biases if isinstance(key, str)]
     if len(texts) > MOST_BIAS_TEXTS or max(map(len, texts), default=0) > LONGEST_BIAS_TEXT:
         raise BadRequest(
             f"logit_bias may have {MOST_BIAS_TEXTS} texts of {LONGEST_BIAS_TEXT} characters each; "
             "give token ids",
             "logit_bias",
         )
-    return found
+    return biases
 
 
 def _one_bias(pair: Any) -> tuple[int | str, float]:
@@ -343,7 +343,7 @@ def _of_user(user: str) -> str | None:
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((said for name in names if (said := _said(headers.get(name)))), "")
+    return next((value for name in names if (value := _said(headers.get(name)))), "")
 
 
 def _said(value: Any) -> str:
@@ -359,13 +359,18 @@ def names(service: Service) -> tuple[str, ...]:
     return tuple(dict.fromkeys((service.name, plain(service.preset.model.id))))
 
 
-def resolve_model(service: Service, wanted: str | None) -> str:
+def resolve_model(service: Service, model: str | None) -> str:
     """Model name to echo. Raises UnknownModel where the preset is strict."""
-    if wanted is None:
+    if model is None:
         return service.name
-    if service.preset.server.strict_models and wanted not in names(service):
-        raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")
-    return wanted
+    return served_name(service, model) if service.preset.server.strict_models else model
+
+
+def served_name(service: Service, name: str) -> str:
+    """The name, if it is one of the served model. Raises UnknownModel."""
+    if name not in names(service):
+        raise UnknownModel(f"model {name!r} is not served here; this is {service.name!r}")
+    return name
 
 
 def json_instruction(schema: dict[str, Any] | None) -> Message:

@@ -48,7 +48,7 @@ class ReasoningTokens(Struct, frozen=True):
 
 
 class CompletionTokens(ReasoningTokens, frozen=True):
-    """How the draft tokens fared, too."""
+    """Reasoning tokens, and accepted and rejected draft tokens."""
 
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0

@@ -77,8 +77,8 @@ async def answer_stream(
     first = await anext(parts)
     work = expected_timings(service.engine.snapshot(), first)
     headers = cache_headers(order.request, first, work)
-    found = frames(first, _numbered(service, parts, groups), renderer)
-    return streamed(found, headers, renderer.media_type)
+    chunks = frames(first, _numbered(service, parts, groups), renderer)
+    return streamed(chunks, headers, renderer.media_type)
 
 
 async def _numbered(
@@ -113,15 +113,15 @@ async def _one(service: Service, order: AdmittedRequest) -> CollectedResponse:
         return await gather(parts)
 
 
-def n_choices(wanted: int | None, n_slots: int) -> int:
+def n_choices(n: int | None, n_slots: int) -> int:
     """Number of choices, one for each slot at most. Raises BadRequest."""
-    if wanted is None:
+    if n is None:
         return 1
-    if not 1 <= wanted <= n_slots:
+    if not 1 <= n <= n_slots:
         raise BadRequest(
-            f"n is {wanted}; it must be 1 to {n_slots}, the number of slots of this service", "n"
+            f"n is {n}; it must be 1 to {n_slots}, the number of slots of this service", "n"
         )
-    return wanted
+    return n
 
 
 def check_all(n_prompts: int, n: int, service: Service) -> None:

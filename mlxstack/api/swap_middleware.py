@@ -140,6 +140,8 @@ class WaitingRequest:
         try:
             if not self._is_read:
                 await self.read_body()
+            is_default = self._scope["path"] in self._dialect.streaming_paths
+            self._is_stream = _wants_stream(self._body(), is_default)
             await self._pass(gate, app, waiting)
         finally:
             waiting.discard(self)
@@ -167,20 +169,21 @@ class WaitingRequest:
             if not entering.cancelled() and entering.exception() is None:
                 gate.leave()
 
-    async def read_body(self) -> bytearray:
+    async def read_body(self) -> bytes:
         """Read the whole body, to replay it to the application. Raises TooLarge."""
-        self._is_read, body = True, bytearray()
+        self._is_read, n_bytes = True, 0
         while not self._messages or self._messages[-1].get("more_body"):
             message = await self._receive()
             self._messages.append(message)
             if message["type"] == "http.disconnect":
-                return body
-            body += message.get("body", b"")
-            if len(body) > self._max_bytes:
+                break
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > self._max_bytes:
                 raise TooLarge(errors.TOO_LARGE)
-        is_default = self._scope["path"] in self._dialect.streaming_paths
-        self._is_stream = _wants_stream(body, is_default)
-        return body
+        return self._body()
+
+    def _body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self._messages)
 
     async def _left(self) -> None:
         self._messages.append(await until_disconnect(self._receive))
@@ -191,8 +194,8 @@ class WaitingRequest:
     async def _send_heartbeat(self) -> None:
         if not self._is_begun:
             self._is_begun = True
-            told = {"content-type": f"{self._dialect.stream_type}; charset=utf-8", **HEADERS}
-            headers = [(name.encode(), value.encode()) for name, value in told.items()]
+            fields = {"content-type": f"{self._dialect.stream_type}; charset=utf-8", **HEADERS}
+            headers = [(name.encode(), value.encode()) for name, value in fields.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(
             {"type": "http.response.body", "body": self._dialect.heartbeat, "more_body": True}
@@ -217,7 +220,7 @@ class WaitingRequest:
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-def _wants_stream(body: bytearray, is_default: bool) -> bool:
+def _wants_stream(body: bytes, is_default: bool) -> bool:
     try:
         stream = msgspec.json.decode(body, type=StreamField).stream
         return is_default if stream is None else stream is True
@@ -228,8 +231,8 @@ def _wants_stream(body: bytearray, is_default: bool) -> bool:
 async def refuse(scope: Any, send: Send, error: StackError) -> None:
     """Answer with an error in the dialect of the path."""
     dialect = dialect_of(scope["path"])
-    told = {"content-type": "application/json", **errors.headers(error)}
-    headers = [(name.encode(), value.encode()) for name, value in told.items()]
+    fields = {"content-type": "application/json", **errors.headers(error)}
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
     status = dialect.status(error)
     start: Any = {"type": "http.response.start", "status": status, "headers": headers}
     await name_response(start, scope)

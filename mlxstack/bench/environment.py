@@ -6,12 +6,24 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
+from msgspec import Struct
+
 from mlxstack import __version__
-from mlxstack.bench.report import Conditions
 from mlxstack.core.formatting import size
 from mlxstack.host.hardware import for_mlx, this_hardware
 
 PACKAGES = ("mlx", "mlx-lm")
+
+
+class Conditions(Struct, frozen=True):
+    """Machine and versions; `load` is the system's average of a minute before."""
+
+    day: str
+    machine: str
+    versions: dict[str, str]
+    model: str
+    blas: str
+    load: float
 
 
 def child_env(env: Mapping[str, str]) -> dict[str, str]:

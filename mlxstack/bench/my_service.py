@@ -139,7 +139,7 @@ class Trial:
         return self._agents[-1]
 
     def question(self, n_tokens: int) -> dict[str, Any]:
-        """A message of about so many tokens that was never sent before."""
+        """A message of about `n_tokens` tokens that was never sent before."""
         n_words = max(1, int(n_tokens * self._words_per_token))
         random = Random(f"{self._name} {len(self._agents)} {n_tokens}")
         return {"role": "user", "content": " ".join(random.choices(WORDS, k=n_words))}
@@ -191,6 +191,7 @@ async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> lis
             found.append(PromptSpeed(wanted, skipped=f"a slot holds {n_ctx} tokens"))
         elif found and time.monotonic() + expected_s > deadline:
             found.append(PromptSpeed(wanted, skipped=f"would take about {expected_s:.0f} s"))
+            longest = n_tokens
         else:
             say(f"a prompt of {n_tokens} tokens, cold and warm")
             found.append(await _prompt_speed(trial, wanted, n_tokens))

@@ -1,4 +1,4 @@
-"""From samples to what is said of them: medians, spreads, percentiles, ratios."""
+"""Statistics of samples: medians, spreads, percentiles, ratios; durations and bytes as text."""
 
 import statistics
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class MedianRange(Struct, frozen=True):
 
 
 def spread(values: Sequence[float]) -> MedianRange:
-    """Of at least one value."""
+    """Median and range of at least one value."""
     return MedianRange(statistics.median(values), min(values), max(values), len(values))
 
 

@@ -1,6 +1,7 @@
 """Output of the command: tables and JSON on stdout, all else on stderr."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -18,6 +19,9 @@ WRAPS_FROM = 24
 """Columns that are narrower than this are never wrapped."""
 
 PIPE_WIDTH = 10_000
+LINE_S = 5.0
+"""Seconds between two lines on what takes its time."""
+
 STYLES = {
     **dict.fromkeys(("healthy", "ok"), "green"),
     **dict.fromkeys(("degraded", "warn", "down"), "yellow"),
@@ -78,12 +82,31 @@ def layout(
 
 @contextmanager
 def spinner(what: str) -> Iterator[Callable[[str], None]]:
-    """A turning line on stderr while something takes its time; call it with what happens now."""
+    """A turning line on stderr while something takes its time; call it with what happens now.
+
+    Where that is no terminal, a line now and then.
+    """
     from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True).status(Text(what)) as status:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _seldom(lambda now: note(f"{what}: {now}"))
+        return
+    with console.status(Text(what)) as status:
         yield lambda now: status.update(Text(f"{what}: {now[:100]}"))
+
+
+def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
+    told, line = time.monotonic(), ""
+
+    def report(now: str) -> None:
+        nonlocal told, line
+        if now != line and time.monotonic() - told >= LINE_S:
+            told, line = time.monotonic(), now
+            tell(now)
+
+    return report
 
 
 def _cell(value: object) -> "Text":

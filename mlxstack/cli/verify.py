@@ -17,9 +17,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.environment import conditions
+from mlxstack.bench.environment import Conditions, conditions
 from mlxstack.bench.my_service import WORDS
-from mlxstack.bench.report import Conditions
 from mlxstack.bench.statistics import percentile, spread
 from mlxstack.cli.doctor import CheckLevel, CheckResult
 from mlxstack.cli.services.model_request import candidate_for

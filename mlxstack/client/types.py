@@ -36,6 +36,7 @@ class PropsResponse(Struct, frozen=True):
     draft_model: str | None = None
     prevents_sleep: bool = False
     why_not_preventing_sleep: str | None = None
+    peer_troubles: tuple[str, ...] = ()
     mlx_active_bytes: int = 0
     mlx_cache_bytes: int = 0
     template_notes: tuple[str, ...] = ()
@@ -55,6 +56,7 @@ class PropsResponse(Struct, frozen=True):
             found.append("prevents idle sleep")
         if self.why_not_preventing_sleep:
             found.append(f"does not prevent idle sleep: {self.why_not_preventing_sleep}")
+        found.extend(f"peer {trouble}" for trouble in self.peer_troubles)
         return tuple(found)
 
 

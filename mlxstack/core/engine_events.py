@@ -8,7 +8,7 @@ from mlxstack.core.errors import StackError
 
 
 class KVSource(StrEnum):
-    """Where the reused KV came from, nearest first."""
+    """Source of the reused KV, nearest first."""
 
     NONE = "none"
     SLOT = "slot"
@@ -18,7 +18,7 @@ class KVSource(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended. Text-level stops are found by the service, not here."""
+    """Reason why a generation ended. The service finds text-level stops, not the engine."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -49,7 +49,7 @@ class RequestTimings(Struct, frozen=True):
 
 
 class CacheMiss(Struct, frozen=True):
-    """Why less was reused than could have been, and the `n_lost` tokens it cost.
+    """Reason why less was reused than could have been, and the `n_lost` tokens it cost.
 
     `at` is the token where the prompt diverged; `instead` are the tokens with which the prompt
     that it was compared to goes on.
@@ -66,7 +66,7 @@ class CacheMiss(Struct, frozen=True):
 
 
 class EarlyUse(Struct, frozen=True):
-    """Of a prompt `n_begun` tokens were computed before it came; it uses `n_used` of them."""
+    """Tokens of an early turn: `n_begun` computed before the prompt came, `n_used` reused."""
 
     n_begun: int
     n_used: int

@@ -68,7 +68,7 @@ class InvalidSlot(BadRequest):
 
 
 class Unauthorized(StackError):
-    """No key, or a wrong one."""
+    """Missing or wrong API key."""
 
 
 class Forbidden(StackError):
@@ -76,7 +76,7 @@ class Forbidden(StackError):
 
 
 class NotFound(StackError):
-    """No such file, agent or path."""
+    """Unknown file, agent or path."""
 
 
 class UnknownModel(NotFound):
@@ -88,7 +88,7 @@ class Conflict(StackError):
 
 
 class SlotTaken(Conflict):
-    """A name or a port of this computer that somebody has already."""
+    """A name or a port of this computer that is taken."""
 
 
 class Busy(StackError):

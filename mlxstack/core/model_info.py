@@ -31,7 +31,7 @@ class Identity(Struct, frozen=True):
 
 
 class SamplingDefaults(Struct, frozen=True):
-    """From the model's generation_config.json; None where it says nothing."""
+    """Sampling defaults of generation_config.json; None where it has none."""
 
     temperature: float | None = None
     top_p: float | None = None

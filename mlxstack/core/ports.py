@@ -80,7 +80,7 @@ class KVStore(Protocol):
         """
         ...
 
-    def sweep(self, wanted: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
+    def sweep(self, command: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Delete by age and bytes. Raises BadRequest when neither is bounded."""
         ...
 
@@ -141,7 +141,7 @@ class Constraint(Protocol):
     """Structured output: a grammar that constrains decoding. Thread-safe."""
 
     def start(self) -> ConstraintState:
-        """At the first token of an answer."""
+        """The state at the first token of an answer."""
         ...
 
 
@@ -188,5 +188,5 @@ class AgentManifestStore(Protocol):
         ...
 
     def identities(self, agent: str) -> frozenset[str]:
-        """Of which models something of this agent is saved."""
+        """Identities of the models with saved KV of this agent."""
         ...

@@ -241,7 +241,7 @@ class PrefixCacheSpec(Strict, frozen=True):
 
 
 class Persist(StrEnum):
-    """When an explicit agent's KV goes to disk."""
+    """Time at which an explicit agent's KV goes to disk."""
 
     AFTER_TURN = "after_turn"
     ON_PARK = "on_park"
@@ -273,7 +273,7 @@ class SamplingSpec(Strict, frozen=True):
         Meta(description="Only the likeliest tokens that together have this probability."),
     ] = None
     top_k: Annotated[
-        NonNegativeInt | None, Meta(description="Only so many of the likeliest tokens; 0 is all.")
+        NonNegativeInt | None, Meta(description="Only this many of the likeliest tokens; 0 is all.")
     ] = None
     min_p: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
@@ -308,7 +308,7 @@ class StructuredOutputSpec(Strict, frozen=True):
 
 
 class Tier(StrEnum):
-    """How urgent the requests of a key are."""
+    """Urgency of the requests of a key."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -319,7 +319,7 @@ class ApiKey(Strict, frozen=True):
     """API key with its tier, salt and agents.
 
     `key` is the key itself or, so that no file holds it, "sha256:" and its digest in hex. `salt`
-    keeps the holder's KV apart from everybody else's. `agents` are the explicit agents that he
+    keeps the holder's KV apart from that of others. `agents` are the explicit agents that he
     may speak as, "*" standing for any characters; none given are all.
     """
 
@@ -336,6 +336,15 @@ class ApiKey(Strict, frozen=True):
     ] = ()
 
 
+class PeerSpec(Strict, frozen=True):
+    """Another service of the same model. Without a `key_file` its key is in MLX_STACK_PEER_KEY."""
+
+    url: Annotated[str, Meta(description="Its URL, such as `http://127.0.0.1:7119`.")]
+    key_file: Annotated[
+        str | None, Meta(description="File that holds its API key, if it wants one.")
+    ] = None
+
+
 class Residency(StrEnum):
     """Whether a model behind a gateway stays in memory."""
 
@@ -345,7 +354,7 @@ class Residency(StrEnum):
 
 
 class ServerSpec(Strict, frozen=True):
-    """Where the service listens, and its bounds.
+    """Address and bounds of the service.
 
     Of `api_keys` one is needed if there are any; a bare text is a key of normal tier. Other
     machines are let in without a key only where `allow_unauthenticated` says so.
@@ -399,6 +408,13 @@ class ServerSpec(Strict, frozen=True):
             "loads it for a request and keeps it while there is room, `never` unloads it when idle."
         ),
     ] = Residency.AUTO
+    peers: Annotated[
+        tuple[str | PeerSpec, ...],
+        Meta(
+            description="Services that may compute prompts for this one, and take its agents: URLs "
+            "or sections."
+        ),
+    ] = ()
     prevent_sleep: Annotated[
         bool,
         Meta(description="Keep a Mac from idle sleep while requests run; no effect elsewhere."),

@@ -46,6 +46,7 @@ class Request(Struct, frozen=True):
     `client` is the program that sent it, to learn what clients send back.
     `is_first_turn`: the conversation holds no answer yet. `prediction` is the answer that the
     client expects, to draft from. `request_id` is the id of the HTTP request, for the log.
+    `is_for_peer`: another service asked for its KV, so no third one is asked for it.
     """
 
     id: str
@@ -68,3 +69,4 @@ class Request(Struct, frozen=True):
     constraint: Constraint | None = None
     arrived: float = 0.0
     deadline: float | None = None
+    is_for_peer: bool = False

@@ -7,7 +7,7 @@ ignored, so that older dashboards follow newer services. No field holds a whole 
 from msgspec import Struct
 
 from mlxstack.core.engine_events import KVSource
-from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.engine_snapshot import SharedKVView, Snapshot
 from mlxstack.core.request import Priority
 
 
@@ -31,7 +31,7 @@ class ServiceFacts(Struct, frozen=True):
 
 
 class MissView(Struct, frozen=True):
-    """Why a request reused less than it could; `reason` as in core.event.Miss.
+    """A miss: a request reused less than it could; `reason` as in `CacheMiss`.
 
     `at` is the token where the prompt diverged: `text_shared` comes just before it,
     `text_cached` is what the cache goes on with, `text_sent` what the prompt goes on with.
@@ -94,8 +94,9 @@ class PrefixView(Struct, frozen=True):
 class CacheView(Struct, frozen=True):
     """The memory beside the live contexts, in bytes; a budget of None has no bound.
 
-    `prefixes` come with the most useful first, `misses` with the latest first (of many, those that
-    lost most), `losses` with the most seconds first.
+    `shared` prefixes count once in `memory_bytes`. `prefixes` come with the most useful first,
+    `misses` with the latest first (of many, those that lost most), `losses` with the most seconds
+    first.
     """
 
     is_enabled: bool = True
@@ -109,6 +110,7 @@ class CacheView(Struct, frozen=True):
     minute: WindowSums = WindowSums()
     hour: WindowSums = WindowSums()
     whole: WindowSums = WindowSums()
+    shared: tuple[SharedKVView, ...] = ()
     prefixes: tuple[PrefixView, ...] = ()
     misses: tuple[MissView, ...] = ()
     losses: tuple[MissSums, ...] = ()

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pin_of
 from mlxstack.core.errors import NotFound
 from mlxstack.core.status import CacheView, PrefixView, WindowSums
+from mlxstack.engine.kv.slot_context import shared_kv
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.stats import EngineStats
 from mlxstack.engine.step import EngineLoop
@@ -154,7 +155,7 @@ def _view(slot_kv: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
     rates = ledger.meters.rates(now)
     return CacheView(
         is_enabled=memory.spec.enabled,
-        memory_bytes=slot_kv.live_bytes + totals.memory,
+        memory_bytes=slot_kv.live_bytes + memory.n_bytes,
         memory_budget=memory.budget,
         disk_bytes=totals.disk,
         disk_budget=memory.spec.disk.max_bytes,
@@ -164,6 +165,7 @@ def _view(slot_kv: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
         minute=_sums(rates.minute),
         hour=_sums(rates.hour),
         whole=_sums(rates.whole),
+        shared=shared_kv(slot_kv.slots),
         prefixes=tuple(_prefix(p, slot_kv) for p in memory.retention.top(now, limit)),
     )
 

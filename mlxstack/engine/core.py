@@ -25,9 +25,17 @@ from mlxstack.core.commands import (
     SlotCommandResult,
 )
 from mlxstack.core.engine_snapshot import Snapshot
-from mlxstack.core.errors import Broken, Busy, InvalidSlot, Loading, SetupError, StackError
+from mlxstack.core.errors import (
+    Broken,
+    Busy,
+    InvalidSlot,
+    Loading,
+    SetupError,
+    describe_error,
+)
+from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.model_info import ModelFacts
-from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
+from mlxstack.core.ports import AgentManifestStore, KVStore, Manifest, SlotFileStore
 from mlxstack.core.preset import KVSpec, LiveSharingMode, Preset, Speculation
 from mlxstack.core.request import Request
 from mlxstack.engine import device
@@ -36,6 +44,7 @@ from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.draft_model import DraftModel
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
 from mlxstack.engine.kv.disk_tier import DiskTier
+from mlxstack.engine.kv.kv_exchange import KVExchange
 from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -48,6 +57,7 @@ from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.width_costs import measure_widths
+from mlxstack.engine.remote_prefill import RemotePrefill
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import memory_of, this_memory
@@ -63,6 +73,8 @@ Message = Callable[[], None]
 
 MOST_FAILURES = 3
 """Failed steps in a row after which the engine itself counts as broken."""
+LOADING_S = 0.05
+"""Seconds without a message after which an engine that only waits for KV looks at deadlines."""
 QUIET_S = 2.0
 """Seconds without a message after which the idle engine checks its prefix index."""
 
@@ -71,7 +83,7 @@ class EngineCore:
     """Engine of a language model. Every public method is thread-safe.
 
     The KV budget is a share of `memory_bytes`, by default of this computer or MLX_STACK_MEMORY.
-    Saved contexts of agents are recorded in `manifests`.
+    Saved contexts of agents are recorded in `manifests`; `remote` has KV of other services.
     """
 
     def __init__(
@@ -82,6 +94,7 @@ class EngineCore:
         deliver: Deliver,
         memory_bytes: int | None = None,
         manifests: AgentManifestStore | None = None,
+        remote: RemoteKV | None = None,
     ) -> None:
         self._preset = preset
         here = this_memory(os.environ) if memory_bytes is None else memory_of(memory_bytes)
@@ -90,6 +103,7 @@ class EngineCore:
         self._store = store
         self._slot_files = slot_files
         self._manifests = manifests
+        self._remote = remote
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._snapshot = Snapshot()
@@ -103,6 +117,7 @@ class EngineCore:
         self._turns: EngineLoop
         self._archive: DiskTier
         self._actions: SlotActionRunner
+        self._exchange: KVExchange
         self.cache = PrefixCacheAdmin(self._do)
         self.tokenizer: Any = None
 
@@ -144,19 +159,27 @@ class EngineCore:
 
     def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
         """Collect garbage on disk, sparing files in use. The future raises StackErrors."""
-        future: Future[GCResult] = Future()
+        return self._begin(lambda done: copy_outcome(self._archive.gc.collect(wanted), done))
 
-        def begin() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                copy_outcome(self._archive.gc.collect(wanted), future)
-            except StackError as error:
-                future.set_exception(error)
+    def match_kv(self, tokens: tuple[int, ...], salt: str) -> Future[int]:
+        """How many of the first tokens are cached."""
+        return self._do(lambda _: self._exchange.match(tokens, salt))
 
-        self._owe(future)
-        self._post(begin)
-        return future
+    def export_kv(self, tokens: tuple[int, ...], salt: str) -> Future[Manifest]:
+        """Write the cached KV of the first tokens to disk. The future raises StackErrors."""
+        return self._begin(lambda done: self._exchange.export(tokens, salt, done))
+
+    def import_kv(self, manifest: Manifest) -> Future[int]:
+        """Use KV files that another service sent; how many tokens. The future raises Damaged."""
+        return self._begin(lambda done: self._exchange.adopt(manifest, done))
+
+    def reserve_disk(self, n_bytes: int) -> Future[GCResult]:
+        """Make room for files of another service. The future raises DiskFull or Busy."""
+        return self._begin(lambda done: copy_outcome(self._archive.gc.reserve(n_bytes), done))
+
+    def after_writes(self) -> Future[None]:
+        """Wait until all that was to be written by now is on disk, or has failed."""
+        return self._begin(lambda done: copy_outcome(self._archive.after_writes(), done))
 
     def snapshot(self) -> Snapshot:
         """The state after the last step, an immutable value."""
@@ -199,6 +222,22 @@ class EngineCore:
         self._post(run)
         return future
 
+    def _begin(self, work: Callable[[Future[T]], None]) -> Future[T]:
+        """Begin `work` between two steps; it settles the future later."""
+        future: Future[T] = Future()
+
+        def begin() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                work(future)
+            except Exception as error:
+                future.set_exception(describe_error(error, "an exchange of KV"))
+
+        self._owe(future)
+        self._post(begin)
+        return future
+
     def _owe(self, future: Future[Any]) -> None:
         self._owed.add(future)
         future.add_done_callback(self._owed.discard)
@@ -229,7 +268,7 @@ class EngineCore:
 
     def _unload(self) -> None:
         """Drop all references to arrays."""
-        for name in ("_turns", "_archive", "_actions"):
+        for name in ("_turns", "_archive", "_actions", "_exchange"):
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
@@ -287,10 +326,14 @@ class EngineCore:
             plan.array_limit,
             _sharing(preset, runner, maker) if verdict.can_share else NO_SHARING,
         )
+        self._exchange = KVExchange(slot_kv, pieces, runner, maker, key)
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
         is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
         costs = measure_widths(runner, maker) if is_drafting else UNMEASURED
         batch = Batch(runner, costs, draft_model)
+        remote = None
+        if self._remote is not None:
+            remote = RemotePrefill(self._remote, self._exchange, self._post)
         self._turns = EngineLoop(
             batch,
             slot_kv,
@@ -298,6 +341,7 @@ class EngineCore:
             limits,
             plan.max_cached_bytes,
             is_drafting=is_drafting,
+            remote=remote,
         )
         self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
         if verdict.why_not:
@@ -346,6 +390,9 @@ class EngineCore:
             self._turns.release_buffers()
             self._has_work = False
             self._obey(self._next_message())
+        elif self._turns.is_only_loading:
+            with suppress(queue.Empty):
+                self._obey(self._inbox.get(timeout=LOADING_S))
         # Messages posted by these wait for the next step: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())

@@ -19,6 +19,8 @@ class RequestState:
         self.miss: CacheMiss | None = None
         self.n_generated = 0
         self.n_loads = 0
+        self.is_fetched = False
+        self.is_assigned = False
         self.seated_at = request.arrived
         self.running_at = 0.0
         self.first_at = 0.0

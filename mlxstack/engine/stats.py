@@ -91,7 +91,11 @@ class EngineStats:
 
     def saved_s(self, n_cached: int) -> float:
         """Seconds of prefill that reusing so many tokens saved, at the measured speed."""
-        return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, 0, n_cached)
+        return self.expected_s(0, n_cached)
+
+    def expected_s(self, start: int, n_tokens: int) -> float:
+        """Seconds of prefill from position `start` on, at the measured speed; 0 if unknown."""
+        return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, start, n_tokens)
 
 
 def build_snapshot(

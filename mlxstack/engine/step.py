@@ -32,10 +32,12 @@ from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.remote_prefill import RemotePrefill
 from mlxstack.engine.request_state import RequestState, queued_request_of
 from mlxstack.engine.stats import EngineStats, build_snapshot
 from mlxstack.policy import scheduler, scheduler_state
 from mlxstack.policy.chunked_prefill import stall_left
+from mlxstack.policy.reuse_plan import ReusePlan
 from mlxstack.policy.scheduler import (
     AssignSlot,
     EarlyChunk,
@@ -88,12 +90,14 @@ class EngineLoop:
         max_cached_bytes: int = device.MIN_BOUND,
         *,
         is_drafting: bool = False,
+        remote: RemotePrefill | None = None,
     ) -> None:
         self.slots = slot_kv.slots
         self._state = scheduler_state.initial_state(len(self.slots))
         self._works: dict[str, tuple[Work, OnLost | None]] = {}
         self.n_ctx = n_ctx
         self._limits = limits
+        self._remote = remote
         self.slot_kv = slot_kv
         self.batch = batch
         self.is_drafting = is_drafting
@@ -121,6 +125,13 @@ class EngineLoop:
     def has_early_turn(self) -> bool:
         """Whether the next turn of an agent can be begun now, while there is no other work."""
         return may_compute_early(self._state)
+
+    @property
+    def is_only_loading(self) -> bool:
+        """Whether every request with a slot waits for KV from disk or from another service."""
+        states = {slot.state for slot in self._state.slots}
+        is_computing = states & {SlotState.PREFILLING, SlotState.RUNNING}
+        return SlotState.LOADING in states and not (is_computing or self.batch.is_busy)
 
     @property
     def is_holding(self) -> bool:
@@ -300,10 +311,9 @@ class EngineLoop:
         """Reuse known KV; KV on disk is read first, while other slots go on."""
         may_read = live.n_loads < MOST_LOADS
         plan, miss = self.slot_kv.plan(live.request, slot, may_read=may_read)
-        if self.slot_kv.load(plan, partial(self._slot_prepared, live.request.id, slot)):
-            live.n_loads += 1
-            self._state = scheduler_state.start_loading(self._state, slot)
+        if self._is_fetching(live, slot, plan.position) or self._is_loading(live, slot, plan):
             return
+        live.is_assigned = True
         self.slot_kv.prepare_slot(live.request, slot, plan)
         from_disk = live.n_loads and plan.source is KVSource.PARKED
         live.source = KVSource.DISK if from_disk else plan.source
@@ -319,11 +329,57 @@ class EngineLoop:
         )
         self._advance(live, plan.position)
 
+    def _is_loading(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
+        """Whether the slot waits for the disk from now on."""
+        ready = partial(self._slot_prepared, live.request.id, slot)
+        if not self.slot_kv.load(live.request, plan, ready):
+            return False
+        live.n_loads += 1
+        self._state = scheduler_state.start_loading(self._state, slot)
+        return True
+
+    def _is_fetching(self, live: RequestState, slot: int, n_here: int) -> bool:
+        """Whether the slot waits for another service from now on, which is asked once."""
+        if self._remote is None or live.is_fetched:
+            return False
+        live.is_fetched = True
+        local_s = self.ledger.expected_s(n_here, len(live.request.tokens) - 1 - n_here)
+        ready = partial(self._kv_fetched, live.request.id, slot)
+        token_bytes, n_decoding = self.slot_kv.bytes_per_token, len(self.batch.rows)
+        if not self._remote.begin(live.request, n_here, local_s, n_decoding, token_bytes, ready):
+            return False
+        self._state = scheduler_state.start_loading(self._state, slot)
+        return True
+
     def _slot_prepared(self, request_id: str, slot: int) -> None:
         live = self._live.get(request_id)
         if live is not None and self._state.slot(slot).state is SlotState.LOADING:
             self._state = scheduler_state.finish_loading(self._state, slot)
-            self._guard(request_id, partial(self._prepare_slot, live, slot))
+            go_on = self._switch if live.is_assigned else self._prepare_slot
+            self._guard(request_id, partial(go_on, live, slot))
+
+    def _kv_fetched(self, request_id: str, slot: int) -> None:
+        """KV of another service is here, or will not come while the slot waits."""
+        live = self._live.get(request_id)
+        if live is not None and self._state.slot(slot).state is SlotState.PREFILLING:
+            self._guard(request_id, partial(self._switch, live, slot))
+        else:
+            self._slot_prepared(request_id, slot)
+
+    def _end_fetch(self, live: RequestState) -> None:
+        if self._remote is not None:
+            self._remote.end(live.request.id)
+
+    def _switch(self, live: RequestState, slot: int) -> None:
+        """Go on from fetched KV where that is a block further than the prefill here."""
+        plan, _ = self.slot_kv.plan(live.request, slot, may_read=live.n_loads < MOST_LOADS)
+        n_gained = plan.position - len(self.slots[slot])
+        if n_gained < self._limits.pace.block or self._is_loading(live, slot, plan):
+            return
+        self.slot_kv.prepare_slot(live.request, slot, plan)
+        live.n_cached += n_gained
+        self.ledger.count(n_cached_tokens=n_gained)
+        self._advance(live, plan.position)
 
     def _prefill(self, slot: int, n_tokens: int) -> None:
         slot_state = self._state.slot(slot)
@@ -392,6 +448,7 @@ class EngineLoop:
         self._state = scheduler_state.advance(self._state, live.slot, position)
         if self._state.slot(live.slot).state is SlotState.RUNNING:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
+            self._end_fetch(live)
             context = self.slots[live.slot]
             if self.is_drafting:
                 live.drafter = drafter_of(live.request, self.slot_kv.siblings)
@@ -442,6 +499,7 @@ class EngineLoop:
     def _end(self, live: RequestState, last: RequestFinished | RequestFailed) -> None:
         now = time.monotonic()
         self._live.pop(live.request.id, None)
+        self._end_fetch(live)
         self._matches.forget(live.request.id)
         self._state = scheduler_state.dequeue(self._state, live.request.id)
         if live.slot is not None:

@@ -5,11 +5,13 @@ import os
 import sys
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from mlxstack.gateway.server import CANNOT_START, run
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.descriptors import raise_soft_limit
 from mlxstack.host.parent_watchdog import follow_supervisor
-from mlxstack.host.service_state import read_json
+from mlxstack.host.service_state import read_json, write_json
 
 
 def main() -> int:
@@ -17,10 +19,14 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
     logging.getLogger("httpx").setLevel("WARNING")
     follow_supervisor(os.environ)
-    spec = read_json(Path(sys.argv[1]), GatewaySpec)
+    file = Path(sys.argv[1])
+    spec = read_json(file, GatewaySpec)
     if spec is None:
-        logging.error("%s is no spec of a gateway", sys.argv[1])
+        logging.error("%s is no spec of a gateway", file)
         return CANNOT_START
+    # What an earlier gateway of this name handed over is this one's again.
+    spec = replace(spec, handed_over=())
+    write_json(file, spec)
     raise_soft_limit()
     return run(spec)
 

@@ -14,6 +14,7 @@ from mlxstack.api import guards
 from mlxstack.api.guards import request_id
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.swap_middleware import (
+    READING,
     App,
     Message,
     Receive,
@@ -39,6 +40,7 @@ MOST_SENT = 2
 
 LATEST = ":latest"
 READS = frozenset({"GET", "HEAD"})
+UNAVAILABLE = 503
 
 
 class ModelField(Struct):
@@ -77,14 +79,12 @@ class Gateway:
             connection: Any = ASGIConnection(cast(HTTPScope, scope))
             self._check_host(connection)
             key = internal_key(self._spec.secret, self._check_key(connection))
-            if len(self._waiting) >= MOST_WAITING:
-                raise Busy(f"{len(self._waiting)} requests wait for models, no more are queued")
             limit = self._spec.server.max_body_bytes
             request = WaitingRequest(limit, scope, receive, response)
-            body = bytes(await request.read_body())
+            body = await request.read_body()
             member = self._choose(scope, body)
             app = self._forwarding(member, body, key)
-            if scope["method"] in READS:
+            if scope["method"] in READS or scope["path"].rstrip("/") in READING:
                 await _read(member, app, scope, receive, response)
             else:
                 await self._serve(member, app, scope, receive, response, request)
@@ -103,11 +103,13 @@ class Gateway:
     ) -> None:
         """Pass a request on once its member is loaded, again where that ended before it answered.
 
-        Raises Broken when it ended twice, or may have changed the history of an agent.
+        Raises Broken when it ended twice, or may have changed the history of an agent, and Busy.
         """
         for n_sent in range(1, MOST_SENT + 1):
             try:
                 if not member.is_open:
+                    if len(self._waiting) >= MOST_WAITING:
+                        raise Busy(f"{MOST_WAITING} requests wait for models, no more are queued")
                     await request.wait(member, app, self._waiting)
                     return
                 await member.enter()
@@ -127,12 +129,15 @@ class Gateway:
                     raise problem from why
 
     def _forwarding(self, member: MemberGate, body: bytes, key: str) -> App:
-        """The member as an application, which raises MemberLost."""
+        """The member as an application, which raises MemberLost, also while it loads."""
 
         async def forward(scope: Scope, receive: Receive, send: Send) -> None:
             async def noted(message: Message) -> None:
-                if message["type"] == "http.response.start" and scope["method"] == "POST":
-                    self._note_agent(message, member)
+                if message["type"] == "http.response.start":
+                    if message["status"] == UNAVAILABLE and not await member.process.is_healthy():
+                        raise MemberLost("it does not serve its model", is_sent=False)
+                    if scope["method"] == "POST":
+                        self._note_agent(message, member)
                 await send(message)
 
             await member.upstream.forward(scope, body, key, receive, noted)

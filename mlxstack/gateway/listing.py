@@ -1,6 +1,7 @@
 """Own answers of the gateway: health, models, metrics. None of them wakes a member."""
 
 import asyncio
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
@@ -13,13 +14,21 @@ from prometheus_client.registry import Collector
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
+from mlxstack.api.dialects.ollama.response_schema import (
+    OLLAMA_VERSION,
+    OllamaDetails,
+    OllamaModel,
+    rfc3339,
+)
 from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import NotFound, Unsupported
+from mlxstack.core.preset import ServiceKind
 from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.processes import json_of
-from mlxstack.gateway.spec import GatewaySpec
+from mlxstack.gateway.spec import GatewayMember, GatewaySpec
 
+LM_STUDIO = "/api/v0/models"
 METRICS_TYPE = "text/plain; version=0.0.4"
 
 TheMembers = NamedDependency[Members]
@@ -62,26 +71,52 @@ async def list_models(members: TheMembers, spec: TheSpec) -> dict[str, Any]:
 @get(["/v1/models/{name:path}", "/models/{name:path}"], opt=PUBLIC)
 async def get_model(members: TheMembers, spec: TheSpec, name: FromPath[str]) -> dict[str, Any]:
     """Model by one of its names."""
-    wanted = name.removeprefix("/")
-    for one in members.by_name.values():
-        if wanted in one.spec.names:
-            return await model_card(one, spec)
-    raise NotFound(f"model {wanted!r} is not served here; /v1/models lists those that are")
+    return await model_card(_member_of(members, name), spec)
 
 
-@get(["/api/tags", "/api/ps", "/api/v0/models"], opt=PUBLIC)
-async def gathered(request: Request[Any, Any, Any], members: TheMembers) -> dict[str, Any]:
-    """Lists of the members that run, as one."""
-    path = request.scope["path"]
-    found = await asyncio.gather(*(_read(one, path) for one in members.by_name.values()))
-    key = "data" if path == "/api/v0/models" else "models"
-    entries = [entry for body in found if body for entry in body.get(key, ())]
-    return {"object": "list", key: entries} if key == "data" else {key: entries}
+@get("/api/version", opt=PUBLIC)
+async def version() -> dict[str, str]:
+    """Release of Ollama that clients may take the gateway for."""
+    return {"version": OLLAMA_VERSION}
+
+
+@get("/api/tags", opt=PUBLIC)
+async def list_tags(members: TheMembers) -> dict[str, Any]:
+    """Models of all members."""
+    return {"models": await _gathered(members.by_name.values(), "/api/tags", "models", _tag)}
+
+
+@get("/api/ps", opt=PUBLIC)
+async def list_processes(members: TheMembers) -> dict[str, Any]:
+    """Models in memory."""
+    return {"models": await _gathered(members.by_name.values(), "/api/ps", "models", None)}
+
+
+@get("/api/v0/models", opt=PUBLIC)
+async def list_lm_studio_models(members: TheMembers) -> dict[str, Any]:
+    """Models of all members with their states."""
+    return {
+        "object": "list",
+        "data": await _gathered(members.by_name.values(), LM_STUDIO, "data", _lm_studio_model),
+    }
+
+
+@get("/api/v0/models/{name:path}", opt=PUBLIC)
+async def get_lm_studio_model(members: TheMembers, name: FromPath[str]) -> dict[str, Any]:
+    """Model with its state by one of its names."""
+    one = _member_of(members, name)
+    (entry,) = await _gathered([one], LM_STUDIO, "data", _lm_studio_model)
+    return dict(entry)
 
 
 @get("/metrics", opt=OF_ALL)
 async def metrics(members: TheMembers) -> Response[bytes]:
     """Numbers of the gateway in Prometheus' format; `?model=` asks a member for its own."""
+    every = members.by_name.values()
+    found = await asyncio.gather(*(_phase(one) for one in every))
+    loaded = {
+        one.spec.name: phase is MemberPhase.LOADED for one, phase in zip(every, found, strict=True)
+    }
     counters = {
         "requests": ("Requests passed on", lambda one: one.n_requests),
         "loads": ("Times that the member was started or loaded", lambda one: one.n_loads),
@@ -89,7 +124,7 @@ async def metrics(members: TheMembers) -> Response[bytes]:
     gauges = {
         "active": ("Requests inside", lambda one: one.n_active),
         "waiting": ("Requests that wait for the member", lambda one: one.n_waiting),
-        "loaded": ("1 while it is loaded", lambda one: int(one.phase is MemberPhase.LOADED)),
+        "loaded": ("1 while it is loaded", lambda one: int(loaded[one.spec.name])),
         "reserved_bytes": ("Bytes that it may take", lambda one: one.spec.n_bytes),
     }
     families: list[Metric] = []
@@ -97,8 +132,8 @@ async def metrics(members: TheMembers) -> Response[bytes]:
     for kind, table in kinds:
         for name, (text, value) in table.items():
             family = kind(f"mlxstack_gateway_{name}", text, labels=("member",))
-            for member, one in members.by_name.items():
-                family.add_metric((member,), value(one))
+            for one in every:
+                family.add_metric((one.spec.name,), value(one))
             families.append(family)
     registry = CollectorRegistry()
     registry.register(_Families(families))
@@ -123,9 +158,75 @@ class _Families(Collector):
         return self._families
 
 
+def _member_of(members: Members, name: str) -> MemberGate:
+    """Member by one of its names. Raises NotFound."""
+    wanted = name.removeprefix("/")
+    for one in members.by_name.values():
+        if wanted in one.spec.names:
+            return one
+    raise NotFound(f"model {wanted!r} is not served here; /v1/models lists those that are")
+
+
+async def _gathered(
+    members: Iterable[MemberGate],
+    path: str,
+    key: str,
+    known: Callable[[GatewayMember], Any] | None,
+) -> list[Any]:
+    """Lists of members as one; an entry of what is `known` for each that does not run."""
+    every = list(members)
+    entries: list[Any] = []
+    for one, body in zip(
+        every, await asyncio.gather(*(_read(m, path) for m in every)), strict=True
+    ):
+        if body is not None:
+            entries += body.get(key, ())
+        elif known is not None:
+            entries.append(known(one.spec))
+    return entries
+
+
+def _tag(member: GatewayMember) -> OllamaModel:
+    """Entry of /api/tags of a member that does not run."""
+    name, model = member.names[0], member.model
+    families = (model.architecture,) if model.architecture else ()
+    details = OllamaDetails(
+        parent_model="",
+        format="safetensors",
+        family=model.architecture,
+        families=families,
+        parameter_size="",
+        quantization_level=model.quantization,
+    )
+    return OllamaModel(name, name, rfc3339(0), model.n_bytes, "", details)
+
+
+def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:
+    """Entry of /api/v0/models of a member that does not run."""
+    model = member.model
+    return {
+        "id": member.names[0],
+        "object": "model",
+        "type": "llm" if model.kind is ServiceKind.CHAT else "embeddings",
+        "publisher": "local",
+        "arch": model.architecture,
+        "compatibility_type": "mlx",
+        "quantization": model.quantization,
+        "state": "not-loaded",
+        "max_context_length": model.n_ctx_train or member.service.n_ctx,
+        "capabilities": [],
+    }
+
+
+async def _phase(member: MemberGate) -> MemberPhase:
+    """Phase of a member, which unloads its model by itself when it is idle."""
+    health = await _read(member, "/health") or {}
+    return MemberPhase.UNLOADED if health.get("status") == "unloaded" else member.phase
+
+
 async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     """Entry of a member: its own where it runs, else of what is known before its start."""
-    body = await _read(member, "/v1/models")
+    body, phase = await asyncio.gather(_read(member, "/v1/models"), _phase(member))
     name, *others = member.spec.names
     known = {"id": name, "object": "model", "owned_by": "mlx-stack", "type": "model"}
     own: dict[str, Any] = next(
@@ -138,7 +239,7 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
         **known,
         **own,
         "aliases": others,
-        "status": {"value": member.phase.value},
+        "status": {"value": phase.value},
         "resident": member.spec.residency.value,
         "n_bytes": member.spec.n_bytes,
         "fits": member.spec.n_bytes <= spec.budget,
@@ -157,10 +258,11 @@ async def _read(member: MemberGate, path: str) -> dict[str, Any] | None:
 
 
 ROUTES: list[Any] = [
-    root, probe, health, list_models, get_model, gathered, metrics, change_models,
+    root, probe, health, list_models, get_model, version, list_tags, list_processes,
+    list_lm_studio_models, get_lm_studio_model, metrics, change_models,
 ]  # fmt: skip
 EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path)
-PREFIXES = ("/v1/models/", "/models/")
+PREFIXES = ("/v1/models/", "/models/", "/api/v0/models/")
 
 
 def is_own(method: str, path: str) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from enum import StrEnum
 from typing import Any
 
@@ -196,9 +196,10 @@ class Members:
                 task.cancel()
             await asyncio.gather(*self._changes, return_exceptions=True)
 
-    async def stop(self) -> None:
-        """Stop the processes of all members."""
-        await asyncio.gather(*(one.process.stop() for one in self.by_name.values()))
+    async def stop(self, handed_over: Collection[str] = ()) -> None:
+        """Stop the processes of all members but those that another gateway takes over."""
+        going = (one for name, one in self.by_name.items() if name not in handed_over)
+        await asyncio.gather(*(one.process.stop() for one in going))
 
     def _resume(self) -> None:
         """Load the members that stay loaded, and take over those that run already."""

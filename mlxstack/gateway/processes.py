@@ -32,7 +32,13 @@ class MemberProcess:
     def __init__(self, member: GatewayMember, secret: str) -> None:
         self._member = member
         self._plan = member.service
-        self._key = internal_key(secret, None)
+        # No connection is kept: a member may have started again since the last call.
+        self._client = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {internal_key(secret, None)}"},
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=False,
+            verify=False,
+        )
         self._supervisor: subprocess.Popen[bytes] | None = None
         self.url = self._plan.url
         self.adopt()
@@ -109,11 +115,7 @@ class MemberProcess:
 
     async def call(self, method: str, path: str, timeout_s: float = CALL_S) -> httpx.Response:
         """Call it with the key of the gateway."""
-        headers = {"authorization": f"Bearer {self._key}"}
-        async with httpx.AsyncClient(
-            base_url=self.url, headers=headers, trust_env=False, verify=False
-        ) as client:
-            return await client.request(method, path, timeout=timeout_s)
+        return await self._client.request(method, self.url + path, timeout=timeout_s)
 
     def _reap(self) -> None:
         """Take the exit code of a supervisor that has ended."""

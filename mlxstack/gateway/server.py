@@ -10,7 +10,8 @@ from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_c
 from mlxstack.core.errors import SetupError
 from mlxstack.gateway.app import Gateway
 from mlxstack.gateway.members import Members
-from mlxstack.gateway.spec import GatewaySpec
+from mlxstack.gateway.spec import GatewaySpec, home_of
+from mlxstack.host.service_state import read_json
 
 log = logging.getLogger("mlxstack.gateway")
 
@@ -28,6 +29,17 @@ def run(spec: GatewaySpec) -> int:
     return 0
 
 
+def web_server(spec: GatewaySpec, members: Members) -> UvicornServer:
+    """Web server of a gateway over these members."""
+    return UvicornServer(
+        uvicorn_config(
+            Gateway(spec, members),
+            timeout_graceful_shutdown=ceil(spec.server.drain_s),
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+    )
+
+
 async def _run(spec: GatewaySpec) -> None:
     with bind(spec.server) as listener:
         leaving = asyncio.Event()
@@ -36,13 +48,7 @@ async def _run(spec: GatewaySpec) -> None:
             loop.add_signal_handler(number, leaving.set)
         loop.set_exception_handler(AcceptReporter())
         members = Members(spec)
-        server = UvicornServer(
-            uvicorn_config(
-                Gateway(spec, members),
-                timeout_graceful_shutdown=ceil(spec.server.drain_s),
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            )
-        )
+        server = web_server(spec, members)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         residing = asyncio.create_task(members.run())
         waiting = asyncio.create_task(leaving.wait())
@@ -55,7 +61,8 @@ async def _run(spec: GatewaySpec) -> None:
         residing.cancel()
         await asyncio.gather(residing, return_exceptions=True)
         if is_asked:
-            await members.stop()
+            now = read_json(home_of(spec).gateway_file(spec.name), GatewaySpec)
+            await members.stop(now.handed_over if now is not None else ())
         else:
             log.error("the web server or the residency has stopped; the gateway ends")
             raise SystemExit(1)

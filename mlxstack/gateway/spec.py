@@ -6,11 +6,21 @@ import hmac
 from msgspec import Struct
 
 from mlxstack.api.api_keys import DIGEST
-from mlxstack.core.preset import ApiKey, Residency, ServerSpec
+from mlxstack.core.preset import ApiKey, Residency, ServerSpec, ServiceKind
 from mlxstack.host.home import Home
 from mlxstack.host.service_state import ServiceSpec
 
 LINGER_S = 10.0
+
+
+class ModelSummary(Struct, frozen=True):
+    """Facts of a model before its first start, empty where unknown; `n_bytes` of weights."""
+
+    kind: ServiceKind = ServiceKind.CHAT
+    architecture: str = ""
+    quantization: str = ""
+    n_bytes: int = 0
+    n_ctx_train: int = 0
 
 
 class GatewayMember(Struct, frozen=True):
@@ -22,6 +32,7 @@ class GatewayMember(Struct, frozen=True):
     n_bytes: int = 0
     residency: Residency = Residency.AUTO
     startup_timeout_s: float = 240.0
+    model: ModelSummary = ModelSummary()
 
     @property
     def name(self) -> str:
@@ -33,6 +44,7 @@ class GatewaySpec(Struct, frozen=True):
     """`secret` derives the keys that members accept; `default` is the member for other names.
 
     Of `budget` bytes the loaded members together may take; one stays for `linger_s` at least.
+    Members that are `handed_over` go on when the gateway ends, for another one.
     """
 
     name: str
@@ -42,6 +54,7 @@ class GatewaySpec(Struct, frozen=True):
     default: str
     budget: int
     linger_s: float = LINGER_S
+    handed_over: tuple[str, ...] = ()
 
 
 def internal_key(secret: str, key: ApiKey | None) -> str:

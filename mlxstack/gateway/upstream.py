@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from httptools import HttpResponseParser
+from httptools import HttpParserError, HttpResponseParser
 
 from mlxstack.api.streaming import cancel, until_disconnect
 
@@ -14,7 +14,9 @@ KEPT_S = 15.0
 """Seconds that an idle connection is kept: well below the limit of the member."""
 
 MOST_KEPT = 64
-READ_BYTES = 256 * 1024
+MOST_HELD_BYTES = 256 * 1024
+"""Bytes of a response that wait for the client before the connection is read no further."""
+
 CONNECT_S = 5.0
 
 HOP_BY_HOP = frozenset({
@@ -22,8 +24,9 @@ HOP_BY_HOP = frozenset({
     b"transfer-encoding", b"upgrade", b"expect", b"content-length",
 })  # fmt: skip
 KEYS = frozenset({b"authorization", b"x-api-key"})
-OWN = frozenset({b"date", b"server"})
-"""Headers that the gateway's own web server adds."""
+NOT_SENT = HOP_BY_HOP | KEYS
+NOT_RETURNED = (HOP_BY_HOP - {b"content-length"}) | {b"date", b"server"}
+"""Headers that the gateway's own web server adds are left to it."""
 
 Header = tuple[bytes, bytes]
 Receive = Callable[[], Awaitable[Any]]
@@ -48,6 +51,7 @@ class ResponseReader:
         self.headers: list[Header] = []
         self.is_headed = False
         self.is_complete = False
+        self.n_bytes = 0
         self._body: list[bytes] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -61,6 +65,7 @@ class ResponseReader:
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body."""
         self._body.append(body)
+        self.n_bytes += len(body)
 
     def on_message_complete(self) -> None:
         """Note the end of the response."""
@@ -68,23 +73,82 @@ class ResponseReader:
 
     def take(self) -> bytes:
         """The pieces that came since the last call, as one."""
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        body = b"".join(self._body)
         self._body.clear()
+        self.n_bytes = 0
         return body
 
 
-class MemberConnection:
-    """MemberConnection to a member, idle since `idle_at`."""
+class MemberConnection(asyncio.Protocol):
+    """Connection to a member, idle since `idle_at`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
         self.idle_at = 0.0
+        self._fault = ""
+        self._news = asyncio.Event()
+        self._response = ResponseReader()
+        self._parser = HttpResponseParser(self._response)
 
     @property
     def is_usable(self) -> bool:
         """False for one that was closed, or that the member may be closing."""
-        is_open = not (self.reader.at_eof() or self.writer.is_closing())
+        is_open = not (self._fault or self.transport.is_closing())
         return is_open and time.monotonic() - self.idle_at < KEPT_S
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; stop reading while too much of it waits for the client."""
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as why:
+            self._fault = f"the response is no HTTP: {why}"
+            self.transport.abort()
+        if self._response.n_bytes > MOST_HELD_BYTES:
+            self.transport.pause_reading()
+        self._news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end of the connection."""
+        self._fault = self._fault or str(exc or "the connection was closed")
+        self._news.set()
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Send a request; its response is the next to be read."""
+        self._response = ResponseReader()
+        self._parser = HttpResponseParser(self._response)
+        self._news.clear()
+        self.transport.writelines((head, body))
+
+    async def relay(self, send: Send, *, has_body: bool) -> bool:
+        """Pass the response on as it comes; True where the connection can be used again.
+
+        Raises MemberLost.
+        """
+        response, is_begun = self._response, False
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if response.is_headed and not is_begun:
+                is_begun = True
+                headers = _returned(response.headers)
+                status = self._parser.get_status_code()
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                if not has_body:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    return False
+            more, body = not response.is_complete, response.take()
+            if is_begun and (body or not more):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+            if not more:
+                return bool(self._parser.should_keep_alive())
+            if self._fault:
+                raise MemberLost(self._fault)
+            self.transport.resume_reading()
 
 
 class Upstream:
@@ -105,16 +169,12 @@ class Upstream:
         connection = await self._connect()
         leaving = asyncio.create_task(until_disconnect(receive))
         leaving.add_done_callback(
-            lambda task: None if task.cancelled() else connection.writer.transport.abort()
+            lambda task: None if task.cancelled() else connection.transport.abort()
         )
         is_kept = False
         try:
-            connection.writer.write(request_head(scope, len(body), key))
-            connection.writer.write(body)
-            is_kept = await _relay(connection.reader, send, has_body=scope["method"] != "HEAD")
-        except OSError as why:
-            if not leaving.done():
-                raise MemberLost(str(why)) from why
+            connection.send(request_head(scope, len(body), key), body)
+            is_kept = await connection.relay(send, has_body=scope["method"] != "HEAD")
         except MemberLost:
             if not leaving.done():
                 raise
@@ -124,13 +184,13 @@ class Upstream:
             if is_kept and not is_left:
                 self._keep(connection)
             else:
-                connection.writer.transport.abort()
+                connection.transport.abort()
         return not is_left
 
     def close(self) -> None:
         """Close the idle connections."""
         for one in self._kept:
-            one.writer.close()
+            one.transport.close()
         self._kept.clear()
 
     async def _connect(self) -> MemberConnection:
@@ -138,46 +198,21 @@ class Upstream:
             connection = self._kept.pop()
             if connection.is_usable:
                 return connection
-            connection.writer.close()
+            connection.transport.close()
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(
-                    self._host, self._port, limit=READ_BYTES
-                )
+                _, made = await loop.create_connection(MemberConnection, self._host, self._port)
         except (OSError, TimeoutError) as why:
             raise MemberLost(str(why) or "no connection", is_sent=False) from why
-        return MemberConnection(reader, writer)
+        return made
 
     def _keep(self, connection: MemberConnection) -> None:
         connection.idle_at = time.monotonic()
         if len(self._kept) < MOST_KEPT:
             self._kept.append(connection)
         else:
-            connection.writer.close()
-
-
-async def _relay(reader: asyncio.StreamReader, send: Send, *, has_body: bool) -> bool:
-    """Pass a response on as it comes; True where the connection can be used again."""
-    response = ResponseReader()
-    parser = HttpResponseParser(response)
-    is_begun = False
-    while not response.is_complete:
-        data = await reader.read(READ_BYTES)
-        if not data:
-            raise MemberLost("the connection was closed")
-        parser.feed_data(data)
-        if response.is_headed and not is_begun:
-            is_begun = True
-            headers = _returned(response.headers)
-            status = parser.get_status_code()
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            if not has_body:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                return False
-        more, body = not response.is_complete, response.take()
-        if is_begun and (body or not more):
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-    return bool(parser.should_keep_alive())
+            connection.transport.close()
 
 
 def request_head(scope: Any, n_body: int, key: str) -> bytes:
@@ -186,15 +221,10 @@ def request_head(scope: Any, n_body: int, key: str) -> bytes:
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
     lines = [b"%s %s HTTP/1.1" % (scope["method"].encode(), target)]
-    lines += [
-        name + b": " + value
-        for name, value in scope["headers"]
-        if name not in HOP_BY_HOP and name not in KEYS
-    ]
+    lines += [name + b": " + value for name, value in scope["headers"] if name not in NOT_SENT]
     lines += [b"authorization: Bearer " + key.encode(), b"content-length: %d" % n_body, b"", b""]
     return b"\r\n".join(lines)
 
 
 def _returned(headers: Iterable[Header]) -> list[Header]:
-    dropped = (HOP_BY_HOP | OWN) - {b"content-length"}
-    return [(name, value) for name, value in headers if name not in dropped]
+    return [(name, value) for name, value in headers if name not in NOT_RETURNED]

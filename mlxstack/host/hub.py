@@ -1,5 +1,6 @@
 """Hugging Face hub: configs, sizes, downloads and their errors."""
 
+import errno
 import logging
 import shutil
 import time
@@ -176,20 +177,25 @@ def refusal(model: str, error: BaseException) -> SetupError:
         error = error.__cause__
     match error:
         case errors.GatedRepoError():
-            return SetupError(
-                f"{model} is gated: accept its license at {_page(model)}, then `hf auth login`"
-            )
+            text = f"{model} is gated: accept its license at {_page(model)}, then `hf auth login`"
         case errors.RepositoryNotFoundError() | errors.HFValidationError():
-            return SetupError(
+            text = (
                 f"the hub has no model {model}{_near(model)}; a private one needs `hf auth login`"
             )
         case errors.RevisionNotFoundError():
-            return SetupError(f"{model} has no such revision; {_page(model)} lists them")
+            text = f"{model} has no such revision; {_page(model)} lists them"
         case errors.HfHubHTTPError() if error.response.status_code in {401, 403}:
-            return SetupError(f"the hub refuses {model} to this account; `hf auth login`")
-        case OSError() if error.errno == 28:
-            return SetupError(f"the disk of {cache_folder()} is full; `mlx-stack rm` makes room")
-    return _offline(model) if _is_offline(error) else SetupError(f"{model}: {error}")
+            text = f"the hub refuses {model} to this account; `hf auth login`"
+        case errors.HfHubHTTPError() if error.response.status_code >= 500:
+            status = error.response.status_code
+            text = f"{constants.ENDPOINT} answers {status} for {model}; try again later"
+        case OSError() if error.errno == errno.ENOSPC:
+            text = f"the disk of {cache_folder()} is full; `mlx-stack rm` makes room"
+        case _ if _is_offline(error):
+            return _offline(model)
+        case _:
+            text = f"{model}: {' '.join(str(error).split())}"
+    return SetupError(text)
 
 
 def _is_offline(error: BaseException) -> bool:
@@ -203,6 +209,11 @@ def _offline(model: str) -> SetupError:
     if constants.is_offline_mode():
         return SetupError(
             f"{model} is not on this machine, and HF_HUB_OFFLINE forbids to ask the hub; unset it"
+        )
+    if any(blobs_folder(model).glob(f"*{PART}")):
+        return SetupError(
+            f"{model} is here in part, and {constants.ENDPOINT} cannot be reached; `mlx-stack pull "
+            f"{model}` goes on from there"
         )
     return SetupError(
         f"{model} is not on this machine, and {constants.ENDPOINT} cannot be reached; check the "

@@ -11,7 +11,7 @@ from huggingface_hub.errors import CacheNotFound
 from msgspec import Struct
 
 from mlxstack.host.hub import cache_folder
-from mlxstack.host.model_files import CONFIG, measured
+from mlxstack.host.model_files import CONFIG, measured, quantization_in
 from mlxstack.host.model_reference import lm_studio_folders
 
 
@@ -57,7 +57,7 @@ def delete(model: LocalModel) -> int:
 
 def quantization_of(folder: str) -> str:
     """Quantization of the model in a folder, as its config.json names it."""
-    return _quantization(_config(Path(folder)))
+    return quantization_in(_config(Path(folder)))
 
 
 def _cached() -> Iterator[LocalModel]:
@@ -95,7 +95,7 @@ def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> Loca
         last_used=used,
         is_complete=bool(config) and _is_whole(path),
         model_type=str(config.get("model_type", "")),
-        quantization=_quantization(config),
+        quantization=quantization_in(config),
         n_trained=int(flat.get("max_position_embeddings") or 0),
     )
 
@@ -113,11 +113,3 @@ def _config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _quantization(config: dict[str, Any]) -> str:
-    table = config.get("quantization") or config.get("quantization_config") or {}
-    if bits := table.get("bits"):
-        mode = table.get("mode", "affine")
-        return f"{bits} bit" if mode == "affine" else str(mode)
-    return str(table.get("quant_method") or "") or "16 bit"

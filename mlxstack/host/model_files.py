@@ -121,6 +121,15 @@ def weights_on_disk(spec: ModelSpec) -> int:
     return sum(file.stat().st_size for file in files)
 
 
+def quantization_in(config: dict[str, Any]) -> str:
+    """Quantization that a config.json names."""
+    table = config.get("quantization") or config.get("quantization_config") or {}
+    if bits := table.get("bits"):
+        mode = table.get("mode", "affine")
+        return f"{bits} bit" if mode == "affine" else str(mode)
+    return str(table.get("quant_method") or "") or "16 bit"
+
+
 def _folder(spec: ModelSpec) -> Path | None:
     if spec.id == BUILTIN_MODEL:
         return MODEL_DIR

@@ -8,7 +8,6 @@ import yaml
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError, SlotTaken
-from mlxstack.core.preset import ServerSpec
 from mlxstack.host import preset_schema, presets
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.overrides import Override, from_option
@@ -80,25 +79,20 @@ def load(name: str, home: Home) -> Mode:
 
 
 def create(name: str, wanted: list[str], description: str, home: Home) -> Path:
-    """Write a mode of these presets; those that share a port get ports of their own.
+    """Write a mode of these presets.
 
-    Raises SetupError for a wrong preset or name, Taken when the mode is there already.
+    Raises SetupError for a wrong preset or name, SlotTaken when the mode is there already.
     """
     if not presets.NAME.fullmatch(name):
         raise SetupError(f"`{name}` cannot be the name of a mode; use letters, digits and dashes")
     path = home.presets / FOLDER / f"{name}.yaml"
     if path.exists():
         raise SlotTaken(f"{path} exists already; remove it, or choose another name")
-    taken: set[int] = set()
-    members = []
     for preset in wanted:
-        port = presets.load(preset, home).preset.server.port
-        free = next(n for n in range(port or ServerSpec().port, 65536) if n not in taken)
-        changes: dict[str, Value] = {"server.port": free} if free != port else {}
-        members.append(Member(presets.from_anywhere(preset), changes))
-        taken.add(free)
+        presets.load(preset, home)
+    mode = Mode(tuple(Member(presets.from_anywhere(preset)) for preset in wanted), description)
     make_private(path.parent)
-    text = yaml.safe_dump(msgspec.to_builtins(Mode(tuple(members), description)), sort_keys=False)
+    text = yaml.safe_dump(msgspec.to_builtins(mode), sort_keys=False)
     write_atomic(path, text.encode())
     return path
 

@@ -9,6 +9,7 @@ from mlxstack.host.yaml_source import Keys
 
 Violation = tuple[Keys, str]
 
+PEER_URL = re.compile(r"https?://[^\s/@?#]+/?")
 DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 
@@ -110,3 +111,10 @@ def _server(preset: Preset) -> Iterator[Violation]:
             yield ("server", "api_keys", at), "must be printable ASCII, as headers are"
         elif text.startswith("sha256:") and not DIGEST.fullmatch(text):
             yield ("server", "api_keys", at), "is no sha256: with 64 hex digits after it"
+    for at, peer in enumerate(preset.server.peers):
+        url = peer if isinstance(peer, str) else peer.url
+        if not PEER_URL.fullmatch(url):
+            yield (
+                ("server", "peers", at),
+                f"is {url}, but must be the URL of a service, such as http://127.0.0.1:7119",
+            )

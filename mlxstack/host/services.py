@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from mlxstack.core.errors import SlotTaken
+from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import ask_to_stop, end, is_alive, kill, wait_gone
 from mlxstack.host.service_state import (
@@ -15,6 +16,7 @@ from mlxstack.host.service_state import (
     locked,
     mark_stopped,
     owner,
+    read_json,
     read_state,
     write_json,
 )
@@ -28,6 +30,13 @@ def names(home: Home) -> list[str]:
 def running(home: Home) -> list[ServiceState]:
     """The services whose supervisor is alive."""
     return [state for name in names(home) if (state := owner(home, name)) is not None]
+
+
+def served(home: Home) -> dict[str, Preset]:
+    """Preset that each running service serves now, by the name of the service."""
+    named = [state.plan.name for state in running(home)]
+    found = {name: read_json(home.preset_file(name), Preset) for name in named}
+    return {name: preset for name, preset in found.items() if preset is not None}
 
 
 def sweep(home: Home, name: str) -> str | None:

@@ -9,11 +9,13 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, BinaryIO
 
 from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
     WeakFileLock,
@@ -116,14 +118,8 @@ def _fetch(file: WeightFile, counting: Any) -> None:
         with file.part.open("ab") as part:
             if part.tell() > file.n_bytes:
                 part.truncate(0)
-            http_get(
-                file.url,
-                part,
-                resume_size=min(part.tell(), file.n_here),
-                headers=build_hf_headers(),
-                expected_size=file.n_bytes,
-                tqdm_class=counting,
-            )
+            if file.n_here < file.n_bytes:
+                _append_rest(file, part, counting)
             part.flush()
             os.fsync(part.fileno())
         with file.part.open("rb") as whole:
@@ -134,6 +130,22 @@ def _fetch(file: WeightFile, counting: Any) -> None:
                 f"{file.url} arrived damaged (its SHA-256 differs) and was deleted; pull it again"
             )
         file.part.replace(file.blob)
+
+
+def _append_rest(file: WeightFile, part: BinaryIO, counting: Any) -> None:
+    """Without an expected size: bytes of another size have another hash, which is checked."""
+    try:
+        http_get(
+            file.url,
+            part,
+            resume_size=min(part.tell(), file.n_here),
+            headers=build_hf_headers(),
+            tqdm_class=counting,
+        )
+    except HfHubHTTPError as error:
+        # The file of the hub ends before the bytes that are here, which their hash will show.
+        if error.response.status_code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
 
 
 def _folder_name(model: str) -> str:

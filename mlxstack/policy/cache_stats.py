@@ -1,4 +1,4 @@
-"""How well the memory works: what was reused and what it took, over rolling windows.
+"""Statistics of the prefix cache: reuse and its time, over rolling windows.
 
 No clock: `now` is an argument, in seconds, and never goes back.
 """

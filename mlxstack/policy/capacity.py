@@ -1,4 +1,4 @@
-"""How many agents with how much context fit into a memory, before anything is loaded."""
+"""Capacity: agents and context that fit into a memory, before anything is loaded."""
 
 from collections.abc import Sequence
 
@@ -111,16 +111,16 @@ def fits(load: ServiceLoad, memory: int) -> bool:
 
 
 def max_agents(load: ServiceLoad, memory: int) -> int:
-    """How many slots of `load.n_ctx` tokens fit, 0 if none. `load.n_slots` is ignored."""
+    """Number of slots of `load.n_ctx` tokens that fit. `load.n_slots` is ignored."""
     one, two = need(replace(load, n_slots=1)), need(replace(load, n_slots=2))
-    found = _more(one.total, two.total, memory)
+    n_agents = _more(one.total, two.total, memory)
     if load.budget is None:
-        return found
-    return min(found, _more(one.kv, two.kv, load.budget.n_bytes))
+        return n_agents
+    return min(n_agents, _more(one.kv, two.kv, load.budget.n_bytes))
 
 
 def _more(one: int, two: int, bound: int) -> int:
-    """How many fit into `bound` bytes, of which one takes `one` and a pair takes `two`."""
+    """Number that fits into `bound` bytes, where one takes `one` and a pair takes `two`."""
     if one > bound:
         return 0
     return 1 + (bound - one) // (two - one) if two > one else 1

@@ -39,7 +39,7 @@ class CapacityRequest(Struct, frozen=True):
 
 
 class FitLevel(IntEnum):
-    """How well a model serves a wish; lower is better."""
+    """Degree to which a model serves a wish; lower is better."""
 
     FITS = 0
     NEEDS_4_BIT = 1
@@ -79,10 +79,10 @@ def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
     """
     unbounded = replace(load, budget=None)
     if load.budget is not None and fits(unbounded, memory):
-        found = [load, *_smaller(load, memory)]
+        loads = [load, *_smaller(load, memory)]
     else:
-        found = _smaller(unbounded, memory) or _last_resort(unbounded, memory)
-    options = (option(replace(one, budget=load.budget)) for one in found)
+        loads = _smaller(unbounded, memory) or _last_resort(unbounded, memory)
+    options = (option(replace(one, budget=load.budget)) for one in loads)
     return tuple(one for one in options if (one.budget_pct or 0) <= MOST_BUDGET_PCT)
 
 
@@ -96,11 +96,11 @@ def option(load: ServiceLoad) -> CapacityOption:
 
 
 def _smaller(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
-    found = [other for other in precisions(load) if fits(other, memory)]
+    smaller = [other for other in precisions(load) if fits(other, memory)]
     n_slots = min(max_agents(load, memory), load.n_slots)
     if n_slots:
-        found.append(replace(load, n_slots=n_slots))
-    return found + _shorter(load, memory)
+        smaller.append(replace(load, n_slots=n_slots))
+    return smaller + _shorter(load, memory)
 
 
 def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]:
@@ -108,8 +108,8 @@ def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]
 
     8-bit KV counts as good as 16-bit, 4-bit does not.
     """
-    found = [_advice(wish, memory) for wish in wishes]
-    return tuple(sorted(found, key=lambda one: (one.verdict, -one.load.weights, one.name)))
+    advice = [_advice(wish, memory) for wish in wishes]
+    return tuple(sorted(advice, key=lambda one: (one.verdict, -one.load.weights, one.name)))
 
 
 def _shorter(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
@@ -119,8 +119,8 @@ def _shorter(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
 
 def _last_resort(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
     for other in precisions(replace(load, n_slots=1)):
-        if found := _shorter(other, memory):
-            return found
+        if shorter := _shorter(other, memory):
+            return shorter
     return []
 
 

@@ -70,7 +70,7 @@ def prefill_s(speed: ThroughputModel, start: int, n_tokens: int) -> float:
 
 
 def tokens_within(speed: ThroughputModel, start: int, seconds: float) -> int:
-    """How many tokens from position `start` on take at most `seconds`: `prefill_s` solved."""
+    """Number of tokens from position `start` on that take `seconds`: `prefill_s` solved."""
     work = max(0.0, seconds) * speed.prefill_tps
     first = 1 + speed.slowdown * start
     return int(2 * work / (first + math.sqrt(first * first + 2 * speed.slowdown * work)))

@@ -16,10 +16,10 @@ from mlxstack.core.conversation import Conversation, Role
 MOST_KNOWN = 512
 """Conversations that are remembered; the least recently heard go first."""
 
-MOST_TOLD = 1024
+MOST_TURNS = 1024
 """Turns per conversation that are remembered and compared."""
 
-TOLD = frozenset({Role.USER, Role.TOOL})
+INPUT_ROLES = frozenset({Role.USER, Role.TOOL})
 N_DIGITS = 8
 IMPLICIT = re.compile(
     rf"(?:chat|claude|codex|opencode|key|user)-[0-9a-f]{{{N_DIGITS}}}(?:\.[0-9]+)?"
@@ -28,11 +28,11 @@ IMPLICIT = re.compile(
 
 
 class KnownConversation(Struct, frozen=True):
-    """A named conversation: digests of the first of its `n_told` turns, and its client's hint."""
+    """A named conversation: digests of the first of its `n_turns` turns, and its client's hint."""
 
     name: str
-    told: tuple[str, ...]
-    n_told: int
+    turns: tuple[str, ...]
+    n_turns: int
     hint: str | None = None
 
 
@@ -42,29 +42,29 @@ class ConversationNamer:
     def __init__(self) -> None:
         self._known: OrderedDict[str, KnownConversation] = OrderedDict()
 
-    def name(self, told: tuple[str, ...], hint: str | None) -> str:
+    def name(self, turns: tuple[str, ...], hint: str | None) -> str:
         """The name of the conversation that these turns continue, or begin. O(known)."""
-        found = self._find(told, hint)
-        name = found.name if found else self._fresh(told[0], hint)
-        n_told = len(told)
-        if found and found.n_told > n_told:
-            told, n_told = found.told, found.n_told
-        hint = hint or (found.hint if found else None)
-        self._known[name] = KnownConversation(name, told[:MOST_TOLD], n_told, hint)
+        known = self._find(turns, hint)
+        name = known.name if known else self._fresh(turns[0], hint)
+        n_turns = len(turns)
+        if known and known.n_turns > n_turns:
+            turns, n_turns = known.turns, known.n_turns
+        hint = hint or (known.hint if known else None)
+        self._known[name] = KnownConversation(name, turns[:MOST_TURNS], n_turns, hint)
         self._known.move_to_end(name)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
         return name
 
-    def find(self, told: tuple[str, ...], hint: str | None) -> str | None:
+    def find(self, turns: tuple[str, ...], hint: str | None) -> str | None:
         """The name that these turns would get; None if `name` would make a new one. O(known)."""
-        found = self._find(told, hint)
-        return found.name if found else None
+        known = self._find(turns, hint)
+        return known.name if known else None
 
-    def _find(self, told: tuple[str, ...], hint: str | None) -> KnownConversation | None:
+    def _find(self, turns: tuple[str, ...], hint: str | None) -> KnownConversation | None:
         return max(
-            (one for one in self._known.values() if _goes_on(one, told, hint)),
-            key=lambda one: (hint is not None and one.hint == hint, one.n_told),
+            (known for known in self._known.values() if _goes_on(known, turns, hint)),
+            key=lambda known: (hint is not None and known.hint == hint, known.n_turns),
             default=None,
         )
 
@@ -94,7 +94,7 @@ def user_turn_digests(conversation: Conversation, salt: str = "") -> tuple[str, 
     key = hashlib.blake2b(salt.encode()).digest() if salt else b""
     head = hashlib.blake2b(digest_size=16, key=key)
     for message in conversation.messages:
-        if message.role in TOLD:
+        if message.role in INPUT_ROLES:
             head.update(f"\n{message.role}\n{message.text}".encode())
             turns.append(head.hexdigest())
             head = hashlib.blake2b(digest_size=16)
@@ -103,14 +103,14 @@ def user_turn_digests(conversation: Conversation, salt: str = "") -> tuple[str, 
     return tuple(turns) or (head.hexdigest(),)
 
 
-def _goes_on(one: KnownConversation, told: tuple[str, ...], hint: str | None) -> bool:
+def _goes_on(known: KnownConversation, turns: tuple[str, ...], hint: str | None) -> bool:
     """Whether these turns are the conversation again, grown or, by the same client, cut back."""
-    n = min(len(one.told), len(told))
-    if one.told[:n] != told[:n]:
+    n = min(len(known.turns), len(turns))
+    if known.turns[:n] != turns[:n]:
         return False
-    is_same_client = one.hint == hint
-    if len(told) > one.n_told:
+    is_same_client = known.hint == hint
+    if len(turns) > known.n_turns:
         return True
-    if len(told) == one.n_told:
-        return is_same_client or not (one.hint and hint)
+    if len(turns) == known.n_turns:
+        return is_same_client or not (known.hint and hint)
     return is_same_client and hint is not None

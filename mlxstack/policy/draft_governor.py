@@ -33,17 +33,17 @@ RESUMED_RATE, MOST_RATE, FORCED_RATE = 0.7, 0.92, 0.99
 end of a forced one is known."""
 
 WEIGHT = 0.2
-"""Of the newest token in the rate of acceptance."""
+"""Weight of the newest token in the rate of acceptance."""
 
 LEAST_GAIN = 1.05
 """Tokens per second with drafts, relative to without: below this a gain is within the error."""
 
 SCALE_WEIGHT, WIDTH_WEIGHT = 0.2, 0.03
-"""Of the newest step in the seconds of all widths, and in those of its own width."""
+"""Weights of the newest step in the seconds of all widths, and in those of its own width."""
 
 
 class DraftRecord(Struct, frozen=True):
-    """How the drafts of one source have fared in one request; `rate` is at most `most_rate`."""
+    """Acceptance of the drafts of one source in one request; `rate` is at most `most_rate`."""
 
     rate: float = RESUMED_RATE
     most_rate: float = MOST_RATE
@@ -69,7 +69,7 @@ class DraftOffer(Struct, frozen=True):
 
 
 class PassLayout(Enum):
-    """How a model computes rows of several tokens."""
+    """Layout in which a model computes rows of several tokens."""
 
     RAGGED = auto()
     """Every token is a row of one pass."""
@@ -102,7 +102,7 @@ UNMEASURED = WidthCosts()
 
 
 def pass_widths(counts: Sequence[int], layout: PassLayout) -> list[int]:
-    """The widths of the forward passes for rows that bring so many tokens each."""
+    """The widths of the forward passes for rows that bring these numbers of tokens."""
     longest = max(counts)
     if len(counts) == 1 or layout is PassLayout.ALONE:
         return list(counts)
@@ -163,7 +163,7 @@ def compared(record: DraftRecord, is_right: bool) -> DraftRecord:
 def widths(
     offers: Sequence[DraftOffer], costs: WidthCosts, layout: PassLayout = PassLayout.RAGGED
 ) -> list[int]:
-    """How many of the offered draft tokens each row brings to the next pass.
+    """Number of offered draft tokens that each row brings to the next pass.
 
     `offers` has one entry for each row, empty ones included. All widths are tried, since seconds
     may fall with the width: kernels work in bands of rows.

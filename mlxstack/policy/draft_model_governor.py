@@ -29,7 +29,7 @@ MOST_AHEAD = 8
 """Tokens that a draft model drafts for a row at most."""
 
 LOSS_SHARE = 0.01
-"""Of the seconds of decoding that drafts may lose in the long run."""
+"""Share of the seconds of decoding that drafts may lose in the long run."""
 
 MOST_CREDIT = 4.0
 """Steps without drafts that may be lost at the start, and after drafts have saved as many."""
@@ -38,7 +38,7 @@ START_S = 1.0
 """Seconds that may be lost once, so that long contexts too show soon how the drafts fare."""
 
 ROW_WEIGHT, MODEL_WEIGHT = 0.15, 0.03
-"""Of the newest verified token in the rate of acceptance of a row, and in that of all rows."""
+"""Weights of the newest verified token in the acceptance rates of its row and of all rows."""
 
 N_PROVEN = 48
 """Verified tokens after which the rate of all rows decides whether a prefill is worth it."""
@@ -48,7 +48,7 @@ TYPICAL_ANSWER = 256
 
 
 class DraftModelRecord(Struct, frozen=True):
-    """How the drafts of a model have fared; `costs` are seconds of its passes.
+    """Acceptance of the drafts of a model; `costs` are seconds of its passes.
 
     `credit` is in seconds; None before the first step was measured.
     """
@@ -80,14 +80,14 @@ def plan_drafts(
         return {}
     likeliest = sorted(rates, key=lambda row: -rates[row])
     best = LEAST_GAIN * len(counts) / step_seconds(counts, costs, layout)
-    found: dict[int, int] = {}
+    widths: dict[int, int] = {}
     for rows in (likeliest[:n] for n in SIZES if n < 2 * len(likeliest)):
         speeds = _speeds(record, {row: rates[row] for row in rows}, counts, costs, layout)
         fastest = max(speeds)
         if fastest > best:
-            best, found = fastest, dict.fromkeys(rows, 1 + speeds.index(fastest))
+            best, widths = fastest, dict.fromkeys(rows, 1 + speeds.index(fastest))
     # A draft that is not expected to pay shows whether the rate is still what it was.
-    return found or {likeliest[0]: FIRST_WIDTH}
+    return widths or {likeliest[0]: FIRST_WIDTH}
 
 
 def verified(rate: float, n_drafted: int, n_accepted: int, weight: float = ROW_WEIGHT) -> float:
@@ -170,16 +170,16 @@ def _speeds(
     layout: PassLayout,
 ) -> list[float]:
     """Expected tokens per second of a step in which these rows get drafts of 1, 2, ... tokens."""
-    brought, tokens, found = list(counts), float(len(counts)), []
+    brought, tokens, speeds = list(counts), float(len(counts)), []
     pass_s = record.costs.seconds_at(len(rates))
     for n_tokens in range(1, MOST_AHEAD + 1):
         for row, rate in rates.items():
             brought[row] += 1
             tokens += rate**n_tokens
-        found.append(tokens / (step_seconds(brought, costs, layout) + n_tokens * pass_s))
-    return found
+        speeds.append(tokens / (step_seconds(brought, costs, layout) + n_tokens * pass_s))
+    return speeds
 
 
 def step_seconds(counts: Sequence[int], costs: WidthCosts, layout: PassLayout) -> float:
-    """Seconds of the passes for rows that bring so many tokens each."""
+    """Seconds of the passes for rows that bring these numbers of tokens."""
     return sum(costs.seconds_at(width) for width in pass_widths(counts, layout))

@@ -22,7 +22,7 @@ QUANTIZED_BITS = (4, 8)
 
 
 class LayerKind(StrEnum):
-    """How the cache of a layer grows and whether a prefix can be cut out of it.
+    """Kind of a layer's cache: its growth, and whether a prefix can be cut out of it.
 
     FULL and LATENT keep every token, so any prefix is a slice. SLIDING keeps the last `window`
     tokens, CHUNKED those of the current chunk, RECURRENT a state of fixed size: these exist at

@@ -30,7 +30,7 @@ class LiveSharing(Struct, frozen=True):
     min_tokens: int | None = None
 
     def split_point(self, n_common: int) -> int:
-        """How many of the first `n_common` tokens to share; 0 for none."""
+        """Number of the first `n_common` tokens to share; 0 for none."""
         n_tokens = n_common - n_common % self.block_size
         return n_tokens if self.min_tokens and n_tokens >= self.min_tokens else 0
 

@@ -22,7 +22,7 @@ CUT = 512
 
 
 class StorageTier(StrEnum):
-    """Where bytes lie, nearest first."""
+    """Storage tier, nearest first."""
 
     MEMORY = "memory"
     DISK = "disk"
@@ -360,8 +360,8 @@ def cut_path(path: tuple[PathStep, ...], position: int) -> tuple[PathStep, ...]:
 
 def last_checkpoint(index: PrefixIndex, path: tuple[PathStep, ...]) -> str | None:
     """The checkpoint nearest to the end of a path."""
-    found = _checkpoints(index, path, ())
-    return found[-1].key if found else None
+    checkpoints = _checkpoints(index, path, ())
+    return checkpoints[-1].key if checkpoints else None
 
 
 def was_known(index: PrefixIndex, keys: Sequence[bytes]) -> int:
@@ -383,10 +383,10 @@ def _checkpoints(
     index: PrefixIndex, path: tuple[PathStep, ...], keys: Sequence[bytes]
 ) -> tuple[FoundCheckpoint, ...]:
     """Checkpoints on the path, and those that other branches took after the same blocks."""
-    found = {index.states[block] for block in keys if block in index.states}
+    checkpoint_keys = {index.states[block] for block in keys if block in index.states}
     for step in path:
-        found.update(_checkpoints_of(index, step))
-    return tuple(sorted((_found(index, key) for key in found), key=lambda f: f.position))
+        checkpoint_keys.update(_checkpoints_of(index, step))
+    return tuple(sorted((_found(index, key) for key in checkpoint_keys), key=lambda f: f.position))
 
 
 def _checkpoints_of(index: PrefixIndex, step: PathStep) -> list[str]:

@@ -29,7 +29,7 @@ def check_index(index: PrefixIndex, retention: Retention | None = None) -> None:
     n_blocks = 0
     for block, keys in index.blocks.items():
         n_blocks += len(keys)
-        assert keys, "a block is known by nobody"
+        assert keys, "a block has no key"
         assert block not in index.forgotten, "a known block counts as forgotten"
     records = [node.record for node in index.nodes.values()]
     assert n_blocks == sum(len(r.blocks) for r in records if isinstance(r, SegmentMeta))

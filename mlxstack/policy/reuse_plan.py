@@ -1,4 +1,4 @@
-"""Where a prompt can go on from: the longest position at which every layer can be rebuilt.
+"""Reuse plan of a prompt: the longest prefix at which every layer can be rebuilt.
 
 Layers that keep every token can be cut anywhere; the others exist only at checkpoints, or where
 a live context stands. The longest position wins, ties go to the cheapest source, and at least
@@ -56,7 +56,7 @@ class ReusePlan(Struct, frozen=True):
 
 
 class MissReason(StrEnum):
-    """Why less was reused than could have been."""
+    """Reason why less was reused than could have been."""
 
     COLD = "cold"
     NEW = "new conversation"
@@ -115,7 +115,7 @@ def plan(n_prompt: int, options: Sequence[ReuseSource]) -> ReusePlan:
 def explain_miss(
     chosen: ReusePlan, options: Sequence[ReuseSource], clues: MissContext
 ) -> CacheMiss | None:
-    """Why `chosen` reuses less than it could have; None when nothing was lost.
+    """The reason why `chosen` reuses less than it could have; None when nothing was lost.
 
     When the prompt diverged and a checkpoint was missing too, the larger loss is named. The last
     tokens of a known prompt that do not fill a block are no loss.

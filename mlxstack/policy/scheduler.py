@@ -44,7 +44,7 @@ REST_STEPS = 100
 """Decode steps between two chunks of early turns: their stalls stay above the 99th percentile."""
 
 KEEP = 0.5
-"""With no empty slot left, a request takes a context of which it keeps at least this share."""
+"""Share of a context that a request must keep to overwrite it when no slot is empty."""
 
 SLACK = 32
 """Tokens of the last prompt that a known follow-up may lose: templates rewrite the very end."""
@@ -63,20 +63,20 @@ def select_slot(
     idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
     if queued.pin is not None:
         return queued.pin if any(s.id == queued.pin for s in idle) else None
-    wanted = {t.pin for t in state.waiting}
+    pinned = {t.pin for t in state.waiting}
     shared = {s.id: match(queued.request, s.id) if s.n_tokens else 0 for s in idle}
     own = [s for s in idle if _continues(s, queued, shared[s.id])]
-    empty = [s for s in idle if not s.n_tokens and s.id not in wanted]
+    empty = [s for s in idle if not s.n_tokens and s.id not in pinned]
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
     for slots in (own, () if empty else alike):
         if slots:
             return max(slots, key=lambda s: (shared[s.id], s.last_used)).id
-    least_missed = min(idle, key=lambda s: (s.id in wanted, *_worth(s)), default=None)
+    least_missed = min(idle, key=lambda s: (s.id in pinned, *_worth(s)), default=None)
     return least_missed.id if least_missed else None
 
 
 def no_shared_prefill(_ask: str, _other: str) -> int:
-    """No request waits for the prefill of another."""
+    """Default of `schedule`: no request waits for the prefill of another."""
     return 0
 
 

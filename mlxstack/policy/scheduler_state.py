@@ -76,7 +76,7 @@ class Slot(Struct, frozen=True):
 
 
 class EarlyTurn(Struct, frozen=True):
-    """The expected next prompt of the last conversation in an idle slot, computed meanwhile.
+    """The expected next prompt of the last conversation in an idle slot, computed in its pause.
 
     `position` of `n_prompt` tokens are in KV; None until the cached ones were looked up. It has
     no output, and its slot stays idle: a request or an action that takes the slot ends it.

@@ -225,12 +225,12 @@ async def _with_biases(words: TextProcessor, options: GenerationOptions) -> Gene
     overrides = options.sampling
     if not overrides.bias_texts:
         return options
-    found = list(overrides.logit_bias)
+    biases = list(overrides.logit_bias)
     for text, bias in overrides.bias_texts:
         tokens = await words.tokenize(text, TokenizeOptions(parse_special=False))
-        found += [(token, bias) for token in tokens]
+        biases += [(token, bias) for token in tokens]
     return structs.replace(
-        options, sampling=structs.replace(overrides, logit_bias=tuple(found), bias_texts=())
+        options, sampling=structs.replace(overrides, logit_bias=tuple(biases), bias_texts=())
     )
 
 
@@ -388,10 +388,10 @@ def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tupl
     """Tools of which one must be called. Raises BadRequest for an unknown name."""
     if options.forced_tool is None:
         return tools
-    found = tuple(tool for tool in tools if tool.name == options.forced_tool)
-    if options.tool_choice is ToolChoiceMode.REQUIRED and not found:
+    named = tuple(tool for tool in tools if tool.name == options.forced_tool)
+    if options.tool_choice is ToolChoiceMode.REQUIRED and not named:
         raise BadRequest(f"tool_choice: no tool is named {options.forced_tool!r}", "tool_choice")
-    return found
+    return named
 
 
 async def _call_guide(

@@ -183,8 +183,10 @@ def _budget(candidate: Candidate, room: MemoryRoom, weights: int) -> Reason:
 def _sampling(folder: Path) -> Reason:
     """The defaults that the model's own generation_config.json gives."""
     try:
-        found = json.loads((folder / "generation_config.json").read_bytes())
+        config = json.loads((folder / "generation_config.json").read_bytes())
     except (OSError, ValueError):
         return Reason("sampling", "temperature 1", "the model has no generation_config.json")
-    told = [f"{key} {found[key]:g}" for key in SAMPLING if isinstance(found.get(key), int | float)]
-    return Reason("sampling", ", ".join(told) or "greedy", "generation_config.json")
+    values = [
+        f"{key} {config[key]:g}" for key in SAMPLING if isinstance(config.get(key), int | float)
+    ]
+    return Reason("sampling", ", ".join(values) or "greedy", "generation_config.json")

@@ -27,6 +27,7 @@ from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.transfer import Transfer
 from mlxstack.service.agents.store import AgentStore
 from mlxstack.service.memory_check import refuse_if_too_big, room_in
+from mlxstack.service.peers import Peers
 from mlxstack.service.plan_candidate import of_files
 from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.service import Service, name_of
@@ -65,12 +66,14 @@ class EngineFactory:
         dispatcher: EventDispatcher,
         agent_store: AgentStore,
         source: Path | None,
+        peers: Peers | None = None,
     ) -> None:
         self._home = home
         self._store = store
         self._dispatcher = dispatcher
         self._agent_store = agent_store
         self._source = source
+        self._peers = peers
 
     def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
         """New engine, not started. Raises SetupError when a folder cannot be made."""
@@ -89,6 +92,7 @@ class EngineFactory:
             slot_files,
             self._dispatcher.deliver,
             manifests=self._agent_store,
+            remote=self._peers if preset.server.peers else None,
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
@@ -108,7 +112,7 @@ class EngineFactory:
                 "preset",
             )
         try:
-            found = presets.load(wanted, home).preset
+            loaded = presets.load(wanted, home).preset
         except SetupError as error:
             log.warning("the preset %s cannot be loaded: %s", wanted, error.message)
             raise BadRequest(
@@ -116,7 +120,7 @@ class EngineFactory:
                 f"`mlx-stack presets show {wanted}` say why",
                 "preset",
             ) from error
-        return _served_like(found, running)
+        return _served_like(loaded, running)
 
     def handover(self, wanted: str, running: Preset) -> Preset:
         """Resolved preset that a command of this user left in the home for the service.
@@ -126,7 +130,7 @@ class EngineFactory:
         if not HANDOVER_ID.fullmatch(wanted):
             raise BadRequest("handover is not an id that `mlx-stack swap` makes", "handover")
         try:
-            found = presets.read_resolved(Home(self._home).handover_file(wanted))
+            loaded = presets.read_resolved(Home(self._home).handover_file(wanted))
         except SetupError as error:
             raise BadRequest(
                 "the service does not find the preset that `mlx-stack swap` wrote for it, since "
@@ -134,7 +138,7 @@ class EngineFactory:
                 "into the folder `presets` of that home and give its name",
                 "handover",
             ) from error
-        return _served_like(found, running)
+        return _served_like(loaded, running)
 
     def with_model(self, model: str, running: Preset) -> Preset:
         """The running preset with another model: one of the hub, or its own.
@@ -157,8 +161,8 @@ class EngineFactory:
         if files.weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
         memory = this_memory(os.environ)
-        found = of_files(preset, files)
-        refuse_if_too_big(found, room_in(Home(self._home), memory), option="")
+        candidate = of_files(preset, files)
+        refuse_if_too_big(candidate, room_in(Home(self._home), memory), option="")
         check_template(path)
         return CheckedModel(str(path), files.weights.n_bytes(memory.half_bytes))
 
@@ -216,5 +220,8 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     """
     folders = AgentFolders(home / "agents")
     dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
-    engine_factory = EngineFactory(home, DiskKVStore(home / "kv"), dispatcher, agent_store, source)
-    return Service(preset, dispatcher, engine_factory.engine(preset), agent_store, engine_factory)
+    store = DiskKVStore(home / "kv")
+    peers = Peers(preset.server.peers, store)
+    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers)
+    engine = engine_factory.engine(preset)
+    return Service(preset, dispatcher, engine, agent_store, engine_factory, peers)

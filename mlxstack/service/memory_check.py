@@ -49,25 +49,25 @@ def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryR
     )
 
 
-def refuse_if_too_big(found: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
+def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
     """Raises SetupError with the sum and with options that fit, each key after `option`.
 
     Of a model whose caches are unknown only the weights are counted; then the reason is returned.
     """
     unknown = None
     try:
-        load = found.load(room.memory.half_bytes, room.memory.total)
+        load = candidate.load(room.memory.half_bytes, room.memory.total)
     except BadRequest as why:
         if (why.param or "").startswith("kv."):
             raise SetupError(f"{why.param}: {why.message}") from why
         unknown = why.message
         try:
-            weights = found.weights.n_bytes(room.memory.half_bytes)
+            weights = candidate.weights.n_bytes(room.memory.half_bytes)
         except BadRequest:
             return unknown
         load = ServiceLoad(Geometry(()), weights)
     if not fits(load, room.free):
-        raise SetupError(_refusal(found, load, room, option))
+        raise SetupError(_refusal(candidate, load, room, option))
     return unknown
 
 
@@ -82,10 +82,10 @@ def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) ->
         )
         if new != old
     ]
-    told = [f"{before}{key}={new}" for key, new in changes]
+    settings = [f"{before}{key}={new}" for key, new in changes]
     if option.budget_pct is not None:
-        told.append(f"{before}{BUDGET_KEY}={option.budget_pct:g}")
-    return " ".join(told)
+        settings.append(f"{before}{BUDGET_KEY}={option.budget_pct:g}")
+    return " ".join(settings)
 
 
 def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str]]:
@@ -101,12 +101,12 @@ def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str
     ]
 
 
-def _refusal(found: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
+def _refusal(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
     memory = room.memory
-    lines = _breakdown(load, found.is_measured)
+    lines = _breakdown(load, candidate.is_measured)
     lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
     total = sum(n_bytes for _, n_bytes, _ in lines)
-    told = [f"  {name:<11} {size(n_bytes):>9}  {word}" for name, n_bytes, word in lines if n_bytes]
+    rows = [f"  {name:<11} {size(n_bytes):>9}  {word}" for name, n_bytes, word in lines if n_bytes]
     why = (
         f"{size(total)} are needed, {memory.owner} has {size(memory.usable)} for models "
         f"(of {size(memory.total)})"
@@ -114,7 +114,7 @@ def _refusal(found: Candidate, load: ServiceLoad, room: MemoryRoom, option: str)
     if total <= memory.usable:
         why = over_budget(load)
     return "\n".join(
-        [f"`{found.preset.name}` does not fit: {why}", *told, _way_out(load, room, option)]
+        [f"`{candidate.preset.name}` does not fit: {why}", *rows, _way_out(load, room, option)]
     )
 
 

@@ -34,7 +34,7 @@ def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
         return msgspec.json.decode(done.stdout, type=list[ShapeReply])
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as why:
         if len(configs) > 1:
-            return [one for config in configs for one in shapes_of([config])]
+            return [reply for config in configs for reply in shapes_of([config])]
         lines = (getattr(why, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-        told = lines[-1] if lines else str(why)
-        return [ShapeReply(refusal=f"MLX cannot build this model here: {told}")]
+        reason = lines[-1] if lines else str(why)
+        return [ShapeReply(refusal=f"MLX cannot build this model here: {reason}")]

@@ -42,12 +42,12 @@ class SwapReport(Struct, frozen=True):
     bytes_after_unload: int
 
 
-async def prepare(service: Service, wanted: Preset) -> CheckedModel:
+async def prepare(service: Service, preset: Preset) -> CheckedModel:
     """Download and check the next model while this one answers. Raises SetupError."""
-    return await asyncio.to_thread(engine_factory_of(service).check, wanted)
+    return await asyncio.to_thread(engine_factory_of(service).check, preset)
 
 
-async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
+async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
     """Serve `wanted` from now on; new requests wait at the gate until then.
 
     Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when the
@@ -63,14 +63,14 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
     # An unloaded model is loaded first; as a request this keeps it loaded.
     await service.gate.enter()
     try:
-        await prepare(service, wanted)
+        await prepare(service, preset)
     finally:
         service.gate.leave()
     service.require()
     _refuse_if_closed(service)
     service.gate.close()
     try:
-        return await _change(service, engine_factory, wanted, drain_s)
+        return await _change(service, engine_factory, preset, drain_s)
     finally:
         service.change = None
         service.gate.open()
@@ -84,33 +84,33 @@ def engine_factory_of(service: Service) -> EngineFactory:
 
 
 async def _change(
-    service: Service, engine_factory: EngineFactory, wanted: Preset, drain_s: float
+    service: Service, engine_factory: EngineFactory, preset: Preset, drain_s: float
 ) -> SwapReport:
     old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
     held = service.stats.bytes_before_load
-    begin(service, wanted, "drain", drain_s + limit_s)
+    begin(service, preset, "drain", drain_s + limit_s)
     steps = [await _drain(service, drain_s)]
-    begin(service, wanted, "park", limit_s)
+    begin(service, preset, "park", limit_s)
     steps.append(await park(service, limit_s))
     if service.health is ServiceHealth.STOPPING:
         raise Loading("the service is shutting down; the model was not changed")
-    begin(service, wanted, "unload", limit_s)
+    begin(service, preset, "unload", limit_s)
     freed, free = await unload(service, engine_factory, limit_s)
     began = time.perf_counter()
-    if failure := await try_load(service, engine_factory, wanted):
+    if failure := await try_load(service, engine_factory, preset):
         await _go_back(service, engine_factory, old, failure)
     load = SwapStep("load", _ms(began), service.facts.n_bytes)
     # A stuck engine is the watchdog's matter, so the warm-up has no limit.
-    begin(service, wanted, "warm", math.inf)
+    begin(service, preset, "warm", math.inf)
     steps += [freed, load, await warm(service)]
     await _keep(service, engine_factory)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
     return SwapReport(name, service.name, tuple(steps), held, free)
 
 
-def begin(service: Service, wanted: Preset, step: str, limit_s: float) -> None:
+def begin(service: Service, preset: Preset, step: str, limit_s: float) -> None:
     """Set the step that is under way, for /health."""
-    service.change = Change(name_of(wanted), step, time.monotonic(), limit_s)
+    service.change = Change(name_of(preset), step, time.monotonic(), limit_s)
 
 
 async def _keep(service: Service, engine_factory: EngineFactory) -> None:
@@ -187,14 +187,14 @@ async def _go_back(
     service: Service, engine_factory: EngineFactory, old: Preset, failure: str
 ) -> None:
     """Load the old model again; always raises Broken."""
-    wanted = service.name
+    refused = service.name
     log.error("%s; going back to the model before", failure)
     if again := await try_load(service, engine_factory, old):
         why = f"{failure}; and the model before cannot be loaded again: {again}"
         service.give_up(why)
         raise Broken(why)
     await warm(service)
-    raise Broken(f"{wanted} was not loaded, {service.name} answers again: {failure}")
+    raise Broken(f"{refused} was not loaded, {service.name} answers again: {failure}")
 
 
 async def warm(service: Service) -> SwapStep:

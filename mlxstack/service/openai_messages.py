@@ -68,10 +68,10 @@ def read_messages(sent: Sequence[ChatMessageParam]) -> tuple[Message, ...]:
 
     Only the latest message of the user can be refused for not being text.
     """
-    last = max((i for i, one in enumerate(sent) if one.role == "user"), default=-1)
+    last = max((i for i, message in enumerate(sent) if message.role == "user"), default=-1)
     return tuple(
-        _message(one, f"messages[{i}]", read_latest_user if i == last else read_history)
-        for i, one in enumerate(sent)
+        _message(message, f"messages[{i}]", read_latest_user if i == last else read_history)
+        for i, message in enumerate(sent)
     )
 
 

@@ -41,12 +41,12 @@ class Candidate(Struct, frozen=True):
     def weights(self) -> Weights:
         """Weights in memory. Raises Unsupported where neither files nor mlx-lm tell them."""
         built = self.reply.shape.weights if self.reply.shape is not None else None
-        found = self.files.weights or built
-        if found is None and self.files.hub_bytes:
-            found = Weights(packed=self.files.hub_bytes)
-        if found is None:
+        weights = self.files.weights or built
+        if weights is None and self.files.hub_bytes:
+            weights = Weights(packed=self.files.hub_bytes)
+        if weights is None:
             raise Unsupported(self.reply.refusal or "only the files tell the weights' size")
-        return found
+        return weights
 
     @property
     def shape(self) -> ModelShape:
@@ -70,8 +70,8 @@ class Candidate(Struct, frozen=True):
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
         """The caches where half precision takes `half_bytes`. Raises Unsupported."""
         shape = self.shape
-        found = shape.widened if half_bytes == SINGLE else shape.geometry
-        return quantized(found, bits, self.preset.kv.group_size)
+        geometry = shape.widened if half_bytes == SINGLE else shape.geometry
+        return quantized(geometry, bits, self.preset.kv.group_size)
 
     def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
         """Load of a service of this preset; its KV budget is a share of `total_bytes`.
@@ -112,7 +112,7 @@ def excerpts() -> Path:
 
 
 def of_preset(preset: Preset) -> Candidate:
-    """Of a resolved preset. Raises SetupError."""
+    """The candidate of a resolved preset. Raises SetupError."""
     return of_files(preset, model_files.find_model(preset.model, excerpts()))
 
 
@@ -123,19 +123,19 @@ def alone(config: Path) -> Preset:
 
 
 def of_files(preset: Preset, files: ModelFiles) -> Candidate:
-    """Of a preset whose model's files are known."""
+    """The candidate of a preset whose model's files are known."""
     return of_many([(preset, files)])[0]
 
 
 def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
-    """Of several presets with their models' files, in one child process."""
+    """The candidates of several presets with their models' files, by one child process."""
     drafts = {at: draft for at, (preset, _) in enumerate(pairs) if (draft := _draft_of(preset))}
     files = [*(files for _, files in pairs), *(files for _, files in drafts.values())]
     replies = shapes_of([one.config for one in files])
     beside = zip(drafts.items(), replies[len(pairs) :], strict=True)
-    found = {at: Candidate(*draft, reply) for (at, draft), reply in beside}
+    draft_candidates = {at: Candidate(*draft, reply) for (at, draft), reply in beside}
     each = enumerate(zip(pairs, replies[: len(pairs)], strict=True))
-    return [Candidate(*pair, reply, found.get(at)) for at, (pair, reply) in each]
+    return [Candidate(*pair, reply, draft_candidates.get(at)) for at, (pair, reply) in each]
 
 
 def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
@@ -154,13 +154,17 @@ def shipped(home: Home) -> list[Candidate]:
 
     Presets that cannot be read, and models of which nothing is known, are passed over.
     """
-    found: dict[str, tuple[Preset, ModelFiles]] = {}
+    models: dict[str, tuple[Preset, ModelFiles]] = {}
     for name in sorted(presets.listed(home)):
         try:
             preset = presets.load(name, home).preset
-            if preset.kind is ServiceKind.CHAT and preset.model.id not in {*found, BUILTIN_MODEL}:
+            if preset.kind is ServiceKind.CHAT and preset.model.id not in {*models, BUILTIN_MODEL}:
                 files = model_files.find_model(preset.model, excerpts())
-                found[preset.model.id] = preset, files
+                models[preset.model.id] = preset, files
         except (SetupError, BadRequest):
             continue
-    return [one for one in of_many(list(found.values())) if one.reply.shape is not None]
+    return [
+        candidate
+        for candidate in of_many(list(models.values()))
+        if candidate.reply.shape is not None
+    ]

@@ -27,11 +27,16 @@ async def look(service: Service, limit: int = 20) -> CacheView:
 
 
 class Prefix(Struct, frozen=True):
-    """Tokens of one model, made with its text processor `words`; their KV has a `salt`."""
+    """Tokens of one model, made with its text processor `words`; their KV has a `salt`.
+
+    `is_for_peer`: another service asked for it, with `checkpoint_positions` of its own.
+    """
 
     tokens: tuple[int, ...]
     words: TextProcessor
     salt: str = ""
+    checkpoint_positions: tuple[int, ...] = ()
+    is_for_peer: bool = False
 
 
 async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
@@ -66,9 +71,10 @@ async def warm(service: Service, prefix: Prefix) -> None:
         tokens=tokens,
         max_tokens=1,
         priority=Priority.LOW,
-        checkpoint_positions=(len(tokens) - 1,),
+        checkpoint_positions=prefix.checkpoint_positions or (len(tokens) - 1,),
         salt=prefix.salt,
         arrived=time.monotonic(),
+        is_for_peer=prefix.is_for_peer,
     )
     with service.open(request, prefix.words) as events:
         while not isinstance(await events.next(PATIENCE_S), RequestFinished):
@@ -96,11 +102,11 @@ async def clear(service: Service) -> FreedBytes:
     return await service.change_cache(service.cache.clear())
 
 
-async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
+async def sweep(service: Service, command: CollectGarbage) -> GCResult:
     """Delete stored KV by age and bytes, except KV in use. Raises BadRequest or Conflict."""
     service.require()
-    swept = await asyncio.wrap_future(service.generator.sweep(wanted))
-    if not wanted.is_dry:
+    swept = await asyncio.wrap_future(service.generator.sweep(command))
+    if not command.is_dry:
         await asyncio.to_thread(service.agent_store.look_again)
     return swept
 

@@ -102,8 +102,8 @@ class RequestLog:
 
 def misses_of(requests: tuple[RequestView, ...], limit: int) -> tuple[MissView, ...]:
     """Misses of the latest requests, the latest first; of many, those that lost most."""
-    found = [one.miss for one in requests if one.miss is not None]
-    costly = sorted(found, key=lambda miss: -miss.lost_s)[:limit]
+    misses = [view.miss for view in requests if view.miss is not None]
+    costly = sorted(misses, key=lambda miss: -miss.lost_s)[:limit]
     return tuple(sorted(costly, key=lambda miss: miss.age_s))
 
 

@@ -23,6 +23,7 @@ from mlxstack.core.errors import (
     StackError,
     Unsupported,
 )
+from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
@@ -32,6 +33,7 @@ from mlxstack.service.agents.registry import AgentRegistry, restore_agents
 from mlxstack.service.agents.store import AgentStore
 from mlxstack.service.early_turns import EarlyTurns
 from mlxstack.service.gate import SwapGate
+from mlxstack.service.peers import Peers
 from mlxstack.service.request_log import RequestLog
 from mlxstack.service.request_stream import (
     Embedder,
@@ -117,12 +119,14 @@ class Service:
         engine: GenerationEngine | Embedder,
         agent_store: AgentStore | None = None,
         engine_factory: "EngineFactory | None" = None,
+        peers: Peers | None = None,
     ) -> None:
         self.preset = preset
         self.engine = engine
         self.stats = ServiceStats()
         self.agent_store = agent_store or AgentStore(None)
         self.engine_factory = engine_factory
+        self._peers = peers
         self.agent_locks = AgentLocks(self.agent_store)
         self.gate = SwapGate()
         self.early_turns = EarlyTurns()
@@ -176,6 +180,19 @@ class Service:
         """Calls on the prefix cache. Raises as `require`, and Unsupported."""
         self.require()
         return self.generator.cache
+
+    @property
+    def peers(self) -> Peers:
+        """Exchange of KV files with other services. Raises as `require`, and Unsupported."""
+        self.require()
+        if self._peers is None or isinstance(self.engine, Embedder):
+            raise Unsupported("this service exchanges no KV with others")
+        return self._peers
+
+    @property
+    def peer_views(self) -> tuple[PeerView, ...]:
+        """State of the peers, also while no model is loaded."""
+        return self._peers.views() if self._peers is not None else ()
 
     @property
     def n_ctx(self) -> int:
@@ -289,6 +306,8 @@ class Service:
             TextProcessor, self.engine.tokenizer, self.preset, facts.n_vocab
         )
         self._facts, self._words, self._template = facts, words, words.facts
+        if self._peers is not None and not isinstance(self.engine, Embedder):
+            self._peers.serve(facts.identity.key(), self.reserve_disk)
         if self._health in (
             ServiceHealth.LOADING, ServiceHealth.SWAPPING, ServiceHealth.UNLOADED
         ):  # fmt: skip
@@ -315,6 +334,8 @@ class Service:
             asyncio.wait({stopping}, timeout=0.0 if was_loading else PARKING_S),
         )
         self.is_engine_left = not stopping.done()
+        if self._peers is not None:
+            await self._peers.close()
         self.sleep.close()
 
     async def _end_requests(self, reason: StackError) -> None:
@@ -364,6 +385,10 @@ class Service:
         done = await asyncio.wrap_future(change)
         self.stats.n_cache_changes += 1
         return done
+
+    async def reserve_disk(self, n_bytes: int) -> None:
+        """Make room for KV files of another service. Raises DiskFull or Busy."""
+        await asyncio.wrap_future(self.generator.reserve_disk(n_bytes))
 
     def require(self) -> None:
         """Raises Loading until the model is there, Broken when it never will be."""

@@ -66,8 +66,8 @@ def frame_of(
 def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
     """Last used agents, with few turns: a frame is sent several times per second."""
     records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
-    found = views(records, snapshot, service.name, kept, service.agent_store.stored)
-    return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in found)
+    shown = views(records, snapshot, service.name, kept, service.agent_store.stored)
+    return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in shown)
 
 
 class StatusFeed:

@@ -58,8 +58,8 @@ class TextProcessor:
         self.output_format = OutputFormat(tokenizer)
         capabilities = self.maker.template.capabilities
         self.template_notes = notes(capabilities, self.output_format.description)
-        for said in self.template_notes:
-            log.warning("chat template: %s", said)
+        for note in self.template_notes:
+            log.warning("chat template: %s", note)
         self.n_vocab = n_vocab
         self._n_ctx = n_ctx
         self._grammars = GrammarCompiler(tokenizer, n_vocab)
@@ -112,7 +112,7 @@ class TextProcessor:
         return await self._compile(lambda: call_grammars(calls), "tools")
 
     def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
-        """The constraint of calls in a free answer; its grammars are compiled meanwhile."""
+        """The constraint of calls in a free answer, whose grammars compile in the background."""
         ways = self.output_format.free_call_marks
         if not ways or self._reason is not None or not self._has_free_rules:
             return None
@@ -204,18 +204,18 @@ class TextProcessor:
 
     def _caps(self, *, has_template: bool) -> dict[str, bool]:
         template = self.maker.template
-        found = template.capabilities
-        has_calls = found.takes_calls and has_template
+        capabilities = template.capabilities
+        has_calls = capabilities.takes_calls and has_template
         return {
-            "supports_object_arguments": has_calls and found.takes_objects,
-            "supports_parallel_tool_calls": has_calls and found.takes_parallel_calls,
+            "supports_object_arguments": has_calls and capabilities.takes_objects,
+            "supports_parallel_tool_calls": has_calls and capabilities.takes_parallel_calls,
             "supports_preserve_reasoning": template.switches.keeps_thoughts,
             "supports_reasoning_effort": bool(template.switches.levels),
-            "supports_string_content": not found.needs_parts,
-            "supports_system_role": found.has_system,
+            "supports_string_content": not capabilities.needs_parts,
+            "supports_system_role": capabilities.has_system,
             "supports_tool_calls": has_calls,
-            "supports_tools": found.takes_tools and has_template,
-            "supports_typed_content": found.needs_parts,
+            "supports_tools": capabilities.takes_tools and has_template,
+            "supports_typed_content": capabilities.needs_parts,
         }
 
 

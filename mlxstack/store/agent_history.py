@@ -80,8 +80,8 @@ class AgentFolders:
     def agents(self) -> tuple[str, ...]:
         """The ids of all agents that have a history, sorted. Raises Unreadable."""
         folders = (one for one in children(self.root) if (one / "history.json").exists())
-        found = (name_of(folder.name) for folder in folders)
-        return tuple(sorted(agent for agent in found if agent is not None))
+        names = (name_of(folder.name) for folder in folders)
+        return tuple(sorted(agent for agent in names if agent is not None))
 
     def has(self, agent: str) -> bool:
         """Whether there is a history of this agent, sound or not. Raises Unreadable."""
@@ -123,7 +123,7 @@ class AgentFolders:
         return manifest
 
     def peek_manifest(self, agent: str, model: str) -> Manifest:
-        """As `read_manifest`, without the mark."""
+        """Read a manifest without marking it as used."""
         data = self._read(self._manifest(agent, model), f"saved context of agent {agent}")
         try:
             return from_json(data)

@@ -55,9 +55,9 @@ def write_atomic(
     flush = disk.sync if is_durable else disk.barrier
     try:
         make_private(path.parent, flush)
-        fd, temporary = _open_temporary(path.parent)
+        fd, temporary = open_temporary(path.parent)
         try:
-            n_bytes = sum(_write_all(fd, memoryview(chunk), disk) for chunk in chunks)
+            n_bytes = sum(write_all(fd, memoryview(chunk), disk) for chunk in chunks)
             # The sync of the folder below brings both to the medium.
             disk.barrier(fd)
             temporary.replace(path)
@@ -163,7 +163,7 @@ def clear_leftovers(paths: Iterable[Path]) -> int:
     return sum(_clear(path) for path in tuple(paths))
 
 
-def _open_temporary(directory: Path) -> tuple[int, Path]:
+def open_temporary(directory: Path) -> tuple[int, Path]:
     """Open a new file, locked to tell other processes that its writer lives."""
     while True:
         fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
@@ -196,7 +196,8 @@ def _clear(path: Path) -> bool:
     return False
 
 
-def _write_all(fd: int, data: memoryview, disk: Disk) -> int:
+def write_all(fd: int, data: memoryview, disk: Disk) -> int:
+    """Write all of `data`; how many bytes it has. Raises OSError."""
     n_done = 0
     while n_done < data.nbytes:
         n_done += disk.write(fd, data[n_done:])

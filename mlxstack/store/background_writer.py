@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class WriterBound(Struct, frozen=True):
-    """How much may wait to be written."""
+    """Limit of jobs and bytes that wait to be written."""
 
     n_jobs: int = 256
     n_bytes: int = 1 << 30

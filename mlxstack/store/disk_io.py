@@ -35,7 +35,7 @@ class Disk:
     """The real disk. A test hands in one that is full, or broken."""
 
     def write(self, fd: int, data: memoryview) -> int:
-        """How many bytes of `data` were taken; at least one, or OSError."""
+        """Write a part of `data`; its length in bytes, at least one, or OSError."""
         return os.write(fd, data)
 
     def sync(self, fd: int) -> None:
@@ -70,7 +70,7 @@ class Disk:
 
 
 def because(error: OSError) -> str:
-    """Why the disk refused, and what to do."""
+    """The reason why the disk refused, and the remedy."""
     return WHY.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 

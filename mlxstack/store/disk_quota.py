@@ -61,7 +61,7 @@ class QuotaKVStore:
 
     @property
     def root(self) -> Path:
-        """Where the files are."""
+        """Folder of the files."""
         return self._store.root
 
     def heads(self, identity: str) -> Iterator[KVFileHeader]:
@@ -79,54 +79,56 @@ class QuotaKVStore:
             self._n_bytes = None if limit is None else (self._n_bytes or 0) + n_bytes
             return GCResult()
         now = self._clock()
-        decided = plan(
+        gc_plan = plan(
             self._scan(in_use, GCScope.ALL), GCRules(limit, None, n_bytes, SAVING_S), now
         )
-        check_room(decided)
-        swept = _carry_out(decided, self._store.disk)
+        check_room(gc_plan)
+        swept = _carry_out(gc_plan, self._store.disk)
         self._n_bytes = swept.n_after + n_bytes
         return swept
 
-    def sweep(self, wanted: CollectGarbage, in_use: frozenset[Ref]) -> GCResult:
+    def sweep(self, command: CollectGarbage, in_use: frozenset[Ref]) -> GCResult:
         """Delete by age and bytes; the preset's bounds where `wanted` has none of its own.
 
         Raises BadRequest when there is no bound at all, Conflict when a slot folder is missing.
         """
-        rules = GCRules(wanted.max_bytes, wanted.max_age_s, grace_s=GRACE_S)
-        if wanted.max_bytes is None and wanted.max_age_s is None and wanted.agent is None:
+        rules = GCRules(command.max_bytes, command.max_age_s, grace_s=GRACE_S)
+        if command.max_bytes is None and command.max_age_s is None and command.agent is None:
             rules = GCRules(self._spec.max_bytes, self._spec.max_age_s, grace_s=GRACE_S)
         if rules.max_bytes is None and rules.max_age_s is None:
             raise BadRequest(
                 "nothing bounds the disk; give --max-bytes or --older-than, "
                 "or prefix_cache.disk.max_bytes in the preset"
             )
-        stock = self._scan(in_use, wanted.scope)
-        if wanted.agent is not None:
-            stock = of_agent(stock, wanted.agent)
-        decided = plan(stock, rules, self._clock())
-        if wanted.is_dry:
-            return GCResult(_victims(decided), decided.n_before, decided.n_after, is_dry=True)
+        inventory = self._scan(in_use, command.scope)
+        if command.agent is not None:
+            inventory = of_agent(inventory, command.agent)
+        gc_plan = plan(inventory, rules, self._clock())
+        if command.is_dry:
+            return GCResult(_victims(gc_plan), gc_plan.n_before, gc_plan.n_after, is_dry=True)
         self._n_bytes = None
-        return _carry_out(decided, self._store.disk)
+        return _carry_out(gc_plan, self._store.disk)
 
     def _scan(self, in_use: frozenset[Ref], scope: GCScope) -> DiskInventory:
-        stock = scan_disk(self._store, slot_folder_registry.known(self.root), self._agents, in_use)
+        inventory = scan_disk(
+            self._store, slot_folder_registry.known(self.root), self._agents, in_use
+        )
         if scope is GCScope.ALL:
-            return stock
-        spared = frozenset(context.path for context in stock.contexts)
-        return DiskInventory(stock.files, stock.contexts, in_use, spared)
+            return inventory
+        spared = frozenset(context.path for context in inventory.contexts)
+        return DiskInventory(inventory.files, inventory.contexts, in_use, spared)
 
 
-def _carry_out(decided: GCPlan, disk: Disk) -> GCResult:
-    done = carry_out(decided, disk)
+def _carry_out(gc_plan: GCPlan, disk: Disk) -> GCResult:
+    done = carry_out(gc_plan, disk)
     if done.n_files:
         log.info("disk: %d files of %d bytes deleted", done.n_files, done.n_bytes)
-    gone = tuple(v for v in _victims(decided) if not Path(v.path).exists())
-    return GCResult(gone, decided.n_before, decided.n_before - done.n_bytes, done.skipped)
+    gone = tuple(v for v in _victims(gc_plan) if not Path(v.path).exists())
+    return GCResult(gone, gc_plan.n_before, gc_plan.n_before - done.n_bytes, done.skipped)
 
 
-def _victims(decided: GCPlan) -> tuple[GCItem, ...]:
+def _victims(gc_plan: GCPlan) -> tuple[GCItem, ...]:
     return tuple(
-        GCItem(doomed.title, doomed.path, doomed.n_bytes, doomed.reason.value, doomed.ref)
-        for doomed in decided.files
+        GCItem(item.title, item.path, item.n_bytes, item.reason.value, item.ref)
+        for item in gc_plan.files
     )

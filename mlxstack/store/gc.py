@@ -21,7 +21,7 @@ Ref = tuple[str, str]
 
 
 class GCReason(StrEnum):
-    """Why a file goes."""
+    """Reason for a deletion."""
 
     AGE = "age"
     BYTES = "bytes"
@@ -144,13 +144,13 @@ def carry_out(decided: GCPlan, disk: Disk) -> GCTotals:
 
 def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
     """Folders whose names could not be flushed."""
-    found = set()
+    unsettled = set()
     for folder in folders:
         try:
             sync_directory(folder, disk.sync)
         except OSError:
-            found.add(folder)
-    return found
+            unsettled.add(folder)
+    return unsettled
 
 
 class _Collection:

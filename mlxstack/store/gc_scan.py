@@ -64,8 +64,8 @@ def _agents(
         except UnknownVersion:
             opaque = file.model
             refs = frozenset((b.identity, b.key) for b in files if b.identity == opaque)
-        found = StoredContext(title, file.path, file.n_bytes, file.used_at, refs, file.agent)
-        yield found, opaque
+        context = StoredContext(title, file.path, file.n_bytes, file.used_at, refs, file.agent)
+        yield context, opaque
 
 
 def _refs(title: str, peek: Callable[[], Manifest]) -> frozenset[Ref]:

@@ -122,7 +122,7 @@ class DiskKVStore:
             )
         return GCResult()
 
-    def sweep(self, wanted: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
+    def sweep(self, command: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Raises Conflict: the contexts that name KV files are not known here."""
         raise Conflict("this vault is not swept")
 
@@ -171,18 +171,16 @@ class DiskKVStore:
                 log.warning("%s", error)
 
     def entries(self) -> Iterator[KVFileEntry]:
-        """Every file, in no order; those that vanish meanwhile are left out."""
-        for found in self.root.glob(f"*/*/*{SUFFIX}"):
+        """All files, unordered; those that vanish during the scan are left out."""
+        for path in self.root.glob(f"*/*/*{SUFFIX}"):
             with suppress(FileNotFoundError):
-                about = found.stat(follow_symlinks=False)
-                key, identity = found.name.removesuffix(SUFFIX), found.parent.parent.name
-                yield KVFileEntry(identity, key, str(found), about.st_size, about.st_mtime)
+                about = path.stat(follow_symlinks=False)
+                key, identity = path.name.removesuffix(SUFFIX), path.parent.parent.name
+                yield KVFileEntry(identity, key, str(path), about.st_size, about.st_mtime)
 
     def remove(self, identity: str, key: str) -> int:
         """Delete one file; bytes freed. Raises NotFound, or StackError when the disk refuses."""
-        if not _is_key(identity) or not _is_key(key):
-            raise NotFound(f"no KV file can be called {identity!r}/{key!r}")
-        path = self._path(identity, key)
+        path = self.path_of(identity, key)
         try:
             n_bytes = path.lstat().st_size
             path.unlink()
@@ -191,6 +189,12 @@ class DiskKVStore:
         except OSError as error:
             raise refused(f"{path.name} was not removed", error) from error
         return n_bytes
+
+    def path_of(self, identity: str, key: str) -> Path:
+        """Where the file of this key is, or would be. Raises NotFound for an impossible key."""
+        if not _is_key(identity) or not _is_key(key):
+            raise NotFound(f"no KV file can be called {identity!r}/{key!r}")
+        return self._path(identity, key)
 
     def _has_same(self, file: KVFile) -> bool:
         """Whether its file exists with the same header."""
@@ -217,9 +221,9 @@ def _aside_if_damaged(path: Path) -> Iterator[None]:
         raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
 
 
-def _check_name(found: tuple[str, str], wanted: tuple[str, str]) -> None:
-    if found != wanted:
-        raise Damaged(f"it holds {found[0]}/{found[1]}")
+def _check_name(actual: tuple[str, str], expected: tuple[str, str]) -> None:
+    if actual != expected:
+        raise Damaged(f"it holds {actual[0]}/{actual[1]}")
 
 
 def _is_key(text: str) -> bool:

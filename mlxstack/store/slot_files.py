@@ -76,7 +76,7 @@ class SlotFileFolder:
         return manifest
 
     def peek(self, name: str) -> Manifest:
-        """As `read`, without the mark."""
+        """Read without marking as used."""
         data = read_whole(self._path_to_read(name), self._disk)
         try:
             return unpack(data)
@@ -90,8 +90,8 @@ class SlotFileFolder:
 
     def list(self) -> tuple[SlotFile, ...]:
         """All slot files by name, damaged ones included. Raises Unreadable."""
-        found = (self._look(path) for path in children(self.directory))
-        return tuple(slot_file for slot_file in found if slot_file is not None)
+        slot_files = (self._look(path) for path in children(self.directory))
+        return tuple(slot_file for slot_file in slot_files if slot_file is not None)
 
     def remove(self, name: str) -> int:
         """Delete a slot file for good; bytes freed, those of its KV not counted.
@@ -167,8 +167,8 @@ def folded(name: str) -> str:
 
 
 def _objection(name: str) -> str:
-    if found := FORBIDDEN.search(name):
-        return f"it contains {found.group()!a}"
+    if match := FORBIDDEN.search(name):
+        return f"it contains {match.group()!a}"
     n_bytes = len(name.encode())
     if not 1 <= n_bytes <= MAX_BYTES:
         return f"it has {n_bytes} bytes, 1 to {MAX_BYTES} are allowed"

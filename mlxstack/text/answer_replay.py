@@ -1,26 +1,45 @@
-"""Sampled answers, kept as tokens for the later prompts of their conversation.
+"""Replays sampled answers: keeps them as tokens, and locates them in later prompts.
 
 A template writes an answer in its own way: without the thoughts, without the opening that the
 prompt had, with other spaces. Every difference would cost the rest of the cached conversation.
+
+An answer stands where the prompt it answered ended: if the text up to there is still the same,
+the place is known. Where it ends is seen in the rendering of the conversation up to this answer.
+Only this stretch is replaced, from the opening of the answer to the end of the turn.
 """
 
 import hashlib
+import json
+import re
 import threading
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from mlxstack.core.conversation import Message, Role
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Splice
+from mlxstack.text.chat_template import TemplateInputs
+from mlxstack.text.checkpoint_positions import common_length
+from mlxstack.text.special_token_escape import unescape
+from mlxstack.text.special_tokens import SpecialTokens
+from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import Scope, digest_of
+
+_WORD = re.compile(r"\w+")
+Render = Callable[[Sequence[Message], TemplateInputs], str]
 
 ANSWER_BYTES = 1024
 """The room of one answer beside its tokens: digests, thought and containers, rounded up."""
 
 
 class AnswerAnchor(Struct, frozen=True):
-    """Where the answer to a prompt begins.
+    """The place where the answer to a prompt begins.
 
     `history` is a digest of the messages before it, `n_chars` and `digest` say what the template
     wrote for them. `opening` are the tokens with which the prompt opens the answer.
@@ -40,7 +59,7 @@ class SampledAnswer(Struct, frozen=True):
 
 
 class WrittenAnswer(Struct, frozen=True):
-    """How the template writes an answer: its length in characters, and a digest of them.
+    """An answer as the template writes it: its length in characters, and a digest of them.
 
     A length of 0: it writes something else. `key` says what it was rendered with.
     """
@@ -102,11 +121,11 @@ class AnswerReplay:
 
         Text and calls must come back as they were said; a thought may be left out.
         """
-        found: dict[int, AnswerEntry] = {}
+        entries: dict[int, AnswerEntry] = {}
         with self._lock:
             is_empty = not self._entries
         if is_empty:
-            return found
+            return entries
         for at, (message, history) in enumerate(zip(messages, histories(messages), strict=False)):
             if message.role is not Role.ASSISTANT:
                 continue
@@ -118,8 +137,8 @@ class AnswerReplay:
                 entry = self._entries.get(key)
             thought = (message.reasoning or "").strip()
             if entry is not None and thought in ("", entry.reasoning.strip()):
-                found[at] = entry
-        return found
+                entries[at] = entry
+        return entries
 
 
 def histories(messages: Iterable[Message]) -> list[bytes]:
@@ -128,8 +147,8 @@ def histories(messages: Iterable[Message]) -> list[bytes]:
     digests = [running.digest()]
     for message in messages:
         names = [name for call in message.tool_calls for name in (call.id, call.name)]
-        for said in (message.role, message.text, message.tool_call_id or "", *names):
-            data = said.encode("utf-8", "surrogatepass")
+        for field in (message.role, message.text, message.tool_call_id or "", *names):
+            data = field.encode("utf-8", "surrogatepass")
             running.update(b"%d " % len(data) + data)
         digests.append(running.digest())
     return digests
@@ -137,12 +156,164 @@ def histories(messages: Iterable[Message]) -> list[bytes]:
 
 def meaning(message: Message) -> bytes:
     """A digest of the text and the calls of an answer."""
-    said = hashlib.blake2b(message.text.strip().encode("utf-8", "surrogatepass"), digest_size=16)
+    digest = hashlib.blake2b(message.text.strip().encode("utf-8", "surrogatepass"), digest_size=16)
     for call in message.tool_calls:
-        said.update(digest_of(call))
-    return said.digest()
+        digest.update(digest_of(call))
+    return digest.digest()
 
 
 def digest_of_text(text: str) -> bytes:
     """A digest of a rendered text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class AnswerSplicer:
+    """Finds the answers in the prompts of one model. Callable by any thread.
+
+    `render` renders messages as they came. `marks` are texts that structure an answer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        render: Render,
+        encoder: CachedTokenizer,
+        special_tokens: SpecialTokens,
+        marks: Iterable[str],
+    ) -> None:
+        self._render = render
+        self._encoder = encoder
+        self._pieces = TokenBytes(tokenizer)
+        self._eos_ids = frozenset(tokenizer.eos_token_ids)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._eos = [added[at].content for at in self._eos_ids if at in added]
+        self._structure = {
+            at for at, token in added.items() if token.content in special_tokens.structure
+        }
+        known = tuple(marks)
+        self._marks = {at for at in self._structure if any(added[at].content in m for m in known)}
+        self._known_words = set(_words(" ".join(known)))
+
+    def splices(
+        self,
+        conversation: Conversation,
+        known: Mapping[int, AnswerEntry],
+        inputs: TemplateInputs,
+        marked: str,
+    ) -> list[Splice]:
+        """The remembered answers in `marked`, the rendering of a conversation, in order."""
+        splices: list[Splice] = []
+        running, n_read = hashlib.blake2b(digest_size=16), 0
+        for at, entry in sorted(known.items(), key=lambda item: item[1].n_chars):
+            if entry.n_chars > len(marked):
+                break
+            running.update(marked[n_read : entry.n_chars].encode("utf-8", "surrogatepass"))
+            n_read = entry.n_chars
+            if running.digest() != entry.digest or (splices and splices[-1].end > entry.n_chars):
+                continue
+            end = self._end(conversation.messages, at, entry, inputs, marked)
+            if end > entry.n_chars:
+                splices.append(Splice(entry.n_chars, end, tuple(entry.tokens)))
+        return splices
+
+    def _end(
+        self,
+        messages: Sequence[Message],
+        at: int,
+        entry: AnswerEntry,
+        inputs: TemplateInputs,
+        marked: str,
+    ) -> int:
+        """The character where the answer ends; 0 where the template now writes something else."""
+        key = _key(inputs)
+        written = entry.written
+        if written is None or written.key != key:
+            text = self._alone(messages[: at + 1], entry, inputs, marked)
+            if not text and not (entry.reasoning and _is_answered(messages, at)):
+                text = self._closed(entry, marked)
+            written = entry.written = WrittenAnswer(key, len(text), digest_of_text(text))
+        end = entry.n_chars + written.n_chars
+        text = marked[entry.n_chars : end]
+        if digest_of_text(text) != written.digest:
+            return 0
+        # A template that writes no thoughts gets them back only until the user speaks again.
+        is_kept = entry.reasoning.strip() in unescape(text) or not _is_answered(messages, at)
+        return end if is_kept else 0
+
+    def _alone(
+        self, messages: Sequence[Message], entry: AnswerEntry, inputs: TemplateInputs, marked: str
+    ) -> str:
+        """The answer as it is written where nothing follows it; "" if the prompt has another."""
+        bare = replace(inputs, add_generation_prompt=False, continue_final=False)
+        try:
+            closed = self._render(messages, bare)
+        except BadRequest:
+            return ""
+        body = len(closed.rstrip())
+        end = min([body, *(body - len(e) for e in self._eos if closed.endswith(e, 0, body))])
+        if not entry.n_chars < end <= common_length(closed, marked):
+            return ""
+        sampled = self._text(entry.tokens)
+        space = sampled[len(sampled.rstrip()) :]
+        end += len(space) * marked.startswith(space, end)
+        text = marked[entry.n_chars : end]
+        return text if self._is_same(entry, text) else ""
+
+    def _closed(self, entry: AnswerEntry, marked: str) -> str:
+        """The answer up to the mark that ends its turn, if no more is written than was sampled.
+
+        Some templates write an answer in another way once its results follow.
+        """
+        ends = [marked.find(eos, entry.n_chars) for eos in self._eos]
+        end = min((one for one in ends if one >= 0), default=0)
+        text = marked[entry.n_chars : end].rstrip()
+        if not text or not self._is_same(entry, text):
+            return ""
+        written = self._text(self._encoder.encode(text).tokens)
+        more = Counter(_words(written)) - Counter(_words(self._text(entry.tokens)))
+        ids = set(_words(" ".join(entry.call_ids)))
+        return text if set(more) <= self._known_words | ids | {"id"} else ""
+
+    def _is_same(self, entry: AnswerEntry, text: str) -> bool:
+        """Whether the sample holds no more than what the template writes, and the thought.
+
+        A parser passes over what it does not know; that must not come back as if it had been
+        meant.
+        """
+        sampled = entry.tokens[entry.n_opening :]
+        tokens = self._encoder.encode(text).tokens
+        written = {t for t in tokens if t in self._structure}
+        marks = [t for t in sampled if t in self._structure]
+        if self._eos_ids.intersection(sampled) or not written.union(self._marks).issuperset(marks):
+            return False
+        if not self._opens_no_turn(entry):
+            return False
+        words = Counter(_words(unescape(text)))
+        extra = Counter(_words(self._text(sampled))) - words
+        return set(extra - Counter(_words(entry.reasoning))) <= self._known_words
+
+    def _opens_no_turn(self, entry: AnswerEntry) -> bool:
+        """Whether every mark of the opening that comes again opens an answer again."""
+        opening = entry.tokens[: entry.n_opening]
+        follows = {a: b for a, b in pairwise(opening) if a in self._structure}
+        sampled = entry.tokens[entry.n_opening :]
+        return all(follows[a] == b for a, b in pairwise(sampled) if a in follows)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        data = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
+        return data.decode(errors="replace")
+
+
+def _is_answered(messages: Sequence[Message], at: int) -> bool:
+    """Whether a user speaks after a message, so that a template may drop its thought."""
+    return any(message.role is Role.USER for message in messages[at + 1 :])
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _key(inputs: TemplateInputs) -> bytes:
+    """Digest of the inputs that change how the template writes an answer."""
+    spelled = json.dumps([inputs.tools, inputs.variables], default=str)
+    return hashlib.blake2b(spelled.encode(), digest_size=16).digest()

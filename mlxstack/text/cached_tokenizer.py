@@ -116,7 +116,7 @@ class CachedTokenizer:
         """
         cuts = self._cut(text)
         kept = self._kept(text, cuts, splices)
-        spliced = {one.start: one for one in kept}
+        spliced = {splice.start: splice for splice in kept}
         tokens: list[int] = []
         chars, places = [], []
         for start, end in self._segments(text, cuts, kept):
@@ -140,7 +140,7 @@ class CachedTokenizer:
         return n_tokens
 
     def place(self, encoded: Encoded, char: int) -> int:
-        """How many tokens lie surely before `char`, whatever follows there."""
+        """Number of tokens before `char` that no continuation can change."""
         at = encoded.piece_at(char)
         start, first = encoded.chars[at], encoded.places[at]
         if char <= start:
@@ -152,7 +152,7 @@ class CachedTokenizer:
         return first + (n_same if char == len(encoded.text) else max(0, n_same - 1))
 
     def exact_place(self, encoded: Encoded, char: int) -> int | None:
-        """How many tokens lie before `char`; None if one reaches over it."""
+        """Number of tokens before `char`; None if a token reaches over it."""
         at = encoded.piece_at(char)
         start, first = encoded.chars[at], encoded.places[at]
         if char == len(encoded.text):
@@ -170,7 +170,7 @@ class CachedTokenizer:
         """The splices at whose edges the text can be cut without changing its tokens."""
         bad = set()
         edges: dict[int, list[int]] = {}
-        for edge in {edge for one in splices for edge in (one.start, one.end)}:
+        for edge in {edge for splice in splices for edge in (splice.start, splice.end)}:
             at = bisect_right(cuts, edge) - 1
             if edge not in (cuts[at], len(text)):
                 edges.setdefault(at, []).append(edge)
@@ -183,7 +183,9 @@ class CachedTokenizer:
         if not bad:
             return splices
         return self._kept(
-            text, cuts, [one for one in splices if not bad.intersection((one.start, one.end))]
+            text,
+            cuts,
+            [splice for splice in splices if not bad.intersection((splice.start, splice.end))],
         )
 
     def _segments(
@@ -191,12 +193,12 @@ class CachedTokenizer:
     ) -> list[tuple[int, int]]:
         """The pieces of a text; a splice is one of them."""
         starts, at = [], 0
-        for one in splices:
-            stop = bisect_left(cuts, one.start)
-            starts += [*cuts[at:stop], one.start]
-            at = bisect_left(cuts, one.end)
-            if one.end < len(text) and cuts[at : at + 1] != [one.end]:
-                starts.append(one.end)
+        for splice in splices:
+            stop = bisect_left(cuts, splice.start)
+            starts += [*cuts[at:stop], splice.start]
+            at = bisect_left(cuts, splice.end)
+            if splice.end < len(text) and cuts[at : at + 1] != [splice.end]:
+                starts.append(splice.end)
         starts = sorted({*starts, *cuts[at:]})
         return list(pairwise([*starts, len(text)]))
 
@@ -224,9 +226,9 @@ class CachedTokenizer:
         if not text:
             return []
         if self._backend is not None:
-            # A batch of one, since `encode` would stop all other threads meanwhile.
-            (found,) = self._backend.encode_batch([text], add_special_tokens=False)
-            ids: list[int] = found.ids
+            # A batch of one, since `encode` holds the GIL, which stops all other threads.
+            (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+            ids: list[int] = encoding.ids
             return ids
         with self._lock:
             return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -178,17 +178,17 @@ class ChatTemplate:
 
     def _digest(self, special_tokens: SpecialTokens) -> bytes:
         marks = [self._marks.opens, self._marks.closes]
-        said = [self._source(has_tools=False), self.source, marks, sorted(special_tokens.structure),
-                sorted(special_tokens.calls), repr(self._special_texts()),
-                str(self._own_renderer())]  # fmt: skip
-        return hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass")).digest()
+        facts = [self._source(has_tools=False), self.source, marks,
+                 sorted(special_tokens.structure), sorted(special_tokens.calls),
+                 repr(self._special_texts()), str(self._own_renderer())]  # fmt: skip
+        return hashlib.blake2b(json.dumps(facts).encode("utf-8", "surrogatepass")).digest()
 
     def _source(self, *, has_tools: bool) -> str:
         """The template of the tokenizer, which may have another one for tools."""
-        found = getattr(self._tokenizer, "chat_template", None)
-        if isinstance(found, dict):
-            found = (found.get("tool_use") if has_tools else None) or found.get("default")
-        return found if isinstance(found, str) else ""
+        template = getattr(self._tokenizer, "chat_template", None)
+        if isinstance(template, dict):
+            template = (template.get("tool_use") if has_tools else None) or template.get("default")
+        return template if isinstance(template, str) else ""
 
     def _own_renderer(self) -> Any:
         """The function by which mlx-lm renders a model without a template in Jinja."""
@@ -218,10 +218,10 @@ class ChatTemplate:
         return self._until_open_end(text) if inputs.continue_final else text
 
     def _renderer(self, source: str) -> Renderer:
-        found = self._renderers.get(source)
-        if found is None:
-            found = self._renderers[source] = compiled(source)
-        return found
+        renderer = self._renderers.get(source)
+        if renderer is None:
+            renderer = self._renderers[source] = compiled(source)
+        return renderer
 
     def _opened(self, turns: list[Turn]) -> list[Turn]:
         """The turns with a mark at the end of the last text, so that white space there stays."""

@@ -12,7 +12,7 @@ MAX_IN_VAIN = 2**30
 
 
 def common_length(a: str, b: str) -> int:
-    """How many leading characters two texts share."""
+    """Number of leading characters that two texts share."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -47,17 +47,17 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
     at, in_vain = 0, 0
     ends: list[int] = []
     for content, is_user in reversed(turns):
-        wanted = content.strip()
+        stripped = content.strip()
         if in_vain > MAX_IN_VAIN:
             break
-        if not wanted or (len(ends) >= MAX_TURN_ENDS and not is_user):
+        if not stripped or (len(ends) >= MAX_TURN_ENDS and not is_user):
             continue
-        found = mirrored.find(wanted[::-1], at)
-        if found < 0:
+        place = mirrored.find(stripped[::-1], at)
+        if place < 0:
             in_vain += len(mirrored) - at
             continue
-        ends.append(end - found)
-        at = found + len(wanted)
+        ends.append(end - place)
+        at = place + len(stripped)
         if is_user and len(ends) >= MAX_TURN_ENDS:
             break
     return ends
@@ -77,6 +77,6 @@ def after_turn(encoded: Encoded, char: int) -> int | None:
 
 def tidy(head: int, ends: Iterable[int | None], n_tokens: int) -> tuple[int, ...]:
     """Ascending, inside the prompt; the head always, an end only if no other follows closely."""
-    wanted = sorted({min(end, n_tokens - 1) for end in ends if end is not None and end > head})
-    kept = [a for a, b in pairwise([*wanted, n_tokens + LEAST_GAP]) if b - a >= LEAST_GAP]
+    positions = sorted({min(end, n_tokens - 1) for end in ends if end is not None and end > head})
+    kept = [a for a, b in pairwise([*positions, n_tokens + LEAST_GAP]) if b - a >= LEAST_GAP]
     return tuple(cut for cut in (head, *kept) if 0 < cut < n_tokens)

@@ -44,7 +44,7 @@ class TokenizerData(Struct, frozen=True):
 def is_bounded(grammar: str) -> bool:
     """Whether llguidance alone bounds the time that compiling takes."""
     return len(grammar) <= MAX_UNCHECKED and COSTLY not in ESCAPED.sub(
-        lambda found: chr(int(found[1], 16)), grammar
+        lambda match: chr(int(match[1], 16)), grammar
     )
 
 

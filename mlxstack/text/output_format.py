@@ -32,7 +32,7 @@ from mlxstack.text.token_bytes import TokenBytes
 
 
 class ParseOptions(Struct, frozen=True):
-    """How an answer is to be parsed.
+    """Options for parsing one answer.
 
     `tools` are all offered tools, deferred ones too; without any, the marks of a tool call are
     words, as llama-server has it. `stops` count in the answer, not in thoughts or calls.
@@ -120,11 +120,11 @@ class OutputFormat:
         if channels is not None and not channels.call_head:
             recipient = self._tokens(f"{channels.starts} to")
             return (self.call_opening[:2], recipient) if self.call_opening else ()
-        found = {self._tokens(mark) for mark in trigger_marks(syntax)}
-        return tuple(sorted(one for one in found if one and one != tuple(self.mark_tokens)))
+        sequences = {self._tokens(mark) for mark in trigger_marks(syntax)}
+        return tuple(sorted(one for one in sequences if one and one != tuple(self.mark_tokens)))
 
     def _call_marks(self, special: dict[str, int]) -> CallDelimiters | None:
-        """How a forced call is written; None if the form of this model's calls is not known."""
+        """Delimiters of a forced call; None if the syntax of this model's calls is not known."""
         syntax = self.description.calls
         if syntax is None or isinstance(syntax.body, PublishedBody):
             return None
@@ -141,15 +141,15 @@ class OutputFormat:
         if not self.trigger_mark:
             return (forced,) if named_opening(self.description, "") else ()
         is_last = forced.is_last and not forced.head
-        found = [replace(forced, forced=self.trigger_mark, head="", is_last=is_last)]
+        ways = [replace(forced, forced=self.trigger_mark, head="", is_last=is_last)]
         for mark in sorted(strict_marks(syntax) - {self.trigger_mark}):
             # The first mark of a section is left out now and then.
             if is_mark(mark) and len(self._tokens(mark)) == 1 and not forced.is_last:
                 alone = replace(syntax, section_opens="", section_closes="")
-                found.append(replace(forced, syntax=alone, forced=mark, head=""))
+                ways.append(replace(forced, syntax=alone, forced=mark, head=""))
         swapped = recipient_first(self.description)
         return (
-            *found,
+            *ways,
             *(() if swapped is None else (replace(forced, syntax=swapped, forced=swapped.opens),)),
         )
 
@@ -247,8 +247,8 @@ def named_opening(description: DerivedFormat, name: str) -> str:
     if ID in literals or (isinstance(body, JsonBody) and body.is_list):
         return ""
     # A name between literals of JSON is written as JSON.
-    said = json.dumps(name)[1:-1] if isinstance(body, JsonBody) else name
-    text = "".join(said if part == NAME else part for part in literals)
+    spelled = json.dumps(name)[1:-1] if isinstance(body, JsonBody) else name
+    text = "".join(spelled if part == NAME else part for part in literals)
     return text if channels is None else f"{channels.starts}{text}"
 
 

@@ -1,10 +1,12 @@
-"""Output parser and detokenizer: reasoning, content and tool calls of one answer."""
+"""Output parser and detokenizer: reasoning, content, tool calls and stop strings of one answer."""
 
 import logging
 from collections.abc import Callable, Iterable
 from itertools import accumulate
+from typing import Any
 
 import msgspec
+from mlx_lm.generate import TextStateMachine
 from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
@@ -18,11 +20,12 @@ from mlxstack.text.formats.answer_reader import (
     Thought,
     Unparsed,
 )
+from mlxstack.text.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.stop_strings import StopStringFilter, WhitespaceTrimmer
 from mlxstack.text.tool_call_replay import Block
 
 log = logging.getLogger(__name__)
+NORMAL = "normal"
 
 __all__ = [
     "Delta",
@@ -137,9 +140,9 @@ class OutputParser:
         for token in before:
             whole.add_token(token)
             self._letters.add_token(token)
-        told: str = self._letters.last_segment
+        emitted: str = self._letters.last_segment
         whole.finalize()
-        held: str = whole.text[len(told) :]
+        held: str = whole.text[len(emitted) :]
         return held if held.isspace() else ""
 
     def _new_text(self) -> str:
@@ -151,54 +154,54 @@ class OutputParser:
 
     def _deltas(self, spoken: Iterable[Spoken]) -> list[Delta]:
         deltas: list[Delta] = []
-        for one in spoken:
-            deltas += self._delta(one)
+        for stretch in spoken:
+            deltas += self._delta(stretch)
             if self._is_over():
                 break
         return _joined(deltas)
 
-    def _delta(self, one: Spoken) -> list[Delta]:
-        match one:
+    def _delta(self, stretch: Spoken) -> list[Delta]:
+        match stretch:
             case Thought():
-                thought = self._thoughts.push(one.text)
+                thought = self._thoughts.push(stretch.text)
                 return [ReasoningPiece(thought)] if thought else []
             case Content():
-                deltas = _words(self._saying.push(one.text))
+                deltas = _words(self._saying.push(stretch.text))
                 return [*deltas, StopMatched(self.stop)] if self.stop is not None else deltas
             case Break():
                 self._thoughts.finish()
                 return _words(self._saying.leave())
             case Calls():
-                return self._calls(one)
+                return self._calls(stretch)
             case Unparsed():
                 self.n_unparsed += 1
                 name = self._output_format.description.name
-                log.warning("a tool call is no %s and stays text: %.200r", name, one.raw)
-                return [TextPiece(one.raw, is_unparsed=True)]
+                log.warning("a tool call is no %s and stays text: %.200r", name, stretch.raw)
+                return [TextPiece(stretch.raw, is_unparsed=True)]
             case Cut():
                 self.is_cut = True
         return []
 
-    def _calls(self, said: Calls) -> list[Delta]:
-        self.n_calls += len(said.calls)
-        named = tuple(self._named(call) for call in said.calls)
+    def _calls(self, stretch: Calls) -> list[Delta]:
+        self.n_calls += len(stretch.calls)
+        named = tuple(self._named(call) for call in stretch.calls)
         return [
             *(ToolCallPiece(call) for call in named[:-1]),
-            ToolCallPiece(named[-1], self._block(named, said)),
+            ToolCallPiece(named[-1], self._block(named, stretch)),
         ]
 
-    def _block(self, calls: tuple[ToolCall, ...], said: Calls) -> Block | None:
+    def _block(self, calls: tuple[ToolCall, ...], stretch: Calls) -> Block | None:
         """The tokens of the text said last; None if a token reaches over an edge of it."""
         sampled, self._tokens = self._tokens, []
         pieces = [self._output_format.pieces.of(token) for token in sampled]
-        wanted = said.raw.encode()
-        start = b"".join(pieces).rfind(wanted)
+        raw = stretch.raw.encode()
+        start = b"".join(pieces).rfind(raw)
         edges = list(accumulate(map(len, pieces), initial=0))
-        if start not in edges or start + len(wanted) not in edges:
+        if start not in edges or start + len(raw) not in edges:
             return None
         # A token without text of its own belongs to the token that follows.
-        first, stop = edges.index(start), edges.index(start + len(wanted))
-        is_closed = said.is_closed and bool(self._output_format.model_markers.call_end)
+        first, stop = edges.index(start), edges.index(start + len(raw))
+        is_closed = stretch.is_closed and bool(self._output_format.model_markers.call_end)
         return Block(calls, tuple(sampled[first:stop]), is_closed)
 
     def _named(self, call: ToolCall) -> ToolCall:
@@ -226,3 +229,52 @@ def _joined(deltas: Iterable[Delta]) -> list[Delta]:
             case _:
                 joined.append(delta)
     return joined
+
+
+class StopStringFilter:
+    """The answer itself. `stop` is the stop word that was met.
+
+    `is_raw` text is not trimmed; `is_open` speech goes on in the middle of a line.
+    """
+
+    def __init__(self, stops: tuple[str, ...], *, is_raw: bool, is_open: bool) -> None:
+        self.stop: str | None = None
+        self._words = tuple(word for word in stops if word)
+        self._state = _stop_state(self._words)
+        self._edges = None if is_raw else WhitespaceTrimmer(is_open=is_open)
+
+    def push(self, text: str) -> str:
+        """Return the text that can be emitted now: no stop string, no beginning of one."""
+        self._state, segments = TextStateMachine.split(self._state, text)
+        emitted = self._trimmed(segments[0][1])
+        if len(segments) > 1:
+            self.stop = self._words[int(segments[1][0])]
+            emitted += self._rest()
+        return emitted
+
+    def leave(self) -> str:
+        """Return held-back text without trailing white space, as something else follows."""
+        emitted = self._trimmed(self._flushed())
+        self._rest()
+        return emitted
+
+    def finish(self) -> str:
+        """Return held-back text; nothing follows."""
+        return self._trimmed(self._flushed()) + self._rest()
+
+    def _flushed(self) -> str:
+        self._state, held, _ = TextStateMachine.flush(self._state)
+        return str(held)
+
+    def _trimmed(self, text: str) -> str:
+        return text if self._edges is None else self._edges.push(text)
+
+    def _rest(self) -> str:
+        return "" if self._edges is None else self._edges.finish()
+
+
+def _stop_state(words: tuple[str, ...]) -> Any:
+    """A state that leaves NORMAL for the number of the first word that is complete."""
+    edges = [(word, str(at)) for at, word in enumerate(words)]
+    machine = TextStateMachine({NORMAL: edges, **{name: [] for _, name in edges}})
+    return machine.make_state(NORMAL)

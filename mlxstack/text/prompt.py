@@ -16,14 +16,13 @@ from mlxstack.text.answer_replay import (
     AnswerAnchor,
     AnswerEntry,
     AnswerReplay,
+    AnswerSplicer,
     digest_of_text,
     histories,
 )
-from mlxstack.text.answer_splices import AnswerSplicer
 from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
-from mlxstack.text.expected_turn import UNKNOWN, continued
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.normalize_messages import head_tools
 from mlxstack.text.output_format import accent_of
@@ -35,12 +34,14 @@ from mlxstack.text.template_switches import LEVELS
 from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
-# Never the beginning of what somebody says, so that a head probed with it ends where it ends.
+# A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")
 PROBE_CALL = Message(Role.ASSISTANT, tool_calls=(ToolCall("call00000", "\ufdd1", {}),))
 STANDARD_SWITCH = "enable_thinking"
 """Variable of most templates; a template that reads it lets the model think by default."""
 N_BEFORE = 8
+UNKNOWN = "sxunknown0"
+"""Stands for unknown words: ASCII letters, which templates write as they are, also in JSON."""
 MAX_TAILS = 64
 MAX_VARIABLES = 65_536
 CHARS_PER_TOKEN = 8
@@ -147,7 +148,7 @@ class PromptMaker:
 
         The tokens are the same whatever the client says next. Raises as `make` does.
         """
-        done = self._encoded(continued(conversation, answer), scope)
+        done = self._encoded(_continued(conversation, answer), scope)
         known = done.encoded.text.find(UNKNOWN)
         # A template that drops the last message says nothing about where it would stand.
         n_known = self._encoder.place(done.encoded, known) if known >= 0 else 0
@@ -216,12 +217,12 @@ class PromptMaker:
         if len(answers) >= n_called:
             return answers
         calls = self._splicer.splices(scope, messages, inputs, marked)
-        starts = [one.start for one in answers]
+        starts = [splice.start for splice in answers]
         for call in calls:
             at = bisect_right(starts, call.start)
             if at == 0 or answers[at - 1].end <= call.start:
                 answers.append(call)
-        return sorted(answers, key=lambda one: one.start)
+        return sorted(answers, key=lambda splice: splice.start)
 
     def _anchor(
         self,
@@ -230,7 +231,7 @@ class PromptMaker:
         encoded: Encoded,
         end: int | None,
     ) -> AnswerAnchor | None:
-        """Where the answer begins; None if the prompt leaves no answer open at its end."""
+        """The place where the answer begins; None if the prompt leaves no answer open."""
         if not inputs.add_generation_prompt or inputs.continue_final:
             return None
         if end is None:
@@ -338,9 +339,9 @@ class PromptMaker:
         """The variables of the template: of its switches, the preset, and the request."""
         switches = self.template.switches
         asked = dict(conversation.template)
-        wanted = asked.get("reasoning_effort")
-        if isinstance(wanted, str) and wanted in LEVELS:
-            asked = {**asked, **switches.effort(wanted)}
+        effort = asked.get("reasoning_effort")
+        if isinstance(effort, str) and effort in LEVELS:
+            asked = {**asked, **switches.effort(effort)}
         return {
             **switches.keep,
             **{name: True for name in switches.on if name == STANDARD_SWITCH},
@@ -399,7 +400,7 @@ class PromptMaker:
         return tidy(head_end(self._encoder, encoded, head), cuts, len(encoded.tokens))
 
     def _head_length(self, conversation: Conversation, marked: str) -> int:
-        """How many characters of the prompt are system and tools."""
+        """Number of characters of the prompt that are system and tools."""
         head = []
         for message in conversation.messages:
             if message.role is not Role.SYSTEM:
@@ -430,10 +431,28 @@ def _with_thoughts(conversation: Conversation, known: Mapping[int, AnswerEntry])
     if not left_out:
         return conversation
     messages = tuple(
-        msgspec.structs.replace(one, reasoning=left_out[at]) if at in left_out else one
-        for at, one in enumerate(conversation.messages)
+        msgspec.structs.replace(message, reasoning=left_out[at]) if at in left_out else message
+        for at, message in enumerate(conversation.messages)
     )
     return msgspec.structs.replace(conversation, messages=messages)
+
+
+def _continued(conversation: Conversation, answer: Message) -> Conversation:
+    """The conversation as its client will likely go on.
+
+    The results of the calls of the answer follow; the user speaks if it has none.
+    """
+    results = (
+        Message(Role.TOOL, UNKNOWN, tool_call_id=call.id, name=call.name)
+        for call in answer.tool_calls
+    )
+    following = tuple(results) or (Message(Role.USER, UNKNOWN),)
+    return msgspec.structs.replace(
+        conversation,
+        messages=(*conversation.messages, answer, *following),
+        add_generation_prompt=True,
+        continue_final=False,
+    )
 
 
 def _spelled(variables: dict[str, Any]) -> bytes:

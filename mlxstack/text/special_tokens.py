@@ -12,7 +12,7 @@ from mlxstack.text.formats.description import is_mark, pieces
 class SpecialTokens(Struct, frozen=True):
     """Special tokens of a tokenizer.
 
-    `structure`: the tokens that make turns and markers; nobody may spell them in a message.
+    `structure`: the tokens that make turns and markers; no message may spell them.
     `calls`: those of them that open and close a tool call. `anchors`: those at which a text can
     be cut without changing its tokens. `rivals`: added tokens that could swallow the beginning
     of an anchor. `normalize`: what is done to a text before its structure is looked for, if any.

@@ -6,7 +6,6 @@ writes each call. Around it lies the text that the template gives to the same ca
 conversation of nothing else: only this text, at this place, is replaced.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -18,13 +17,19 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.answer_replay import digest_of_text
 from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.output_format import ModelMarkers
 from mlxstack.text.special_token_escape import unescape
 from mlxstack.text.special_tokens import SpecialTokens
 from mlxstack.text.token_bytes import TokenBytes
-from mlxstack.text.tool_call_replay import Entry, Scope, Sketch, ToolCallReplay
+from mlxstack.text.tool_call_replay import (
+    Entry,
+    Scope,
+    Sketch,
+    ToolCallReplay,
+)
 
 # Noncharacters, like the guard's mark: no honest text contains them.
 OPENS, CLOSES, FILLER = "\ufdd2", "\ufdd3", "\ufdd1"
@@ -87,16 +92,16 @@ class Splicer:
         probe = self._probe(messages, inputs, numbers)
         if probe is None or probe.text != marked:
             return ()
-        found: list[Splice] = []
+        splices: list[Splice] = []
         for turn in turns:
             sketches = self._sketches(messages[turn.at].tool_calls, turn.blocks, inputs)
             for first, sketch in sketches.items():
                 places = probe.places.get(numbers[turn.at, first], ())
-                start = _start(marked, sketch, places, found[-1].end if found else 0)
+                start = _start(marked, sketch, places, splices[-1].end if splices else 0)
                 if start is not None:
                     tokens = tuple(turn.blocks[first].tokens)
-                    found.append(Splice(start, start + sketch.n_chars, tokens))
-        return tuple(found)
+                    splices.append(Splice(start, start + sketch.n_chars, tokens))
+        return tuple(splices)
 
     def _probe(
         self,
@@ -142,13 +147,13 @@ class Splicer:
     def _sketches(
         self, calls: Sequence[ToolCall], blocks: Mapping[int, Entry], inputs: TemplateInputs
     ) -> dict[int, Sketch]:
-        """How the template writes these blocks, leaving out those that say something else."""
+        """These blocks as the template writes them, without those that mean something else."""
         key = _key(calls, inputs)
         if any(entry.sketch is None or entry.sketch.key != key for entry in blocks.values()):
             probe = self._alone(calls, inputs)
             for first, entry in blocks.items():
-                found = None if probe is None else self._sketch(probe, first, entry, key)
-                entry.sketch = found or Sketch(key)
+                sketch = None if probe is None else self._sketch(probe, first, entry, key)
+                entry.sketch = sketch or Sketch(key)
         sketches = {first: entry.sketch for first, entry in blocks.items()}
         return {first: one for first, one in sketches.items() if one is not None and one.n_chars}
 
@@ -173,17 +178,17 @@ class Splicer:
             text = probe.text[start:end]
             # A mark that only another turn mentions lies beyond the filler.
             if FILLER not in text and self._is_same(entry.tokens, self._encoder.encode(text)):
-                return Sketch(key, place - start, len(text), _digest(text))
+                return Sketch(key, place - start, len(text), digest_of_text(text))
         return None
 
     def _opening(self, text: str, place: int) -> int | None:
-        """Where the block begins whose first call is named at `place`."""
+        """Start of the block whose first call is named at `place`."""
         header = self._model_markers.call_header
         at = text.rfind(header or self._model_markers.call_start, 0, place)
         return None if at < 0 else at + len(header)
 
     def _closing(self, probe: Probe, place: int, last: int, *, is_closed: bool) -> int | None:
-        """Where the block ends that begins around `place`, and whose last call is `last`."""
+        """End of the block that begins around `place`, and whose last call is `last`."""
         text, mark = probe.text, self._model_markers.call_end
         named = next((at for at in probe.places.get(last, ()) if at >= place), None)
         if named is None:
@@ -207,8 +212,8 @@ class Splicer:
         return Counter(t for t in tokens if t in self._structure and t not in self._optional)
 
     def _words(self, tokens: Sequence[int]) -> Counter[str]:
-        said = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
-        text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), said.decode(errors="replace"))
+        data = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
+        text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), data.decode(errors="replace"))
         return Counter(_WORD.findall(unescape(text).casefold()))
 
 
@@ -217,20 +222,16 @@ def _firsts(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
 
 
 def _start(marked: str, sketch: Sketch, places: Sequence[int], least: int) -> int | None:
-    """Where the block stands, if its very text stands around one of its places."""
+    """Start of the block, if its very text stands around one of its places."""
     for place in places:
         start = place - sketch.lead
         text = marked[max(0, start) : start + sketch.n_chars]
-        if start >= least and _digest(text) == sketch.digest:
+        if start >= least and digest_of_text(text) == sketch.digest:
             return start
     return None
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _key(calls: Sequence[ToolCall], inputs: TemplateInputs) -> bytes:
     """Digest of the inputs that change how the template writes these calls."""
     ids = [call.id for call in calls]
-    return _digest(json.dumps([ids, inputs.tools, inputs.variables], default=str))
+    return digest_of_text(json.dumps([ids, inputs.tools, inputs.variables], default=str))

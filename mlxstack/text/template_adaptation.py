@@ -28,7 +28,7 @@ class ThoughtField(StrEnum):
 
 
 class CallText(StrEnum):
-    """Where the text beside a tool call is written."""
+    """Place of the text beside a tool call."""
 
     BESIDE = "beside"
     BEFORE = "before"
@@ -36,7 +36,7 @@ class CallText(StrEnum):
 
 
 class TemplateCapabilities(Struct, frozen=True):
-    """What a chat template accepts, found by trying it.
+    """Capabilities of a chat template, found by probing.
 
     `has_late_system`: a system message between turns is rendered where it stands.
     `needs_alternation`: two user turns in a row are refused. `takes_user_after_tool`:
@@ -171,8 +171,8 @@ def tools_text(tools: Sequence[Tool], capabilities: TemplateCapabilities) -> str
 
 def call_text(call: ToolCall) -> str:
     """A call as the text that a template without tool calls is given, and that is parsed back."""
-    said = {"name": call.name, "arguments": call.arguments}
-    return f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>"
+    body = {"name": call.name, "arguments": call.arguments}
+    return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
 
 
 def _is_empty(turn: Message, capabilities: TemplateCapabilities) -> bool:
@@ -289,14 +289,14 @@ def _separate_texts(turns: Sequence[Message]) -> list[Message]:
 def _quote_texts(turns: Sequence[Message]) -> list[Message]:
     """A text beside a call is quoted before the result of the call."""
     quoted: list[Message] = []
-    said = ""
+    spoken = ""
     for turn in turns:
-        if turn.role is Role.TOOL and said:
-            text = TURN_JOINT.join((_quoted("assistant-text", said), turn.text))
+        if turn.role is Role.TOOL and spoken:
+            text = TURN_JOINT.join((_quoted("assistant-text", spoken), turn.text))
             quoted.append(msgspec.structs.replace(turn, text=text))
         else:
             quoted.append(turn)
-        said = turn.text if turn.tool_calls else ""
+        spoken = turn.text if turn.tool_calls else ""
     return quoted
 
 
@@ -305,7 +305,7 @@ def _quoted(tag: str, text: str) -> str:
 
 
 def reminder(text: str) -> str:
-    """How a system message is quoted inside another turn."""
+    """A system message quoted inside another turn."""
     return _quoted("system-reminder", text)
 
 
@@ -332,9 +332,9 @@ def _one(group: Sequence[Message]) -> Message:
 
 def _place_reminders(turns: Sequence[Message]) -> list[Message]:
     """Late system messages join the user or tool turn right before them, else become one."""
-    told = (_reminding(turn) for turn in turns if turn.role is not Role.SYSTEM or turn.text)
+    reminded = (_reminding(turn) for turn in turns if turn.role is not Role.SYSTEM or turn.text)
     placed = _gathered(
-        told, lambda one, two: two.role is Role.SYSTEM and one.role is not Role.ASSISTANT
+        reminded, lambda one, two: two.role is Role.SYSTEM and one.role is not Role.ASSISTANT
     )
     return [Message(Role.USER, one.text) if one.role is Role.SYSTEM else one for one in placed]
 
@@ -354,7 +354,7 @@ def _merge_turns(turns: Sequence[Message]) -> list[Message]:
 
 
 def _move_texts(turns: Sequence[Message]) -> list[Message]:
-    """No text beside a call and a thought.
+    """Move the text beside a call that has a thought.
 
     In a running tool loop the text becomes the end of the thought. Once an answer follows, the
     template drops the thoughts before it, so that the text becomes a turn of its own.

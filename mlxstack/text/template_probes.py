@@ -55,7 +55,7 @@ class TemplateProbe(Struct, frozen=True):
     @property
     def sentinels(self) -> list[str]:
         """The sentinels of the messages, in their order."""
-        return [found for message in self.messages for found in _sentinels(message)]
+        return [sentinel for message in self.messages for sentinel in _sentinels(message)]
 
 
 Render = Callable[[TemplateProbe, TemplateCapabilities], str | None]
@@ -211,15 +211,17 @@ OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
 
 def find_capabilities(render: Render) -> TemplateCapabilities:
     """The capabilities of the template behind `render`."""
-    found = TemplateCapabilities()
+    capabilities = TemplateCapabilities()
     for _ in range(N_ROUNDS):
-        before = found
+        before = capabilities
         for field, probes in PROBES.items():
             default = getattr(TemplateCapabilities(), field)
-            found = _best(render, found, OTHERS.get(field, ({field: not default},)), probes)
-        if found == before:
+            capabilities = _best(
+                render, capabilities, OTHERS.get(field, ({field: not default},)), probes
+            )
+        if capabilities == before:
             break
-    return _with_keys(render, found)
+    return _with_keys(render, capabilities)
 
 
 def losses(render: Render, capabilities: TemplateCapabilities) -> list[str]:
@@ -236,16 +238,16 @@ def losses(render: Render, capabilities: TemplateCapabilities) -> list[str]:
 
 def _best(
     render: Render,
-    found: TemplateCapabilities,
+    capabilities: TemplateCapabilities,
     others: Iterable[dict[str, Any]],
     probes: tuple[TemplateProbe, ...],
 ) -> TemplateCapabilities:
-    best, most = found, sum(_score(render, probe, found) for probe in probes)
-    wanted = sum(_full_score(probe) for probe in probes)
+    best, most = capabilities, sum(_score(render, probe, capabilities) for probe in probes)
+    full = sum(_full_score(probe) for probe in probes)
     for changes in others:
-        if most == wanted:
+        if most == full:
             break
-        tried = replace(found, **changes)
+        tried = replace(capabilities, **changes)
         score = sum(_score(render, probe, tried) for probe in probes)
         if score > most:
             best, most = tried, score
@@ -257,11 +259,11 @@ def _score(render: Render, probe: TemplateProbe, capabilities: TemplateCapabilit
     text = render(probe, capabilities)
     if text is None:
         return REFUSED
-    found = [sentinel for sentinel in _wanted(probe) if sentinel in text]
+    kept = [sentinel for sentinel in _wanted(probe) if sentinel in text]
     ordered = probe.sentinels if probe.ordered is None else probe.ordered
-    said = [text.rfind(sentinel) for sentinel in ordered if sentinel in text]
+    places = [text.rfind(sentinel) for sentinel in ordered if sentinel in text]
     spoiled = SPOILED.search(text, max(0, text.find(SENTINEL_OF_USER)))
-    return 2 * len(found) + (said == sorted(said)) - 3 * bool(spoiled)
+    return 2 * len(kept) + (places == sorted(places)) - 3 * bool(spoiled)
 
 
 def _full_score(probe: TemplateProbe) -> int:
@@ -277,21 +279,21 @@ def _kind(sentinel: str) -> str:
 
 
 def _sentinels(message: Message) -> list[str]:
-    said = [message.reasoning or "", message.text, *(str(c.arguments) for c in message.tool_calls)]
-    return [match[0] for text in said for match in SENTINEL.finditer(text)]
+    texts = [message.reasoning or "", message.text, *(str(c.arguments) for c in message.tool_calls)]
+    return [match[0] for text in texts for match in SENTINEL.finditer(text)]
 
 
-def _with_keys(render: Render, found: TemplateCapabilities) -> TemplateCapabilities:
+def _with_keys(render: Render, capabilities: TemplateCapabilities) -> TemplateCapabilities:
     """The keys without which a tool is refused, if a whole one is not."""
 
     def is_accepted(parameters: dict[str, Any]) -> bool:
         probe = TemplateProbe("", (user(0),), (Tool("act", "Acts.", parameters),))
-        return render(probe, found) is not None
+        return render(probe, capabilities) is not None
 
     if not is_accepted(PARAMETERS):
-        return found
+        return capabilities
     return replace(
-        found,
+        capabilities,
         schema_keys=frozenset(k for k in SCHEMA_DEFAULTS if not is_accepted(_without(k))),
         property_keys=frozenset(k for k in PROPERTY_DEFAULTS if not is_accepted(_bare(k))),
     )

@@ -77,9 +77,9 @@ def report(tokenizer: Any) -> TemplateReport:
     template = maker.template
     maker.text(Conversation((ASKED,)))
     switches, capabilities = template.switches, template.capabilities
-    found = derive_format(tokenizer)
+    output_format = derive_format(tokenizer)
     return TemplateReport(
-        format=_format(found),
+        format=_format(output_format),
         adaptations={
             key: value
             for key, value in asdict(capabilities).items()
@@ -90,42 +90,46 @@ def report(tokenizer: Any) -> TemplateReport:
         thinking_off=dict(switches.off),
         effort_levels=dict(switches.levels),
         lost=tuple(losses(template.probe, capabilities)),
-        notes=notes(capabilities, found),
-        reuse=_reuse(maker, tokenizer, found),
+        notes=notes(capabilities, output_format),
+        reuse=_reuse(maker, tokenizer, output_format),
     )
 
 
-def notes(capabilities: TemplateCapabilities, found: DerivedFormat) -> tuple[str, ...]:
-    """What a person should know before an agent uses this model."""
-    said = [text for key, text in NOTES.items() if not getattr(capabilities, key)]
+def notes(capabilities: TemplateCapabilities, output_format: DerivedFormat) -> tuple[str, ...]:
+    """Limits of the template to know before an agent uses this model."""
+    lines = [text for key, text in NOTES.items() if not getattr(capabilities, key)]
     if capabilities.call_text in TEXT_NOTES:
-        said.append(TEXT_NOTES[capabilities.call_text])
-    if found.source is FormatSource.FALLBACK and capabilities.takes_calls:
-        said.append("no format of tool calls was found; JSON in <tool_call> is read")
-    if not found.is_certain:
-        said.append(f"the format is not certain; not read back: {', '.join(found.problems)}")
-    return tuple(said)
+        lines.append(TEXT_NOTES[capabilities.call_text])
+    if output_format.source is FormatSource.FALLBACK and capabilities.takes_calls:
+        lines.append("no format of tool calls was found; JSON in <tool_call> is read")
+    if not output_format.is_certain:
+        lines.append(
+            f"the format is not certain; not read back: {', '.join(output_format.problems)}"
+        )
+    return tuple(lines)
 
 
-def _format(found: DerivedFormat) -> FormatReport:
-    reasoning = found.reasoning
+def _format(output_format: DerivedFormat) -> FormatReport:
+    reasoning = output_format.reasoning
     return FormatReport(
-        name=found.name,
-        source=found.source.value,
-        is_certain=found.is_certain,
-        problems=found.problems,
+        name=output_format.name,
+        source=output_format.source.value,
+        is_certain=output_format.is_certain,
+        problems=output_format.problems,
         reasoning=None if reasoning is None else (reasoning.opens, reasoning.closes),
-        calls=tuple(one for one in call_marks(found.calls) if one.strip()),
-        turn_ends=found.turn_ends,
+        calls=tuple(literal for literal in call_marks(output_format.calls) if literal.strip()),
+        turn_ends=output_format.turn_ends,
     )
 
 
-def _reuse(maker: PromptMaker, tokenizer: Any, found: DerivedFormat) -> dict[str, float | None]:
-    """How much of prompt and answer the next prompt reuses, in a tool loop and after it."""
+def _reuse(
+    maker: PromptMaker, tokenizer: Any, output_format: DerivedFormat
+) -> dict[str, float | None]:
+    """Share of prompt and answer that the next prompt reuses, in a tool loop and after it."""
     call = ToolCall("call00001", READ.name, {"path": "src/main.py"})
     turns = [SYSTEM, ASKED]
     shares: dict[str, float | None] = {"tool loop": None, "new user message": None}
-    thought = THOUGHT.strip() if found.reasoning or found.channels else None
+    thought = THOUGHT.strip() if output_format.reasoning or output_format.channels else None
     steps = (
         ("tool loop", Message(Role.ASSISTANT, "", reasoning=thought, tool_calls=(call,)),
          Message(Role.TOOL, RESULT, tool_call_id=call.id)),
@@ -137,7 +141,7 @@ def _reuse(maker: PromptMaker, tokenizer: Any, found: DerivedFormat) -> dict[str
         turns += [answer, follows]
         after = replace(conversation, messages=tuple(turns))
         try:
-            shares[kind] = _share(maker, tokenizer, conversation, answer, after, found)
+            shares[kind] = _share(maker, tokenizer, conversation, answer, after, output_format)
         except BadRequest:
             return shares
     return shares
@@ -149,10 +153,10 @@ def _share(
     conversation: Conversation,
     answer: Message,
     after: Conversation,
-    found: DerivedFormat,
+    output_format: DerivedFormat,
 ) -> float:
     prompt = maker.make(conversation)
-    text = _sampled_text(maker, conversation, prompt, answer, found)
+    text = _sampled_text(maker, conversation, prompt, answer, output_format)
     added = tokenizer.added_tokens_decoder
     ends = [text.find(added[at].content) for at in tokenizer.eos_token_ids if at in added]
     text = text[: min((end for end in ends if end >= 0), default=len(text))]
@@ -170,23 +174,23 @@ def _sampled_text(
     conversation: Conversation,
     prompt: Prompt,
     answer: Message,
-    found: DerivedFormat,
+    output_format: DerivedFormat,
 ) -> str:
-    """What a model would sample for an answer, as its own template writes it."""
+    """The text that a model would sample for an answer, as its template writes it."""
     closed = replace(conversation, add_generation_prompt=False)
     asked, opened = maker.text(closed), prompt.text or ""
-    said = maker.text(replace(closed, messages=(*conversation.messages, answer)))
+    written = maker.text(replace(closed, messages=(*conversation.messages, answer)))
     n_before = common_length(asked, opened)
-    opening, body = opened[n_before:], said[n_before:]
+    opening, body = opened[n_before:], written[n_before:]
     n_same = common_length(opening, body)
     # Never in the middle of a mark.
     n_same = body.rfind("<", 0, n_same) if _is_in_mark(body[:n_same]) else n_same
     text = body[n_same:]
     thought = answer.reasoning
-    if thought is None or found.reasoning is None or thought in text:
+    if thought is None or output_format.reasoning is None or thought in text:
         return text
-    opens = "" if prompt.is_in_thinking else found.reasoning.opens
-    closes = found.reasoning.closes
+    opens = "" if prompt.is_in_thinking else output_format.reasoning.opens
+    closes = output_format.reasoning.closes
     return f"{opens}{thought}{'' if text.lstrip().startswith(closes.strip()) else closes}{text}"
 
 
@@ -195,12 +199,12 @@ def _is_in_mark(text: str) -> bool:
 
 
 def parsed(
-    maker: PromptMaker, found: DerivedFormat, conversation: Conversation, raw: str
+    maker: PromptMaker, output_format: DerivedFormat, conversation: Conversation, raw: str
 ) -> ParsedMessage:
     """A raw answer to a conversation, read as the service reads it. Raises as `make` does."""
     prompt = maker.make(conversation)
     return read_answer(
-        found,
+        output_format,
         raw,
         conversation.tools,
         is_in_thinking=prompt.is_in_thinking,

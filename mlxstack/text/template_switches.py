@@ -71,19 +71,19 @@ class TemplateSwitches(Struct, frozen=True):
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     keeps_thoughts: bool = False
 
-    def effort(self, wanted: str) -> dict[str, str]:
+    def effort(self, asked: str) -> dict[str, str]:
         """The variables for a level of effort: the nearest that the template takes."""
-        return {name: nearest(wanted, levels) for name, levels in self.levels.items()}
+        return {name: nearest(asked, levels) for name, levels in self.levels.items()}
 
 
 NO_SWITCHES = TemplateSwitches()
 
 
-def nearest(wanted: str, levels: Sequence[str]) -> str:
+def nearest(asked: str, levels: Sequence[str]) -> str:
     """The level nearest to `wanted`, the higher of two; `wanted` if it is no known level."""
-    if wanted in levels or wanted not in LEVELS or not levels:
-        return wanted
-    place = LEVELS.index(wanted)
+    if asked in levels or asked not in LEVELS or not levels:
+        return asked
+    place = LEVELS.index(asked)
     return min(levels, key=lambda level: (abs(LEVELS.index(level) - place), -LEVELS.index(level)))
 
 
@@ -95,13 +95,13 @@ def find_switches(tried: Tried, variables: Mapping[str, Sequence[str]]) -> Templ
     for name, texts in variables.items():
         if not SWITCH.search(name):
             continue
-        if EFFORT.search(name) and (found := _levels(tried, name)):
-            levels[name] = found
+        if EFFORT.search(name) and (taken := _levels(tried, name)):
+            levels[name] = taken
         _read_switch(tried, name, texts, on, off)
     lowest = {
-        name: found[0]
-        for name, found in levels.items()
-        if not off and _asked(tried, {name: found[0]}) != _asked(tried, {})
+        name: taken[0]
+        for name, taken in levels.items()
+        if not off and _asked(tried, {name: taken[0]}) != _asked(tried, {})
     }
     keep = _keep(tried, variables)
     keeps = _keeps(tried, {"enable_thinking": True, **keep})

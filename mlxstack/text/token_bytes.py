@@ -22,7 +22,7 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # The tokenizer makes this table anew whenever it is asked for.
+        # The tokenizer rebuilds this table at each access.
         self._added = frozenset(getattr(tokenizer, "added_tokens_decoder", {}))
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._is_byte_level = isinstance(getattr(backend, "decoder", None), ByteLevel)

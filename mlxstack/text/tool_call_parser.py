@@ -41,8 +41,8 @@ def parse_calls(parser: Parser, text: str, shapes: ToolSchemas) -> tuple[ToolCal
     """
     try:
         parsed = parser(text, shapes)
-        found = parsed if isinstance(parsed, list) else [parsed]
-        calls = tuple(_call(item, shapes) for item in found)
+        items = parsed if isinstance(parsed, list) else [parsed]
+        calls = tuple(_call(item, shapes) for item in items)
     except UNREADABLE:
         return ()
     return tuple(call for call in calls if call is not None) if all(calls) else ()
@@ -78,14 +78,14 @@ def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:
     for shape in shapes:
         function = shape["function"]
         if function["name"] == name:
-            found = function["parameters"].get("properties")
-            known = found if isinstance(found, dict) else {}
+            properties = function["parameters"].get("properties")
+            known = properties if isinstance(properties, dict) else {}
             return frozenset(key for key, one in known.items() if one.get("nullable") is True)
     return frozenset()
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say of a value; parsers take what looks like Python for Python."""
+    """A value as JSON can express it; parsers may return any Python literal."""
     match value:
         case dict():
             return {writable(str(key)): _plain(one) for key, one in value.items()}

@@ -41,7 +41,7 @@ class Block(Struct, frozen=True):
 
 
 class Sketch(Struct, frozen=True):
-    """How the template writes a block: its length in characters, and a digest of them.
+    """A block as the template writes it: its length in characters, and a digest of them.
 
     A length of 0: it writes something else. `lead` is the offset of the name or id that the
     block is found by. `key` says what it was rendered with.
@@ -98,23 +98,23 @@ class ToolCallReplay:
 
         Each call of a block must come back with the same id, name and arguments.
         """
-        found: dict[int, Entry] = {}
+        blocks: dict[int, Entry] = {}
         at = 0
         while at < len(calls):
             with self._lock:
                 entry = self._entries.get((scope, calls[at].id))
             if entry is not None and _is_same(entry, calls[at : at + len(entry.calls)]):
-                found[at] = entry
+                blocks[at] = entry
                 at += len(entry.calls)
             else:
                 at += 1
-        return found
+        return blocks
 
 
 def digest_of(call: ToolCall) -> bytes:
-    """What a call says. Unlike `==`, it tells 1, 1.0 and true apart."""
-    said = json.dumps([call.id, call.name, call.arguments], sort_keys=True, default=str)
-    return hashlib.blake2b(said.encode(), digest_size=16).digest()
+    """Digest of a call. Unlike `==`, it tells 1, 1.0 and true apart."""
+    spelled = json.dumps([call.id, call.name, call.arguments], sort_keys=True, default=str)
+    return hashlib.blake2b(spelled.encode(), digest_size=16).digest()
 
 
 def _is_same(entry: Entry, calls: Sequence[ToolCall]) -> bool:

@@ -16,19 +16,19 @@ def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) ->
     Where it follows no references and alternatives, each property is what it most likely is.
     """
     whole = _with_defaults(parameters, capabilities.schema_keys, SCHEMA_DEFAULTS)
-    found = whole.get("properties")
-    if not isinstance(found, dict):
+    properties = whole.get("properties")
+    if not isinstance(properties, dict):
         return whole
     if not capabilities.takes_references:
-        found = {key: _plain(one, parameters, MAX_DEPTH) for key, one in found.items()}
+        properties = {key: _plain(one, parameters, MAX_DEPTH) for key, one in properties.items()}
     if capabilities.property_keys:
-        found = {
+        properties = {
             key: _with_defaults(one, capabilities.property_keys, PROPERTY_DEFAULTS)
             if isinstance(one, dict)
             else one
-            for key, one in found.items()
+            for key, one in properties.items()
         }
-    return whole if found is whole["properties"] else {**whole, "properties": found}
+    return whole if properties is whole["properties"] else {**whole, "properties": properties}
 
 
 def _with_defaults(
@@ -42,21 +42,21 @@ def _plain(schema: Any, root: dict[str, Any], depth: int) -> dict[str, Any]:
     """A schema with one `type` that is a text, at every level."""
     if not isinstance(schema, dict) or depth == 0:
         return {"type": "string"}
-    said = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
+    plain = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
     if (target := _target(schema, root)) is not None:
-        said = {**_plain(target, root, depth - 1), **said}
+        plain = {**_plain(target, root, depth - 1), **plain}
     for choice in CHOICES:
         options = [one for one in schema.get(choice) or () if one != {"type": "null"}]
         if options:
-            said = {**_plain(options[0], root, depth - 1), **said}
-    said["type"] = _type(said)
-    if isinstance(properties := said.get("properties"), dict):
-        said["properties"] = {k: _plain(one, root, depth - 1) for k, one in properties.items()}
-    if said["type"] == "array":
-        said["items"] = _plain(said.get("items", {}), root, depth - 1)
-    if "additionalProperties" in said and isinstance(said["additionalProperties"], dict):
-        said["additionalProperties"] = _plain(said["additionalProperties"], root, depth - 1)
-    return said
+            plain = {**_plain(options[0], root, depth - 1), **plain}
+    plain["type"] = _type(plain)
+    if isinstance(properties := plain.get("properties"), dict):
+        plain["properties"] = {k: _plain(one, root, depth - 1) for k, one in properties.items()}
+    if plain["type"] == "array":
+        plain["items"] = _plain(plain.get("items", {}), root, depth - 1)
+    if "additionalProperties" in plain and isinstance(plain["additionalProperties"], dict):
+        plain["additionalProperties"] = _plain(plain["additionalProperties"], root, depth - 1)
+    return plain
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -69,7 +69,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _target(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | None:
-    """What a reference inside the same schema names."""
+    """Target of a reference inside the same schema."""
     path = schema.get("$ref")
     if not isinstance(path, str) or not path.startswith("#/"):
         return None

@@ -16,8 +16,9 @@ import pytest
 
 from mlxstack.api import connection
 from mlxstack.core.preset import ServerSpec
-from tests.api.running import Running, running, tiny_preset
+from tests.api.running import Running, tiny_preset
 from tests.api.speaking import chat_body
+from tests.gateway.in_front import WAYS, running_behind
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -30,10 +31,15 @@ HALF_BODY = (
 )
 
 
-@pytest.fixture(scope="module")
-def here(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=WAYS)
+def here(
+    request: pytest.FixtureRequest,
+    model_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Running]:
     preset = tiny_preset(model_folder, server=ServerSpec(port=0))
-    with running(preset, tmp_path_factory.mktemp("connections")) as found:
+    folder = tmp_path_factory.mktemp("connections")
+    with running_behind(request.param, preset, folder) as found:
         yield found
 
 

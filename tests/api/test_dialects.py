@@ -11,7 +11,7 @@ from litestar import get
 from litestar.response import Stream
 
 from mlxstack.api import app, registry, streaming
-from mlxstack.api.dialect import Dialect
+from mlxstack.api.protocols import Dialect
 from mlxstack.core.errors import Broken, Busy, NotFound, StackError
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.response_parts import ContentPart, ResponsePart

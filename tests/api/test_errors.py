@@ -8,11 +8,11 @@ import openai
 import pytest
 
 from mlxstack.api import errors as table
-from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.anthropic.routes import DIALECT as ANTHROPIC
 from mlxstack.api.dialects.llama_server.routes import DIALECT as LLAMA
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.errors import headers
+from mlxstack.api.protocols import Dialect
 from mlxstack.api.registry import dialect_of
 from mlxstack.core import errors
 

@@ -16,6 +16,7 @@ from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ApiKey, ServerSpec, Tier
 from mlxstack.core.request import Priority
 from tests.api.running import Running, running, serving, standing, tiny_preset
+from tests.gateway.in_front import WAYS, running_behind, standing_behind
 from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net
@@ -26,13 +27,13 @@ KEYS = ("key-one", "key-two")
 MACHINE = socket.gethostname().partition(".")[0]
 
 
-@pytest.fixture(scope="module")
-def locked() -> Iterator[Running]:
+@pytest.fixture(scope="module", params=WAYS)
+def locked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """A loaded service that wants a key, knows one more host, and is strict about models."""
     spec = ServerSpec(port=0, api_keys=KEYS, allowed_hosts=("mac.lan",), strict_models=True)
-    service, engine = standing(spec)
-    engine.loading.set_result(FACTS)
-    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+    with standing_behind(request.param, spec, tmp_path_factory.mktemp("locked")) as (found, _):
         yield found
 
 
@@ -55,7 +56,14 @@ def test_x11_a_key_opens_in_either_header(locked: Running) -> None:
 def test_x11_the_dialect_decides_between_two_keys(locked: Running) -> None:
     both = {"authorization": "Bearer key-one", "x_api_key": "wrong"}
     assert ask(locked, **both).status_code == 200
-    assert ask(locked, "/v1/messages", **both).status_code == 404
+    # A service has no such route, and a gateway asks for the key first.
+    assert ask(locked, "/v1/messages", **both).status_code in {401, 404}
+    said = {**HELLO, "model": "standin", "max_tokens": 1}
+    for right, status in (("x-api-key", 200), ("authorization", 401)):
+        keys = {"authorization": "Bearer wrong", "x-api-key": "wrong"}
+        keys[right] = keys[right].replace("wrong", "key-one")
+        answer = httpx.post(locked.url + "/v1/messages", json=said, headers=keys)
+        assert answer.status_code == status, right
 
 
 def test_x11_some_paths_are_public(locked: Running) -> None:
@@ -251,13 +259,14 @@ def test_o6_a_failure_inside_a_stream_is_told_in_it() -> None:
             list(chunks)
 
 
-def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
-    service, engine = standing(ServerSpec(port=0, max_body_bytes=1000))
-    engine.loading.set_result(FACTS)
-    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_body_over_the_limit_is_413(way: str, tmp_path: Path) -> None:
+    spec = ServerSpec(port=0, max_body_bytes=1000)
+    with standing_behind(way, spec, tmp_path) as (found, engine):
         answer = httpx.post(found.url + CHAT, json={**HELLO, "filler": "x" * 2000})
         assert answer.status_code == 413
         assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert not engine.asked
 
 
 class Tiered(NamedTuple):
@@ -271,17 +280,18 @@ class Tiered(NamedTuple):
         return httpx.post(self.url + path, json=said, headers={"x-api-key": key})
 
 
-@pytest.fixture(scope="module")
-def tiered() -> Iterator[Tiered]:
+@pytest.fixture(scope="module", params=WAYS)
+def tiered(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Tiered]:
     digest = "sha256:" + hashlib.sha256(b"fast").hexdigest()
     keys = (
         "plain",
         ApiKey(digest, Tier.HIGH),
         ApiKey("slow", Tier.LOW, salt="slow's", agents=("night-*",)),
     )
-    service, engine = standing(ServerSpec(port=0, api_keys=keys))
-    engine.loading.set_result(FACTS)
-    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+    spec, folder = ServerSpec(port=0, api_keys=keys), tmp_path_factory.mktemp("tiered")
+    with standing_behind(request.param, spec, folder) as (found, engine):
         yield Tiered(found.url, engine)
 
 
@@ -337,10 +347,11 @@ def test_a_key_speaks_only_as_its_agents(tiered: Tiered) -> None:
     assert httpx.get(there, headers={"x-api-key": "slow"}).status_code == 403
 
 
-def test_a_key_sees_and_makes_only_its_agents(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_key_sees_and_makes_only_its_agents(way: str, tmp_path: Path) -> None:
     keys = ("plain", ApiKey("slow", Tier.LOW, agents=("night-*",)))
     preset = tiny_preset(tmp_path / "model", server=ServerSpec(port=0, api_keys=keys))
-    with running(preset, tmp_path / "home") as found:
+    with running_behind(way, preset, tmp_path) as found:
         there = found.url + "/v1/agents"
         plain, slow = ({"x-api-key": key} for key in ("plain", "slow"))
         httpx.post(there, json={"id": "day"}, headers=plain).raise_for_status()
@@ -389,12 +400,13 @@ def test_a_key_of_some_agents_does_nothing_to_all(tiered: Tiered, method: str, p
     assert act("plain").status_code != 403
 
 
-def test_a_key_of_some_agents_does_not_read_what_others_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_key_of_some_agents_does_not_read_what_others_said(way: str, tmp_path: Path) -> None:
     keys = ("plain", ApiKey("slow", agents=("night-*",)))
     preset = tiny_preset(tmp_path / "model", server=ServerSpec(port=0, api_keys=keys))
     plain, slow = ({"x-api-key": key} for key in ("plain", "slow"))
     shared = "We share this long beginning of every word that we say. " * 4
-    with running(preset, tmp_path / "home") as found:
+    with running_behind(way, preset, tmp_path) as found:
         for agent, headers, words in (("day", plain, "sesame"), ("night-1", slow, "nothing")):
             turn = {"role": "user", "content": f"{shared}The secret is {words}, do not tell."}
             # A first turn would be a new conversation, of which no difference is told.

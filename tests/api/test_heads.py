@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from mlxstack.api.server import MAX_HEAD_BYTES, bind
+from mlxstack.api.server import MAX_HEAD_BYTES
 from mlxstack.core.preset import ServerSpec
-from tests.api.running import Running, serving, standing
-from tests.service.standin import FACTS
+from tests.api.running import Running
+from tests.gateway.in_front import WAYS, standing_behind
 
 pytestmark = pytest.mark.net
 
@@ -28,12 +28,12 @@ HEADS = {
 }
 
 
-@pytest.fixture(scope="module")
-def open_house() -> Iterator[Running]:
-    spec = ServerSpec(port=0)
-    service, engine = standing(spec)
-    engine.loading.set_result(FACTS)
-    with bind(spec) as listener, serving(service, listener) as found:
+@pytest.fixture(scope="module", params=WAYS)
+def open_house(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    spec, folder = ServerSpec(port=0), tmp_path_factory.mktemp("open")
+    with standing_behind(request.param, spec, folder) as (found, _):
         yield found
 
 

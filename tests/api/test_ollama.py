@@ -18,8 +18,9 @@ from mlxstack.api.dialects.ollama.request_schema import OllamaChatBody, OllamaMe
 from mlxstack.api.dialects.ollama.to_conversation import chat_conversation
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from mlxstack.service.openai_messages import FunctionParam, ToolCallParam
-from tests.api.running import Running, running
+from tests.api.running import Running
 from tests.api.test_demo_walk import WEATHER
+from tests.gateway.in_front import WAYS, running_behind
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -34,15 +35,17 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=WAYS)
+def demo(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     preset = Preset(
         model=ModelSpec(id="demo"),
         slots=SlotSpec(n_ctx=1024),
         sampling=SamplingSpec(temperature=0, thinking=False),
         server=ServerSpec(port=0, strict_models=True),
     )
-    with running(preset, tmp_path_factory.mktemp("home")) as found:
+    with running_behind(request.param, preset, tmp_path_factory.mktemp("demo")) as found:
         yield found
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mlxstack.bench.dev.serving_scenarios import decode_rate
-from mlxstack.bench.timed_request import TimedRequest, timed
+from mlxstack.bench.dev.timed_request import TimedRequest, timed
 from mlxstack.cli.main import app
 from mlxstack.core.errors import Broken
 

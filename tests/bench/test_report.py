@@ -7,12 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mlxstack.bench.bar_chart import Bar, BarChart, block, draw
+from mlxstack.bench.dev.report import (
+    Bar,
+    BarChart,
+    BenchReport,
+    ReportTable,
+    at_most,
+    block,
+    draw,
+    markdown,
+    show,
+    table_markdown,
+)
 from mlxstack.bench.dev.serving_report import crowd_row, summary, throughput
 from mlxstack.bench.dev.serving_scenarios import ServePlan
-from mlxstack.bench.report import BenchReport, Conditions, ReportTable, at_most
-from mlxstack.bench.report_markdown import markdown, table
-from mlxstack.bench.report_terminal import show
+from mlxstack.bench.environment import Conditions
 
 SAID = Conditions("2026-11-20", "a machine", {"mlx": "1.0"}, "a model", "no BLAS", 0.5)
 TABLE = ReportTable(
@@ -30,7 +39,7 @@ REPORT = BenchReport(
 
 
 def test_a_table_in_markdown_has_as_many_cells_in_every_line() -> None:
-    lines = [line for line in table(TABLE).splitlines() if line.startswith("|")]
+    lines = [line for line in table_markdown(TABLE).splitlines() if line.startswith("|")]
     assert lines[1] == "| --- | ---: |"
     assert {line.replace("\\|", "").count("|") for line in lines} == {3}
 

@@ -64,18 +64,22 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     kept = shell.run("rm", NAME, "--yes")
     assert kept.returncode == 4, kept.stderr
     assert "is served by `tiny-llama`; `mlx-stack down tiny-llama` stops it first" in kept.stderr
-    said = shell.run("chat", "tiny-llama", "-p", "hello")
+    assert shell.run("up", NAME).returncode == 4
+    said = shell.run("chat", NAME, "-p", "hello")
     assert said.returncode == 0 and "tok/s" in said.stderr
-    speed = shell.run("bench", "--model", "tiny-llama", "--seconds", "1", "--json")
+    speed = shell.run("bench", "--model", NAME, "--seconds", "1", "--json")
     assert json.loads(speed.stdout)["model"] == NAME
+    assert "n_ctx: 1024" in (shell.home / "derived" / "tiny-llama.yaml").read_text()
     swapped = shell.run("swap", str(folder))
     assert swapped.returncode == 0, swapped.stderr
     assert "slots.count" in swapped.stdout
     answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=60)
     assert answer.json()["model"] == folder.name
+    assert shell.run("swap", NAME).returncode == 0
+    assert shell.run("rm", NAME, "--yes").returncode == 4
     assert shell.run("down").returncode == 0
     again = shell.run("up", "tiny-llama", "--port", str(shell.port), "--dry-run")
-    assert "n_ctx: 1024" in again.stdout and NAME in again.stdout
+    assert f"id: {NAME}\n" in again.stdout
 
 
 def test_a_folder_and_a_path_in_a_cache_are_models(shell: Shell, model_of: ModelOf) -> None:
@@ -86,6 +90,10 @@ def test_a_folder_and_a_path_in_a_cache_are_models(shell: Shell, model_of: Model
     assert shell.services()["tiny-swa"]["n_ctx"] == N_CTX
     ran = shell.run("run", "openai", "--model", str(folder), "--", "sh", "-c", "echo $OPENAI_MODEL")
     assert (ran.returncode, ran.stdout) == (0, "tiny-swa\n"), ran.stderr
+    said = shell.run("chat", str(folder), "-p", "hello")
+    assert said.returncode == 0 and "tok/s" in said.stderr
+    speed = shell.run("bench", "--model", str(folder), "--seconds", "1", "--json")
+    assert json.loads(speed.stdout)["model"] == folder.name
     assert_kv_is_as_planned(shell, str(folder))
     snapshot = shell.folder / "cache" / "models--org--tiny" / "snapshots" / hub.COMMIT
     snapshot.parent.mkdir(parents=True)

@@ -3,10 +3,19 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import httpx
 import pytest
 
+from mlxstack.cli.services import gateway
+from mlxstack.cli.services.launch import LaunchRequest
+from mlxstack.gateway.spec import GatewaySpec
+from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.service_state import read_json
+from mlxstack.service.memory_check import room_in
+from tests import hub, models
 from tests.cli.terminal import Shell, free_port
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
@@ -100,3 +109,31 @@ def test_members_have_the_keys_of_the_first(shell: Shell) -> None:
     other.write_text(other.read_text().replace("{port", "{api_keys: [other], port"))
     refused = shell.run("up", "one", "two")
     assert refused.returncode == 5 and "other server.api_keys" in refused.stderr
+
+
+def test_a_model_that_is_not_here_reserves_what_the_hub_tells(shell: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    models.write(folder, models.LLAMA)
+    presets(shell, "one")
+    far = (shell.home / "presets" / "one.yaml").read_text().replace("extends: demo\n", "")
+    (shell.home / "presets" / "far.yaml").write_text(f"model: {{id: {hub.MODEL}}}\n{far}")
+    (shell.home / "presets" / "near.yaml").write_text(f"model: {{id: {folder}}}\n{far}")
+
+    def reserved(*names: str, **env: str) -> dict[str, int]:
+        up = shell.run("up", *names, "--json", **env)
+        assert up.returncode == 0, up.stderr
+        cards = httpx.get(json.loads(up.stdout)["url"] + "/v1/models", timeout=20).json()["data"]
+        assert shell.run("down").returncode == 0
+        assert all(card["fits"] for card in cards)
+        return {card["aliases"][-1]: card["n_bytes"] for card in cards}
+
+    with hub.serving(hub.files_of(folder)) as found:
+        known = reserved("one", "far", **found.env(tmp_path / "hub"))
+    near = [LaunchRequest(name, (), tmp_path) for name in ("one", "near")]
+    home = Home(shell.home)
+    planned = gateway.plan("x", near, home, room_in(home, this_memory(shell.env)))
+    assert known["far"] == pytest.approx(planned.members[1].n_bytes, rel=0.01)
+    dead = {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}", "HF_HOME": str(tmp_path / "none")}
+    unknown = reserved("one", "far", **dead)
+    spec = read_json(Home(shell.home).gateway_file("gateway"), GatewaySpec)
+    assert spec is not None and unknown["far"] == spec.budget

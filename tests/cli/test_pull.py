@@ -125,10 +125,9 @@ def test_a_part_that_is_damaged_is_never_taken_for_the_file(tmp_path: Path) -> N
     body = shard(1000)
     with hub.serving(model_files(**{WEIGHTS: body})) as here:
         env = here.env(tmp_path / "hf")
-        blobs = tmp_path / "hf" / "hub" / "models--org--tiny" / "blobs"
-        blobs.mkdir(parents=True)
-        part = blobs / f"{hashlib.sha256(body).hexdigest()}.part.incomplete"
+        part = begun(tmp_path, body, 0)
         part.write_bytes(b"x" * 500)
+        blobs = part.parent
         done = run(tmp_path, "pull", hub.MODEL, **env)
         assert done.returncode == 5
         assert "arrived damaged" in done.stderr and "pull it again" in done.stderr
@@ -177,6 +176,88 @@ def test_an_error_of_the_hub_is_one_line_with_the_remedy(
     assert done.stderr.count("\n") == 1, done.stderr
 
 
+REFUSED = [
+    (
+        401,
+        "Invalid credentials in Authorization header",
+        "the hub refuses org/tiny to this account",
+    ),
+    (403, "", "the hub refuses org/tiny to this account; `hf auth login`"),
+    (501, "", "answers 501 for org/tiny; try again later"),
+    (418, "short", "org/tiny: Client error '418"),
+]
+
+
+def test_a_status_of_the_hub_is_one_line(tmp_path: Path) -> None:
+    with hub.serving(model_files()) as here:
+        for status, message, words in REFUSED:
+            here.refuses = (status, message)
+            done = run(tmp_path, "pull", hub.MODEL, **here.env(tmp_path / "hf"))
+            assert done.returncode == 5
+            assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_connection_that_breaks_is_taken_up_again(tmp_path: Path) -> None:
+    body = shard(1000)
+    with hub.serving(model_files(**{WEIGHTS: body})) as here:
+        here.n_cuts = 1
+        done = run(tmp_path, "pull", hub.MODEL, **here.env(tmp_path / "hf"))
+        assert done.returncode == 0, done.stderr
+        assert here.fetched.count(WEIGHTS) == 2
+    blob = (
+        tmp_path / "hf" / "hub" / "models--org--tiny" / "blobs" / hashlib.sha256(body).hexdigest()
+    )
+    assert blob.read_bytes() == body
+
+
+def begun(tmp_path: Path, body: bytes, n_bytes: int) -> Path:
+    """A part of a file in the cache, as an interrupted download leaves it."""
+    part = tmp_path / "hf" / "hub" / "models--org--tiny" / "blobs"
+    part.mkdir(parents=True)
+    part /= f"{hashlib.sha256(body).hexdigest()}.part.incomplete"
+    part.write_bytes(body[:n_bytes])
+    return part
+
+
+def test_a_hub_without_ranges_gives_the_whole_file_again(tmp_path: Path) -> None:
+    body = shard(1000)
+    part = begun(tmp_path, body, 600)
+    with hub.serving(model_files(**{WEIGHTS: body})) as here:
+        here.has_ranges = False
+        done = run(tmp_path, "pull", hub.MODEL, **here.env(tmp_path / "hf"))
+        assert done.returncode == 0, done.stderr
+        assert here.resumed == [600]
+    assert (part.parent / part.name[:64]).read_bytes() == body
+
+
+def test_a_file_that_is_shorter_than_its_part_is_begun_again(tmp_path: Path) -> None:
+    """The range is refused with 416; the next pull does not meet the same part."""
+    body = shard(1000)
+    part = begun(tmp_path, body, 600)
+    with hub.serving(model_files(**{WEIGHTS: body})) as here:
+        env = here.env(tmp_path / "hf")
+        here.served[WEIGHTS] = body[:100]
+        done = run(tmp_path, "pull", hub.MODEL, **env)
+        assert done.returncode == 5
+        assert "arrived damaged" in done.stderr and not part.exists()
+        del here.served[WEIGHTS]
+        again = run(tmp_path, "pull", hub.MODEL, **env)
+        assert again.returncode == 0, again.stderr
+
+
+def test_a_file_that_changes_on_the_hub_between_two_pulls_is_fetched_whole(tmp_path: Path) -> None:
+    old, new = shard(1000), shard(1200)
+    part = begun(tmp_path, old, 600)
+    past = time.time() - 3600
+    os.utime(part, (past, past))
+    with hub.serving(model_files(**{WEIGHTS: new})) as here:
+        done = run(tmp_path, "pull", hub.MODEL, **here.env(tmp_path / "hf"))
+        assert done.returncode == 0, done.stderr
+        assert here.resumed == []
+    assert not part.exists()
+    assert (part.parent / hashlib.sha256(new).hexdigest()).read_bytes() == new
+
+
 def test_no_network_is_said(tmp_path: Path) -> None:
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
     done = run(tmp_path, "pull", hub.MODEL, **env)
@@ -184,7 +265,11 @@ def test_no_network_is_said(tmp_path: Path) -> None:
     assert "http://127.0.0.1:9 cannot be reached; check the network" in done.stderr
     offline = run(tmp_path, "pull", hub.MODEL, HF_HUB_OFFLINE="1", **env)
     assert "HF_HUB_OFFLINE forbids to ask the hub; unset it" in offline.stderr
-    assert {done.stderr.count("\n"), offline.stderr.count("\n")} == {1}
+    begun(tmp_path, b"weights", 3)
+    half = run(tmp_path, "pull", hub.MODEL, **env)
+    assert "org/tiny is here in part" in half.stderr
+    assert "`mlx-stack pull org/tiny` goes on from there" in half.stderr
+    assert {one.stderr.count("\n") for one in (done, offline, half)} == {1}
 
 
 def _read_all(terminal: int) -> str:

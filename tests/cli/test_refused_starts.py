@@ -63,6 +63,7 @@ def test_a7_a_slow_start_ends_in_an_error_and_no_orphan(shell: Shell) -> None:
 def test_a7_a_download_takes_as_long_as_it_takes(shell: Shell) -> None:
     up = shell.up("--set", "server.startup_timeout_s=5", WORKER_MODE="downloads")
     assert up.returncode == 0, up.stderr
+    assert "starting tiny: downloading org/x: " in up.stderr, "piped, it is told in lines"
     assert shell.run("down").returncode == 0
     modes = shell.home / "presets" / "modes"
     modes.mkdir(parents=True, mode=0o700)

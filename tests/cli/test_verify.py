@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from mlxstack.bench.report import Conditions
+from mlxstack.bench.environment import Conditions
 from mlxstack.cli import verify
 from mlxstack.cli.doctor import CheckLevel, CheckResult
 from mlxstack.cli.main import app

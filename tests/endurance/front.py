@@ -6,6 +6,8 @@ computed before without a cache, alone.
 
 import os
 import signal
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -167,3 +169,25 @@ def front(
         }
         crowd.outcome.seconds = time.monotonic() - began
     return crowd.outcome
+
+
+def check(found: FrontOutcome) -> None:
+    """Every answer right, every return from the cache, swaps within the linger rule, no loss."""
+    assert found.faults == [] and found.n_wrong == 0
+    assert found.n_kills >= 2 and found.n_answers >= 12 * 2 * N_TURNS
+    assert found.n_returns >= found.n_answers // 2 and found.n_cold == 0
+    assert sum(found.n_unloads.values()) >= 1
+    for n_unloads in found.n_unloads.values():
+        assert n_unloads <= (found.seconds + 60) / LINGER_S + found.n_kills + 1
+
+
+def main(minutes: float) -> None:
+    """Twelve agents for so many minutes; a process is killed every 40 seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="front-"))
+    found = front(folder, minutes * 60, n_agents=12, kill_every_s=40, seed=1)
+    print(found)
+    check(found)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0)

@@ -8,6 +8,7 @@ import mlx.core as mx
 from msgspec import Struct
 
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.policy.live_sharing import LiveSharing
 from mlxstack.policy.prefix_index_check import check_index
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -18,7 +19,10 @@ ROOM_FOR = 6
 
 
 class Outcome(Struct, frozen=True):
-    """`worst` is the largest difference of reported and real bytes, as a share of the real."""
+    """`worst` is the largest difference of reported and real bytes, as a share of the real.
+
+    `most_shared` slots at most held one copy of a prefix.
+    """
 
     n_requests: int
     n_checked: int
@@ -26,15 +30,23 @@ class Outcome(Struct, frozen=True):
     budget: int
     worst: float
     hit_share: float
+    most_shared: int
 
 
-def soak(model: Path, home: Path, n_requests: int, seed: int) -> Outcome:
-    """Raises AssertionError at the first wrong token or byte above the budget."""
+def soak(
+    model: Path, home: Path, n_requests: int, seed: int, *, is_shared: bool = False
+) -> Outcome:
+    """Raises AssertionError at the first wrong token or byte above the budget.
+
+    With `is_shared` slots share the KV of common prefixes, from one block on.
+    """
     budget = ROOM_FOR * _context_bytes(model, home)
     cache = PrefixCacheSpec(memory_budget_pct=50, disk=DiskSpec(enabled=False))
     preset = preset_of(model, slots=SlotSpec(count=N_SLOTS, n_ctx=N_CTX), prefix_cache=cache)
     gc.collect()
     with running(preset, home, memory_bytes=2 * budget) as driver:
+        if is_shared:
+            driver.engine._turns.slot_kv.sharing = LiveSharing(min_tokens=128)
         play = Play(driver, budget, seed)
         while play.n_requests < n_requests:
             play.burst()
@@ -42,7 +54,9 @@ def soak(model: Path, home: Path, n_requests: int, seed: int) -> Outcome:
         check_index(driver.engine._turns.slot_kv.memory.index)
         counters = driver.engine.snapshot().counters
         share = counters.n_cached_tokens / (counters.n_cached_tokens + counters.n_prompt_tokens)
-        return Outcome(play.n_requests, play.n_checked, play.most, budget, play.worst, share)
+        return Outcome(
+            play.n_requests, play.n_checked, play.most, budget, play.worst, share, play.most_shared
+        )
 
 
 class Play:
@@ -55,7 +69,7 @@ class Play:
         self._head = prompt(130, seed=seed)
         self._histories = {n: self._head + prompt(20, seed=n) for n in range(N_AGENTS)}
         self._idle = mx.get_active_memory()
-        self.n_requests = self.n_checked = self.most = 0
+        self.n_requests = self.n_checked = self.most = self.most_shared = 0
         self.worst = 0.0
 
     def burst(self) -> None:
@@ -80,6 +94,8 @@ class Play:
         """Reported and real bytes of KV, live and parked, while nobody speaks."""
         reported, real = self._look(), mx.get_active_memory() - self._idle
         self.most = max(self.most, reported)
+        groups = (len(one.slots) for one in self._driver.engine.snapshot().shared)
+        self.most_shared = max((self.most_shared, *groups))
         assert reported <= self._budget, f"{reported} of {self._budget} bytes"
         self.worst = max(self.worst, abs(reported - real) / real)
 

@@ -1,16 +1,22 @@
 """Live contexts share one copy of a common prefix: no answer shows it, for any kind of cache."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import DiskSpec, KVSpec, LiveSharingMode, PrefixCacheSpec, SlotSpec
+from mlxstack.core.request import Request
+from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.attention_costs import LENGTHS, measure_sharing
+from mlxstack.engine.model.cache_adapters import STEP
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.live_sharing import MIN_TOKENS, NO_SHARING, LiveSharing
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -20,8 +26,8 @@ OTHER = HEAD[:150] + prompt(200, seed=101)
 NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
 FOUR = SlotSpec(count=4, n_ctx=1024)
 FORCED = LiveSharing(block_size=16, min_tokens=32)
-SHARING = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid"]
-CUTTABLE = "tiny"
+SHARING = ["tiny", "tiny-8bit", "tiny-swa", "tiny-sinks", "tiny-hybrid"]
+CUTTABLE = ("tiny", "tiny-8bit")
 
 
 def kv_of(driver: Driver) -> SlotKVManager:
@@ -42,7 +48,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 def engine(
     kind: str, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Driver]:
-    preset = preset_of(model_of(kind), slots=FOUR, prefix_cache=NO_DISK)
+    kv = KVSpec(bits=8, group_size=32) if kind == "tiny-8bit" else KVSpec()
+    model = model_of(kind.removesuffix("-8bit"))
+    preset = preset_of(model, kv=kv, slots=FOUR, prefix_cache=NO_DISK)
     with running(preset, tmp_path_factory.mktemp(kind)) as one:
         assert one.engine._verdict.can_share
         kv_of(one).sharing = FORCED
@@ -86,7 +94,7 @@ def test_groups_form_grow_split_and_lose_members(driver: Driver, kind: str) -> N
         ask = driver.submit(tokens, 12, slot=1, checkpoint_positions=cuts)
         driver.finish(ask)
         assert driver.tokens(ask) == cold[tokens]
-    assert shared(driver)[1] == (192 if kind == CUTTABLE else 144)
+    assert shared(driver)[1] == (192 if kind in CUTTABLE else 144)
     again = [driver.submit(tokens, 12, checkpoint_positions=cuts) for tokens in (*apart, *prompts)]
     for ask, tokens in zip(again, (*apart, *prompts), strict=True):
         driver.finish(ask)
@@ -175,11 +183,11 @@ def test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens(
     assert driver.tokens(ask) == cold
 
 
-@pytest.mark.parametrize("name", ["tiny-mla", "tiny-8bit", "off"])
+@pytest.mark.parametrize("name", ["tiny-mla", "later", "off"])
 def test_kinds_that_do_not_share_copy_as_before(
     name: str, model_of: ModelOf, tmp_path: Path
 ) -> None:
-    kv = KVSpec(bits=8, group_size=32) if name == "tiny-8bit" else KVSpec()
+    kv = KVSpec(bits=8, group_size=32, quantized_start=64) if name == "later" else KVSpec()
     mode = LiveSharingMode.OFF if name == "off" else LiveSharingMode.AUTO
     cache = PrefixCacheSpec(memory_budget_pct=20, live_sharing=mode)
     model = model_of("tiny-mla" if name == "tiny-mla" else "tiny")
@@ -192,20 +200,70 @@ def test_kinds_that_do_not_share_copy_as_before(
         assert shared(driver) == [0] * 4
 
 
-@pytest.mark.parametrize("n_head", [512, 1024])
-def test_a_fork_copies_its_tail_alone(model_of: ModelOf, tmp_path: Path, n_head: int) -> None:
-    preset = preset_of(model_of("tiny"), slots=SlotSpec(3, 2048), prefix_cache=NO_DISK)
+def fill(loop: EngineLoop, slot: int, tokens: tuple[int, ...]) -> None:
+    """Let the slot hold these tokens with random KV, without a prefill."""
+    context = loop.slots[slot]
+    context.clear()
+    shape = (1, 2, len(tokens), 32)
+    for leaf in context.leaves:
+        leaf.update_and_fetch(mx.random.normal(shape), mx.random.normal(shape))
+    context.extend(tokens)
+    context.evaluate()
+
+
+def copied(work: Callable[[], object]) -> int:
+    """Bytes by which MLX's memory grew at most meanwhile."""
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    work()
+    mx.synchronize()
+    return int(mx.get_peak_memory() - before)
+
+
+def kv_arrays(context: SlotContext) -> list[mx.array]:
+    return [part for leaf in context.leaves for part in cache_adapters.span(leaf, 0, len(context))]
+
+
+@pytest.mark.parametrize("n_head", [1024, 4096, 16384])
+def test_forks_parks_and_resumes_copy_their_tail_alone(
+    model_of: ModelOf, tmp_path: Path, n_head: int
+) -> None:
+    n_own, head = 40, prompt(n_head, seed=7)
+    first, *others = (head + prompt(n_own, seed=i) for i in range(3))
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(3, 17000), prefix_cache=NO_DISK)
+
+    def prepare(loop: EngineLoop, slot: int, tokens: tuple[int, ...]) -> tuple[KVSource, int]:
+        kv, request = loop.slot_kv, Request("x", tokens, 1, arrived=0.0)
+        plan, _ = kv.plan(request, slot, may_read=False)
+        return plan.source, copied(lambda: kv.prepare_slot(request, slot, plan))
+
+    def play(loop: EngineLoop) -> None:
+        kv, slots = loop.slot_kv, loop.slots
+        kv.sharing = LiveSharing(min_tokens=1024)
+        # A cache grows by a step, for which zeros are joined.
+        tail = (2 * STEP + 128) * kv.bytes_per_token
+        fill(loop, 0, first)
+        source, n_bytes = prepare(loop, 1, others[0])
+        assert (source, n_bytes < 1.4 * tail) == (KVSource.FORK, True)
+        source, n_bytes = prepare(loop, 2, others[1])
+        assert (source, n_bytes < tail) == (KVSource.FORK, True)
+        assert [context.n_shared for context in slots] == [n_head] * 3
+        assert copied(lambda: kv.park(slots[0])) < tail
+        before = kv_arrays(slots[0])
+        mx.eval(before)
+        for context in slots:
+            context.clear()
+        assert kv.shared_bytes == 0 < n_head * kv.bytes_per_token <= kv.memory.n_bytes
+        source, n_bytes = prepare(loop, 1, (*first, 1))
+        assert (source, n_bytes < tail) == (KVSource.PARKED, True)
+        assert slots[1].n_shared == n_head
+        assert kv.memory.n_bytes < tail < kv.shared_bytes
+        each = zip(before, kv_arrays(slots[1]), strict=True)
+        assert all(mx.array_equal(one, other) for one, other in each)
+
     with running(preset, tmp_path) as driver:
-        manager = kv_of(driver)
-        manager.sharing = FORCED
-        head = prompt(n_head, seed=7)
-        driver.answer(head + prompt(20, seed=0), 2, slot=0)
-        driver.answer(head + prompt(20, seed=1), 2, slot=1)
-        before = int(mx.get_active_memory())
-        driver.answer(head + prompt(20, seed=2), 2, slot=2)
-        grown = int(mx.get_active_memory()) - before
-        assert grown < (2 * 256 + 128) * manager.bytes_per_token
-        assert [context.n_shared for context in manager.slots] == [n_head] * 3
+        driver.engine._do(play).result(timeout=60)
 
 
 def test_auto_measures_from_which_length_on_sharing_pays(model_of: ModelOf, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ VARIABLES = """\
 | `MLX_STACK_HOME` | where everything is kept; `~/.mlx-stack`, if not set |
 | `MLX_STACK_…` | a key of the preset, such as `MLX_STACK_SLOTS_COUNT` ([presets](presets.md)) |
 | `MLX_STACK_API_KEY` | the key that every verb sends; needed where the preset has only digests |
+| `MLX_STACK_PEER_KEY` | the key that a service sends to peers without a `key_file` |
 | `MLX_STACK_MEMORY` | the memory to plan and serve with instead of this machine's, such as `48GB` |
 | `NO_COLOR` | no colors |
 

@@ -91,11 +91,11 @@ def test_names_are_bounded_and_possible_agent_ids() -> None:
 
 def test_a_long_conversation_keeps_its_name_and_little_of_what_it_was_told() -> None:
     names = ConversationNamer()
-    turns = tuple(f"{n:032x}" for n in range(conversation_id.MOST_TOLD + 500))
+    turns = tuple(f"{n:032x}" for n in range(conversation_id.MOST_TURNS + 500))
     first = names.name(turns, "codex:a")
     assert names.name((*turns, "more"), "codex:a") == first
     assert names.name((*turns, "more"), "codex:b") != first
     assert names.name((*turns, "more", "still"), None) == first
     assert names.name(turns[:-200], "codex:a") == first
     assert names.name((*turns[:100], "else"), None) != first
-    assert max(len(one.told) for one in names._known.values()) == conversation_id.MOST_TOLD
+    assert max(len(one.turns) for one in names._known.values()) == conversation_id.MOST_TURNS

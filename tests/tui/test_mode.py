@@ -12,7 +12,7 @@ from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.screens.dialogs import TextDialog
 from mlxstack.tui.theme import ThemeChoice
-from tests.cli.terminal import Shell, free_port
+from tests.cli.terminal import Shell
 from tests.tui.test_live import board, said, until
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
@@ -26,7 +26,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     folder.mkdir(parents=True, mode=0o700)
     for name in ("chat", "watch"):
         (shell.home / "presets" / f"{name}.yaml").write_text(
-            f"extends: demo\nserver: {{port: {free_port()}, drain_s: 1, startup_timeout_s: 20}}\n"
+            f"extends: demo\nserver: {{port: {shell.port}, drain_s: 1, startup_timeout_s: 20}}\n"
         )
     members = {"day": ("chat",), "night": ("chat", "watch"), "never": ("ghost",)}
     for mode, names in members.items():
@@ -41,7 +41,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
 
 async def test_h4_the_mode_is_switched_and_an_error_is_told(shell: Shell) -> None:
     assert shell.run("mode", "switch", "day").returncode == 0
-    url = shell.services()["chat"]["url"]
+    url = shell.services()["day"]["url"]
     machine = here(Home(shell.home))
     assert {"day", "night"} <= set(machine.modes)
     assert "watch" in machine.presets

@@ -2,15 +2,15 @@
 
 from msgspec import Struct
 
+from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, measure
 from mlxstack.bench.dev.trials import BenchResult, Drafts
-from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.statistics import lasting, ratio, spread, times
 
 TEXTS = ("copied", "schema", "prose", "adversarial")
 ALL_BUT_NOTHING = 0.98
 MOST_GAP = 1.05
-"""Of the gaps between tokens, relative to those without drafts: the noise of a percentile."""
+"""Tolerated share of longer gaps between tokens with drafts: the noise of a percentile."""
 
 
 class DraftsPlan(Struct, frozen=True):

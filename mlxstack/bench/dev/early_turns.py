@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, service
 from mlxstack.bench.dev.serving_scenarios import CALM_S, DECODERS, Found
+from mlxstack.bench.dev.timed_request import Caller
 from mlxstack.bench.dev.workload import Body, Yardstick, question, text, tool
-from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.statistics import lasting, percentile, ratio, spread
-from mlxstack.bench.timed_request import Caller
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import Anticipation, PrefixCacheSpec, SlotSpec
 
@@ -49,15 +49,15 @@ class EarlyPlan(Struct, frozen=True):
     """Tokens of a tool loop of `n_calls` calls, each after reasoning; `n_loops` pauses at once."""
 
     n_head: int = 300
-    n_calls: int = 6
+    n_calls: int = 4
     n_thought: int = 150
     n_result: int = 250
     n_new: int = 40
     n_prompt: int = 200
     n_endless: int = 4000
-    n_loops: int = 3
-    n_newcomers: int = 3
-    decode_s: float = 6.0
+    n_loops: int = 2
+    n_newcomers: int = 5
+    decode_s: float = 8.0
     passes: int = 3
 
     @property
@@ -134,7 +134,7 @@ async def _pause(
         body = _loop(plan, yard, seed, n_thought)
         first = await caller.request(body, 16)
         if n_thought and is_early:
-            await _until_begun(caller)
+            await _until_begun(caller, await _n_begun(caller))
         later = await caller.request(_asked(body, first.text, plan.n_new, yard, seed), 16)
         found |= {
             f"{what}: ttft": (later.ttft_s,),
@@ -162,6 +162,7 @@ async def _others(caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int)
     ]
     enough.set()
     gaps = [gap for one in await asyncio.gather(*tasks) for gap in one.gaps_within(began, ended)]
+    await _until_begun(caller, -1)
     if not gaps:
         raise Broken("the decoders had ended before the next turns were begun; let them go on")
     return {
@@ -171,12 +172,13 @@ async def _others(caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int)
     }
 
 
-async def _until_begun(caller: Caller) -> None:
-    """Wait for the end of the early turn. Raises Broken when none begins."""
+async def _until_begun(caller: Caller, n_before: float) -> None:
+    """Wait for more tokens begun early, and the end of the turn. Raises Broken without any."""
     deadline = caller.clock() + WAIT_S
     while caller.clock() < deadline:
         slots = await caller.get("/slots")
-        if any(slot["n_early"] and not slot["n_early_left"] for slot in slots):
+        n_left = sum(slot["n_early_left"] for slot in slots)
+        if not n_left and sum(slot["n_early"] for slot in slots) > n_before:
             return
         await asyncio.sleep(POLL_S)
     raise Broken("no next turn was begun early: is this computer on battery, or out of memory?")

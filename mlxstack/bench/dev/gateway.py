@@ -15,10 +15,10 @@ import psutil
 import yaml
 from msgspec import Struct
 
+from mlxstack.bench.dev.report import ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import HOST, Sandbox
-from mlxstack.bench.report import ReportTable, Results, at_least, at_most
+from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
 from mlxstack.bench.statistics import lasting, megabytes, percentile, ratio, spread
-from mlxstack.bench.timed_request import Caller, ServerUnderTest
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home

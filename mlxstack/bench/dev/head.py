@@ -2,14 +2,14 @@
 
 from msgspec import Struct
 
+from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, measure
 from mlxstack.bench.dev.trials import BenchResult, Forks, SharedRows
-from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.statistics import lasting, megabytes, ratio, spread
 
 NAMES = ("team", "pair", "strangers", "fork")
 MOST_GROWTH = 1.5
-"""Of the time of a fork, from the shortest to the longest prefix: the noise of milliseconds."""
+"""Tolerated growth of a fork's time with the length of its prefix: noise of milliseconds."""
 
 
 class HeadPlan(Struct, frozen=True):

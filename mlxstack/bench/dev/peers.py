@@ -2,13 +2,13 @@
 
 from contextlib import AsyncExitStack
 
+from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, measure, mlx_lm_server, service
 from mlxstack.bench.dev.serving_report import SilenceBounds, median, results
 from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, play
+from mlxstack.bench.dev.timed_request import Caller
 from mlxstack.bench.dev.trials import BenchResult, SingleFloor, Steps
-from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.statistics import ratio, times
-from mlxstack.bench.timed_request import Caller
 from mlxstack.core.preset import SlotSpec
 
 OURS, PEER = "mlx-stack", "mlx_lm.server"

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Sequence
 
-from mlxstack.bench.bar_chart import Bar, BarChart
 from mlxstack.bench.dev.prefix_cache_scenarios import (
     BLOCK,
     CachePlan,
@@ -14,11 +13,11 @@ from mlxstack.bench.dev.prefix_cache_scenarios import (
     saves,
     team_starts,
 )
+from mlxstack.bench.dev.report import Bar, BarChart, BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, measure
+from mlxstack.bench.dev.timed_request import TimedRequest
 from mlxstack.bench.dev.trials import BenchResult, SingleFloor
-from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.statistics import lasting, megabytes, percentile, ratio, seconds, spread, times
-from mlxstack.bench.timed_request import TimedRequest
 
 GAPS: dict[str, Callable[[Sequence[float]], float]] = {
     "p50": lambda gaps: percentile(gaps, 50),
@@ -221,7 +220,7 @@ def _return_targets(
 
 
 def _team_targets(teams: Sequence[Start]) -> tuple[BenchTarget, ...]:
-    """At most one block beyond the least for each member."""
+    """Target: at most one block beyond the least for each member."""
     over = max((s.n_computed - s.n_least) / len(s.timed) for s in teams)
     return (at_most("team start: tokens beyond the least, per agent", over, BLOCK, "tokens"),)
 

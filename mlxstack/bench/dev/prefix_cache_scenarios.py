@@ -9,9 +9,9 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.bench.dev.sandbox import Sandbox, measure, service
+from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest, TimedRequest
 from mlxstack.bench.dev.trials import BenchResult, LoadFiles
 from mlxstack.bench.dev.workload import Body, Split, Yardstick, agent, next_turn, question
-from mlxstack.bench.timed_request import Caller, ServerUnderTest, TimedRequest
 from mlxstack.client import Client, SlotRestored, SlotSaved
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
@@ -81,7 +81,7 @@ class Saves(Struct, frozen=True):
 
 
 async def returns(stage: Sandbox, plan: CachePlan) -> tuple[Returns, ...]:
-    """With one slot: each agent comes, goes on, is parked, comes back, and once more next day."""
+    """One slot: each agent comes, goes on, is parked, comes back, and once more next day."""
     slots = SlotSpec(count=1, n_ctx=max(plan.totals) + ROOM)
     seen: dict[int, list[tuple[TimedRequest, TimedRequest, TimedRequest, Body]]] = {
         n: [] for n in plan.totals
@@ -127,7 +127,7 @@ async def _comes_and_goes(
 
 
 async def team_starts(stage: Sandbox, plan: CachePlan) -> tuple[Start, ...]:
-    """In each pass a new team with a new head, all members at once."""
+    """A new team with a new head in each pass, all members at once."""
     slots = SlotSpec(count=plan.team, n_ctx=plan.team_total + ROOM)
     starts = []
     async with service(stage, "team", slots) as server, Caller(server) as caller:

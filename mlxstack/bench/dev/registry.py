@@ -24,11 +24,11 @@ from mlxstack.bench.dev import (
     tokenization,
     tui_overhead,
 )
+from mlxstack.bench.dev.report import BenchReport, Results
 from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
+from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
 from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.bench.environment import child_env, conditions
-from mlxstack.bench.report import BenchReport, Results
-from mlxstack.bench.timed_request import Caller, ServerUnderTest
 from mlxstack.core.preset import PrefillSpec, SlotSpec
 
 FULL, SMALL = BuildModel("", 8, 512), BuildModel("", 2, 128)

@@ -12,8 +12,8 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from mlxstack.bench.dev.timed_request import ServerUnderTest
 from mlxstack.bench.dev.trials import BenchJob, BenchResult, BuildModel, Trial
-from mlxstack.bench.timed_request import ServerUnderTest
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import ModelSpec, PrefixCacheSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host.logs import tail

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from mlxstack.bench.bar_chart import Bar, BarChart
+from mlxstack.bench.dev.report import Bar, BarChart, BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, played
-from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.statistics import lasting, percentile, ratio, seconds, spread, times
 
 ALL = {

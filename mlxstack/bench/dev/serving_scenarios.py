@@ -7,9 +7,9 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.bench.dev.sandbox import Sandbox
+from mlxstack.bench.dev.timed_request import Caller, TimedRequest
 from mlxstack.bench.dev.workload import Split, Yardstick, agent, next_turn, question, sibling
 from mlxstack.bench.statistics import ratio
-from mlxstack.bench.timed_request import Caller, TimedRequest
 from mlxstack.core.errors import BadRequest, Broken
 
 Found = dict[str, tuple[float, ...]]
@@ -17,7 +17,7 @@ Found = dict[str, tuple[float, ...]]
 
 DECODERS = 3
 COUNTS = 26
-"""So many tools Claude Code counts at once for `/context`."""
+"""Number of tools that Claude Code counts at once for `/context`."""
 
 CALM_S = 1.0
 """Seconds before a request joins, whose gaps count as the baseline."""

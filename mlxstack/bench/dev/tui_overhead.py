@@ -8,11 +8,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.bench.dev.headless_tui import Spectator, spectator
+from mlxstack.bench.dev.report import ReportTable, Results, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, service
+from mlxstack.bench.dev.timed_request import Caller, TimedRequest
 from mlxstack.bench.dev.workload import question
-from mlxstack.bench.report import ReportTable, Results, at_most
 from mlxstack.bench.statistics import ratio, spread
-from mlxstack.bench.timed_request import Caller, TimedRequest
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
 

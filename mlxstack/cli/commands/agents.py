@@ -1,4 +1,4 @@
-"""`agents`: list, fork, rewind, pin and delete the agents of a running service."""
+"""`agents`: list, fork, move, rewind, pin and delete the agents of a running service."""
 
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ Found = dict[str, Any]
 
 @app.callback(invoke_without_command=True)
 def agents(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """List, fork, rewind, pin and delete agents. Without a verb: the list."""
+    """List, fork, move, rewind, pin and delete agents. Without a verb: the list."""
     if context.invoked_subcommand is None:
         list_agents(name, url, json)
 
@@ -109,6 +109,22 @@ def fork(
     """Fork an agent; its KV is shared, not copied."""
     done = engine_request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
     _tell(done, f"{new} is a fork of {agent}", json)
+
+
+@app.command()
+def move(
+    agent: AgentId,
+    to: Annotated[str, typer.Option("--to", help="URL of the peer, as in `server.peers`.")],
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the agent here too.")] = False,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Move an agent to a peer, with its history and its KV."""
+    body = {"to": to, "is_kept": keep}
+    done = engine_request(name, url, lambda client: client.post(_path(agent, "move"), body))
+    kv = f"KV of {done['n_tokens']} tokens" if done["n_tokens"] else "no KV"
+    _tell(done, f"{agent} is at {to}, with {kv}; {done['n_sent']} bytes were sent", json)
 
 
 @app.command()

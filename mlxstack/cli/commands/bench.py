@@ -16,8 +16,8 @@ from mlxstack.core.errors import Unsupported
 
 if TYPE_CHECKING:
     from mlxstack.bench.dev.registry import BenchRequest
-    from mlxstack.bench.report import BenchReport
-    from mlxstack.bench.timed_request import ServerUnderTest
+    from mlxstack.bench.dev.report import BenchReport
+    from mlxstack.bench.dev.timed_request import ServerUnderTest
 
 SCENES = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
 SCENES_HELP = f"serve: play this one only; may be given again. {', '.join(SCENES)}."
@@ -129,7 +129,7 @@ def _key() -> str | None:
 
 
 def _server(name: str, url: str | None, model: str, key: str | None) -> "ServerUnderTest | None":
-    from mlxstack.bench.timed_request import ServerUnderTest
+    from mlxstack.bench.dev.timed_request import ServerUnderTest
     from mlxstack.cli.target import address
 
     return ServerUnderTest(name, address(url), model, key) if url is not None else None
@@ -138,8 +138,7 @@ def _server(name: str, url: str | None, model: str, key: str | None) -> "ServerU
 def _print(reports: "list[BenchReport]", is_markdown: bool) -> None:
     from rich.console import Console
 
-    from mlxstack.bench.report_markdown import markdown
-    from mlxstack.bench.report_terminal import show
+    from mlxstack.bench.dev.report import markdown, show
 
     for one in reports:
         if is_markdown:

@@ -44,7 +44,8 @@ def down(
     for name in chosen:
         end = _stop(home, name, timeout)
         if end is None:
-            idle.append(f"`{name}`")
+            # Without a name, a gateway has stopped this member already.
+            idle += [f"`{name}`"] if names else []
             continue
         ends[name] = end
         if not json:
@@ -56,12 +57,13 @@ def down(
 
 
 def _chosen(home: "Home", names: list[str]) -> list[str]:
-    """Named services, each once; all running ones without a name."""
-    from mlxstack.cli.target import known_service
+    """Named services, each once; without a name all that run, gateways before their members."""
+    from mlxstack.cli.target import is_gateway, known_service
     from mlxstack.host import services
 
     if not names:
-        return [name for name in services.names(home) if home.pid_file(name).exists()]
+        found = [name for name in services.names(home) if home.pid_file(name).exists()]
+        return sorted(found, key=lambda name: not is_gateway(known_service(home, name).plan))
     return [known_service(home, name).plan.name for name in dict.fromkeys(names)]
 
 

@@ -52,33 +52,42 @@ def list_modes(json: Json = False) -> None:
 
 @app.command("status")
 def show_status(json: Json = False) -> None:
-    """Show the mode that runs, and its members.
+    """Show the mode that runs, its address and its members.
 
-    The exit code is 0 when all are healthy.
+    The exit code is 0 when the address answers and no member has failed.
     """
     from mlxstack.cli.services.probe import survey
+    from mlxstack.gateway.spec import GatewaySpec
     from mlxstack.host import modes
+    from mlxstack.host.service_state import read_json
 
     home = _home()
     active = modes.active(home)
-    seen = {one.name: one for one in survey(home).services}
-    names = active.services if active is not None else ()
-    states = {name: str(seen[name].state) if name in seen else "stopped" for name in names}
-    if json:
-        as_json({"mode": active.name if active is not None else None, "members": states})
-    elif active is None:
-        typer.echo("no mode; mlx-stack mode switch NAME starts one")
-    else:
-        typer.echo(f"Mode: {active.name}")
-        table(("MEMBER", "STATE"), states.items())
     if active is None:
+        if json:
+            as_json({"mode": None, "members": {}})
+        else:
+            typer.echo("no mode; mlx-stack mode switch NAME starts one")
         raise typer.Exit(Exit.NOT_RUNNING)
-    raise typer.Exit(Exit.OK if set(states.values()) == {"healthy"} else Exit.FAILED)
+    seen = {one.name: one for one in survey(home).services}
+    spec = read_json(home.gateway_file(active.name), GatewaySpec)
+    names = [one.name for one in spec.members] if spec is not None else []
+    states = {name: str(seen[name].state) if name in seen else "stopped" for name in names}
+    front = seen.get(active.name)
+    state, url = (str(front.state), front.url) if front is not None else ("stopped", "")
+    if json:
+        as_json({"mode": active.name, "state": state, "url": url, "members": states})
+    else:
+        typer.echo(f"Mode: {active.name}, {state}, {url}")
+        table(("MEMBER", "STATE"), states.items())
+    # A member that is stopped is started by its first request.
+    is_right = state == "healthy" and set(states.values()) <= {"healthy", "stopped"}
+    raise typer.Exit(Exit.OK if is_right else Exit.FAILED)
 
 
 @app.command("switch")
 def switch_mode(name: Name, json: Json = False) -> None:
-    """Stop what the mode does not have, and start what it lacks.
+    """Run the members of a mode at one address, and stop what it does not have.
 
     If a member fails, the former services are started again.
     """
@@ -86,12 +95,18 @@ def switch_mode(name: Name, json: Json = False) -> None:
 
     with spinner(f"mode {name}") as turn:
         change = switch(name, _home(), turn)
+    told = {
+        "stop": ("stopped", change.stop),
+        "start": ("started", change.start),
+        "keep": ("kept", change.keep),
+        "on_demand": ("on demand", change.on_demand),
+    }
     if json:
-        as_json({"mode": name, **{key: getattr(change, key) for key in ("stop", "start", "keep")}})
+        lists = {key: names for key, (_, names) in told.items()}
+        as_json({"mode": name, "url": change.url, **lists})
         return
-    told = (("stopped", change.stop), ("started", change.start), ("kept", change.keep))
-    typer.echo(f"mode {name} runs")
-    for word, names in told:
+    typer.echo(f"mode {name} runs at {change.url}")
+    for word, names in told.values():
         if names:
             typer.echo(f"  {word} {', '.join(names)}")
 

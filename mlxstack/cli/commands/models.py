@@ -109,17 +109,15 @@ def _named(model: str) -> "LocalModel":
 
 
 def _running(home: "Home") -> dict[str, str]:
-    """The services that run, by the hub id or folder of their models."""
-    from mlxstack.core.preset import Preset
+    """The services that run, by the hub id or folder of their models and draft models."""
     from mlxstack.host import services
-    from mlxstack.host.service_state import read_json
 
-    found = {}
-    for state in services.running(home):
-        preset = read_json(home.preset_file(state.plan.name), Preset)
-        if preset is not None:
-            found[preset.model.id] = state.plan.name
-    return found
+    return {
+        model: name
+        for name, preset in services.served(home).items()
+        for model in (preset.model.id, preset.model.draft)
+        if model is not None
+    }
 
 
 def _is_used(model: "LocalModel", running: dict[str, str]) -> bool:

@@ -32,9 +32,6 @@ KvBits = Annotated[int | None, typer.Option("--kv-bits", help="KV precision: 16,
 FRONT = "gateway"
 """Name of a gateway that has none."""
 
-GATEWAY_S = 60.0
-"""Seconds in which a gateway must answer; its members have their own."""
-
 CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -195,7 +192,7 @@ def _up_gateway(
             if not if_needed:
                 raise launch.already_running(owner)
             began = time.monotonic()
-            state = launch.wait_for(owner, GATEWAY_S, lambda _: None)
+            state = launch.wait_for(owner, gateway.READY_S, lambda _: None)
             _tell_gateway(_facts(state, began), json)
             return
         plan = gateway.prepare(front.name, wanted, home, **listening)
@@ -204,7 +201,7 @@ def _up_gateway(
         if not foreground:
             began = time.monotonic()
             with spinner(f"starting {front.name}") as turn:
-                state = launch.start(plan.service, GATEWAY_S, turn)
+                state = launch.start(plan.service, gateway.READY_S, turn)
             _tell_gateway(_facts(state, began), json)
             return
         supervisor = _claimed(plan.service)
@@ -228,7 +225,7 @@ def restart(
     json: Json = False,
 ) -> None:
     """Stop a service and start it again from its preset, read anew."""
-    from mlxstack.cli.services import launch
+    from mlxstack.cli.services import gateway, launch
     from mlxstack.cli.services.memory_refusal import check_memory
     from mlxstack.cli.target import is_gateway, known_service
     from mlxstack.host import preflight, services
@@ -243,7 +240,7 @@ def restart(
             if former is not None:
                 services.stop(home, former, plan.patience.grace_s + 1.0)
             began = time.monotonic()
-            _tell_gateway(_facts(launch.start(plan, GATEWAY_S, lambda _: None), began), json)
+            _tell_gateway(_facts(launch.start(plan, gateway.READY_S, lambda _: None), began), json)
         return
     wanted = launch.LaunchRequest(plan.preset, plan.overrides, Path(plan.cwd))
     loaded = launch.resolve(wanted, home)

@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -11,28 +11,59 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key
+from mlxstack.cli.output import note
 from mlxstack.cli.services import launch
 from mlxstack.cli.services.launch import LaunchRequest
-from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import AUTO, Preset, Residency, ServerSpec, ServiceKind
 from mlxstack.gateway.processes import HOST, STOP_S
-from mlxstack.gateway.spec import LINGER_S, GatewayMember, GatewaySpec, digest_of, internal_key
+from mlxstack.gateway.spec import (
+    LINGER_S,
+    GatewayMember,
+    GatewaySpec,
+    ModelSummary,
+    digest_of,
+    internal_key,
+)
 from mlxstack.host import preflight
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.memory_budget import MemoryBudget, this_memory
+from mlxstack.host.model_files import ModelFiles, find_model, quantization_in
 from mlxstack.host.preset_paths import is_folder
-from mlxstack.host.presets import LoadedPreset
 from mlxstack.host.process import free_port
 from mlxstack.host.service_state import RestartPolicy, ServiceSpec, owner, write_json
-from mlxstack.policy.capacity import need
-from mlxstack.service.memory_check import room_in
-from mlxstack.service.plan_candidate import Candidate, of_preset
+from mlxstack.policy.capacity import MemoryNeed, need
+from mlxstack.service.memory_check import MemoryRoom, refuse_if_too_big, room_in
+from mlxstack.service.plan_candidate import Candidate, excerpts, of_many
 
 IDLE_UNLOAD_S = 1800.0
 """Idle time after which a member leaves memory where its preset does not say."""
 
+READY_S = 60.0
+"""Seconds in which a gateway must answer; its members have their own."""
+
 LEAST_PCT, MOST_PCT = 1, 90
+
+
+class MemberPlan(Struct, frozen=True):
+    """A member as it was asked for, and as its process serves it, with `n_bytes` of memory."""
+
+    wanted: LaunchRequest
+    preset: Preset
+    n_bytes: int
+    model: ModelSummary
+
+
+class GatewayPlan(Struct, frozen=True):
+    """A gateway that can be started, of which nothing is written down yet."""
+
+    name: str
+    server: ServerSpec
+    secret: str
+    members: tuple[MemberPlan, ...]
+    budget: int
+    linger_s: float
 
 
 class PlannedGateway(Struct, frozen=True):
@@ -51,63 +82,124 @@ def prepare(
 ) -> PlannedGateway:
     """Check everything that can be checked, and write down the specs of all processes.
 
+    Raises as `plan` does, and SlotTaken for a member that runs already.
+    """
+    room = room_in(home, this_memory(os.environ))
+    found = plan(name, wanted, home, room, linger_s, **listening)
+    for one in found.members:
+        if (running := owner(home, one.preset.name)) is not None:
+            raise launch.already_running(running)
+    preflight.check_port(found.server, home)
+    return write(found, home)
+
+
+def plan(
+    name: str,
+    wanted: Sequence[LaunchRequest],
+    home: Home,
+    room: MemoryRoom,
+    linger_s: float = LINGER_S,
+    former: Mapping[str, Preset] | None = None,
+    secret: str = "",
+    **listening: Any,
+) -> GatewayPlan:
+    """Plan a gateway within `room`. Raises SetupError.
+
     The first member is the default; the gateway listens where it would, or at `host` and `port`
-    of `listening`, and lets in whom it would. Raises SetupError, or SlotTaken for a member that
-    runs already.
+    of `listening`, and lets in whom it would. Members keep the ports of their `former` presets,
+    and their keys where the gateway has the same `secret`.
     """
     make_home(home)
     loaded = [launch.resolve(one, home) for one in wanted]
     _refuse_twins(name, [one.preset.name for one in loaded])
     server = replace(loaded[0].preset.server, **listening)
-    for one in loaded:
-        if (running := owner(home, one.preset.name)) is not None:
-            raise launch.already_running(running)
     _refuse_other_keys(server, [one.preset for one in loaded])
     if not server.port:
         server = replace(server, port=free_port(server.host))
-    preflight.check_port(server, home)
-    secret, memory = secrets.token_hex(32), this_memory(os.environ)
-    budget = room_in(home, memory).free
-    inner = [_inner(one.preset, server, secret) for one in loaded]
-    sizes = _with_shares([(one, _candidate(one)) for one in inner], budget, memory)
+    secret = secret or secrets.token_hex(32)
+    ports = {name: one.server.port for name, one in (former or {}).items()}
+    inner = [
+        replace(
+            one.preset,
+            server=inner_server(
+                one.preset.server, server, secret, ports.get(one.preset.name) or free_port(HOST)
+            ),
+        )
+        for one in loaded
+    ]
+    found = _candidates(inner, room)
+    held = [_as_before(one, (former or {}).get(one.name)) for one in inner]
+    sizes = _with_shares(list(zip(held, found, strict=True)), room.free, room.memory)
+    if sum(n_bytes for _, n_bytes in sizes) > room.free:
+        sizes = _with_shares(list(zip(inner, found, strict=True)), room.free, room.memory)
     members = tuple(
-        _member(one, part, preset, n_bytes, home)
-        for one, part, (preset, n_bytes) in zip(wanted, loaded, sizes, strict=True)
+        MemberPlan(one, preset, n_bytes, _summary(preset, candidate))
+        for one, candidate, (preset, n_bytes) in zip(wanted, found, sizes, strict=True)
     )
-    _refuse_too_big(members, budget)
-    spec = GatewaySpec(name, server, secret, members, members[0].name, budget, linger_s)
+    _refuse_too_big(members, room.free)
+    return GatewayPlan(name, server, secret, members, room.free, linger_s)
+
+
+def write(
+    found: GatewayPlan, home: Home, running: Mapping[str, ServiceSpec] | None = None
+) -> PlannedGateway:
+    """Write down the specs of all processes but those of `running` members. Raises SetupError."""
+    kept = running or {}
+    members = tuple(
+        _member(one, kept.get(one.preset.name) or _written(one, home)) for one in found.members
+    )
+    spec = GatewaySpec(
+        found.name,
+        found.server,
+        found.secret,
+        members,
+        members[0].name,
+        found.budget,
+        found.linger_s,
+    )
     return PlannedGateway(spec, _service(spec, home))
 
 
-def _inner(preset: Preset, server: ServerSpec, secret: str) -> Preset:
-    """The preset as its process serves it: on loopback, for the gateway only."""
+def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) -> ServerSpec:
+    """Server section of a member behind a gateway: on loopback, with keys of the gateway only."""
     keys = [
         replace(key, key=digest_of(internal_key(secret, key)))
         for key in map(as_key, server.api_keys)
     ]
-    own = preset.server
     idle_s = None if own.resident is Residency.ALWAYS else own.idle_unload_s or IDLE_UNLOAD_S
-    inner = replace(
+    return replace(
         own,
         host=HOST,
-        port=free_port(HOST),
+        port=port,
         allowed_hosts=server.allowed_hosts,
         api_keys=(internal_key(secret, None), *keys),
         max_body_bytes=server.max_body_bytes,
         strict_models=False,
         idle_unload_s=idle_s,
     )
-    return replace(preset, server=inner)
 
 
-def _candidate(preset: Preset) -> Candidate | None:
-    """Planner input of a preset; None where nothing is known of its model."""
-    try:
-        found = of_preset(preset)
-        found.load()
-    except (SetupError, BadRequest):
-        return None
-    return found
+def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate | None]:
+    """Planner input by the files of each model, else by those of the hub; None where unknown.
+
+    Raises SetupError where one would not even fit alone.
+    """
+    files: dict[str, ModelFiles] = {}
+    unknown: dict[str, str] = {}
+    for one in presets:
+        try:
+            files[one.name] = find_model(one.model, excerpts(), asks_hub=True)
+        except SetupError as why:
+            unknown[one.name] = why.message
+    pairs = [(one, files[one.name]) for one in presets if one.name in files]
+    found = {candidate.preset.name: candidate for candidate in of_many(pairs)}
+    for name, candidate in list(found.items()):
+        if (why_not := refuse_if_too_big(candidate, room)) is not None:
+            unknown[name] = why_not
+            del found[name]
+    for name, why_not in unknown.items():
+        note(f"warning: `{name}` is loaded alone, its size is not known: {why_not}")
+    return [found.get(one.name) for one in presets]
 
 
 def _with_shares(
@@ -115,38 +207,81 @@ def _with_shares(
 ) -> list[tuple[Preset, int]]:
     """Each preset with its own KV budget, and the bytes that it may take in all.
 
-    Of the memory that is left when all are loaded, each gets a part in proportion to its KV.
+    Of the memory that is left when all are loaded, each whose share is not set gets a part in
+    proportion to its KV. One of unknown size takes all that the members leave which are never
+    unloaded.
     """
     needs = [need(found.load(memory.half_bytes)) if found else None for _, found in members]
-    kv = sum(one.kv for one in needs if one)
-    spare = max(0, budget - sum(one.total for one in needs if one))
-    sizes = []
-    for (preset, found), parts in zip(members, needs, strict=True):
-        if found is None or parts is None:
-            sizes.append((preset, 0))
+    sizes = [
+        _n_bytes(preset, found, parts, memory) if found and parts else None
+        for (preset, found), parts in zip(members, needs, strict=True)
+    ]
+    spare = max(0, budget - sum(n for n in sizes if n))
+    kv = sum(
+        parts.kv for (one, _), parts in zip(members, needs, strict=True) if parts and _is_free(one)
+    )
+    shared = []
+    for (preset, found), parts, n_bytes in zip(members, needs, sizes, strict=True):
+        if found is None or parts is None or not _is_free(preset):
+            shared.append((preset, n_bytes))
             continue
-        cache, shared = preset.prefix_cache, preset
-        if cache.memory_budget_pct == AUTO and preset.kind is ServiceKind.CHAT:
-            n_kv = parts.kv + spare * parts.kv // kv
-            pct = min(MOST_PCT, max(LEAST_PCT, 100 * n_kv / memory.total))
-            shared = replace(preset, prefix_cache=replace(cache, memory_budget_pct=pct))
-        load = replace(found, preset=shared).load(memory.half_bytes, memory.total)
-        n_kv = max(parts.kv, load.budget.n_bytes if load.budget else 0)
-        sizes.append((shared, parts.total - parts.kv + n_kv))
-    return sizes
+        n_kv = parts.kv + spare * parts.kv // kv
+        pct = min(MOST_PCT, max(LEAST_PCT, 100 * n_kv / memory.total))
+        cache = replace(preset.prefix_cache, memory_budget_pct=pct)
+        own = replace(preset, prefix_cache=cache)
+        shared.append((own, _n_bytes(own, found, parts, memory)))
+    kept = sum(n or 0 for one, n in shared if one.server.resident is Residency.ALWAYS)
+    return [(one, max(0, budget - kept) if n is None else n) for one, n in shared]
 
 
-def _member(
-    wanted: LaunchRequest, loaded: LoadedPreset, preset: Preset, n_bytes: int, home: Home
-) -> GatewayMember:
-    model = preset.model
+def _n_bytes(preset: Preset, found: Candidate, parts: MemoryNeed, memory: MemoryBudget) -> int:
+    """Bytes that a member may take, its KV budget in full."""
+    load = replace(found, preset=preset).load(memory.half_bytes, memory.total)
+    return parts.total - parts.kv + max(parts.kv, load.budget.n_bytes if load.budget else 0)
+
+
+def _is_free(preset: Preset) -> bool:
+    """Whether the gateway sets the KV budget."""
+    is_chat = preset.kind is ServiceKind.CHAT
+    return is_chat and preset.prefix_cache.memory_budget_pct == AUTO
+
+
+def _as_before(preset: Preset, former: Preset | None) -> Preset:
+    """The former preset, where it differs by its share of memory only."""
+    if former is None or not _is_free(preset):
+        return preset
+    pct = former.prefix_cache.memory_budget_pct
+    same = replace(preset, prefix_cache=replace(preset.prefix_cache, memory_budget_pct=pct))
+    return former if same == former else preset
+
+
+def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
+    if found is None:
+        return ModelSummary(preset.kind)
+    return ModelSummary(
+        kind=preset.kind,
+        architecture=found.architecture,
+        quantization=quantization_in(found.files.config),
+        n_bytes=found.weights.n_bytes(),
+        n_ctx_train=found.n_trained,
+    )
+
+
+def _written(planned: MemberPlan, home: Home) -> ServiceSpec:
+    preflight.check(planned.preset, home)
+    return launch.write(planned.wanted, planned.preset, home)
+
+
+def _member(planned: MemberPlan, service: ServiceSpec) -> GatewayMember:
+    model, server = planned.preset.model, planned.preset.server
     plain = PurePath(model.id).name if is_folder(model.id) else model.id
     return GatewayMember(
-        names=tuple(dict.fromkeys((model.alias or plain, plain, preset.name))),
-        service=launch.prepare(wanted, replace(loaded, preset=preset), home),
-        n_bytes=n_bytes,
-        residency=preset.server.resident,
-        startup_timeout_s=preset.server.startup_timeout_s,
+        names=tuple(dict.fromkeys((model.alias or plain, plain, planned.preset.name))),
+        service=service,
+        n_bytes=planned.n_bytes,
+        residency=server.resident,
+        startup_timeout_s=server.startup_timeout_s,
+        model=planned.model,
     )
 
 
@@ -167,14 +302,13 @@ def _service(spec: GatewaySpec, home: Home) -> ServiceSpec:
     )
 
 
-def _refuse_too_big(members: Sequence[GatewayMember], budget: int) -> None:
+def _refuse_too_big(members: Sequence[MemberPlan], budget: int) -> None:
     """Raises SetupError where a member never fits beside those that stay loaded."""
-    kept = sum(one.n_bytes for one in members if one.residency is Residency.ALWAYS)
-    largest = max(
-        (one.n_bytes for one in members if one.residency is not Residency.ALWAYS), default=0
-    )
+    always = [one for one in members if one.preset.server.resident is Residency.ALWAYS]
+    kept = sum(one.n_bytes for one in always)
+    largest = max((one.n_bytes for one in members if one not in always), default=0)
     if kept + largest > budget:
-        told = ", ".join(f"{one.name} {size(one.n_bytes)}" for one in members)
+        told = ", ".join(f"{one.preset.name} {size(one.n_bytes)}" for one in members)
         raise SetupError(
             f"the members of this gateway do not fit: {size(kept + largest)} are needed at once "
             f"({told}), {size(budget)} are there; give them fewer or shorter slots, or "

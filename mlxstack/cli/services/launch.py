@@ -45,7 +45,7 @@ QUIET = {
 SAVING_S = PARKING_S + 3.0
 FAILED_START_PATIENCE_S = 2.0
 PROBE_S = 0.1
-LOG_LINE = re.compile(r"\S+ \S+ (?:INFO|WARNING|ERROR) \S+ (.+)")
+LOG_LINE = re.compile(r"\S+ \S+ (?:(?:INFO|WARNING|ERROR) \S+|\[supervisor \d+\]) (.+)")
 ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
 DOWNLOADING = "downloading "
 """So begins the line by which a worker tells, again and again, how much of its model came in."""
@@ -72,9 +72,13 @@ def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> 
     preset = _with_port(loaded.preset)
     preflight.check(preset, home)
     fitted = memory_refusal.check_memory(preset, home, os.environ)
-    preset = fitted.preset
     if fitted.unchecked is not None:
         note(f"warning: {fitted.unchecked}")
+    return write(wanted, fitted.preset, home)
+
+
+def write(wanted: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
+    """Write down what the worker is to serve."""
     write_json(home.preset_file(preset.name), preset)
     env = hardware.for_mlx(os.environ)
     return ServiceSpec(

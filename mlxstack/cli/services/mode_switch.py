@@ -1,26 +1,27 @@
-"""Switches to a mode: check, stop, start, and roll back on failure."""
+"""Switches to a mode: check, stop, start its gateway and members, and roll back on failure."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from mlxstack.cli.services import launch
+from mlxstack.cli.services import gateway, launch
+from mlxstack.cli.services.gateway import GatewayPlan
 from mlxstack.cli.services.launch import LaunchRequest
 from mlxstack.cli.services.probe import ServiceHealthLevel, survey
-from mlxstack.core.errors import BadRequest, Broken, SetupError, StackError
-from mlxstack.core.formatting import size
-from mlxstack.core.preset import Preset
-from mlxstack.host import modes, services
+from mlxstack.cli.target import is_gateway
+from mlxstack.core.errors import Broken, StackError
+from mlxstack.core.preset import Preset, Residency
+from mlxstack.gateway.spec import GatewayMember, GatewaySpec
+from mlxstack.host import modes, preflight, services
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import MemoryBudget, this_memory
+from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.modes import Active
-from mlxstack.host.presets import LoadedPreset, from_anywhere
-from mlxstack.host.service_state import ServiceSpec, read_json, write_json
-from mlxstack.policy.capacity import need
-from mlxstack.service import plan_candidate
+from mlxstack.host.presets import from_anywhere
+from mlxstack.host.service_state import ServiceSpec, owner, read_json, write_json
+from mlxstack.service.memory_check import MemoryRoom
 
 
 class ServiceCondition(StrEnum):
@@ -31,11 +32,17 @@ class ServiceCondition(StrEnum):
 
 
 class ModeChange(Struct, frozen=True):
-    """Names of services: first all of `stop` end, then `start` begin one after another."""
+    """Names of services: first all of `stop` end, then `start` begin one after another.
+
+    Members that are only loaded when they are asked for are `on_demand`; the gateway of the mode,
+    which answers at `url`, and the one before it are in none of these.
+    """
 
     stop: tuple[str, ...]
     start: tuple[str, ...]
     keep: tuple[str, ...]
+    on_demand: tuple[str, ...] = ()
+    url: str = ""
 
 
 def difference(running: Mapping[str, ServiceCondition], wanted: Sequence[str]) -> ModeChange:
@@ -51,23 +58,11 @@ def difference(running: Mapping[str, ServiceCondition], wanted: Sequence[str]) -
 Say = Callable[[str], None]
 
 
-class ModeMember(Struct, frozen=True):
-    """A member of a mode, resolved."""
-
-    wanted: LaunchRequest
-    loaded: LoadedPreset
-
-    @property
-    def preset(self) -> Preset:
-        """Preset that the member serves."""
-        return self.loaded.preset
-
-
 class ModeBefore(Struct, frozen=True):
-    """A service that ran before the switch, with all that starts it again."""
+    """A service that ran before the switch, with what it served: a preset, or a gateway."""
 
     plan: ServiceSpec
-    preset: Preset
+    served: Preset | GatewaySpec
 
 
 def requests_of(name: str, home: Home) -> list[LaunchRequest]:
@@ -81,49 +76,43 @@ def requests_of(name: str, home: Home) -> list[LaunchRequest]:
     ]
 
 
-def members_of(name: str, home: Home) -> list[ModeMember]:
-    """The members of a mode. Raises SetupError when they cannot run together."""
-    parts = [ModeMember(one, launch.resolve(one, home)) for one in requests_of(name, home)]
-    _refuse_twins("name", [part.preset.name for part in parts])
-    _refuse_twins("server.port", [part.preset.server.port for part in parts])
-    return parts
-
-
-def check_sum(parts: list[ModeMember], memory: MemoryBudget) -> None:
-    """Raises SetupError when the members do not fit together, though each may alone.
-
-    A member of which nothing is known beforehand counts nothing.
-    """
-    sizes = {part.preset.name: _size(part.preset, memory) for part in parts}
-    total = sum(sizes.values())
-    if total > memory.usable:
-        told = ", ".join(f"{name} {size(n_bytes)}" for name, n_bytes in sizes.items())
-        raise SetupError(
-            f"the members of this mode do not fit together: {size(total)} are needed ({told}), "
-            f"{memory.owner} has {size(memory.usable)} for models; give them fewer or shorter "
-            "slots by `set`, or leave one out"
-        )
-
-
 def switch(name: str, home: Home, say: Say) -> ModeChange:
-    """Make the members of a mode the services that run.
+    """Make the gateway of a mode and its members the services that run.
 
-    Raises Broken after going back, and Taken while somebody else switches.
+    Raises Broken after going back, and SlotTaken while another switch goes on.
     """
     with services.starting(home, "a mode", waits=False):
         return _switch(name, home, say)
 
 
 def _switch(name: str, home: Home, say: Say) -> ModeChange:
-    parts = members_of(name, home)
-    check_sum(parts, this_memory(os.environ))
     before, active = _running(home), modes.active(home)
-    change = difference(_state_of(before, parts, home), [part.preset.name for part in parts])
+    former = [one.served for one in before if isinstance(one.served, GatewaySpec)]
+    presets = _presets(former, home)
+    wanted = gateway.plan(
+        name,
+        requests_of(name, home),
+        home,
+        MemoryRoom(this_memory(os.environ), ()),
+        former=presets,
+        secret=former[0].secret if former else "",
+    )
+    healthy = {one.name for one in survey(home).services if one.state is ServiceHealthLevel.HEALTHY}
+    members = {one.preset.name: one.preset for one in wanted.members}
+    conditions = {
+        one.plan.name: ServiceCondition.RIGHT
+        if one.plan.name in healthy and members.get(one.plan.name) == one.served
+        else ServiceCondition.STALE
+        for one in before
+        if not is_gateway(one.plan)
+    }
+    change = _on_demand(difference(conditions, list(members)), wanted)
+    is_kept = name in healthy and any(_is_same(wanted, presets, one) for one in former)
     try:
-        _apply(change, parts, home, say)
+        found = _apply(change, wanted, before, is_kept, home, say)
     except BaseException as why:
         try:
-            _go_back(before, change, home, say)
+            _go_back(before, (*change.start, *([] if is_kept else [name])), home, say)
         except StackError as worse:
             raise Broken(
                 f"mode `{name}` could not start ({why}), and what ran before did not come back "
@@ -133,89 +122,128 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
         if isinstance(why, Exception):
             raise Broken(f"mode `{name}` could not start, all is as before: {why}") from why
         raise
-    modes.mark_active(home, Active(name, tuple(part.preset.name for part in parts)))
-    return change
+    modes.mark_active(home, Active(name, (name,)))
+    return replace(change, url=found)
 
 
-def _apply(change: ModeChange, parts: list[ModeMember], home: Home, say: Say) -> None:
+def _apply(
+    change: ModeChange, wanted: GatewayPlan, before: list[ModeBefore], is_kept: bool, home: Home,
+    say: Say,
+) -> str:  # fmt: skip
+    """Change the services; returns the address of the mode."""
+    plans = {one.plan.name: one.plan for one in before}
+    for one in before:
+        if isinstance(one.served, GatewaySpec) and not (is_kept and one.plan.name == wanted.name):
+            kept = replace(one.served, handed_over=change.keep)
+            write_json(home.gateway_file(one.plan.name), kept)
+            _stop(one.plan.name, home, say)
     for name in change.stop:
         _stop(name, home, say)
-    for part in parts:
-        if part.preset.name in change.start:
-            with services.starting(home, part.preset.name, waits=True):
-                services.sweep(home, part.preset.name)
-                plan = launch.prepare(part.wanted, part.loaded, home)
-                _start(plan, part.preset, say)
+    if is_kept:
+        front, members = plans[wanted.name], _again(wanted, before)
+    else:
+        preflight.check_port(wanted.server, home)
+        planned = gateway.write(wanted, home, {name: plans[name] for name in change.keep})
+        front, members = planned.service, list(planned.spec.members)
+    for member in members:
+        if member.name in change.start:
+            _start(member.service, member.startup_timeout_s, home, say)
+    if not is_kept:
+        _start(front, gateway.READY_S, home, say)
+    return front.url
 
 
-def _go_back(before: list[ModeBefore], change: ModeChange, home: Home, say: Say) -> None:
-    for name in change.start:
-        _stop(name, home, say)
-    alive = {state.plan.name for state in services.running(home)}
-    for one in before:
-        if one.plan.name not in alive:
-            with services.starting(home, one.plan.name, waits=True):
-                write_json(home.preset_file(one.plan.name), one.preset)
-                _start(one.plan, one.preset, say)
+def _again(wanted: GatewayPlan, before: list[ModeBefore]) -> list[GatewayMember]:
+    """Members of the gateway that goes on, at the ports that they had last."""
+    ports = {one.preset.name: one.preset.server for one in wanted.members}
+    spec = next(one.served for one in before if one.plan.name == wanted.name)
+    if not isinstance(spec, GatewaySpec):
+        return []
+    return [
+        replace(one, service=replace(one.service, url=launch.url_of(ports[one.name])))
+        for one in spec.members
+    ]
 
 
-def _start(plan: ServiceSpec, preset: Preset, say: Say) -> None:
-    say(f"starting {plan.name}")
-    launch.start(
-        plan, preset.server.startup_timeout_s, lambda now: say(f"starting {plan.name}: {now}")
+def _on_demand(change: ModeChange, wanted: GatewayPlan) -> ModeChange:
+    """Leave those to their first request that have no room beside the others, or do not stay."""
+    members = {one.preset.name: one for one in wanted.members}
+    kinds = {name: one.preset.server.resident for name, one in members.items()}
+    free = wanted.budget - sum(members[name].n_bytes for name in change.keep)
+    begun = set()
+    for name in sorted(change.start, key=lambda name: kinds[name] is not Residency.ALWAYS):
+        if kinds[name] is not Residency.NEVER and members[name].n_bytes <= free:
+            begun.add(name)
+            free -= members[name].n_bytes
+    return replace(
+        change,
+        start=tuple(name for name in change.start if name in begun),
+        on_demand=tuple(name for name in change.start if name not in begun),
     )
 
 
+def _go_back(before: list[ModeBefore], begun: Sequence[str], home: Home, say: Say) -> None:
+    for name in begun:
+        _stop(name, home, say)
+    for one in sorted(before, key=lambda one: not is_gateway(one.plan)):
+        if isinstance(one.served, Preset):
+            timeout_s = one.served.server.startup_timeout_s
+            write_json(home.preset_file(one.plan.name), one.served)
+        else:
+            timeout_s = gateway.READY_S
+            write_json(home.gateway_file(one.plan.name), one.served)
+        _start(one.plan, timeout_s, home, say)
+
+
+def _start(plan: ServiceSpec, timeout_s: float, home: Home, say: Say) -> None:
+    """Start a service unless it runs."""
+    with services.starting(home, plan.name, waits=True):
+        services.sweep(home, plan.name)
+        if owner(home, plan.name) is None:
+            say(f"starting {plan.name}")
+            launch.start(plan, timeout_s, lambda now: say(f"starting {plan.name}: {now}"))
+
+
 def _stop(name: str, home: Home, say: Say) -> None:
-    for state in services.running(home):
-        if state.plan.name == name:
-            say(f"stopping {name}")
-            services.stop(home, state, state.plan.patience.grace_s + 1.0)
+    state = owner(home, name)
+    if state is not None:
+        say(f"stopping {name}")
+        services.stop(home, state, state.plan.patience.grace_s + 1.0)
 
 
 def _running(home: Home) -> list[ModeBefore]:
     found = []
     for state in services.running(home):
-        preset = read_json(home.preset_file(state.plan.name), Preset)
-        if preset is not None:
-            found.append(ModeBefore(state.plan, preset))
+        name = state.plan.name
+        served: Preset | GatewaySpec | None = (
+            read_json(home.gateway_file(name), GatewaySpec)
+            if is_gateway(state.plan)
+            else read_json(home.preset_file(name), Preset)
+        )
+        if served is not None:
+            found.append(ModeBefore(state.plan, served))
     return found
 
 
-def _state_of(
-    before: list[ModeBefore], parts: list[ModeMember], home: Home
-) -> dict[str, ServiceCondition]:
-    healthy = {one.name for one in survey(home).services if one.state is ServiceHealthLevel.HEALTHY}
-    wanted = {part.preset.name: part.preset for part in parts}
+def _presets(former: list[GatewaySpec], home: Home) -> dict[str, Preset]:
+    """Presets of the members of gateways, as they were served last."""
     return {
-        one.plan.name: ServiceCondition.RIGHT
-        if one.plan.name in healthy and _is_same(one.preset, wanted.get(one.plan.name))
-        else ServiceCondition.STALE
-        for one in before
+        member.name: preset
+        for spec in former
+        for member in spec.members
+        if (preset := read_json(home.preset_file(member.name), Preset)) is not None
     }
 
 
-def _is_same(running: Preset, wanted: Preset | None) -> bool:
-    """Port 0 means any."""
-    if wanted is None:
-        return False
-    if not wanted.server.port:
-        server = msgspec.structs.replace(wanted.server, port=running.server.port)
-        wanted = msgspec.structs.replace(wanted, server=server)
-    return running == wanted
+def _is_same(wanted: GatewayPlan, presets: Mapping[str, Preset], spec: GatewaySpec) -> bool:
+    """Whether a gateway is the wanted one, and its members have the wanted settings."""
+    return (
+        (wanted.name, wanted.server, wanted.budget) == (spec.name, spec.server, spec.budget)
+        and [_shown(one) for one in spec.members]
+        == [(one.preset.name, one.n_bytes, one.preset.server.resident) for one in wanted.members]
+        and all(presets.get(one.preset.name) == one.preset for one in wanted.members)
+    )
 
 
-def _size(preset: Preset, memory: MemoryBudget) -> int:
-    try:
-        return need(plan_candidate.of_preset(preset).load(memory.half_bytes)).total
-    except (SetupError, BadRequest):
-        return 0
-
-
-def _refuse_twins(key: str, values: list[str] | list[int]) -> None:
-    for value in values:
-        if value and list(values).count(value) > 1:
-            raise SetupError(
-                f"two members of this mode have {key} {value}; give one of them another, "
-                f"such as `set: {{{key}: ...}}`"
-            )
+def _shown(member: GatewayMember) -> tuple[str, int, Residency]:
+    return member.name, member.n_bytes, member.residency

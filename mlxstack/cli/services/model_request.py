@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mlxstack.cli.output import table
 from mlxstack.cli.units import tokens_of
 from mlxstack.core.errors import SetupError, SlotTaken
-from mlxstack.host import model_reference, overrides, presets
+from mlxstack.host import model_reference, overrides, presets, services
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.memory_budget import MemoryBudget, this_memory
 from mlxstack.host.model_files import read_config
@@ -43,11 +43,16 @@ def request_for(
 ) -> ModelRequest:
     """The preset that serves what was named; for a model one is derived and written down.
 
-    Raises SetupError.
+    A model that runs already under its name keeps its preset. Raises SetupError.
     """
     reference = model_reference.resolve(wanted, home)
     if reference.kind is ReferenceKind.PRESET:
         return ModelRequest(presets.from_anywhere(reference.id), (*_as_sets(given), *sets))
+    running = services.served(home).get(reference.name)
+    is_kept = (home.derived_presets / f"{reference.name}.yaml").is_file()
+    if is_kept and running is not None and running.model.id == reference.id:
+        # A restart reads the file.
+        return ModelRequest(reference.name, (*_as_sets(given), *sets))
     room = room_in(home, this_memory(os.environ), reference.name)
     derived = derived_preset.derive(reference, home, room, given)
     derived_preset.keep(derived, home)

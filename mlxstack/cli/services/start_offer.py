@@ -15,8 +15,9 @@ from mlxstack.cli.output import note
 from mlxstack.cli.target import ServiceTarget, target
 from mlxstack.client import Unreachable
 from mlxstack.core.errors import SetupError
-from mlxstack.host import services
+from mlxstack.host import model_reference, services
 from mlxstack.host.home import Home
+from mlxstack.host.model_reference import ReferenceKind
 
 CTX = "64k"
 """Context that a coding agent works with in comfort."""
@@ -34,9 +35,13 @@ class StartOffer(Struct, frozen=True):
 
 
 def service_of(home: Home, model: str) -> str:
-    """Name of the running service `model`, else of one started for this preset or model."""
+    """Name of the running service `model`, else of one that serves this preset or model."""
     if model in [state.plan.name for state in services.running(home)]:
         return model
+    reference = model_reference.resolve(model, home)
+    for name, preset in services.served(home).items():
+        if reference.kind is ReferenceKind.MODEL and preset.model.id == reference.id:
+            return name
     note(f"{model} is not running; starting it")
     return start(model)
 

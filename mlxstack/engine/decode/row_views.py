@@ -20,7 +20,12 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from mlxstack.engine.model.prefixed_cache import PrefixedArray, PrefixedKVCache
+from mlxstack.engine.model.prefixed_cache import (
+    PrefixedArray,
+    PrefixedKVCache,
+    cut_tokens,
+    length,
+)
 
 
 class RaggedArray(mx.array):
@@ -87,17 +92,32 @@ class KVView:
         """Append (N, heads, 1, dim), the tokens of a slot at once; keys and values of each row."""
         ends = list(accumulate(self._counts))[:-1]
         new = zip(mx.split(keys, ends), mx.split(values, ends), strict=True)
-        for slot, n, (k, v) in zip(self._slots, self._counts, new, strict=True):
-            append = slot.append if isinstance(slot, PrefixedKVCache) else slot.update_and_fetch
-            append(*(a if n == 1 else a.transpose(2, 1, 0, 3) for a in (k, v)))
-        return self.keys_and_values()
+        stored = []
+        for slot, n, pair in zip(self._slots, self._counts, new, strict=True):
+            k, v = (a if n == 1 else a.transpose(2, 1, 0, 3) for a in pair)
+            if isinstance(slot, PrefixedKVCache):
+                slot.append(k, v)
+                stored.append(slot.split())
+            else:
+                stored.append(slot.update_and_fetch(k, v))
+        return self._by_row(stored)
 
     def keys_and_values(self) -> tuple[RaggedArray, RaggedArray]:
         """The stored keys and values of each row, also for layers that share this one's KV."""
+        return self._by_row(
+            [
+                slot.split() if isinstance(slot, PrefixedKVCache) else slot.keys_and_values()
+                for slot in self._slots
+            ]
+        )
+
+    def _by_row(self, stored: Sequence[tuple[Any, Any]]) -> tuple[RaggedArray, RaggedArray]:
+        """Keys and values of the slots, as each of their rows sees them."""
         pairs: list[tuple[Any, Any]] = []
-        for slot, n in zip(self._slots, self._counts, strict=True):
-            is_prefixed = isinstance(slot, PrefixedKVCache)
-            keys, values = slot.split() if is_prefixed else slot.keys_and_values()
+        for slot, n, (keys, values) in zip(self._slots, self._counts, stored, strict=True):
+            if n == 1:
+                pairs.append((keys, values))
+                continue
             bounds = _bounds(slot, n, _length(keys))
             pairs += [(_part(keys, *b), _part(values, *b)) for b in bounds]
         return RaggedArray([pair[0] for pair in pairs]), RaggedArray([pair[1] for pair in pairs])
@@ -190,10 +210,8 @@ def view(caches: Sequence[Any], counts: Sequence[int], is_padded: bool = False) 
     raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")
 
 
-def _bounds(cache: Any, n: int, length: int) -> list[tuple[int, int] | tuple[()]]:
-    """Which of `length` stored keys each of the last `n` tokens sees; () for all of them."""
-    if n == 1:
-        return [()]
+def _bounds(cache: Any, n: int, length: int) -> list[tuple[int, int]]:
+    """Which of `length` stored keys each of the last `n` tokens sees."""
     window = cache.max_size if isinstance(cache, RotatingKVCache) else length
     return [(max(0, end - window), end) for end in range(length - n + 1, length + 1)]
 
@@ -211,18 +229,12 @@ def _masks(cache: Any, n: int, **options: Any) -> list[Any]:
 
 
 def _length(keys: Any) -> int:
-    """Number of keys in an array, or in the arrays of quantized or prefixed ones."""
-    if isinstance(keys, PrefixedArray):
-        return keys.n_tokens
-    return int((keys if isinstance(keys, mx.array) else keys[0]).shape[2])
+    """Number of keys of a row."""
+    return keys.n_tokens if isinstance(keys, PrefixedArray) else length(keys)
 
 
 def _part(arrays: Any, *bounds: int) -> Any:
     """The keys or values between the bounds."""
-    if not bounds:
-        return arrays
     if isinstance(arrays, PrefixedArray):
         return arrays.first(bounds[1])
-    if isinstance(arrays, mx.array):
-        return arrays[..., slice(*bounds), :]
-    return tuple(a[..., slice(*bounds), :] for a in arrays)
+    return cut_tokens(arrays, *bounds)

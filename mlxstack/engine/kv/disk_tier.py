@@ -16,6 +16,7 @@ from mlxstack.core.ports import (
     AgentManifestStore,
     CallSoon,
     KVFile,
+    KVFileHeader,
     KVStore,
     Manifest,
     SlotFileStore,
@@ -26,6 +27,8 @@ from mlxstack.engine.kv.segments import parents_first, part_of, record_of
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest, RestoreSources, SlotRestore
 from mlxstack.engine.kv.write_queue import WriteQueue
+from mlxstack.policy.prefix_index import Record
+from mlxstack.policy.reuse_plan import ReusePlan
 from mlxstack.policy.shared_prefixes import SharedPrefixes
 
 log = logging.getLogger(__name__)
@@ -96,6 +99,11 @@ class DiskTier:
     def n_written(self) -> int:
         """Bytes newly written so far."""
         return self._writing.n_written
+
+    @property
+    def n_copied(self) -> int:
+        """Bytes of shared prefixes that were copied to be written."""
+        return self._writing.n_copied
 
     def incremental_pack(self, context: SlotContext) -> IncrementalPack:
         """Packs what will be written of this context, ahead of `save` or `write`."""
@@ -177,6 +185,61 @@ class DiskTier:
         reading.add_done_callback(
             lambda done: self._post(lambda: self._loaded(keys, done.result(), then))
         )
+
+    def export(self, plan: ReusePlan, tokens: tuple[int, ...], salt: str) -> "Future[Manifest]":
+        """Write what a plan for these tokens takes; the manifest of what is on disk then."""
+        nodes = self._memory.index.nodes
+        begun = self._writing.promised(plan.keys)
+        writes = self._writing.write([key for key in plan.keys if self._is_unwritten(key)])
+        self._writing.hold(plan.keys)
+        manifest = Manifest(
+            identity=self._identity,
+            tokens=tokens[: plan.position],
+            segments=tuple(step.key for step in plan.path),
+            checkpoints=(plan.checkpoint,) if plan.checkpoint else (),
+            n_bytes=sum(nodes[key].record.n_bytes for key in plan.keys),
+            salt=salt,
+        )
+
+        def finish() -> Manifest:
+            for write in (*begun, *writes):
+                write.result()
+            if self._missing(manifest):
+                raise StackError("a part of the KV did not reach the disk")
+            return manifest
+
+        return self._writing.after(finish)
+
+    def adopt(
+        self,
+        manifest: Manifest,
+        records_of: Callable[[Manifest, Sequence[KVFileHeader]], Sequence[Record]],
+        done: "Future[int]",
+    ) -> None:
+        """Index files that another service sent; how many tokens they hold is the result.
+
+        `records_of` raises Damaged when they are not what the manifest says; so does the future.
+        """
+        keys = (*manifest.segments, *manifest.checkpoints)
+
+        def insert(reading: "Future[list[KVFileHeader]]") -> None:
+            try:
+                for record in records_of(manifest, reading.result()):
+                    self._memory.on_disk(record, time.monotonic())
+                done.set_result(len(manifest.tokens))
+            except StackError as error:
+                done.set_exception(error)
+            except Exception as error:
+                done.set_exception(Damaged(f"KV of another service does not fit: {error!r}"))
+
+        reading = self._reader.submit(
+            lambda: [self._store.head(self._identity, key) for key in keys]
+        )
+        reading.add_done_callback(lambda found: self._post(lambda: insert(found)))
+
+    def after_writes(self) -> "Future[None]":
+        """Done when all that waits now is written, or has failed."""
+        return self._writing.after(lambda: None)
 
     def close(self) -> None:
         """Finish what waits to be written."""

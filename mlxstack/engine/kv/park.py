@@ -13,7 +13,7 @@ from mlxstack.core.request import Request
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.engine.kv.segments import PackedSegment, pieces
+from mlxstack.engine.kv.segments import pieces
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.policy import block_hash, prefix_index
 from mlxstack.policy.block_hash import BlockHashes
@@ -82,8 +82,8 @@ class ContextParker:
             record = self._memory.index.nodes[step.key].record
             assert isinstance(record, prefix_index.SegmentMeta)
             if self._memory.get(step.key) is None and step.upto == record.end:
-                packed = segments.pack(context, record.start, record.end)
-                self._memory.put(record, packed, now)
+                segment = segments.segment_of(context, record.start, record.end)
+                self._memory.put(record, segment, now)
         for part, key in zip(context.checkpoints, shelved.checkpoints, strict=True):
             if self._memory.get(key) is None:
                 self._memory.put(self._memory.index.nodes[key].record, part, now)
@@ -93,7 +93,7 @@ class ContextParker:
         context.checkpoint()
         chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
-        pieces = segments.pieces(known.covered, len(context))
+        pieces = segments.pieces(known.covered, len(context), context.n_shared)
         new = self._add_segments(context, chain, known, pieces, now)
         leaf = new[-1] if new else known.path[-1].key if known.path else None
         if leaf is None:
@@ -106,11 +106,26 @@ class ContextParker:
         self._memory.mark_write_through(new)
         return IndexedContext(tuple(step.key for step in path), tuple(keys), tuple(new))
 
+    def hold_in_prefix(
+        self, context: SlotContext, path: Sequence[PathStep], n_tokens: int, now: float
+    ) -> None:
+        """Let segments of its first `n_tokens` look into the shared prefix of a context."""
+        for step in prefix_index.cut_path(tuple(path), min(n_tokens, context.n_shared)):
+            node = self._memory.index.nodes[step.key]
+            if step.upto == prefix_index.end_of(node.record) and not node.is_writing:
+                segment = segments.segment_of(context, step.start, step.upto)
+                self._memory.put(node.record, segment, now)
+
+    def path_of(self, context: SlotContext) -> tuple[PathStep, ...]:
+        """The known segments of its tokens."""
+        chain = self._memory.chain_of(context)
+        return self._memory.match(chain, context.tokens, self._trail(context)).path
+
     def index_next(self, context: SlotContext, now: float) -> bool:
         """Index one piece for `index_context`; False when at most one is left."""
         chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
-        pieces = segments.pieces(known.covered, len(context))
+        pieces = segments.pieces(known.covered, len(context), context.n_shared)
         if len(pieces) < 2:
             return False
         self._memory.mark_write_through(self._add_segments(context, chain, known, pieces[:1], now))
@@ -122,19 +137,22 @@ class ContextParker:
         request: Request,
         plan: ReusePlan,
         shared: LivePrefix | None,
+        n_room: int,
         now: float,
     ) -> None:
         """Make the context the parked prefix of the plan; all its keys are in memory.
 
-        The tokens of `shared`, which is no longer than the plan, are held and not copied.
+        The tokens of `shared`, which is no longer than the plan, are held and not copied. There is
+        room for `n_room` tokens.
         """
         fresh = context.new_empty(plan.position)
         parts = [self._memory.get(step.key) for step in plan.path]
         spans = segments.whole(
             fresh,
-            [p for p in parts if isinstance(p, PackedSegment)],
+            [p for p in parts if isinstance(p, segments.Segment)],
             plan.position,
             shared.n_tokens if shared else 0,
+            fresh.room(n_room),
         )
         marks = [self._memory.get(plan.checkpoint)] if plan.checkpoint else []
         fresh.load(
@@ -161,10 +179,10 @@ class ContextParker:
         size, new = self._memory.spec.block_size, []
         for start, end in pieces:
             key = block_hash.segment_key(block_hash.hash_at(chain, context.tokens, end), start)
-            packed = segments.pack(context, start, end)
+            segment = segments.segment_of(context, start, end)
             names = chain.keys[start // size : end // size]
-            record = prefix_index.SegmentMeta(key, parent, start, end, packed.n_bytes, names)
-            self._memory.put_segment(record, packed, context.tokens[start:end], now)
+            record = prefix_index.SegmentMeta(key, parent, start, end, segment.n_bytes, names)
+            self._memory.put_segment(record, segment, context.tokens[start:end], now)
             new.append(key)
             parent = key
         return new
@@ -216,7 +234,7 @@ class IncrementalPack:
         self._context = context
         self._version = context.version
         self._parker = parker
-        self._n_left = len(pieces(0, len(context)))
+        self._n_left = len(pieces(0, len(context), context.n_shared))
 
     @property
     def is_current(self) -> bool:

@@ -4,10 +4,13 @@ Runs on the MLX thread.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from msgspec.structs import replace
 
 from mlxstack.core.preset import PrefixCacheSpec
-from mlxstack.engine.kv.segments import PackedSegment
+from mlxstack.engine.kv.live_prefix import LivePrefix
+from mlxstack.engine.kv.segments import PrefixSegment, Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.policy import block_hash, eviction, prefix_index, prefix_index_check
 from mlxstack.policy.block_hash import BlockHashes
@@ -15,6 +18,7 @@ from mlxstack.policy.eviction import MemoryPressure
 from mlxstack.policy.prefix_index import (
     CheckpointCandidate,
     KnownPrefix,
+    PathStep,
     PrefixIndex,
     PrefixMatch,
     StorageTier,
@@ -31,7 +35,8 @@ class PrefixCache:
     """Prefix cache: the arrays of all records in memory, and their index.
 
     `budget` is bytes for live contexts, parked ones and pending writes together. Contexts shorter
-    than `quantized_start` are not quantized yet.
+    than `quantized_start` are not quantized yet. Prefixes that `live_prefixes` returns are held by
+    live contexts and counted there.
     """
 
     def __init__(
@@ -43,39 +48,49 @@ class PrefixCache:
         self.index = PrefixIndex(spec.block_size)
         self.retention = Retention(self.index)
         self._identity = identity
-        self._kept: dict[str, PackedSegment | StateCheckpoint] = {}
+        self._kept: dict[str, Segment | StateCheckpoint] = {}
         self._held: set[int] = set()
+        self._in_prefix: dict[LivePrefix, int] = {}
+        """Bytes of the segments that look into the arrays of a shared prefix."""
+        self.live_prefixes: Callable[[], Collection[LivePrefix]] = tuple
         self._transient: set[str] = set()
         self._ends: dict[int, dict[str, int]] = {}
         """Start of every segment and checkpoint that ends inside a block, by its end and key."""
         self._tokens: dict[str, array[int]] = {}
         """Tokens of the segments that were parked here; files do not hold them."""
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all arrays in memory but those that live contexts hold too."""
+        live = self.live_prefixes()
+        prefixes = sum(prefix.n_bytes for prefix in self._in_prefix if prefix not in live)
+        return self.index.memory_bytes - sum(self._in_prefix.values()) + prefixes
+
     def missing(self, plan: ReusePlan) -> list[str]:
         """Keys of the plan that are on disk only."""
         return [key for key in plan.keys if key not in self._kept]
 
-    def get(self, key: str) -> PackedSegment | StateCheckpoint | None:
+    def get(self, key: str) -> Segment | StateCheckpoint | None:
         """The arrays of a record that lies in memory."""
         return self._kept.get(key)
 
-    def contains(self, part: PackedSegment | StateCheckpoint) -> bool:
+    def contains(self, part: Segment | StateCheckpoint) -> bool:
         """Whether these very arrays lie here."""
         return id(part) in self._held
 
-    def put(
-        self, record: prefix_index.Record, part: PackedSegment | StateCheckpoint, now: float
-    ) -> None:
+    def put(self, record: prefix_index.Record, part: Segment | StateCheckpoint, now: float) -> None:
         """The arrays of a record lie in memory now."""
         self.insert(record, StorageTier.MEMORY, now)
-        self._held.discard(id(self._kept.get(record.key)))
+        self._let_go(record.key)
         self._kept[record.key] = part
         self._held.add(id(part))
+        if isinstance(part, PrefixSegment):
+            self._in_prefix[part.prefix] = self._in_prefix.get(part.prefix, 0) + part.n_bytes
 
     def put_segment(
         self,
         record: prefix_index.SegmentMeta,
-        part: PackedSegment,
+        part: Segment,
         tokens: Sequence[int],
         now: float,
     ) -> None:
@@ -124,15 +139,15 @@ class PrefixCache:
 
     def release(self, keys: Sequence[str]) -> int:
         """Drop these records, root first, from memory unless an agent claims them; bytes freed."""
-        before = self.index.memory_bytes
+        before = self.n_bytes
         for key in reversed(keys):
             if not self.index.nodes[key].agents:
                 self._drop(key, StorageTier.MEMORY)
-        return before - self.index.memory_bytes
+        return before - self.n_bytes
 
     def make_room(self, live_bytes: int, pressure: MemoryPressure = MemoryPressure.CALM) -> int:
         """Evict until live and parked bytes fit the budget; bytes freed."""
-        before = self.index.memory_bytes
+        before = self.n_bytes
         over = live_bytes + before - self.budget
         n_entries = len(self._kept)
         if over <= 0 and n_entries <= self.spec.max_entries and pressure is MemoryPressure.CALM:
@@ -143,9 +158,39 @@ class PrefixCache:
             policy=self.spec.eviction_policy,
             pressure=pressure,
         )
-        for key in eviction.plan(eviction.entries(self.index), goal):
+        for key in eviction.plan(self._candidates(), goal):
             self._drop(key, StorageTier.MEMORY)
-        return before - self.index.memory_bytes
+        if over > 0 and len(self._kept) < n_entries:
+            # A shared prefix is freed with the last segment in its arrays.
+            self.make_room(live_bytes)
+        return before - self.n_bytes
+
+    def prefix_of(self, path: Sequence[PathStep]) -> tuple[LivePrefix | None, int]:
+        """The shared prefix with whose arrays a path begins, and how many of its tokens."""
+        prefix, n_tokens = None, 0
+        for step in path:
+            part = self._kept.get(step.key)
+            if not isinstance(part, PrefixSegment) or part.prefix is not (prefix or part.prefix):
+                break
+            prefix, n_tokens = part.prefix, step.upto
+        return prefix, n_tokens
+
+    def _candidates(self) -> Iterable[eviction.EvictionCandidate]:
+        """What may be evicted; no bytes are freed where a live context holds the same arrays."""
+        live = self.live_prefixes()
+        for entry in eviction.entries(self.index):
+            part = self._kept[entry.key]
+            is_live = isinstance(part, PrefixSegment) and part.prefix in live
+            yield replace(entry, n_bytes=0) if is_live else entry
+
+    def _let_go(self, key: str) -> None:
+        """Take the arrays of a record out of memory, if they are there."""
+        part = self._kept.pop(key, None)
+        self._held.discard(id(part))
+        if isinstance(part, PrefixSegment):
+            self._in_prefix[part.prefix] -= part.n_bytes
+            if not self._in_prefix[part.prefix]:
+                del self._in_prefix[part.prefix]
 
     def _drop(self, key: str, place: StorageTier) -> None:
         """Forget what lies in this place, if it may go."""
@@ -154,7 +199,7 @@ class PrefixCache:
             return
         self.index.drop(key, place)
         if place is StorageTier.MEMORY:
-            self._held.discard(id(self._kept.pop(key)))
+            self._let_go(key)
         if key not in self.index.nodes:
             self._transient.discard(key)
             self._tokens.pop(key, None)

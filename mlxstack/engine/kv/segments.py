@@ -15,9 +15,12 @@ from msgspec import Struct
 
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
+from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy import prefix_index
 from mlxstack.policy.prefix_index import CUT
 
@@ -50,15 +53,43 @@ class PackedSegment(Struct, frozen=True):
         return sum(group.nbytes for group in self.groups)
 
 
-def pieces(start: int, end: int) -> list[tuple[int, int]]:
-    """[start, end) cut at the multiples of `CUT`."""
-    cuts = [start, *range(start - start % CUT + CUT, end, CUT), end]
-    return [(a, b) for a, b in pairwise(cuts) if a < b]
+class PrefixSegment(Struct, frozen=True):
+    """KV of the tokens [start, end) in the arrays of a shared prefix, not copied."""
+
+    start: int
+    end: int
+    prefix: LivePrefix
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of these tokens."""
+        return (self.end - self.start) * self.prefix.bytes_per_token
+
+
+Segment = PackedSegment | PrefixSegment
+
+
+def pieces(start: int, end: int, n_shared: int = 0) -> list[tuple[int, int]]:
+    """[start, end) cut at the multiples of `CUT`, and where a shared prefix ends."""
+    cuts = {start, *range(start - start % CUT + CUT, end, CUT), end}
+    return list(pairwise(sorted(cuts | ({n_shared} if start < n_shared < end else set()))))
+
+
+def segment_of(context: SlotContext, start: int, end: int) -> Segment:
+    """The sliceable layers of these tokens: in the context's shared prefix, or packed."""
+    prefix = context.prefix
+    if prefix is not None and end <= prefix.n_tokens:
+        return PrefixSegment(start, end, prefix.whole)
+    return pack(context, start, end)
 
 
 def pack(context: SlotContext, start: int, end: int) -> PackedSegment:
     """The sliceable layers of these tokens, packed, evaluated and detached."""
-    parts = [p for leaf in _sliceable(context) for p in cache_adapters.span(leaf, start, end)]
+    leaves = _sliceable(context)
+    return _packed(start, end, [p for x in leaves for p in cache_adapters.span(x, start, end)])
+
+
+def _packed(start: int, end: int, parts: Sequence[mx.array]) -> PackedSegment:
     groups: dict[tuple[Any, ...], list[mx.array]] = {}
     for part in parts:
         groups.setdefault(_signature(part), []).append(part)
@@ -69,11 +100,16 @@ def pack(context: SlotContext, start: int, end: int) -> PackedSegment:
 
 
 def whole(
-    template: SlotContext, segments: Sequence[PackedSegment], n_tokens: int, start: int = 0
+    template: SlotContext,
+    segments: Sequence[Segment],
+    n_tokens: int,
+    start: int = 0,
+    n_room: int = 0,
 ) -> list[list[mx.array]]:
     """Arrays for `SlotContext.load`: per sliceable layer, those of tokens [start, n_tokens).
 
-    Segments are ascending and may overlap: the next one's start ends the one before.
+    Segments are ascending and may overlap: the next one's start ends the one before. They have room
+    for `n_room` tokens, those before `start` among them.
     """
     ends = [*(segment.start for segment in segments[1:]), n_tokens]
     widths = [cache_adapters.n_parts(leaf) for leaf in _sliceable(template)]
@@ -83,7 +119,7 @@ def whole(
         parts = iter(_unpack(segment, first, end - segment.start))
         for layer, width in zip(by_layer, widths, strict=True):
             layer.append([next(parts) for _ in range(width)])
-    return [cache_adapters.joined(layer) for layer in by_layer]
+    return [cache_adapters.joined(layer, n_room - start) for layer in by_layer]
 
 
 def arrays_of(part: PackedSegment | StateCheckpoint) -> list[mx.array]:
@@ -131,8 +167,10 @@ def _signature(part: mx.array) -> tuple[Any, ...]:
     return part.dtype, part.shape[1], part.shape[3]
 
 
-def _unpack(segment: PackedSegment, start: int, stop: int) -> list[mx.array]:
+def _unpack(segment: Segment, start: int, stop: int) -> list[mx.array]:
     """The parts in layer order, each (1, heads, stop - start, dim), counted in the segment."""
+    if isinstance(segment, PrefixSegment):
+        return segment.prefix.span(segment.start + start, segment.start + stop)
     taken = [0] * len(segment.groups)
     parts = []
     for group in segment.order:
@@ -157,10 +195,10 @@ class RecordMeta(Struct, frozen=True):
     layout: str
 
 
-def file_of(
-    record: prefix_index.Record, part: PackedSegment | StateCheckpoint, identity: str
-) -> KVFile:
-    """The file of a record. The planes look into the arrays; nothing is copied."""
+def file_of(record: prefix_index.Record, part: Segment | StateCheckpoint, identity: str) -> KVFile:
+    """The file of a record. The planes look into the arrays; only a shared prefix is copied."""
+    if isinstance(part, PrefixSegment):
+        part = _packed(part.start, part.end, part.prefix.span(part.start, part.end))
     if isinstance(part, PackedSegment):
         assert isinstance(record, prefix_index.SegmentMeta)
         names = tuple(name.hex() for name in record.blocks)
@@ -194,6 +232,30 @@ def record_of(head: KVFileHeader) -> prefix_index.Record:
     if about.parent is None or len(names) != 1:
         raise Damaged(f"the KV file {head.key} is a checkpoint of nothing")
     return prefix_index.CheckpointMeta(head.key, about.parent, head.end, head.n_bytes, names[0])
+
+
+Layout = tuple[list[int], list[tuple[str, int, int, int]]]
+"""Order of the parts of a segment; dtype, parts, heads and dim of each of its arrays."""
+
+
+def layout_of_head(head: KVFileHeader) -> Layout:
+    """Layout of the segment in a file. Raises Damaged when it is of other tokens than it says."""
+    if any(len(dims) != 4 or dims[2] != head.end - head.start for _, dims in head.shapes):
+        raise Damaged(f"the arrays of the KV file {head.key} do not fit its tokens")
+    order: list[int] = json.loads(meta_of(head.meta).layout)
+    return order, [(dtype, dims[0], dims[1], dims[3]) for dtype, dims in head.shapes]
+
+
+def layouts(runner: ModelRunner, maker: CacheFactory) -> list[Layout]:
+    """Layouts that the segments of a model have: plain and quantized ones may differ."""
+    found: list[Layout] = []
+    for n_tokens in {0, maker.quantized_start}:
+        context = SlotContext(maker).new_empty(n_tokens)
+        runner.execute([SlotTokens(context.caches, mx.array([0, 0]))])
+        groups = pack(context, 0, 1)
+        shapes = [(DTYPES[a.dtype], a.shape[0], a.shape[1], a.shape[3]) for a in groups.groups]
+        found.append((list(groups.order), shapes))
+    return found
 
 
 def parents_first(head: KVFileHeader) -> tuple[bool, int, int]:

@@ -103,7 +103,7 @@ class SlotContext:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the live caches alone, recounted every few tokens."""
-        part = -(-len(self.tokens) // COUNT_EVERY)
+        part = -(-(len(self.tokens) - self.n_shared) // COUNT_EVERY)
         if self._counted is None or self._counted[0] != part:
             self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self.leaves)
         return self._counted[1]
@@ -115,24 +115,22 @@ class SlotContext:
 
     @property
     def can_share(self) -> bool:
-        """Whether a prefix can be shared with other contexts: none that is ever quantized."""
+        """Whether a prefix can be shared with other contexts: none that will be quantized later."""
         is_shareable = any(cache_adapters.can_share(leaf) for leaf in self.leaves)
-        return is_shareable and self.is_storable and not self._maker.can_quantize
+        return is_shareable and self.is_storable and not self._maker.quantized_start
 
     def share(self, n_tokens: int) -> LivePrefix:
-        """The first `n_tokens` for another context; moved to arrays that both can hold."""
+        """The first `n_tokens` for another context, in arrays that both can hold.
+
+        They stay in the buffers of now where these hold little else, and are copied elsewhere.
+        """
         if n_tokens > self.n_shared:
-            layers: list[tuple[mx.array, mx.array]] = []
-
-            def split(leaf: Any) -> Any:
-                if not cache_adapters.can_share(leaf):
-                    return leaf
-                layers.append(cache_adapters.first_tokens(leaf, n_tokens))
-                # A step in flight has put a token there that is not known yet.
-                return cache_adapters.prefixed(leaf, layers[-1], leaf.offset)
-
-            self.caches = cache_adapters.map_leaves(self.caches, split)
-            self.prefix, self._counted = LivePrefix(layers), None
+            leaves = [leaf for leaf in self.leaves if cache_adapters.can_share(leaf)]
+            is_in_place = all(cache_adapters.is_filled(leaf, n_tokens) for leaf in leaves)
+            n_bytes = sum(leaf.nbytes for leaf in leaves) if is_in_place else None
+            layers = [cache_adapters.first_tokens(x, n_tokens, is_in_place) for x in leaves]
+            # A step in flight has put a token there that is not known yet.
+            self._rebase(LivePrefix(layers, n_bytes), leaves[0].offset)
         assert self.prefix is not None
         return self.prefix.cut(n_tokens)
 
@@ -229,13 +227,17 @@ class SlotContext:
             # The segments it had are of 16-bit KV: nothing quantized may continue them.
             self._leaf, self._n_anchored = None, 0
 
-    def reserve(self, n_tokens: int) -> None:
-        """Reserve `n_tokens` in every layer that keeps all tokens and has some already.
+    def room(self, n_tokens: int) -> int:
+        """Of these tokens, those whose room can be reserved now.
 
         Below `quantized_start` only up to it: the rest is quantized, and smaller.
         """
         due = self.quantized_start
-        most = min(n_tokens, due) if due and not self.min_rewind else n_tokens
+        return min(n_tokens, due) if due and not self.min_rewind else n_tokens
+
+    def reserve(self, n_tokens: int) -> None:
+        """Reserve `n_tokens` in every layer that keeps all tokens and has some already."""
+        most = self.room(n_tokens)
         changed = [cache_adapters.reserve(leaf, most) for leaf in self.leaves]
         if any(changed):
             self._counted = None
@@ -343,11 +345,16 @@ class SlotContext:
         self.prefix = prefix
 
     def fork_from(
-        self, other: "SlotContext", position: int, prefix: LivePrefix | None = None
+        self,
+        other: "SlotContext",
+        position: int,
+        prefix: LivePrefix | None = None,
+        n_room: int = 0,
     ) -> int:
         """Become a copy of the first `other.rewind_target(position)` tokens of another context.
 
-        Those of the `prefix`, which must not be longer, are shared instead.
+        Those of the `prefix`, which must not be longer, are shared instead. There is room for
+        `n_room` tokens.
         """
         assert other.is_storable, "a context of unknown caches cannot be copied"
         position = other.rewind_target(position)
@@ -360,9 +367,11 @@ class SlotContext:
             end = len(other.tokens)
         sliceable = [leaf for leaf in other.leaves if cache_adapters.is_sliceable(leaf)]
         start = prefix.n_tokens if prefix else 0
+        spans = [cache_adapters.span(leaf, start, end) for leaf in sliceable]
+        n_room = self.room(n_room) - start
         self.load(
             other.tokens[:end],
-            [cache_adapters.joined([cache_adapters.span(leaf, start, end)]) for leaf in sliceable],
+            [cache_adapters.joined([span], n_room) for span in spans],
             [c for c in other.checkpoints if c.position <= end],
             prefix,
         )

@@ -18,9 +18,9 @@ from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.prefix_lookup import PrefixLookup
-from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
+from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
-from mlxstack.policy.prefix_index import common_prefix
+from mlxstack.policy.prefix_index import PathStep, common_prefix
 from mlxstack.policy.reuse_plan import ReusePlan
 from mlxstack.policy.shared_prefixes import SharedPrefixTokens
 
@@ -63,6 +63,7 @@ class SlotKVManager:
         self.bytes_per_token = bytes_per_token
         self.array_limit = array_limit
         self.sharing = sharing
+        memory.live_prefixes = self._prefixes
 
     @property
     def live_bytes(self) -> int:
@@ -75,12 +76,16 @@ class SlotKVManager:
         contexts = sum(context.cache_bytes for context in self.slots)
         drafts = sum(context.draft_bytes for context in self.slots)
         texts = self.lookup.n_bytes + self.siblings.n_bytes
-        return marks + contexts + self.shared_bytes + drafts + texts
+        written = self.archive.n_copied
+        return marks + contexts + self.shared_bytes + drafts + texts + written
+
+    def _prefixes(self) -> set[LivePrefix]:
+        return {one.prefix.whole for one in self.slots if one.prefix is not None}
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of the prefixes that live contexts share."""
-        return sum(prefix.n_bytes for prefix in shared_kv(self.slots))
+        return sum(prefix.n_bytes for prefix in self._prefixes())
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether so many bytes fit beside all live KV."""
@@ -116,8 +121,13 @@ class SlotKVManager:
         """Plan the reuse for this prompt in this slot, and explain the miss."""
         return self.lookup.find(request, self.slots, slot, may_read=may_read)
 
-    def load(self, plan: ReusePlan, then: Callable[[], None]) -> bool:
+    def load(self, request: Request, plan: ReusePlan, then: Callable[[], None]) -> bool:
         """Whether parts of the plan must be read from disk first; `then` is called after."""
+        if self.memory.missing(plan):
+            for context in self.slots:
+                if context.n_shared and context.salt == request.salt:
+                    n_common = common_prefix(context.tokens, request.tokens)
+                    self._parker.hold_in_prefix(context, plan.path, n_common, time.monotonic())
         missing = self.memory.missing(plan)
         if missing:
             nodes = self.memory.index.nodes
@@ -148,15 +158,15 @@ class SlotKVManager:
             mine.clear()
         n_tokens = room_for(request)
         tokens = () if len(mine) else request.tokens[: plan.position]
-        shared = self._share(mine, tokens, request.salt)
+        shared = self._share(mine, tokens, request.salt, plan.path)
         n_held = shared.n_tokens if shared else len(mine)
         self._make_way(plan, self.bytes_per_token * (n_tokens - n_held))
         if plan.source is KVSource.FORK and plan.slot is not None:
             fresh = mine.new_empty()
-            fresh.fork_from(self.slots[plan.slot], plan.position, shared)
+            fresh.fork_from(self.slots[plan.slot], plan.position, shared, n_tokens)
             mine.take_over(fresh)
         elif plan.path:
-            self._parker.restore_context(mine, request, plan, shared, now)
+            self._parker.restore_context(mine, request, plan, shared, n_tokens, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
         mine.assign(request.salt, request.agent, len(request.tokens))
         if not is_expected:
@@ -164,8 +174,10 @@ class SlotKVManager:
         # What was copied may go now.
         self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
 
-    def _share(self, mine: SlotContext, tokens: Sequence[int], salt: str) -> LivePrefix | None:
-        """The longest beginning of these tokens that a live context can share with this one."""
+    def _share(
+        self, mine: SlotContext, tokens: Sequence[int], salt: str, path: Sequence[PathStep] = ()
+    ) -> LivePrefix | None:
+        """The longest prefix of these tokens that live contexts or segments of `path` can share."""
         longest, donor = 0, mine
         for other in self.slots:
             if other is mine or other.salt != salt or not self.sharing.split_point(len(other)):
@@ -174,10 +186,21 @@ class SlotKVManager:
             rank = n_tokens, n_tokens == other.n_shared
             if n_tokens and rank > (longest, longest == donor.n_shared) and other.can_share:
                 longest, donor = n_tokens, other
+        parked, n_parked = self.memory.prefix_of(path)
+        n_parked = self.sharing.split_point(min(n_parked, len(tokens)))
+        is_new = longest > donor.n_shared
+        if parked is not None and n_parked >= max(1, longest if is_new else longest + 1):
+            return parked.cut(n_parked)
         # The first split holds the context of the donor twice for a moment.
-        n_bytes = donor.cache_bytes if longest > donor.n_shared else 0
+        n_bytes = donor.cache_bytes if is_new else 0
         has_room = not self.array_limit or mx.get_active_memory() + n_bytes <= self.array_limit
-        return donor.share(longest) if longest and has_room else None
+        if not longest or not has_room:
+            return None
+        prefix = donor.share(longest)
+        if is_new:
+            path, now = self._parker.path_of(donor), time.monotonic()
+            self._parker.hold_in_prefix(donor, path, longest, now)
+        return prefix
 
     def share_restored(self, context: SlotContext) -> None:
         """Let a context that was read from a slot file hold the prefix of live ones."""
@@ -270,7 +293,7 @@ class SlotKVManager:
         """Bytes to ask of the budget so that the device has room for `n_bytes` more."""
         if not self.array_limit:
             return 0
-        parked = self.memory.index.memory_bytes
+        parked = self.memory.n_bytes
         over = int(mx.get_active_memory()) + n_bytes - self.array_limit
         return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
 

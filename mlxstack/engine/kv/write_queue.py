@@ -14,7 +14,7 @@ from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Busy, StackError, describe_error
 from mlxstack.core.ports import CallSoon, KVStore
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.engine.kv.segments import file_of
+from mlxstack.engine.kv.segments import PrefixSegment, file_of
 from mlxstack.policy import prefix_index
 from mlxstack.store.background_writer import BackgroundWriter
 
@@ -45,6 +45,11 @@ class DiskCollector:
         known = [key for key in keys if key in nodes]
         n_bytes = sum(nodes[key].record.n_bytes for key in known)
         in_use = self._in_use(known)
+        return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
+
+    def reserve(self, n_bytes: int) -> "Future[GCResult]":
+        """Room for files of another service. Raises Busy; the future DiskFull."""
+        in_use = self._in_use(())
         return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
 
     def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
@@ -106,6 +111,8 @@ class WriteQueue:
         self._told = ""
         self.n_written = 0
         """Bytes newly written so far."""
+        self.n_copied = 0
+        """Bytes of shared prefixes that were copied to be written."""
 
     def write(self, keys: Sequence[str]) -> list[Future[int]]:
         """Write these records, parents first; bytes newly written of each.
@@ -187,8 +194,14 @@ class WriteQueue:
 
         n_bytes = sum(memoryview(plane.data).nbytes for plane in file.tensors)
         future = self._writer.submit(work, n_bytes)
+        if isinstance(part, PrefixSegment):
+            self._count_copied(n_bytes)
+            future.add_done_callback(lambda _: self._post(partial(self._count_copied, -n_bytes)))
         self._memory.index.set_writing(key, True)
         return future
+
+    def _count_copied(self, n_bytes: int) -> None:
+        self.n_copied += n_bytes
 
     def _tell(self, key: str, done: "Future[int]") -> None:
         self._post(lambda: self._written(key, done))

@@ -24,6 +24,9 @@ from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
 STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
 
+MOST_SPARE = 0.25
+"""A prefix is shared without a copy where the rest of its buffers is at most this share of it."""
+
 
 class LayerState(Struct, frozen=True):
     """A stateful layer at one position: detached arrays (None where unset) and its numbers."""
@@ -58,7 +61,7 @@ def is_sliceable(leaf: Any) -> bool:
 
 def can_share(leaf: Any) -> bool:
     """Whether a prefix of this cache can be shared with other contexts."""
-    return type(leaf) in (KVCache, PrefixedKVCache)
+    return type(leaf) in (KVCache, QuantizedKVCache, PrefixedKVCache)
 
 
 def is_stateful(leaf: Any) -> bool:
@@ -119,9 +122,12 @@ def n_parts(leaf: Any) -> int:
     return 6 if isinstance(leaf, QuantizedKVCache) else 2
 
 
-def joined(spans: Sequence[Sequence[mx.array]]) -> list[mx.array]:
-    """Spans in order, each with the parts as `span` gives them, as whole parts with room."""
-    return [_join(parts) for parts in zip(*spans, strict=True)]
+def joined(spans: Sequence[Sequence[mx.array]], n_room: int = 0) -> list[mx.array]:
+    """Spans in order, each with the parts as `span` gives them, as whole parts with room.
+
+    They have room for at least `n_room` tokens, as `reserve` would make it.
+    """
+    return [_join(parts, n_room) for parts in zip(*spans, strict=True)]
 
 
 def with_room(n_tokens: int) -> int:
@@ -162,7 +168,7 @@ def parts_of(leaf: Any) -> list[mx.array]:
 
 
 def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
-    """Fill an empty sliceable cache with whole parts (1, heads, with_room(n_tokens), dim)."""
+    """Fill an empty sliceable cache with whole parts, which have `with_room(n_tokens)` or more."""
     assert not isinstance(leaf, PrefixedKVCache), "a shared prefix is never filled"
     if isinstance(leaf, QuantizedKVCache):
         leaf.keys, leaf.values = list(parts[:3]), list(parts[3:])
@@ -171,11 +177,12 @@ def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
     leaf.offset = n_tokens
 
 
-def prefixed(
-    leaf: Any, prefix: tuple[mx.array, mx.array] | None, n_tokens: int
-) -> KVCache | PrefixedKVCache:
+def prefixed(leaf: Any, prefix: Sequence[mx.array] | None, n_tokens: int) -> Any:
     """The first `n_tokens` of a cache, over a shared prefix or as an ordinary one."""
-    tail, start = KVCache(), prefix[0].shape[2] if prefix else 0
+    old = leaf.tail if isinstance(leaf, PrefixedKVCache) else leaf
+    is_quantized = isinstance(old, QuantizedKVCache)
+    tail = QuantizedKVCache(old.group_size, old.bits) if is_quantized else KVCache()
+    start = prefix[0].shape[2] if prefix else 0
     if n_tokens > start:
         rebuild(tail, joined([span(leaf, start, n_tokens)]), n_tokens - start)
         mx.eval(parts_of(tail))
@@ -187,11 +194,20 @@ def is_prefixed(caches: Sequence[Any]) -> bool:
     return any(isinstance(leaf, PrefixedKVCache) for leaf in leaves(caches))
 
 
-def first_tokens(leaf: Any, n_tokens: int) -> tuple[mx.array, mx.array]:
-    """Keys and values of the first tokens, with buffers of their own."""
-    keys, values = (_detach(part) for part in span(leaf, 0, n_tokens))
-    mx.eval(keys, values)
-    return keys, values
+def is_filled(leaf: Any, n_tokens: int) -> bool:
+    """Whether the first tokens fill most of the buffers of a cache that can share them."""
+    if isinstance(leaf, PrefixedKVCache):
+        return False
+    return bool(parts_of(leaf)[0].shape[2] <= (1 + MOST_SPARE) * n_tokens)
+
+
+def first_tokens(leaf: Any, n_tokens: int, is_in_place: bool = False) -> list[mx.array]:
+    """The parts of the first tokens, with buffers of their own or where they are."""
+    parts = span(leaf, 0, n_tokens)
+    if not is_in_place:
+        parts = [_detach(part) for part in parts]
+    mx.eval(parts)
+    return parts
 
 
 def snapshot_state(leaf: Any) -> LayerState:
@@ -277,10 +293,10 @@ def _extended(part: mx.array, n_more: int) -> mx.array:
     return mx.concatenate([part, mx.zeros(shape, part.dtype)], axis=2)
 
 
-def _join(parts: Sequence[mx.array]) -> mx.array:
+def _join(parts: Sequence[mx.array], n_room: int) -> mx.array:
     n_tokens = sum(part.shape[2] for part in parts)
     shape = list(parts[0].shape)
-    shape[2] = with_room(n_tokens) - n_tokens
+    shape[2] = max(with_room(n_tokens), in_steps(n_room)) - n_tokens
     return mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2)
 
 

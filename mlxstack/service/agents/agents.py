@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import EvictAgentFromSlot, pin_of
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
+from mlxstack.core.kv_transfer import AgentMove, MovedAgent
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentView
 from mlxstack.service import openai_messages
@@ -89,20 +90,20 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
 async def past(service: Service, agent: str) -> AgentHistory:
     """History of an agent. Raises NotFound, or Conflict when its file is damaged."""
     try:
-        found = await asyncio.to_thread(service.agent_store.read, agent)
-        messages = tuple(openai_messages.read_stored(message) for message in found.messages)
+        history = await asyncio.to_thread(service.agent_store.read, agent)
+        messages = tuple(openai_messages.read_stored(message) for message in history.messages)
     except Damaged as error:
         raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
-    return AgentHistory(messages, facts_of(found).tools)
+    return AgentHistory(messages, facts_of(history).tools)
 
 
-async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDetails:
+async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDetails:
     """Change priority and pin, from the next request on. Raises NotFound."""
     record = _record(service, agent)
-    if wanted.priority is not None:
-        record.priority = wanted.priority
-    if wanted.is_pinned is not None:
-        record.is_pinned = wanted.is_pinned
+    if changes.priority is not None:
+        record.priority = changes.priority
+    if changes.is_pinned is not None:
+        record.is_pinned = changes.is_pinned
         await _pin(service, record)
     if record.is_explicit:
         async with service.agent_locks.writing(agent):
@@ -128,13 +129,13 @@ async def fork(service: Service, agent: str, other: str) -> AgentDetails:
 async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
     """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
     async with _editing(service, agent):
-        found = await past(service, agent)
-        if not 0 <= n_messages <= len(found.messages):
+        history = await past(service, agent)
+        if not 0 <= n_messages <= len(history.messages):
             raise BadRequest(
-                f"n_messages is {n_messages}; agent {agent} has {len(found.messages)} messages",
+                f"n_messages is {n_messages}; agent {agent} has {len(history.messages)} messages",
                 "n_messages",
             )
-        await _write(service, agent, replace(found, messages=found.messages[:n_messages]))
+        await _write(service, agent, replace(history, messages=history.messages[:n_messages]))
         return await one(service, agent)
 
 
@@ -151,14 +152,7 @@ async def delete(service: Service, agent: str) -> None:
     Its KV files stay until a collection of the store finds nothing that names them.
     """
     async with _editing(service, agent):
-        record = _record(service, agent)
-        record.is_pinned = False
-        await _pin(service, record)
-        await _vacate(service, agent, is_kept=False)
-        async with service.agent_locks.writing(agent):
-            with suppress(NotFound):
-                await in_thread(service.agent_store.remove, agent)
-        service.agent_registry.forget(agent)
+        await _forget(service, _record(service, agent))
 
 
 async def record_turn(
@@ -216,19 +210,80 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
     kept = await asyncio.wrap_future(
         service.cache.locate_agents(tuple(record.name for record in records))
     )
-    found = {one.agent: one for one in kept}
-    drawn = views(records, snapshot, service.name, found, service.agent_store.stored)
+    locations = {location.agent: location for location in kept}
+    drawn = views(records, snapshot, service.name, locations, service.agent_store.stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
     return tuple(
         AgentDetails(
             view=view,
             is_explicit=record.is_explicit,
             live_bytes=live.get(view.slot, 0) if view.slot is not None else 0,
-            parked_bytes=found[record.name].memory_bytes,
-            disk_bytes=found[record.name].disk_bytes,
+            parked_bytes=locations[record.name].memory_bytes,
+            disk_bytes=locations[record.name].disk_bytes,
         )
         for record, view in zip(records, drawn, strict=True)
     )
+
+
+async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> AgentMove:
+    """Send an agent with its KV to the peer `to`, then delete it here unless `is_kept`.
+
+    Raises NotFound, BadRequest for a URL that is no peer, Conflict when the agent is busy or the
+    peer refuses it; then the agent stays.
+    """
+    peer = service.peers.at(to)
+    async with _editing(service, agent):
+        record = _record(service, agent)
+        found = await asyncio.to_thread(service.agent_store.read, agent)
+        await _vacate(service, agent, is_kept=True)
+        await asyncio.wrap_future(service.generator.after_writes())
+        identity = service.facts.identity.key()
+        manifest = await asyncio.to_thread(service.agent_store.manifest, agent, identity)
+        try:
+            moved = MovedAgent(found.messages, found.facts, manifest)
+            n_sent, n_tokens = await service.peers.push(peer, agent, moved)
+        except StackError as error:
+            raise Conflict(f"agent {agent} was not moved and stays here: {error}") from error
+        if not is_kept:
+            await _forget(service, record)
+    n_bytes = manifest.n_bytes if manifest is not None else 0
+    return AgentMove(agent, to, n_tokens, n_bytes, n_sent, is_kept)
+
+
+async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
+    """Create an agent that another service sent; how many tokens of its KV are here.
+
+    Raises Conflict when the id is taken, BadRequest for a history that cannot be read, Damaged
+    for KV that is not its own.
+    """
+    check_room(service, agent)
+    async with _editing(service, agent):
+        if await asyncio.to_thread(service.agent_store.has, agent):
+            raise Conflict(f"there is an agent {agent} already; delete it or move another one")
+        history = History(moved.messages, moved.facts)
+        messages = tuple(openai_messages.read_stored(message) for message in moved.messages)
+        facts, n_tokens = facts_of(history), 0
+        if moved.manifest is not None:
+            service.text_processor.check(moved.manifest.tokens, "manifest.tokens")
+            n_tokens = await asyncio.wrap_future(service.generator.import_kv(moved.manifest))
+        record = service.agent_registry.record(agent, is_explicit=True)
+        record.priority, record.is_pinned = facts.priority, facts.is_pinned
+        record.sums, record.used_at = facts.sums, facts.used_at
+        await _write(service, agent, AgentHistory(messages, facts.tools))
+        if moved.manifest is not None:
+            await in_thread(service.agent_store.put, agent, moved.manifest)
+        return n_tokens
+
+
+async def _forget(service: Service, record: AgentRecord) -> None:
+    """Delete record, history and KV in memory of an agent that is being edited."""
+    record.is_pinned = False
+    await _pin(service, record)
+    await _vacate(service, record.name, is_kept=False)
+    async with service.agent_locks.writing(record.name):
+        with suppress(NotFound):
+            await in_thread(service.agent_store.remove, record.name)
+    service.agent_registry.forget(record.name)
 
 
 async def _vacate(service: Service, agent: str, *, is_kept: bool) -> int:

@@ -148,7 +148,7 @@ class AgentRegistry:
     @property
     def latest(self) -> tuple[AgentRecord, ...]:
         """All records, the last used first."""
-        return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))
+        return tuple(sorted(self._records.values(), key=lambda record: -record.used_at))
 
     def _make_room(self) -> None:
         """Drop the oldest record before a new one comes.
@@ -178,17 +178,17 @@ def views(
     now = time.time()
     return tuple(
         _view(
-            one,
+            record,
             _states(
-                slots.get(one.name),
+                slots.get(record.name),
                 model,
-                kept.get(one.name, AgentKVLocation(one.name)),
-                stored(one.name),
+                kept.get(record.name, AgentKVLocation(record.name)),
+                stored(record.name),
             ),
             slots,
             now,
         )
-        for one in records
+        for record in records
     )
 
 
@@ -200,18 +200,18 @@ def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
 
 
 def _view(
-    one: AgentRecord, states: tuple[AgentKVView, ...], slots: Mapping[str, SlotView], now: float
+    record: AgentRecord, states: tuple[AgentKVView, ...], slots: Mapping[str, SlotView], now: float
 ) -> AgentView:
-    slot = slots.get(one.name)
+    slot = slots.get(record.name)
     here = states[0] if states else AgentKVView("")
-    sums = one.sums
+    sums = record.sums
     is_busy = slot is not None and slot.state in BUSY
     return AgentView(
-        id=one.name,
+        id=record.name,
         place="parked" if here.place == "memory" else here.place,
         slot=slot.id if slot else None,
-        priority=one.priority,
-        is_pinned=one.is_pinned,
+        priority=record.priority,
+        is_pinned=record.is_pinned,
         n_tokens=slot.n_tokens if slot else sums.n_tokens or here.n_tokens,
         n_bytes=here.n_bytes,
         n_requests=sums.n_requests,
@@ -221,10 +221,10 @@ def _view(
         saved_s=sums.saved_s,
         n_drafted=sums.n_drafted,
         n_accepted=sums.n_accepted,
-        idle_s=0.0 if is_busy else max(0.0, now - one.used_at),
-        miss=None if one.miss is None else replace(one.miss, age_s=now - one.missed_at),
+        idle_s=0.0 if is_busy else max(0.0, now - record.used_at),
+        miss=None if record.miss is None else replace(record.miss, age_s=now - record.missed_at),
         states=states,
-        turns=tuple(replace(turn.view, age_s=now - turn.at) for turn in one.turns),
+        turns=tuple(replace(turn.view, age_s=now - turn.at) for turn in record.turns),
     )
 
 
@@ -232,14 +232,14 @@ def _states(
     slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
 ) -> tuple[AgentKVView, ...]:
     """State of the served model first, then those of other models on disk."""
-    found = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
+    states = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
     if slot is not None:
-        found[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
+        states[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
     elif kept.memory_bytes:
-        found[model] = AgentKVView(model, kept.n_tokens, kept.memory_bytes, "memory")
+        states[model] = AgentKVView(model, kept.n_tokens, kept.memory_bytes, "memory")
     elif kept.disk_bytes:
-        found[model] = AgentKVView(model, kept.n_tokens, kept.disk_bytes, "disk")
-    return tuple(sorted(found.values(), key=lambda state: state.model != model))
+        states[model] = AgentKVView(model, kept.n_tokens, kept.disk_bytes, "disk")
+    return tuple(sorted(states.values(), key=lambda state: state.model != model))
 
 
 log = logging.getLogger("mlxstack.agents")

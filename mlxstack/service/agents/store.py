@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.errors import Conflict, NotFound, StackError
+from mlxstack.core.errors import Conflict, Damaged, NotFound, StackError
 from mlxstack.core.ports import Manifest
 from mlxstack.store.agent_history import AgentFolders, History
 from mlxstack.store.agent_locks import AgentLockFiles
@@ -112,6 +112,13 @@ class AgentStore:
                 self._folders.write_manifest(agent, manifest.identity, named)
                 self._note(agent, named)
 
+    def manifest(self, agent: str, identity: str) -> Manifest | None:
+        """Saved context of an agent for one model; None if there is none that can be read."""
+        if self._folders is not None:
+            with suppress(NotFound, Damaged):
+                return self._folders.read_manifest(agent, identity)
+        return None
+
     def stored(self, agent: str) -> tuple[StoredKV, ...]:
         """Saved KV of an agent, one entry per model."""
         return tuple(self._stored.get(agent, {}).values())
@@ -125,11 +132,11 @@ class AgentStore:
         if self._folders is None:
             return
         try:
-            found = self._folders.manifests()
+            files = self._folders.manifests()
         except StackError as error:
             log.warning("%s; what is saved of agents is not known", error)
             return
-        for file in found:
+        for file in files:
             try:
                 self._note(file.agent, self._folders.peek_manifest(file.agent, file.model))
             except StackError as error:

@@ -46,10 +46,10 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MOST_SCANNED]
     user = next((m.text for m in messages if m.role is Role.USER), "")[:MOST_SCANNED]
     client, folder = _client(system, hint), _folder(system) or _folder(user)
-    said = first_words(REMINDERS.sub("", user))
-    parts = (client, folder) if folder else (client, said)
+    words = first_words(REMINDERS.sub("", user))
+    parts = (client, folder) if folder else (client, words)
     title = SEPARATOR.join(part for part in parts if part)
-    return AgentTitle(title, first_words(system) or said)
+    return AgentTitle(title, first_words(system) or words)
 
 
 def first_words(text: str) -> str:
@@ -68,8 +68,8 @@ def _client(system: str, hint: str | None) -> str:
 
 
 def _folder(text: str) -> str:
-    found = FOLDER.search(text)
-    if found is None:
+    match = FOLDER.search(text)
+    if match is None:
         return ""
-    path = found["path"].strip()
+    path = match["path"].strip()
     return (PureWindowsPath(path) if path[1:2] == ":" else PurePosixPath(path)).name

@@ -1,5 +1,6 @@
 """Output formats derived from chat templates, and the families that no template explains."""
 
+from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.description import (
     CallSyntax,
@@ -8,7 +9,6 @@ from mlxstack.text.formats.description import (
     ParsedMessage,
     ReasoningMarks,
 )
-from mlxstack.text.formats.reading import read_answer
 
 __all__ = [
     "CallSyntax",

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Generator, Iterable
+from itertools import count
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.formats.argument_values import object_of
 from mlxstack.text.formats.call_reader import QUOTES, CallReader, ReadCalls
-from mlxstack.text.formats.description import Channels, DerivedFormat, first_mark
-from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed
+from mlxstack.text.formats.description import Channels, DerivedFormat, ParsedMessage, first_mark
+from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed, WhitespaceTrimmer
 from mlxstack.text.tool_call_parser import checked_call
 
 MAX_HEADER = 300
@@ -105,18 +107,18 @@ class AnswerReader:
         return spoken
 
     def _marks(self, *, is_reasoning: bool) -> list[str]:
-        found = list(self._format.wrappers)
+        literals = list(self._format.wrappers)
         marks = self._format.reasoning
         if marks is not None:
-            found.append(marks.closes)
+            literals.append(marks.closes)
             if not is_reasoning:
-                found.append(marks.opens)
+                literals.append(marks.opens)
         if not is_reasoning:
-            found += [*self._format.turn_ends, *self._format.strays]
+            literals += [*self._format.turn_ends, *self._format.strays]
         if self._calls is not None:
-            found += [*self._calls.strict]
-            found += [] if is_reasoning else [*self._calls.lenient]
-        return [first_mark(mark) for mark in found]
+            literals += [*self._calls.strict]
+            literals += [] if is_reasoning else [*self._calls.lenient]
+        return [first_mark(mark) for mark in literals]
 
     def _read(self, *, is_open: bool) -> Generator[None, None, None]:
         if self._format.channels is not None:
@@ -136,12 +138,12 @@ class AnswerReader:
         """Tell the text up to the next mark, which then begins the feed."""
         feed = self._feed
         while True:
-            found = marks.search(feed.text, 0, is_final=feed.is_final)
+            mark = marks.search(feed.text, 0, is_final=feed.is_final)
             end = len(feed.text) if feed.is_final else marks.hold(feed.text, 0)
-            self._tell(feed.text[: found.start if found else end])
-            feed.drop(found.start if found else end)
-            if found is not None or feed.is_final:
-                return found
+            self._tell(feed.text[: mark.start if mark else end])
+            feed.drop(mark.start if mark else end)
+            if mark is not None or feed.is_final:
+                return mark
             yield
 
     def _tell(self, text: str) -> None:
@@ -156,10 +158,10 @@ class AnswerReader:
 
     def _talk(self) -> Reading[None]:
         """Content up to what ends it."""
-        found = yield from self._say(self._content_marks)
-        if found is None:
+        hit = yield from self._say(self._content_marks)
+        if hit is None:
             return
-        mark, marks = found.text, self._format.reasoning
+        mark, marks = hit.text, self._format.reasoning
         opened = 0 if marks is None else (yield from self._match((marks.opens,), mark))
         if opened:
             self._spoken.append(Break())
@@ -203,30 +205,30 @@ class AnswerReader:
 
     def _think(self) -> Reading[None]:
         """A thought up to its end; calls in it are quoted, unless the answer ends with them."""
-        found = yield from self._say(self._thought_marks)
+        mark = yield from self._say(self._thought_marks)
         marks = self._format.reasoning
-        if found is None or marks is None:
+        if mark is None or marks is None:
             return
         # An answer may begin without the end of its thoughts.
-        end = yield from self._match((marks.closes, *self._format.wrappers[:1]), found.text)
+        end = yield from self._match((marks.closes, *self._format.wrappers[:1]), mark.text)
         if end:
             self._feed.drop(end)
             self.is_reasoning = False
             self._spoken.append(Break())
             yield from self._bare_calls()
-        elif self._calls is not None and found.text in self._calls.strict:
-            yield from self._quoted_call(found.text)
+        elif self._calls is not None and mark.text in self._calls.strict:
+            yield from self._quoted_call(mark.text)
         else:
-            self._tell(found.text)
-            self._feed.drop(len(found.text))
+            self._tell(mark.text)
+            self._feed.drop(len(mark.text))
 
     def _quoted_call(self, mark: str) -> Reading[None]:
         """Calls in a thought count if the whole answer ends with them."""
-        found = yield from self._section(is_lenient=False)
-        end = None if found is None else (yield from self._feed.space(found.end))
-        if found is not None and end == len(self._feed.text) and self._is_whole:
+        section = yield from self._section(is_lenient=False)
+        end = None if section is None else (yield from self._feed.space(section.end))
+        if section is not None and end == len(self._feed.text) and self._is_whole:
             self.is_reasoning = False
-            self._finish_calls(found.calls, found.end, is_closed=found.is_closed)
+            self._finish_calls(section.calls, section.end, is_closed=section.is_closed)
             return
         self._tell(mark)
         self._feed.drop(len(mark))
@@ -234,20 +236,20 @@ class AnswerReader:
     def _call(self) -> Reading[bool]:
         """Whether calls begin here; then they are told."""
         self.is_in_call = True
-        found = yield from self._section(is_lenient=True)
-        if found is not None:
-            self._end_calls(found.calls, found.end, is_closed=found.is_closed)
+        section = yield from self._section(is_lenient=True)
+        if section is not None:
+            self._end_calls(section.calls, section.end, is_closed=section.is_closed)
         self.is_in_call = False
-        return found is not None
+        return section is not None
 
     def _section(self, *, is_lenient: bool) -> Reading[ReadCalls | None]:
         """The calls that begin here; after many tries up to the end of the text, none."""
         assert self._calls is not None
         if self._n_vain > MAX_IN_VAIN:
             return None
-        found = yield from self._calls.section(0, is_lenient=is_lenient)
-        self._n_vain += found is None and self._feed.is_final
-        return found
+        section = yield from self._calls.section(0, is_lenient=is_lenient)
+        self._n_vain += section is None and self._feed.is_final
+        return section
 
     def _end_calls(self, calls: tuple[ToolCall, ...], end: int, *, is_closed: bool) -> None:
         """Tell calls; one that the end of a cut answer left open is cut, others count."""
@@ -282,10 +284,10 @@ class AnswerReader:
             return
         start = yield from self._feed.space(0)
         self.is_in_call = True
-        found = yield from self._calls.section(start)
-        if found is not None:
+        section = yield from self._calls.section(start)
+        if section is not None:
             self._feed.drop(start)
-            self._end_calls(found.calls, found.end - start, is_closed=found.is_closed)
+            self._end_calls(section.calls, section.end - start, is_closed=section.is_closed)
         self.is_in_call = False
 
     def _read_channels(self, channels: Channels, *, is_open: bool) -> Generator[None, None, None]:
@@ -301,28 +303,28 @@ class AnswerReader:
 
     def _message(self, channels: Channels) -> Reading[None]:
         """Thought or content up to the end of its message."""
-        found = yield from self._say(MarkSet([*channels.ends, channels.starts]))
+        mark = yield from self._say(MarkSet([*channels.ends, channels.starts]))
         self._spoken.append(Break())
         self.is_reasoning = False
-        if found is not None and found.text in channels.ends:
-            self._feed.drop(len(found.text))
+        if mark is not None and mark.text in channels.ends:
+            self._feed.drop(len(mark.text))
 
     def _header(self, channels: Channels) -> Reading[bool]:
         """Whether a header is followed by speech; the message of a call is read with it."""
         feed = self._feed
-        found = yield from feed.find(MarkSet([channels.message]), 0)
-        header = feed.text if found is None else feed.text[: found.start]
-        if found is None or len(header) > MAX_HEADER:
+        mark = yield from feed.find(MarkSet([channels.message]), 0)
+        header = feed.text if mark is None else feed.text[: mark.start]
+        if mark is None or len(header) > MAX_HEADER:
             self._headless(channels)
             return False
         call = re.search(channels.call, header)
         if call is not None and self._calls is not None:
             self.is_in_call = True
-            yield from self._channel_call(channels, call["name"], found.end)
+            yield from self._channel_call(channels, call["name"], mark.end)
             self.is_in_call = False
             return False
         self.is_reasoning = re.search(channels.reasoning, header) is not None
-        feed.drop(found.end)
+        feed.drop(mark.end)
         return True
 
     def _headless(self, channels: Channels) -> None:
@@ -342,8 +344,8 @@ class AnswerReader:
         assert self._calls is not None and syntax is not None
         calls: tuple[ToolCall, ...] = ()
         if syntax.section_opens:
-            found = yield from self._calls.section(at)
-            calls, end = ((), at) if found is None else (found.calls, found.end)
+            section = yield from self._calls.section(at)
+            calls, end = ((), at) if section is None else (section.calls, section.end)
         else:
             start = yield from feed.space(at)
             end = at
@@ -371,3 +373,38 @@ def _call_of(name: str, message: str) -> tuple[ToolCall, ...]:
     except ValueError:
         return ()
     return () if call is None else (call,)
+
+
+def read_answer(
+    output_format: DerivedFormat,
+    raw: str,
+    tools: Iterable[Tool],
+    *,
+    is_in_thinking: bool = False,
+    is_open: bool = False,
+) -> ParsedMessage:
+    """The message that a raw answer means, special tokens spelled out."""
+    reader = AnswerReader(output_format, tools, is_in_thinking=is_in_thinking, is_open=is_open)
+    content, thoughts = WhitespaceTrimmer(is_open=is_open), WhitespaceTrimmer(is_open=False)
+    text, thought, calls, n_unparsed = "", "", list[ToolCall](), 0
+    for stretch in [*reader.feed(raw), *reader.finish()]:
+        match stretch:
+            case Content():
+                text += content.push(stretch.text)
+            case Thought():
+                thought += thoughts.push(stretch.text)
+            case Calls():
+                calls += stretch.calls
+            case Unparsed():
+                text += stretch.raw
+                n_unparsed += 1
+            case Break():
+                content.finish()
+                thoughts.finish()
+    ids = (f"call_{n}" for n in count())
+    known: set[str] = set()
+    for at, call in enumerate(calls):
+        if not call.id or call.id in known:
+            calls[at] = replace(call, id=next(ids))
+        known.add(calls[at].id)
+    return ParsedMessage(text + content.finish(), thought, tuple(calls), n_unparsed)

@@ -88,11 +88,11 @@ def object_of(text: str) -> Any:
 
 def _kinds(types: SchemaTypes) -> set[str]:
     """The names of the types that are no text."""
-    found: set[str] = set()
+    kinds: set[str] = set()
     for schema in types.others:
         named = schema.get("type", list(OTHERS))
-        found |= set(named) if isinstance(named, list) else {str(named)}
-    return found
+        kinds |= set(named) if isinstance(named, list) else {str(named)}
+    return kinds
 
 
 def _fits(value: Any, kinds: set[str]) -> bool:

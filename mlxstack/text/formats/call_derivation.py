@@ -114,7 +114,7 @@ def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str
 
 
 def _second(probes: TemplateProbes, two: str) -> tuple[int, int] | None:
-    """Where the first of two calls ends and the second begins."""
+    """The end of the first of two calls, and the start of the second."""
     first, second = _written(probes, two, 0), _written(probes, two, 1)
     return None if first is None or second is None else (first.end, second.start)
 
@@ -124,8 +124,12 @@ def _written(probes: TemplateProbes, text: str, at: int) -> WrittenCall | None:
     start = text.find(NAMES[at])
     if start < 0:
         return None
-    found = _json(text, start, at) or _python(text, start)
-    return found or _named(text, start, at) or _tagged(probes, text, start)
+    return (
+        _json(text, start, at)
+        or _python(text, start)
+        or _named(text, start, at)
+        or _tagged(probes, text, start)
+    )
 
 
 def _json(text: str, name: int, at: int) -> WrittenCall | None:
@@ -170,16 +174,16 @@ def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
     name, arguments = _path(item, NAMES[at]), _arguments_path(item)
     if name is None or arguments is None:
         return None
-    found = _path(item, IDS[at])
+    id_path = _path(item, IDS[at])
     ids = [key for key, value in item.items() if "id" in key and isinstance(value, int | str)]
-    return JsonBody((), name, arguments, found or (tuple(ids[:1]) if ids else ()))
+    return JsonBody((), name, arguments, id_path or (tuple(ids[:1]) if ids else ()))
 
 
-def _path(item: dict[str, Any], wanted: str) -> tuple[str, ...] | None:
+def _path(item: dict[str, Any], target: str) -> tuple[str, ...] | None:
     for key, value in item.items():
-        if value == wanted:
+        if value == target:
             return (key,)
-        if isinstance(value, dict) and (rest := _path(value, wanted)) is not None:
+        if isinstance(value, dict) and (rest := _path(value, target)) is not None:
             return (key, *rest)
     return None
 
@@ -215,11 +219,11 @@ def _parts(text: str, at: int) -> tuple[str, ...]:
     quoted = text[max(0, opening - 1)] == '"' and text[end : end + 1] == '"'
     marked = text[: opening - quoted] + ARGUMENTS + text[end + quoted :]
     slots = {NAMES[at]: NAME, IDS[at]: ID}
-    found = re.split(
+    parts = re.split(
         "(" + "|".join(map(re.escape, (*slots, ARGUMENTS))) + ")",
         re.sub(r'("[a-z_]*id": ?")\d+(")', rf"\g<1>{IDS[at]}\2", marked),
     )
-    return tuple(slots.get(part, part) for part in found if part)
+    return tuple(slots.get(part, part) for part in parts if part)
 
 
 def _python(text: str, name: int) -> WrittenCall | None:
@@ -246,7 +250,7 @@ def _named(text: str, name: int, at: int) -> WrittenCall | None:
 
 
 def _id_before(text: str, name: int, at: int) -> tuple[int, tuple[str, ...]]:
-    """Where a call begins whose id stands before its name, and the parts up to the name."""
+    """Start of a call whose id stands before its name, and the parts up to the name."""
     start = text.rfind(IDS[at], 0, name)
     between = text[start + len(IDS[at]) : name]
     if start < 0 or any(one in between for one in (*NAMES, *VALUES)):
@@ -256,8 +260,8 @@ def _id_before(text: str, name: int, at: int) -> tuple[int, tuple[str, ...]]:
 
 def _head_parts(text: str, at: int) -> tuple[str, ...]:
     """The literals and slots after a name."""
-    found = re.split(f"({IDS[at]})", text)
-    slots = tuple(ID if part == IDS[at] else part for part in found if part)
+    parts = re.split(f"({IDS[at]})", text)
+    slots = tuple(ID if part == IDS[at] else part for part in parts if part)
     # Calls are counted from 0 or from 1.
     index = re.search(rf"(?<=\W)(?:{at}|{at + 1})(?=\W|$)", slots[0]) if slots else None
     if index is None:
@@ -324,9 +328,9 @@ def _types(
         key = f"key_{kind}"
         text = probes.turn("", probes.calls({key: value})) or ""
         at = text.find(key)
-        found = re.search(_SCALAR[kind], text[at + len(key) :]) if at >= 0 else None
-        if found is not None:
-            opened[kind] = text[at + len(key) :][: found.start()]
+        scalar = re.search(_SCALAR[kind], text[at + len(key) :]) if at >= 0 else None
+        if scalar is not None:
+            opened[kind] = text[at + len(key) :][: scalar.start()]
     if len(set(opened.values())) == 1 or not all(
         tokens(one)[:1] == tokens(value_opens)[:1] for one in opened.values()
     ):
@@ -372,18 +376,18 @@ def _list_between(two: str | None) -> str:
 
 def _before(probes: TemplateProbes, text: str, reasoning: ReasoningMarks | None) -> str:
     """Text before a call, without the turn opening and empty thoughts."""
-    found = probes.answer(text)
+    before = probes.answer(text)
     marked = probes.turn(CONTENT, probes.calls(TWO))
     at = -1 if marked is None else marked.find(CONTENT)
     second = _written(probes, marked, 0) if marked is not None and at >= 0 else None
     if marked is not None and second is not None and at < second.start:
         inside = shared_end(tokens(text), tokens(marked[at + len(CONTENT) : second.start]))
         joined = "".join(inside)
-        if joined.strip() and len(joined.strip()) <= len(found.strip()):
-            found = joined
+        if joined.strip() and len(joined.strip()) <= len(before.strip()):
+            before = joined
     for mark in () if reasoning is None else (reasoning.opens, reasoning.closes):
-        found = found.lstrip().removeprefix(mark) if mark else found
-    return found.lstrip()
+        before = before.lstrip().removeprefix(mark) if mark else before
+    return before.lstrip()
 
 
 def _after(probes: TemplateProbes, text: str, turn_end: str) -> str:
@@ -391,8 +395,8 @@ def _after(probes: TemplateProbes, text: str, turn_end: str) -> str:
     cuts = [text.find(eos) for eos in probes.eos if eos in text]
     text = text[: min(cuts)] if cuts else text
     ending = tokens(turn_end.strip())
-    found = tokens(text.rstrip())
-    same = shared_end(found, ending)
+    after = tokens(text.rstrip())
+    same = shared_end(after, ending)
     if same and len(same) == len(ending):
-        found = found[: len(found) - len(same)]
-    return "".join(found).rstrip()
+        after = after[: len(after) - len(same)]
+    return "".join(after).rstrip()

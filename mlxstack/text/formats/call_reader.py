@@ -82,11 +82,11 @@ class CallReader:
         calls: list[ToolCall] = []
         is_closed = True
         while True:
-            found = yield from self._call(end, is_lenient=is_lenient and not calls)
-            if found is None:
+            read = yield from self._call(end, is_lenient=is_lenient and not calls)
+            if read is None:
                 break
-            calls += found.calls
-            end, is_closed = found.end, found.is_closed
+            calls += read.calls
+            end, is_closed = read.end, read.is_closed
             if syntax.section_closes.strip():
                 after = yield from feed.literal(syntax.section_closes, end)
                 if after is not None:
@@ -106,10 +106,10 @@ class CallReader:
 
     def unreadable(self, at: int) -> Reading[int]:
         """The end of a section that makes no sense: its closing mark, or the end of the text."""
-        found = yield from self._feed.find(self._closings, at)
-        if found is None:
+        mark = yield from self._feed.find(self._closings, at)
+        if mark is None:
             return len(self._feed.text)
-        end = found.end
+        end = mark.end
         rest = yield from self._feed.literal(self._syntax.section_closes, end)
         return end if rest is None else rest
 
@@ -138,16 +138,16 @@ class CallReader:
         if inside is None:
             return (yield from self._foreign(start))
         try:
-            found = yield from self._body(inside)
+            body = yield from self._body(inside)
         except UNREADABLE:
-            found = None
-        if found is None:
+            body = None
+        if body is None:
             return (yield from self._foreign(start))
-        if is_lenient and not is_marked and not self._knows(found):
+        if is_lenient and not is_marked and not self._knows(body):
             return None
-        end = yield from feed.optional(syntax.closes, found.end)
-        is_closed = not syntax.closes.strip() or end > found.end
-        return ReadCalls(found.calls, end, is_closed)
+        end = yield from feed.optional(syntax.closes, body.end)
+        is_closed = not syntax.closes.strip() or end > body.end
+        return ReadCalls(body.calls, end, is_closed)
 
     def _foreign(self, at: int) -> Reading[ReadCalls | None]:
         """A call that is JSON between the marks of another syntax."""
@@ -156,17 +156,17 @@ class CallReader:
             return None
         inside = yield from self._feed.literal(mark, at)
         try:
-            found = None if inside is None else (yield from self._json(FOREIGN, inside))
+            body = None if inside is None else (yield from self._json(FOREIGN, inside))
         except UNREADABLE:
             return None
-        if found is None:
+        if body is None:
             return None
         closing = next(reversed(pieces(self._syntax.closes)), "")
-        end = yield from self._feed.optional(closing, found.end)
-        return ReadCalls(found.calls, end, not closing or end > found.end)
+        end = yield from self._feed.optional(closing, body.end)
+        return ReadCalls(body.calls, end, not closing or end > body.end)
 
-    def _knows(self, found: ReadCalls) -> bool:
-        return all(self._types.has(call.name) for call in found.calls)
+    def _knows(self, read: ReadCalls) -> bool:
+        return all(self._types.has(call.name) for call in read.calls)
 
     def _body(self, at: int) -> Reading[ReadCalls | None]:
         match self._syntax.body:
@@ -193,8 +193,8 @@ class CallReader:
         value = object_of(feed.text[at:end])
         items = value if isinstance(value, list) else [value]
         calls = tuple(_json_call(body, item) for item in items)
-        found = tuple(call for call in calls if call is not None)
-        return ReadCalls(found, end) if found and len(found) == len(calls) else None
+        checked = tuple(call for call in calls if call is not None)
+        return ReadCalls(checked, end) if checked and len(checked) == len(calls) else None
 
     def _opens_json(self, body: JsonBody, at: int) -> Reading[bool]:
         """Whether an object or a list begins here; without a mark its first key must be known."""
@@ -250,13 +250,13 @@ class CallReader:
             start = yield from feed.literal(body.argument_opens, at)
             if start is None or (not opening and (yield from self._ends_pairs(at))):
                 break
-            found = yield from feed.find(key_end, start)
-            if found is None or found.start - start > MAX_HEAD:
+            mark = yield from feed.find(key_end, start)
+            if mark is None or mark.start - start > MAX_HEAD:
                 return None
-            key = feed.text[start : found.start].strip()
+            key = feed.text[start : mark.start].strip()
             if not (_KEY if opening else _SLOT).fullmatch(key):
                 break
-            inside = yield from feed.literal(before, found.start)
+            inside = yield from feed.literal(before, mark.start)
             kind = ""
             if inside is not None and TYPE in body.value_opens:
                 stop = yield from feed.find(MarkSet([pieces(after)[0]]), inside)
@@ -284,16 +284,16 @@ class CallReader:
         first: FoundMark | None = None
         is_data, scan = False, at
         while True:
-            found = yield from feed.find(marks, scan)
-            if found is None:
+            mark = yield from feed.find(marks, scan)
+            if mark is None:
                 break
-            scan = found.end
-            if found.text != closing:
-                is_data = found.text == "<![CDATA[" and (is_data or found.start == at)
+            scan = mark.end
+            if mark.text != closing:
+                is_data = mark.text == "<![CDATA[" and (is_data or mark.start == at)
                 continue
-            first = first or found
-            if not is_data and (yield from self._ends_value(body, found.end)):
-                return self._cut(body, at, found.start), found.end
+            first = first or mark
+            if not is_data and (yield from self._ends_value(body, mark.end)):
+                return self._cut(body, at, mark.start), mark.end
         return None if first is None else (self._cut(body, at, first.start), first.end)
 
     def _json_value(self, at: int) -> Reading[tuple[str, int] | None]:
@@ -306,8 +306,8 @@ class CallReader:
                 return None if end < 0 else (feed.text[at:end], end)
         closes = (self._syntax.closes, self._syntax.section_closes)
         ends = [pieces(one)[0] for one in closes if one.strip()]
-        found = yield from feed.find(MarkSet([*SPACES, *ends]), at)
-        end = len(feed.text) if found is None else found.start
+        mark = yield from feed.find(MarkSet([*SPACES, *ends]), at)
+        end = len(feed.text) if mark is None else mark.start
         return (feed.text[at:end], end) if end > at else None
 
     def _ends_pairs(self, at: int) -> Reading[bool]:
@@ -361,16 +361,16 @@ class CallReader:
         scan = at
         while True:
             if self._closings.marks:
-                found = yield from feed.find(self._closings, scan)
-                end = len(feed.text) if found is None else found.start
+                mark = yield from feed.find(self._closings, scan)
+                end = len(feed.text) if mark is None else mark.start
             else:
-                found, end = None, (yield from feed.balanced(at, PYTHON_QUOTES, ()))
+                mark, end = None, (yield from feed.balanced(at, PYTHON_QUOTES, ()))
             try:
                 return ReadCalls(parse_python_calls(feed.text[at:end]), end) if end >= 0 else None
             except UNREADABLE:
-                if found is None:
+                if mark is None:
                     return None
-                scan = found.end
+                scan = mark.end
 
     def _gemma(self, body: GemmaBody, at: int) -> Reading[ReadCalls | None]:
         feed = self._feed
@@ -384,12 +384,12 @@ class CallReader:
         return _one(fields, parse_gemma_call(feed.text[start:end], body.quote), end)
 
     def _published(self, body: PublishedBody, at: int) -> Reading[ReadCalls | None]:
-        found = yield from self._feed.find(self._closings, at)
-        end = len(self._feed.text) if found is None else found.start
+        mark = yield from self._feed.find(self._closings, at)
+        end = len(self._feed.text) if mark is None else mark.start
         calls = parse_calls(body.parser, self._feed.text[at:end], self._schemas)
         if not calls:
             return None
-        return ReadCalls(calls, end if found is None else found.end, found is not None)
+        return ReadCalls(calls, end if mark is None else mark.end, mark is not None)
 
     def _read_head(
         self, at: int, stops: tuple[str, ...]
@@ -412,8 +412,8 @@ class CallReader:
                 continue
             ends = [pieces(one)[0] for one, _ in self._head[group + 1 :] if one.strip()]
             is_last = not self._head[-1][0] or self._head[-1][1]
-            found = yield from feed.find(MarkSet([*ends, *(last if is_last else ())]), at)
-            end = len(feed.text) if found is None else found.start
+            mark = yield from feed.find(MarkSet([*ends, *(last if is_last else ())]), at)
+            end = len(feed.text) if mark is None else mark.start
             text = feed.text[at:end].strip()
             if end - at > MAX_HEAD or not _SLOT.fullmatch(text):
                 return None

@@ -54,12 +54,12 @@ def derive_format(tokenizer: Any) -> DerivedFormat:
         if key in _known:
             _known.move_to_end(key)
             return _known[key]
-    found = _derive(tokenizer)
+    derived = _derive(tokenizer)
     with _lock:
-        _known[key] = found
+        _known[key] = derived
         while len(_known) > MOST_KNOWN:
             _known.popitem(last=False)
-    return found
+    return derived
 
 
 def _derive(tokenizer: Any) -> DerivedFormat:
@@ -86,8 +86,8 @@ def _derive(tokenizer: Any) -> DerivedFormat:
     if calls is not None:
         return replace(derived, problems=base.problems, is_certain=False)
     # The prompt tells the model of a template without calls to write them so.
-    told = replace(base, name="json", source=FormatSource.FALLBACK, calls=FALLBACK_CALLS)
-    return told if probes.source else base
+    fallback = replace(base, name="json", source=FormatSource.FALLBACK, calls=FALLBACK_CALLS)
+    return fallback if probes.source else base
 
 
 def _is_of(family: Family, probes: TemplateProbes) -> bool:
@@ -126,7 +126,7 @@ def _problems(derived: DerivedFormat, probes: TemplateProbes) -> tuple[str, ...]
         "properties": {key: schemas[kind] for key, kind in keys.items()},
     }
     tools = [Tool(name, "", parameters) for name in NAMES]
-    found = []
+    problems = []
     for name, arguments in CHECKED.items():
         turn = probes.turn("", probes.calls(arguments))
         if turn is None or NAMES[0] not in turn:
@@ -137,5 +137,5 @@ def _problems(derived: DerivedFormat, probes: TemplateProbes) -> tuple[str, ...]
         spoken = [*reader.feed(text[: min(cuts)] if cuts else text), *reader.finish()]
         calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
         if [(call.name, call.arguments) for call in calls] != [(NAMES[0], arguments)]:
-            found.append(name)
-    return tuple(found)
+            problems.append(name)
+    return tuple(problems)

@@ -173,13 +173,13 @@ class DerivedFormat(Struct, frozen=True):
     @property
     def marks(self) -> tuple[str, ...]:
         """All texts that are structure, not speech."""
-        found = [*self.turn_ends, *self.wrappers, *self.strays]
+        literals = [*self.turn_ends, *self.wrappers, *self.strays]
         if self.reasoning is not None:
-            found += [self.reasoning.opens, self.reasoning.closes]
+            literals += [self.reasoning.opens, self.reasoning.closes]
         if self.channels is not None:
-            found += [self.channels.starts, self.channels.message, self.channels.answer]
-            found += self.channels.ends
-        return tuple(one for one in (*found, *call_marks(self.calls)) if one.strip())
+            literals += [self.channels.starts, self.channels.message, self.channels.answer]
+            literals += self.channels.ends
+        return tuple(one for one in (*literals, *call_marks(self.calls)) if one.strip())
 
 
 class ParsedMessage(Struct, frozen=True):
@@ -195,15 +195,15 @@ def call_marks(syntax: CallSyntax | None) -> tuple[str, ...]:
     """The literals of a call, slots left out."""
     if syntax is None:
         return ()
-    found = [syntax.section_opens, syntax.opens, syntax.closes, syntax.section_closes]
+    literals = [syntax.section_opens, syntax.opens, syntax.closes, syntax.section_closes]
     match syntax.body:
         case TaggedBody() as body:
-            found += [*body.parts, body.argument_opens, body.value_opens, body.value_closes]
+            literals += [*body.parts, body.argument_opens, body.value_opens, body.value_closes]
         case NamedBody() as body:
-            found += body.parts
+            literals += body.parts
         case GemmaBody():
-            found.append(syntax.body.quote)
-    return tuple(one for one in found if one not in (NAME, ID, INDEX))
+            literals.append(syntax.body.quote)
+    return tuple(one for one in literals if one not in (NAME, ID, INDEX))
 
 
 def pieces(literal: str) -> list[str]:
@@ -214,8 +214,8 @@ def pieces(literal: str) -> list[str]:
 def first_mark(literal: str) -> str:
     """The text by which a literal is searched for."""
     run = next(iter(literal.split()), "")
-    found = _MARK.match(run)
-    return found[0] if found else run
+    mark = _MARK.match(run)
+    return mark[0] if mark else run
 
 
 def is_mark(text: str) -> bool:

@@ -24,30 +24,30 @@ def _value(text: str, at: int, quote: str) -> tuple[Any, int]:
         return _object(text, at + 1, quote)
     if text.startswith("[", at):
         return _list(text, at + 1, quote)
-    found = _BARE.match(text, at)
-    if found is None:
+    bare = _BARE.match(text, at)
+    if bare is None:
         raise ValueError(f"no value at {text[at:]!r}")
-    return _scalar(found[0].strip()), found.end()
+    return _scalar(bare[0].strip()), bare.end()
 
 
 def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     while not text.startswith("}", at := _skip(text, at)):
         if text.startswith(quote, at):
             key, at = _text(text, at, quote)
         else:
             end = text.index(":", at)
             key, at = text[at:end].strip().strip('"'), end
-        found[key], at = _value(text, text.index(":", at) + 1, quote)
-    return found, at + 1
+        members[key], at = _value(text, text.index(":", at) + 1, quote)
+    return members, at + 1
 
 
 def _list(text: str, at: int, quote: str) -> tuple[list[Any], int]:
-    found = []
+    items = []
     while not text.startswith("]", at := _skip(text, at)):
         value, at = _value(text, at, quote)
-        found.append(value)
-    return found, at + 1
+        items.append(value)
+    return items, at + 1
 
 
 def _text(text: str, at: int, quote: str) -> tuple[str, int]:

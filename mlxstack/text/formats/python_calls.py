@@ -42,13 +42,13 @@ def _unescaped(text: str) -> tuple[ToolCall, ...]:
         at = head.end()
         arguments: dict[str, Any] = {}
         while key := _KEY.match(text, at):
-            if found := _TEXT.match(text, key.end()):
-                arguments[key[1]] = found[1] if found[1] is not None else found[2]
-            elif found := _VALUE.match(text, key.end()):
-                arguments[key[1]] = decoded(found[0].strip(), found[0])
+            if value := _TEXT.match(text, key.end()):
+                arguments[key[1]] = value[1] if value[1] is not None else value[2]
+            elif value := _VALUE.match(text, key.end()):
+                arguments[key[1]] = decoded(value[0].strip(), value[0])
             else:
                 raise ValueError(f"no argument: {text[at:]!r}")
-            at = found.end()
+            at = value.end()
         at = text.index(")", at) + 1
         calls.append(_checked(head[1], arguments))
     if not text.startswith("[") or text[at:].strip() != "]":

@@ -62,13 +62,13 @@ def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> Tur
 
 def _units(text: str) -> tuple[str, ...]:
     """The marks in a text, each with the words up to the next of its kind."""
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for piece in pieces(text):
-        if found and piece != found[-1][0]:
-            found[-1].append(piece)
+        if groups and piece != groups[-1][0]:
+            groups[-1].append(piece)
         else:
-            found.append([piece])
-    units = ("".join(one) for one in found)
+            groups.append([piece])
+    units = ("".join(one) for one in groups)
     return tuple(dict.fromkeys(one for one in units if is_mark(first_mark(one))))
 
 
@@ -86,9 +86,9 @@ def _written_marks(probes: TemplateProbes) -> ReasoningMarks | None:
             after = after[: after.find(CONTENT)] if CONTENT in after else after
             if CONTENT in before:
                 before = before[before.find(CONTENT) + len(CONTENT) :]
-            found = _around(probes, plain, before, after)
-            if found is not None:
-                return found
+            marks = _around(probes, plain, before, after)
+            if marks is not None:
+                return marks
     return None
 
 
@@ -118,20 +118,20 @@ def _prompted(probes: TemplateProbes, before: str, closing: str) -> ReasoningMar
 
 def _closing(after: str, before_content: str) -> str:
     """The mark that ends a thought: the first mark, up to the next of its kind."""
-    found = tokens(after.strip())
-    if not found:
+    parts = tokens(after.strip())
+    if not parts:
         return ""
-    same = [at for at, one in enumerate(found[1:], 1) if one[:2] == found[0][:2] or one[:1] == "<"]
+    same = [at for at, one in enumerate(parts[1:], 1) if one[:2] == parts[0][:2] or one[:1] == "<"]
     text = after.strip()
     if first_mark(text) == text:
         return text
-    first = found[0]
-    if is_mark(first) and (len(found) == 1 or found[1].isspace() or is_mark(found[1])):
+    first = parts[0]
+    if is_mark(first) and (len(parts) == 1 or parts[1].isspace() or is_mark(parts[1])):
         return first
     if is_mark(first):
         # Words between marks belong to the first, with the mark that ends them.
-        end = same[0] + 1 if same else len(found)
-        return "".join(found[:end])
+        end = same[0] + 1 if same else len(parts)
+        return "".join(parts[:end])
     line = text.split("\n", 1)[0]
     return line.strip() if first[:1] in "<[" else ""
 
@@ -151,12 +151,12 @@ def _is_pair(opening: str, closing: str) -> bool:
 def _opened_marks(probes: TemplateProbes) -> ReasoningMarks | None:
     """The mark that the prompt opens an answer with, if the template closes it anywhere."""
     opening = probes.prompt[common_start(probes.bare, probes.prompt) :].rstrip()
-    found = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])$", opening)
-    if found is None:
+    mark = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])$", opening)
+    if mark is None:
         return None
-    closing = found[0][0] + "/" + found[0][1:]
+    closing = mark[0][0] + "/" + mark[0][1:]
     is_known = closing in probes.source or closing in probes.tokens
-    return ReasoningMarks(found[0], closing) if is_known else None
+    return ReasoningMarks(mark[0], closing) if is_known else None
 
 
 def _named_marks(probes: TemplateProbes) -> ReasoningMarks | None:

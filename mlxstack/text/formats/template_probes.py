@@ -128,10 +128,10 @@ def common_start(first: str, second: str) -> int:
 
 def tokens(text: str) -> list[str]:
     """Marks, words and white space of a text."""
-    found: list[str] = []
+    words: list[str] = []
     for part in re.findall(r"\s+|\S+", text):
-        found += [part] if part.isspace() else pieces(part)
-    return found
+        words += [part] if part.isspace() else pieces(part)
+    return words
 
 
 def shared_start(first: Sequence[str], second: Sequence[str]) -> list[str]:

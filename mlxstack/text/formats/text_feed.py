@@ -1,4 +1,4 @@
-"""Buffer of streamed text with searches that wait for more text.
+"""Buffer of streamed text with searches that wait for more text, and a white space trimmer.
 
 The searches are generators: one that yields cannot decide yet, and goes on with more text. Each
 result depends on the whole text alone, never on how it was cut.
@@ -40,13 +40,13 @@ class MarkSet:
 
     def search(self, text: str, at: int, *, is_final: bool) -> FoundMark | None:
         """The first mark; None and nothing before `hold` if more text may change it."""
-        found = self._pattern.search(text, at)
-        if found is not None and (is_final or found.start() < self.hold(text, at)):
-            return FoundMark(found.start(), found[0])
+        hit = self._pattern.search(text, at)
+        if hit is not None and (is_final or hit.start() < self.hold(text, at)):
+            return FoundMark(hit.start(), hit[0])
         return None
 
     def hold(self, text: str, at: int) -> int:
-        """Where the text begins that may become a mark."""
+        """Start of the text that may become a mark."""
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start] in self._firsts:
                 rest = text[start:]
@@ -69,9 +69,9 @@ class TextFeed:
     def find(self, marks: MarkSet, at: int) -> Reading[FoundMark | None]:
         """The first mark after `at`; None if there is none up to the end."""
         while True:
-            found = marks.search(self.text, at, is_final=self.is_final)
-            if found is not None or self.is_final:
-                return found
+            mark = marks.search(self.text, at, is_final=self.is_final)
+            if mark is not None or self.is_final:
+                return mark
             at = max(at, marks.hold(self.text, at))
             yield
 
@@ -82,8 +82,8 @@ class TextFeed:
     def _after(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
         """The position after the longest match."""
         while True:
-            found = pattern.match(self.text, at)
-            at = found.end() if found else at
+            hit = pattern.match(self.text, at)
+            at = hit.end() if hit else at
             if at < len(self.text) or self.is_final:
                 return at
             yield
@@ -112,8 +112,8 @@ class TextFeed:
     def optional(self, literal: str, at: int) -> Reading[int]:
         """The position after as many pieces of a literal as are there."""
         for piece in pieces(literal):
-            found = yield from self.literal(piece, at)
-            at = at if found is None else found
+            end = yield from self.literal(piece, at)
+            at = at if end is None else end
         return at
 
     def balanced(self, at: int, quotes: tuple[str, ...], stops: tuple[str, ...]) -> Reading[int]:
@@ -127,19 +127,43 @@ class TextFeed:
         inside = {quote: MarkSet([quote, "\\"] if is_escaping else [quote]) for quote in quotes}
         depth, quote = 0, ""
         while True:
-            found = yield from self.find(inside[quote] if quote else outside, at)
-            if found is None or (not quote and found.text in stops):
+            mark = yield from self.find(inside[quote] if quote else outside, at)
+            if mark is None or (not quote and mark.text in stops):
                 return -1
-            at = found.end
-            if found.text == "\\":
+            at = mark.end
+            if mark.text == "\\":
                 at += 1
-            elif found.text == quote:
+            elif mark.text == quote:
                 quote = ""
                 if depth == 0:
                     return at
-            elif found.text in quotes:
-                quote = found.text
+            elif mark.text in quotes:
+                quote = mark.text
             else:
-                depth += 1 if found.text in "[{(" else -1
+                depth += 1 if mark.text in "[{(" else -1
                 if depth == 0:
                     return at
+
+
+class WhitespaceTrimmer:
+    """Trims line breaks at the beginning, and holds white space back at the end."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self._is_open = is_open
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Return the text that can be emitted now."""
+        text = self._held + text
+        if not self._is_open:
+            text = text.lstrip("\r\n")
+        emitted = text.rstrip()
+        self._held = text[len(emitted) :]
+        self._is_open = self._is_open or bool(emitted)
+        return emitted
+
+    def finish(self) -> str:
+        """The held white space, if it follows anything; the next stretch starts fresh."""
+        held = self._held if self._is_open else ""
+        self._held, self._is_open = "", False
+        return held

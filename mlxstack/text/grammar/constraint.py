@@ -17,7 +17,7 @@ from mlxstack.text.grammar.lazy_calls import CallPosition, CallState, CallTrigge
 
 
 class ConstraintLayout(Struct, frozen=True):
-    """How an answer comes to its grammar, in tokens.
+    """Token sequences around the grammar of an answer.
 
     `opens` begin a thought, which `closes` ends; `escapes` begin something that no grammar
     rules. `budget` is the most tokens of a thought, None for no limit. `eos` may not end an
@@ -42,7 +42,7 @@ class ConstraintLayout(Struct, frozen=True):
 
 
 class GrammarConstraint:
-    """Constraint of one request; each choice starts anew. `rules` None constrains nothing."""
+    """Constraint of one request, with a state per choice. `rules` None constrains nothing."""
 
     def __init__(self, passage: ConstraintLayout, rules: LLMatcher | None = None) -> None:
         self._passage = passage
@@ -54,13 +54,13 @@ class GrammarConstraint:
         return self._rules is not None
 
     def start(self) -> "GrammarState":
-        """At the first token of an answer."""
+        """The state at the first token of an answer."""
         rules = None if self._rules is None else self._rules.deep_copy()
         return GrammarState(self._passage, rules)
 
 
 class ConstraintPhase(Enum):
-    """Where an answer stands."""
+    """Phase of an answer."""
 
     HEADER = auto()
     THINKING = auto()

@@ -16,7 +16,7 @@ from mlxstack.text.grammar.tool_call_formats import ToolCallFormat, format_of
 
 
 class CallDelimiters(Struct, frozen=True):
-    """How one model calls tools: the syntax, and the text `forced` that a call begins with.
+    """Tool call syntax of a model, and the text `forced` that a call begins with.
 
     `special` are the tokens without text of their own, by name. `head` is the header of a message
     that holds the call.
@@ -53,9 +53,9 @@ def call_grammars(calls: ForcedCalls) -> tuple[str, ...]:
 def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
     builder = LarkBuilder(calls.marks.special, options)
     form = format_of(_after_forced(calls.marks))
-    found = [] if form is None else [(tool, form.call(tool, builder)) for tool in calls.tools]
-    known = [(tool, builder.rule(one)) for tool, one in found if one is not None]
-    if form is None or not known or (calls.is_complete and len(known) < len(found)):
+    rules = [] if form is None else [(tool, form.call(tool, builder)) for tool in calls.tools]
+    known = [(tool, builder.rule(one)) for tool, one in rules if one is not None]
+    if form is None or not known or (calls.is_complete and len(known) < len(rules)):
         raise _unspeakable(calls.tools)
     start = (
         _headed(calls, known, builder) if calls.marks.head else _start(calls, form, known, builder)

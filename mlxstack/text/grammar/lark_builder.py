@@ -58,7 +58,7 @@ class LarkBuilder:
         self._rules.append(f"{name}: {body}")
 
     def literal(self, text: str) -> str:
-        """Exactly this text, in which the names of special tokens mean those tokens."""
+        """Rule for this text, in which the names of special tokens mean those tokens."""
         parts = self._cuts.split(text) if self._cuts else [text]
         return " ".join(self._part(part) for part in parts if part) or '""'
 
@@ -88,11 +88,11 @@ class LarkBuilder:
             if not fit:
                 return ""
             return f"{self.rule(' | '.join(map(quoted, fit)))} {self.literal(closes)}"
-        wanted = [] if self.is_lenient else list(_wanted(schema))
+        patterns = [] if self.is_lenient else list(_wanted(schema))
         # Letters of the mark belong to the lexeme, which else would be as long as it can.
         head = self._cuts.split(closes)[0] if self._cuts else closes
         ending = escaped(head)
-        known = [f"/{_slashed(f'(?:{one}){ending}')}/" for one in wanted or [ANYTHING]]
+        known = [f"/{_slashed(f'(?:{one}){ending}')}/" for one in patterns or [ANYTHING]]
         unwanted = [f"~/{_slashed(f'(?:{one}){ending}')}/" for one in avoided]
         name = f"t{len(self._rules)}"
         lazy = "[lazy]" if head == closes else ""
@@ -182,5 +182,5 @@ def _is_avoided(text: str, avoided: Iterable[str]) -> bool:
 
 
 def _slashed(expression: str) -> str:
-    """As it stands between slashes."""
+    """A regular expression escaped for use between slashes."""
     return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", "\\n")

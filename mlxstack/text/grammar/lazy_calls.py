@@ -73,8 +73,8 @@ class CallState:
         self._calls: list[CallProgress] = []
         self._n_longest = trigger.n_longest
         # The header of a message may have begun in the prompt.
-        said = b"" if trigger.is_first else b"".join(map(trigger.bytes_of, before))
-        self._recent = said[-self._n_longest :]
+        tail = b"" if trigger.is_first else b"".join(map(trigger.bytes_of, before))
+        self._recent = tail[-self._n_longest :]
 
     def watch(self, token: int) -> None:
         """Begin a call if this token of the free answer completes an opening."""

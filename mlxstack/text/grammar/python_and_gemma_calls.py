@@ -102,21 +102,21 @@ def _flat(at: SchemaPosition, builder: LarkBuilder) -> str:
 def _deep(at: SchemaPosition, builder: LarkBuilder) -> str:
     if at.depth > MAX_DEPTH:
         return ""
-    found = _texts(at, (QUOTE, "\x00"), QUOTE, builder)
-    found += _scalars(at, builder)
+    rules = _texts(at, (QUOTE, "\x00"), QUOTE, builder)
+    rules += _scalars(at, builder)
     for schema in at.kinds.others:
         named = schema.get("type")
         if named == "object" and not schema.get("properties") and "enum" not in schema:
             is_closed = schema.get("additionalProperties") is False
-            found.append('"{" "}"' if is_closed else _free_object(builder))
+            rules.append('"{" "}"' if is_closed else _free_object(builder))
         elif isinstance(named, list) and "object" in named:
-            found += [_free_object(builder), _free_array(builder)]
+            rules += [_free_object(builder), _free_array(builder)]
         elif named == "object":
             members = _members(at.below(schema), GEMMA, builder)
-            found += [] if members is None else [f'"{{" {listed(members, COMMA)} "}}"']
+            rules += [] if members is None else [f'"{{" {listed(members, COMMA)} "}}"']
         elif named == "array":
-            found += _array(at.below(schema), builder)
-    return _either(found, builder)
+            rules += _array(at.below(schema), builder)
+    return _either(rules, builder)
 
 
 def _free_object(builder: LarkBuilder) -> str:
@@ -161,16 +161,16 @@ def _texts(
 
 
 def _scalars(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
-    found = []
+    rules = []
     for schema in at.kinds.others:
         named = schema.get("type", [])
         types = [one for one in (named if isinstance(named, list) else [named]) if one in SCALARS]
         plain = [one for one in schema.get("enum", []) if not isinstance(one, dict | list)]
         if plain:
-            found.append(builder.json({"enum": plain}, at.root))
+            rules.append(builder.json({"enum": plain}, at.root))
         elif types:
-            found.append(builder.json({**schema, "type": types}, at.root))
-    return found
+            rules.append(builder.json({**schema, "type": types}, at.root))
+    return rules
 
 
 def _either(rules: list[str], builder: LarkBuilder) -> str:

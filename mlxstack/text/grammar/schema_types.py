@@ -29,7 +29,7 @@ class SchemaTypes(Struct, frozen=True):
 
 
 def schema_types(schema: Any, root: Schema) -> SchemaTypes:
-    """Of the schema of an argument; `root` is what its references look into."""
+    """Types that the schema of an argument allows; its references point into `root`."""
     return _kinds(schema, root, set())
 
 
@@ -69,39 +69,39 @@ def _meant(schema: Schema, root: Schema) -> Schema | None:
 
 def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
     """The schema of each argument, and whether it must be there, in the schema's order."""
-    found = parameters.get("properties")
-    known = dict(found) if isinstance(found, dict) else {}
-    wanted = parameters.get("required")
-    required = [key for key in wanted if isinstance(key, str)] if isinstance(wanted, list) else []
+    schemas = parameters.get("properties")
+    known = dict(schemas) if isinstance(schemas, dict) else {}
+    names = parameters.get("required")
+    required = [key for key in names if isinstance(key, str)] if isinstance(names, list) else []
     return {key: (known.get(key, {}), key in required) for key in (*known, *required)}
 
 
 def declared(parameters: Mapping[str, Any]) -> Schema:
     """The same arguments, as a parser has to know them that looks at `type` and nothing else."""
     root = dict(parameters)
-    found = root.get("properties")
-    if not isinstance(found, dict):
+    schemas = root.get("properties")
+    if not isinstance(schemas, dict):
         return root
-    return {**root, "properties": {key: _plain(one, root) for key, one in found.items()}}
+    return {**root, "properties": {key: _plain(one, root) for key, one in schemas.items()}}
 
 
 def _plain(schema: Any, root: Schema) -> Any:
     if isinstance(schema, dict) and isinstance(schema.get("type"), str):
         return schema
-    found = schema_types(schema, root)
-    if not found.is_text:
+    types = schema_types(schema, root)
+    if not types.is_text:
         return {"type": "object"}
-    return {"type": "string", "nullable": bool(found.others)}
+    return {"type": "string", "nullable": bool(types.others)}
 
 
 def _typed(schema: Schema) -> SchemaTypes:
     named = schema.get("type", ["string", *OTHERS])
     types = named if isinstance(named, list) else [named]
     others = [name for name in types if name != "string"]
-    wanted: Any = others[0] if len(others) == 1 else others
+    kind: Any = others[0] if len(others) == 1 else others
     return SchemaTypes(
         ({**schema, "type": "string"},) if "string" in types else (),
-        ({**schema, "type": wanted},) if others else (),
+        ({**schema, "type": kind},) if others else (),
     )
 
 
@@ -117,8 +117,8 @@ def _listed(values: list[Any]) -> SchemaTypes:
 
 def _referred(reference: str, root: Schema) -> Schema | None:
     """Schema that `#/a/b` refers to, if it is one."""
-    found: Any = root
+    target: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         name = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, dict) and name else found
-    return found if isinstance(found, dict) else None
+        target = target.get(name) if isinstance(target, dict) and name else target
+    return target if isinstance(target, dict) else None

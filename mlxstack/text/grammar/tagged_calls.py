@@ -59,10 +59,10 @@ def _arguments(
     """Each argument and whether it must be there; None if one that must cannot be written."""
     items = []
     for key, (schema, is_required) in properties(parameters).items():
-        found = schema_types(schema, parameters)
+        types = schema_types(schema, parameters)
         closes = tags.argument_closes.replace("{key}", key)
         is_known = re.fullmatch(tags.names, key) is not None
-        values = _values(tags, found, parameters, closes, builder) if is_known else []
+        values = _values(tags, types, parameters, closes, builder) if is_known else []
         forms = [_argument(tags, key, value, builder) for value in values]
         if forms:
             items.append((builder.rule(" | ".join(forms)), is_required))
@@ -78,17 +78,17 @@ def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBu
 
 
 def _values(
-    tags: TagFormat, found: SchemaTypes, root: Schema, closes: str, builder: LarkBuilder
+    tags: TagFormat, types: SchemaTypes, root: Schema, closes: str, builder: LarkBuilder
 ) -> list[tuple[str, str]]:
     """The type and the rule of everything that the argument may be, up to its end."""
     values, ending = [], builder.literal(closes)
-    for schema in found.texts:
+    for schema in types.texts:
         if tags.has_json_text:
             rule = builder.json({**schema, "type": "string"}, root)
             values.append(("string", f"{rule} {ending}"))
-        elif rule := builder.text(schema, _avoided(tags, found), closes, _words(tags, found)):
+        elif rule := builder.text(schema, _avoided(tags, types), closes, _words(tags, types)):
             values.append(("string", rule))
-    for schema in found.others:
+    for schema in types.others:
         named = schema.get("type")
         kind = named if isinstance(named, str) else "object"
         values.append((kind, f"{builder.json(schema, root)} {ending}"))
@@ -98,12 +98,12 @@ def _values(
     return values
 
 
-def _words(tags: TagFormat, found: SchemaTypes) -> list[str]:
+def _words(tags: TagFormat, kinds: SchemaTypes) -> list[str]:
     """The words that stand for null and booleans, where the argument may be one."""
     if tags.types:
         return []
-    values = [value for schema in found.others for value in schema.get("enum", ())]
-    named = [schema.get("type", ()) for schema in found.others if "enum" not in schema]
+    values = [value for schema in kinds.others for value in schema.get("enum", ())]
+    named = [schema.get("type", ()) for schema in kinds.others if "enum" not in schema]
     types = {one for name in named for one in ([name] if isinstance(name, str) else name)}
     has_booleans = "boolean" in types
     return [
@@ -120,13 +120,13 @@ def _words(tags: TagFormat, found: SchemaTypes) -> list[str]:
     ]
 
 
-def _avoided(tags: TagFormat, found: SchemaTypes) -> tuple[str, ...]:
+def _avoided(tags: TagFormat, types: SchemaTypes) -> tuple[str, ...]:
     """Texts that the parser would read as another type."""
     avoided = (*tags.avoided, *(containing(one) for one in tags.never))
     if tags.types:
         return avoided
-    if found.others and not found.is_text:
+    if types.others and not types.is_text:
         return (*avoided, *NO_TEXT)
-    if found.others:
+    if types.others:
         return (*avoided, *NULL)
     return avoided

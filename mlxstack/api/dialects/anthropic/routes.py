@@ -41,9 +41,9 @@ async def messages(
 ) -> Response[MessageResponse] | Stream:
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
-    found = await service.text_processor.read(lambda: conversation(data))
-    require_answerable(found)
-    order = await admit(service, found, _options(service, data, found, request))
+    parsed = await service.text_processor.read(lambda: conversation(data))
+    require_answerable(parsed)
+    order = await admit(service, parsed, _options(service, data, parsed, request))
     names = ResponseIds(order.request.id, model, request_id(request.scope))
     if data.stream:
         return await answer_stream(service, [[order]], MessageStream(names))
@@ -56,28 +56,28 @@ async def messages(
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
     """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
-    found = await service.text_processor.read(lambda: conversation(data))
-    prompt = await service.text_processor.prompt(found)
+    parsed = await service.text_processor.read(lambda: conversation(data))
+    prompt = await service.text_processor.prompt(parsed)
     return TokenCount(len(prompt.tokens))
 
 
 def _options(
-    service: Service, body: MessagesBody, found: Conversation, request: AnyRequest
+    service: Service, body: MessagesBody, parsed: Conversation, request: AnyRequest
 ) -> GenerationOptions:
     """Generation options, with the fields that only Anthropic has."""
     options = request_fields.options(body, f"msg_{uuid4().hex[:24]}", None, request)
     default = service.preset.sampling.max_tokens or MAX_TOKENS
-    wanted = body.tool_choice
+    choice = body.tool_choice
     return structs.replace(
         options,
         max_tokens=default if options.max_tokens is None else options.max_tokens,
         stop=request_fields.stops(body.stop_sequences, "stop_sequences"),
-        tool_choice=tool_choice_mode(wanted, found.tools),
-        forced_tool=wanted.name if wanted and wanted.type == "tool" else None,
+        tool_choice=tool_choice_mode(choice, parsed.tools),
+        forced_tool=choice.name if choice and choice.type == "tool" else None,
         response_format=response_format(body),
         thinking_budget=body.thinking.budget_tokens if body.thinking else None,
         call_prefix="toolu_",
-        is_one_call=bool(wanted and wanted.disable_parallel_tool_use),
+        is_one_call=bool(choice and choice.disable_parallel_tool_use),
     )
 
 

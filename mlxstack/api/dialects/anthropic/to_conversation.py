@@ -78,9 +78,9 @@ def conversation(body: MessagesBody) -> Conversation:
     )
 
 
-def require_answerable(found: Conversation) -> None:
+def require_answerable(parsed: Conversation) -> None:
     """Raises BadRequest for a last message that calls a tool: its result has to follow."""
-    if found.messages[-1].tool_calls:
+    if parsed.messages[-1].tool_calls:
         raise BadRequest(
             "messages: the last message calls a tool; a user message with its tool_result "
             "has to follow",
@@ -127,7 +127,7 @@ def _user(blocks: tuple[Block, ...], known: Definitions, at: str) -> tuple[Messa
         for i, block in enumerate(blocks)
         if isinstance(block, ToolResult)
     ]
-    text = "\n".join(said for block in blocks if (said := words(block)))
+    text = "\n".join(part for block in blocks if (part := words(block)))
     return user_message(results, text) or (Message(Role.USER),)
 
 
@@ -189,15 +189,15 @@ def _template(body: MessagesBody) -> dict[str, Any]:
 
 def response_format(body: MessagesBody) -> ResponseConstraint | None:
     """Output constraint of a body."""
-    wanted = (body.output_config and body.output_config.format) or body.output_format
-    if wanted is None or wanted.type != "json_schema":
+    spec = (body.output_config and body.output_config.format) or body.output_format
+    if spec is None or spec.type != "json_schema":
         return None
-    return ResponseConstraint(wanted.schema or {}, param="output_config.format")
+    return ResponseConstraint(spec.schema or {}, param="output_config.format")
 
 
 def _format(body: MessagesBody) -> tuple[Message, ...]:
-    wanted = response_format(body)
-    return () if wanted is None else (json_instruction(wanted.schema),)
+    spec = response_format(body)
+    return () if spec is None else (json_instruction(spec.schema),)
 
 
 FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
@@ -282,8 +282,8 @@ def _texts(parts: list[Any]) -> list[str]:
 
 
 def _text(raw: dict[str, Any]) -> str:
-    found = raw.get("text", raw.get("content"))
-    return found if isinstance(found, str) else ""
+    text = raw.get("text", raw.get("content"))
+    return text if isinstance(text, str) else ""
 
 
 def _lines(*lines: str | None) -> list[str]:
@@ -309,19 +309,19 @@ def declared_tools(body: MessagesBody) -> tuple[Tool, ...]:
     return (*head, *(tool for tool in _joining(body) if tool.name not in names))
 
 
-def tool_choice_mode(wanted: ToolChoice | None, tools: Iterable[Tool]) -> ToolChoiceMode:
+def tool_choice_mode(choice: ToolChoice | None, tools: Iterable[Tool]) -> ToolChoiceMode:
     """Tool choice of a request. Raises BadRequest."""
-    if wanted is None:
+    if choice is None:
         return ToolChoiceMode.AUTO
-    found = CHOICES.get(wanted.type)
-    if found is None:
+    mode = CHOICES.get(choice.type)
+    if mode is None:
         raise BadRequest(
-            f"tool_choice.type is {wanted.type!r}; known are {', '.join(CHOICES)}",
+            f"tool_choice.type is {choice.type!r}; known are {', '.join(CHOICES)}",
             "tool_choice.type",
         )
-    if wanted.type == "tool" and wanted.name not in {tool.name for tool in tools}:
-        raise BadRequest(f"tool_choice.name: no tool is named {wanted.name!r}", "tool_choice.name")
-    return found
+    if choice.type == "tool" and choice.name not in {tool.name for tool in tools}:
+        raise BadRequest(f"tool_choice.name: no tool is named {choice.name!r}", "tool_choice.name")
+    return mode
 
 
 def _addition(block: ToolAddition, tools: Definitions) -> str:

@@ -87,6 +87,11 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "draft_model": snapshot.draft_model,
         "prevents_sleep": service.sleep.is_held,
         "why_not_preventing_sleep": service.sleep.why_not or None,
+        "peer_troubles": [
+            f"{peer.url}: {peer.trouble}"
+            for peer in service.peer_views
+            if peer.trouble and is_unscoped(request)
+        ],
         "mlx_active_bytes": snapshot.active_bytes,
         "mlx_cache_bytes": snapshot.cache_bytes,
         "max_batch_size": service.preset.batch.max_size,

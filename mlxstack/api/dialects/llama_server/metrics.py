@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
+from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.status import MissSums
 from mlxstack.service.service import Service
 from mlxstack.service.stats import decode_rate, n_processing, prompt_rate
@@ -104,16 +105,35 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
 
 def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
     """Misses of the prefix cache by reason, and the tokens and seconds that they lost."""
-    told = (
+    rows = (
         ("cache_misses", "Requests that reused less than they could", [m.n_misses for m in losses]),
         ("cache_lost_tokens", "Tokens computed again after a miss", [m.n_lost for m in losses]),
         ("cache_lost_seconds", "Prefill time of those tokens", [m.lost_s for m in losses]),
     )
-    for name, words, values in told:
+    for name, words, values in rows:
         family = CounterMetricFamily("mlxstack_" + name, words, labels=("reason",))
         for one, value in zip(losses, values, strict=True):
             family.add_metric((one.reason,), value)
         yield family
+
+
+def peer_metrics(peers: tuple[PeerView, ...]) -> Iterator[Metric]:
+    """What was fetched from each peer, and whether it failed last."""
+    counts = (
+        ("fetched_tokens", "Prompt tokens fetched from a peer", "n_fetched_tokens"),
+        ("fetched_bytes", "Bytes of KV files fetched from a peer", "n_fetched_bytes"),
+        ("prefills", "Prompts that a peer was asked to compute", "n_prefills"),
+        ("failures", "Calls of a peer that failed or took too long", "n_failures"),
+    )
+    for name, words, field in counts:
+        counter = CounterMetricFamily("mlxstack_peer_" + name, words, labels=("peer",))
+        for peer in peers:
+            counter.add_metric((peer.url,), getattr(peer, field))
+        yield counter
+    gauge = GaugeMetricFamily("mlxstack_peer_up", "0 after a failure", labels=("peer",))
+    for peer in peers:
+        gauge.add_metric((peer.url,), not peer.trouble)
+    yield gauge
 
 
 class Metrics(Collector):
@@ -132,6 +152,8 @@ class Metrics(Collector):
         ours = own_counters(snapshot.counters, self._service)
         yield from _families(CounterMetricFamily, "mlxstack_", ours)
         yield from miss_counters(self._service.request_log.losses)
+        if peers := self._service.peer_views:
+            yield from peer_metrics(peers)
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
 
 

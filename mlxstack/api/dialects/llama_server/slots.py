@@ -40,10 +40,10 @@ async def list_slots(
 ) -> list[dict[str, Any]]:
     """All slots; 503 when asked to fail and none is idle."""
     snapshot = service.engine.snapshot()
-    found = service.stats.slots(snapshot)
-    if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
+    slots = service.stats.slots(snapshot)
+    if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in slots):
         raise Busy("no slot available")
-    return [_seen(request, _slot(slot, snapshot.is_drafting)) for slot in found]
+    return [_seen(request, _slot(slot, snapshot.is_drafting)) for slot in slots]
 
 
 @post("/slots/{slot:str}", status_code=200, opt=OF_ALL)
@@ -171,8 +171,8 @@ def _ours(slot: stats.SlotStatus) -> dict[str, Any]:
 
 def _task(request: str | None) -> int:
     """llama-server numbers its tasks; ours have names, of which a number is made."""
-    found = TASK.search(request or "")
-    return int(found[1], 16) if found else -1
+    match = TASK.search(request or "")
+    return int(match[1], 16) if match else -1
 
 
 ROUTES: list[Any] = [list_slots, act_on_slot]

@@ -137,8 +137,8 @@ class PromptRenderer:
         }
 
     def _probabilities(self, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-        found = logprobs(notes, self._order.words)
-        return {"completion_probabilities": found.content} if found else {}
+        result = logprobs(notes, self._order.words)
+        return {"completion_probabilities": result.content} if result else {}
 
 
 def _progress(part: PrefillProgressed) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from msgspec import Struct, structs
 
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
-from mlxstack.api.request_fields import names
+from mlxstack.api.request_fields import served_name
 from mlxstack.api.run_generation import TheService
-from mlxstack.core.errors import UnknownModel
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.local_models import quantization_of
 from mlxstack.service.service import Service
@@ -46,9 +45,7 @@ async def lm_studio_models(service: TheService) -> LMStudioModels:
 @get("/api/v0/models/{name:path}", opt=PUBLIC)
 async def lm_studio_model(service: TheService, name: FromPath[str]) -> LMStudioModel:
     """Model by name, which may contain slashes."""
-    wanted = name.removeprefix("/")
-    if wanted not in names(service):
-        raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")
+    served_name(service, name.removeprefix("/"))
     return await _model(service)
 
 

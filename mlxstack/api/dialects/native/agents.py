@@ -74,8 +74,8 @@ class RewindBody(Struct):
 @get("/v1/agents")
 async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """All agents that the key allows, the last used first."""
-    found = await agents.everyone(service)
-    seen = [shown(request, one) for one in found if can_access(request, one.view.id)]
+    details = await agents.everyone(service)
+    seen = [shown(request, one) for one in details if can_access(request, one.view.id)]
     return {"object": "list", "data": seen}
 
 
@@ -107,9 +107,9 @@ async def change_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
 ) -> dict[str, Any]:
     """Change priority, or pin the agent's KV in memory."""
-    wanted = AgentChanges(_priority(data.priority), data.is_pinned)
-    check_raise(request, wanted.priority)
-    return shown(request, await agents.change(service, agent, wanted))
+    changes = AgentChanges(_priority(data.priority), data.is_pinned)
+    check_raise(request, changes.priority)
+    return shown(request, await agents.change(service, agent, changes))
 
 
 @delete("/v1/agents/{agent:str}", status_code=200)
@@ -164,8 +164,8 @@ def shown(request: AnyRequest, details: AgentDetails) -> dict[str, Any]:
     view = details.view
     if view.miss is not None and not is_unscoped(request):
         view = replace(view, miss=replace(view.miss, text_cached=""))
-    found: dict[str, Any] = msgspec.to_builtins(view)
-    return found | {
+    fields: dict[str, Any] = msgspec.to_builtins(view)
+    return fields | {
         "object": "agent",
         "priority": view.priority.name.lower(),
         "is_explicit": details.is_explicit,

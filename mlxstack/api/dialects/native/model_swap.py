@@ -37,15 +37,15 @@ class LoadBody(Struct):
 @post("/v1/models/load", status_code=200, opt={**OF_ALL, **UNLOADED})
 async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str, Any]:
     """Drain, park, unload, load, warm; other requests wait in the meantime."""
-    wanted = await _wanted(service, data)
+    preset = await _wanted(service, data)
     try:
         if data.prepare:
-            checked = await model_swap.prepare(service, wanted)
+            checked = await model_swap.prepare(service, preset)
             return {"object": "model.prepared", "path": checked.path, "n_bytes": checked.n_bytes}
         if data.drain_s < 0:
             raise BadRequest(f"drain_s is {data.drain_s}; it must be 0 or more", "drain_s")
         # A disconnect of the client does not interrupt the swap.
-        changing = asyncio.create_task(model_swap.swap(service, wanted, data.drain_s))
+        changing = asyncio.create_task(model_swap.swap(service, preset, data.drain_s))
         return shown(await asyncio.shield(changing))
     except SetupError as error:
         raise BadRequest(error.message, "model" if data.model else "preset") from error

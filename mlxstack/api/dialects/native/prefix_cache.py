@@ -53,10 +53,10 @@ async def list_requests(service: TheService) -> tuple[RequestView, ...]:
 @get("/requests/{name:str}", opt=OF_ALL)
 async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
     """Newest request with this id or of this agent, with the reason of its miss."""
-    found = service.request_log.find(name)
-    if found is None:
+    view = service.request_log.find(name)
+    if view is None:
         raise NotFound(f"no request and no agent of the last ones is called {name}")
-    return found
+    return view
 
 
 @post("/cache/prefixes", status_code=200, opt=OF_ALL)

@@ -32,7 +32,7 @@ async def details(service: Service) -> OllamaDetails:
     )
 
 
-def tagged_model(service: Service, found: OllamaDetails) -> OllamaModel:
+def tagged_model(service: Service, details: OllamaDetails) -> OllamaModel:
     """Entry of the list of models."""
     facts = service.facts
     return OllamaModel(
@@ -41,11 +41,11 @@ def tagged_model(service: Service, found: OllamaDetails) -> OllamaModel:
         modified_at=rfc3339(service.stats.started_at),
         size=facts.n_bytes,
         digest=facts.identity.key(),
-        details=found,
+        details=details,
     )
 
 
-def loaded_model(service: Service, found: OllamaDetails) -> OllamaLoadedModel:
+def loaded_model(service: Service, details: OllamaDetails) -> OllamaLoadedModel:
     """Entry of the list of models in memory."""
     facts = service.facts
     return OllamaLoadedModel(
@@ -53,14 +53,14 @@ def loaded_model(service: Service, found: OllamaDetails) -> OllamaLoadedModel:
         model=service.name,
         size=facts.n_bytes,
         digest=facts.identity.key(),
-        details=found,
+        details=details,
         expires_at=rfc3339(time.time() + min(remaining_s(service), NEVER_S)),
         size_vram=facts.n_bytes,
         context_length=service.n_ctx,
     )
 
 
-def model_info(service: Service, found: OllamaDetails) -> OllamaModelInfo:
+def model_info(service: Service, details: OllamaDetails) -> OllamaModelInfo:
     """Whole description; the context is the one that a slot holds, to which clients cut."""
     facts = service.facts
     family = facts.architecture
@@ -68,7 +68,7 @@ def model_info(service: Service, found: OllamaDetails) -> OllamaModelInfo:
         modelfile=f"FROM {service.name}\n",
         parameters=f"num_ctx {service.n_ctx}",
         template=service.template.text,
-        details=found,
+        details=details,
         model_info={
             "general.architecture": family,
             "general.parameter_count": facts.n_params,

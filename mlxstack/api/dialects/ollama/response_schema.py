@@ -8,6 +8,9 @@ from msgspec import UNSET, Struct, UnsetType
 from mlxstack.api.response_fields import SampledLogprob
 from mlxstack.core.errors import StackError
 
+OLLAMA_VERSION = "0.12.11"
+"""Release of Ollama whose API this is; clients refuse a server that is older than they need."""
+
 NS = 1_000_000_000
 
 

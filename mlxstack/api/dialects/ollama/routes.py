@@ -24,6 +24,7 @@ from mlxstack.api.dialects.ollama.request_schema import (
     OllamaOptions,
 )
 from mlxstack.api.dialects.ollama.response_schema import (
+    OLLAMA_VERSION,
     OllamaChat,
     OllamaEmbedding,
     OllamaEmbeddings,
@@ -56,9 +57,6 @@ from mlxstack.service.embedding import embed, numbers
 from mlxstack.service.generation_options import UNLIMITED, GenerationOptions
 from mlxstack.service.idle_unload import idle_limit_s
 from mlxstack.service.service import Service
-
-OLLAMA_VERSION = "0.12.11"
-"""Release of Ollama whose API this is; clients refuse a server that is older than they need."""
 
 LATEST = ":latest"
 
@@ -108,13 +106,13 @@ async def embed_texts(
     _keep_alive(service, data.keep_alive)
     texts = [data.input] if isinstance(data.input, str) else data.input
     work = embed(service, texts, data.dimensions, is_cut=data.truncate is not False)
-    found = await cancel_on_disconnect(request, work)
+    result = await cancel_on_disconnect(request, work)
     return OllamaEmbeddings(
         model=model,
-        embeddings=tuple(numbers(vector) for vector in found.vectors),
+        embeddings=tuple(numbers(vector) for vector in result.vectors),
         total_duration=nanoseconds(time.perf_counter() - began),
         load_duration=0,
-        prompt_eval_count=found.n_tokens,
+        prompt_eval_count=result.n_tokens,
     )
 
 
@@ -125,8 +123,8 @@ async def embed_prompt(
     """Embed one text."""
     _model(service, data.model)
     _keep_alive(service, data.keep_alive)
-    found = await cancel_on_disconnect(request, embed(service, [data.prompt], None, is_cut=True))
-    return OllamaEmbedding(numbers(found.vectors[0]))
+    result = await cancel_on_disconnect(request, embed(service, [data.prompt], None, is_cut=True))
+    return OllamaEmbedding(numbers(result.vectors[0]))
 
 
 @get("/api/version", opt=EARLY)
@@ -166,12 +164,12 @@ async def pull(
     data: JSONBody[OllamaModelBody], service: TheService
 ) -> Response[OllamaStatus] | Stream:
     """Confirm a model that is on this machine; nothing is downloaded."""
-    wanted = (data.model or data.name or "").removesuffix(LATEST)
-    if wanted not in request_fields.names(service):
+    model = (data.model or data.name or "").removesuffix(LATEST)
+    if model not in request_fields.names(service):
         local = await asyncio.to_thread(local_models)
-        if not any(one.name == wanted and one.is_complete for one in local):
+        if not any(one.name == model and one.is_complete for one in local):
             raise NotFound(
-                f"model {wanted!r} is not on this machine, and clients download nothing; "
+                f"model {model!r} is not on this machine, and clients download nothing; "
                 "`mlx-stack pull` does"
             )
     if data.stream is False:
@@ -209,10 +207,10 @@ def _keep_alive(service: Service, given: float | str | None) -> None:
         service.gate.keep_alive_s = to_conversation.keep_alive_s(given)
 
 
-def _model(service: Service, wanted: str | None) -> str:
+def _model(service: Service, name: str | None) -> str:
     """Model name to echo; a tag `latest` is ignored. Raises UnknownModel."""
-    request_fields.resolve_model(service, wanted.removesuffix(LATEST) if wanted else None)
-    return wanted or service.name
+    request_fields.resolve_model(service, name.removesuffix(LATEST) if name else None)
+    return name or service.name
 
 
 def _options(body: OllamaGenerationBody, request: AnyRequest) -> GenerationOptions:
@@ -223,12 +221,12 @@ def _options(body: OllamaGenerationBody, request: AnyRequest) -> GenerationOptio
         if body.logprobs
         else None
     )
-    found = request_fields.options(sent, f"ollama-{uuid4().hex}", n_top, request)
+    options = request_fields.options(sent, f"ollama-{uuid4().hex}", n_top, request)
     limit = sent.num_predict
     return structs.replace(
-        found,
+        options,
         max_tokens=limit if limit is None or limit > 0 else UNLIMITED,
-        response_format=to_conversation.constraint(body) or found.response_format,
+        response_format=to_conversation.constraint(body) or options.response_format,
     )
 
 

@@ -60,8 +60,8 @@ class OllamaRenderer(streaming.Renderer):
     def whole(self, reply: CollectedResponse) -> OllamaAnswer:
         """Response to a request that does not stream."""
         calls = tuple(self._call(part) for part in reply.calls)
-        found = self.answer(reply.content, reply.reasoning, calls)
-        return self._noted(self._finished(found, reply.ended), reply.notes)
+        answer = self.answer(reply.content, reply.reasoning, calls)
+        return self._noted(self._finished(answer, reply.ended), reply.notes)
 
     def loaded(self, reason: str) -> OllamaAnswer:
         """Response to a request without a prompt, which only loads or unloads the model."""
@@ -99,8 +99,8 @@ class OllamaRenderer(streaming.Renderer):
         )
 
     def _noted(self, answer: OllamaAnswer, notes: tuple[TokenLogprob, ...]) -> OllamaAnswer:
-        found = logprobs(notes, self._words)
-        return answer if found is None else structs.replace(answer, logprobs=found.content)
+        chosen = logprobs(notes, self._words)
+        return answer if chosen is None else structs.replace(answer, logprobs=chosen.content)
 
     def _call(self, part: ToolCallPart) -> OllamaToolCall:
         function = OllamaFunction(part.name, part.arguments, self._n_calls)

@@ -47,12 +47,12 @@ def prompt_conversation(body: OllamaGenerateBody) -> Conversation:
 
 def constraint(body: OllamaGenerationBody) -> ResponseConstraint | None:
     """Output constraint of `format`. Raises BadRequest."""
-    wanted = body.format
-    if not isinstance(wanted, str):
-        return None if wanted is None else ResponseConstraint(wanted, param="format")
-    if wanted not in ("", "json"):
-        raise BadRequest(f'format is {wanted!r}; it must be "json" or a JSON schema', "format")
-    return ResponseConstraint({}, param="format") if wanted else None
+    spec = body.format
+    if not isinstance(spec, str):
+        return None if spec is None else ResponseConstraint(spec, param="format")
+    if spec not in ("", "json"):
+        raise BadRequest(f'format is {spec!r}; it must be "json" or a JSON schema', "format")
+    return ResponseConstraint({}, param="format") if spec else None
 
 
 def keep_alive_s(given: float | str) -> float:
@@ -72,12 +72,15 @@ def keep_alive_s(given: float | str) -> float:
 
 
 def _conversation(chat: ChatBody, body: OllamaGenerationBody) -> Conversation:
-    found = openai_chat.conversation(chat)
+    conversation = openai_chat.conversation(chat)
     thinking, template = _effort(body.think)
     shape = constraint(body)
     instruction = () if shape is None else (json_instruction(shape.schema),)
     return structs.replace(
-        found, messages=(*found.messages, *instruction), thinking=thinking, template=template
+        conversation,
+        messages=(*conversation.messages, *instruction),
+        thinking=thinking,
+        template=template,
     )
 
 
@@ -94,7 +97,7 @@ def _effort(think: bool | str | None) -> tuple[bool | None, dict[str, Any]]:
 
 def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
     """Messages with an id for every call; a result without one is of the call before it."""
-    found: list[ChatMessageParam] = []
+    messages: list[ChatMessageParam] = []
     waiting: list[ToolCallParam] = []
     for i, one in enumerate(sent):
         calls = [
@@ -102,7 +105,7 @@ def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
             for at, call in enumerate(one.tool_calls or ())
         ]
         waiting = list(calls) or waiting
-        found.append(
+        messages.append(
             ChatMessageParam(
                 role=one.role,
                 content=_content(one.content, one.images),
@@ -112,7 +115,7 @@ def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
                 name=one.tool_name,
             )
         )
-    return found
+    return messages
 
 
 def _answered(result: OllamaMessage, waiting: list[ToolCallParam]) -> str | None:

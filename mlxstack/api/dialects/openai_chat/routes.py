@@ -70,12 +70,12 @@ def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
         if body.logprobs
         else None
     )
-    found = request_fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
+    common = request_fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
     return structs.replace(
-        found,
+        common,
         tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
         forced_tool=to_conversation.forced_tool(body),
-        response_format=to_conversation.response_format(body) or found.response_format,
+        response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False,
         has_progress=bool(body.return_progress),
         predicted_text=to_conversation.predicted_text(body),

@@ -69,10 +69,10 @@ def forced_tool(body: ChatBody) -> str | None:
 
 def response_format(body: ChatBody) -> ResponseConstraint | None:
     """Output constraint of a body."""
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    spec = body.response_format
+    if spec is None or spec.type == "text":
         return None
-    return ResponseConstraint(_schema(wanted) or {}, param="response_format")
+    return ResponseConstraint(_schema(spec) or {}, param="response_format")
 
 
 def predicted_text(body: ChatBody) -> str:
@@ -87,8 +87,8 @@ def predicted_text(body: ChatBody) -> str:
     return read_prediction(predicted.content, "prediction.content")
 
 
-def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:
-    return wanted.json_schema.schema if wanted.json_schema else wanted.schema
+def _schema(spec: ResponseFormat) -> dict[str, Any] | None:
+    return spec.json_schema.schema if spec.json_schema else spec.schema
 
 
 def _tools(specs: list[ChatToolParam] | None) -> tuple[Tool, ...]:
@@ -96,27 +96,27 @@ def _tools(specs: list[ChatToolParam] | None) -> tuple[Tool, ...]:
     return tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions)
 
 
-def effort(kwargs: dict[str, Any] | None, wanted: str | None) -> tuple[bool | None, dict[str, Any]]:
+def effort(kwargs: dict[str, Any] | None, level: str | None) -> tuple[bool | None, dict[str, Any]]:
     """Thinking and template variables; `kwargs` win over the `wanted` effort."""
     template = dict(kwargs or {})
     thinking = template.pop("enable_thinking", None)
     if thinking is not None and not isinstance(thinking, bool):
         raise BadRequest("enable_thinking must be true or false", "chat_template_kwargs")
-    if wanted == "none":
+    if level == "none":
         thinking = False if thinking is None else thinking
-    elif wanted is not None:
-        template.setdefault("reasoning_effort", wanted)
+    elif level is not None:
+        template.setdefault("reasoning_effort", level)
     return thinking, template
 
 
 def _format(body: ChatBody) -> tuple[Message, ...]:
     """A JSON format adds a last instruction."""
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    spec = body.response_format
+    if spec is None or spec.type == "text":
         return ()
-    if wanted.type not in ("json_object", "json_schema"):
+    if spec.type not in ("json_object", "json_schema"):
         raise BadRequest(
-            f"response_format.type is {wanted.type!r}; known are text, json_object, json_schema",
+            f"response_format.type is {spec.type!r}; known are text, json_object, json_schema",
             "response_format.type",
         )
-    return (json_instruction(_schema(wanted)),)
+    return (json_instruction(_schema(spec)),)

@@ -71,9 +71,9 @@ class CompletionRenderer(streaming.Renderer):
             case KeepAlive():
                 yield streaming.keepalive(part.n_done, part.n_prompt)
             case ContentPart():
-                said = self._completion((self._choice(part.text, index, part.notes),))
+                chunk = self._completion((self._choice(part.text, index, part.notes),))
                 pace = self._watches[index].timings() if self._has_pace else UNSET
-                yield streaming.frame(structs.replace(said, timings=pace))
+                yield streaming.frame(structs.replace(chunk, timings=pace))
             case GenerationFinished():
                 self._ended[index] = part
                 reason = finish_reason(part, has_calls=False)

@@ -60,15 +60,17 @@ async def embeddings(
 ) -> Embeddings:
     """Embed each text as one normalized vector."""
     model = resolve_model(service, data.model)
-    found = await cancel_on_disconnect(request, embed(service, _texts(data.input), data.dimensions))
+    result = await cancel_on_disconnect(
+        request, embed(service, _texts(data.input), data.dimensions)
+    )
     is_text = data.encoding_format == "base64"
     return Embeddings(
         model=model,
         data=tuple(
             Embedding(index=i, embedding=b64encode(v).decode() if is_text else numbers(v))
-            for i, v in enumerate(found.vectors)
+            for i, v in enumerate(result.vectors)
         ),
-        usage=EmbeddingUsage(found.n_tokens, found.n_tokens),
+        usage=EmbeddingUsage(result.n_tokens, result.n_tokens),
     )
 
 
@@ -80,11 +82,11 @@ async def native_embedding(
     given = data.input if data.content is None else data.content
     if given is None:
         raise BadRequest("content is missing: a text, or a list of texts", "content")
-    found: EmbeddingResult = await cancel_on_disconnect(
+    result: EmbeddingResult = await cancel_on_disconnect(
         request, embed(service, _texts(given), None)
     )
     return tuple(
-        {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(found.vectors)
+        {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(result.vectors)
     )
 
 

@@ -8,9 +8,8 @@ from msgspec import Struct, structs
 
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
-from mlxstack.api.request_fields import names
+from mlxstack.api.request_fields import names, served_name
 from mlxstack.api.run_generation import TheService
-from mlxstack.core.errors import UnknownModel
 from mlxstack.service.service import Service
 
 
@@ -63,22 +62,19 @@ class Models(Struct, frozen=True):
 @get(["/v1/models", "/models"], opt=PUBLIC)
 async def list_models(service: TheService) -> Models:
     """List every name of the one model."""
-    found = tuple(_model(service, name) for name in names(service))
+    models = tuple(_model(service, name) for name in names(service))
     return Models(
-        data=found,
-        models=tuple(LlamaModel(one.id, one.id) for one in found),
-        first_id=found[0].id,
-        last_id=found[-1].id,
+        data=models,
+        models=tuple(LlamaModel(one.id, one.id) for one in models),
+        first_id=models[0].id,
+        last_id=models[-1].id,
     )
 
 
 @get(["/v1/models/{name:path}", "/models/{name:path}"], opt=PUBLIC)
 async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
     """Model by name, which may contain slashes."""
-    wanted = name.removeprefix("/")
-    if wanted not in names(service):
-        raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")
-    return _model(service, wanted)
+    return _model(service, served_name(service, name.removeprefix("/")))
 
 
 def _model(service: Service, name: str) -> ModelCard:

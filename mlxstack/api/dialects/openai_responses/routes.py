@@ -78,14 +78,14 @@ async def _admit(
 def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> GenerationOptions:
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     n_top = request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
-    found = request_fields.options(
+    common = request_fields.options(
         body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request
     )
     return structs.replace(
-        found,
+        common,
         tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
         forced_tool=to_conversation.forced_tool(body.tool_choice, box),
-        response_format=to_conversation.response_format(body) or found.response_format,
+        response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False,
     )
 

@@ -192,8 +192,8 @@ class ResponseStream(streaming.Renderer):
         self.response = structs.replace(self.response, status="failed", error=_failure(error))
         return next(self._numbered([events.FailedEvent(response=self.response)]))
 
-    def _numbered(self, found: Iterable[ResponsesEvent]) -> Iterator[bytes]:
-        for event in found:
+    def _numbered(self, events: Iterable[ResponsesEvent]) -> Iterator[bytes]:
+        for event in events:
             event.sequence_number = self._n_events
             self._n_events += 1
             yield streaming.frame(event, str(type(event).__struct_config__.tag))
@@ -238,8 +238,8 @@ class ResponseStream(streaming.Renderer):
 
     def _call(self, called: ToolCallPart) -> Iterator[ResponsesEvent]:
         yield from self._close("completed")
-        told, item = call(called, self._box.offer(called.name), len(self.response.output))
-        yield from told
+        events, item = call(called, self._box.offer(called.name), len(self.response.output))
+        yield from events
         self._keep(item)
 
     def _keep(self, item: OutputItem) -> None:
@@ -264,8 +264,8 @@ class ResponseStream(streaming.Renderer):
         yield last(response=self.response)
 
     def _logprobs(self, notes: tuple[TokenLogprob, ...]) -> tuple[SampledLogprob, ...]:
-        found = logprobs(notes, self._words)
-        return found.content if found else ()
+        result = logprobs(notes, self._words)
+        return result.content if result else ()
 
 
 def whole(reply: CollectedResponse, renderer: ResponseStream) -> Response:

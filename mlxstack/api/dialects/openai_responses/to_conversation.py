@@ -68,9 +68,9 @@ class ToolNames(Struct, frozen=True):
 
         Models that saw a namespace elsewhere may write it in front of the name.
         """
-        found = self.offers.get(called)
-        if found is not None:
-            return found
+        known = self.offers.get(called)
+        if known is not None:
+            return known
         for offer in self.offers.values():
             if called in (f"{offer.namespace}.{offer.name}", f"{offer.namespace}__{offer.name}"):
                 return offer
@@ -105,7 +105,7 @@ def _offered(
     sent: list[Any], at: str, namespace: str | None
 ) -> Iterator[tuple[ClientTool, ResponsesToolParam]]:
     for i, raw in enumerate(sent):
-        spec = _spec(raw, f"{at}[{i}]")
+        spec = _as(ResponsesToolParam, raw, f"{at}[{i}]")
         match spec.type:
             case "function" | "custom" if spec.name:
                 yield ClientTool(spec.name, ToolKind(spec.type), namespace), spec
@@ -113,13 +113,6 @@ def _offered(
                 raise BadRequest(f"{at}[{i}].name: Field required", f"{at}[{i}].name")
             case "namespace":
                 yield from _offered(spec.tools or [], f"{at}[{i}].tools", spec.name)
-
-
-def _spec(raw: Any, at: str) -> ResponsesToolParam:
-    try:
-        return msgspec.convert(raw, ResponsesToolParam)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"{at}: {error}", at) from None
 
 
 def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam) -> Tool:
@@ -161,14 +154,14 @@ def conversation(body: ResponsesBody, box: ToolNames) -> Conversation:
         n_items, request_fields.MOST_MESSAGES + request_fields.MOST_CALLS, "input", "items"
     )
     request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
-    said = (*_instructions(body), *_input(body, box), *_format(body))
-    if not said:
+    messages = (*_instructions(body), *_input(body, box), *_format(body))
+    if not messages:
         raise BadRequest("input is empty; at least one message is needed", "input")
-    wanted = (body.reasoning or {}).get("effort")
+    level = (body.reasoning or {}).get("effort")
     thinking, template = effort(
-        body.chat_template_kwargs, wanted if isinstance(wanted, str) else None
+        body.chat_template_kwargs, level if isinstance(level, str) else None
     )
-    return Conversation(messages=said, tools=box.tools, thinking=thinking, template=template)
+    return Conversation(messages=messages, tools=box.tools, thinking=thinking, template=template)
 
 
 def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
@@ -224,14 +217,14 @@ def _input(body: ResponsesBody, box: ToolNames) -> tuple[Message, ...]:
 
 def _format(body: ResponsesBody) -> tuple[Message, ...]:
     """A JSON format adds a last instruction."""
-    wanted = (body.text or {}).get("format")
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    spec = (body.text or {}).get("format")
+    kind = spec.get("type") if isinstance(spec, dict) else None
     match kind:
         case None | "text":
             return ()
         case "json_object" | "json_schema":
-            assert isinstance(wanted, dict)
-            schema = wanted.get("schema")
+            assert isinstance(spec, dict)
+            schema = spec.get("schema")
             return (json_instruction(schema if isinstance(schema, dict) else None),)
     raise BadRequest(
         f"text.format.type is {kind!r}; known are text, json_object, json_schema",

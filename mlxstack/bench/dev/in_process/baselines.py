@@ -11,7 +11,7 @@ from mlxstack.bench.dev.trials import BenchResult, LoadFiles, SingleFloor, Trial
 from mlxstack.engine.model.loader import LoadedModel
 
 STEP = 2048
-"""As mlx-lm's own `prefill_step_size`."""
+"""mlx-lm's own `prefill_step_size`."""
 
 
 def floor(trial: SingleFloor, loaded: LoadedModel) -> BenchResult:

@@ -53,7 +53,7 @@ def by_turns(sides: Sequence[Side], n_steps: int) -> dict[str, float]:
 
 
 def timed(side: Side, n_steps: int) -> float:
-    """Seconds of so many steps, nothing in flight after; the pipeline is filled before."""
+    """Seconds of `n` steps, nothing in flight after; the pipeline is filled before."""
     side.step()
     side.finish()
     began = time.perf_counter()

@@ -48,12 +48,12 @@ class Quote(Struct, frozen=True):
     n_free: int
 
     def start(self) -> "QuoteState":
-        """At the first token of an answer."""
+        """The state at the first token of an answer."""
         return QuoteState(self)
 
 
 class QuoteState:
-    """How far an answer has come. No grammar: nothing is forced, so that drafts are guesses."""
+    """Progress of an answer. No grammar: nothing is forced, so that drafts are guesses."""
 
     is_ruled = False
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 BLOCK = 128
 N_WORDS = 400
-"""Of one message."""
+"""Length of one message."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -58,12 +58,12 @@ class TimedRequest(Struct, frozen=True):
 
     @property
     def ttft_s(self) -> float:
-        """Until the first piece of text."""
+        """Seconds until the first piece of text."""
         return (self.marks[0] if self.marks else self.ended) - self.started
 
     @property
     def latency_s(self) -> float:
-        """Until the end of the stream."""
+        """Seconds until the end of the stream."""
         return self.ended - self.started
 
     @property

@@ -1,0 +1,147 @@
+"""KV routes for other services: match, prefill, files in and out, agents that move."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+from litestar import get, post, put
+from litestar.params import FromPath, JSONBody
+from litestar.response import Stream
+from msgspec import Struct
+
+from mlxstack.api.dialects.native.agents import checked
+from mlxstack.api.guards import OF_ALL
+from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
+from mlxstack.core.errors import BadRequest, Forbidden
+from mlxstack.core.kv_transfer import (
+    AgentMove,
+    KVMatch,
+    KVOffer,
+    KVQuery,
+    MissingKV,
+    MovedAgent,
+    PeerView,
+)
+from mlxstack.core.preset import ApiKey
+from mlxstack.service import kv_exchange
+from mlxstack.service.agents import agents
+from mlxstack.store import kv_transfer
+
+RANGE = re.compile(r"bytes=(\d{1,18})-")
+
+
+class MoveBody(Struct):
+    """POST /v1/agents/{id}/move; `to` is the URL of a peer, `is_kept` keeps the agent here too."""
+
+    to: str
+    is_kept: bool = False
+
+
+@get("/kv/peers", opt=OF_ALL)
+async def list_peers(service: TheService) -> tuple[PeerView, ...]:
+    """Peers of this service: their state, and what was fetched from them."""
+    return service.peers.views()
+
+
+@post("/kv/match", status_code=200, opt=OF_ALL)
+async def match_kv(request: AnyRequest, service: TheService, data: JSONBody[KVQuery]) -> KVMatch:
+    """How much of a prompt is cached here."""
+    _require_all_salts(request)
+    return await kv_exchange.match(service, data)
+
+
+@post("/kv/prefill", status_code=200, opt=OF_ALL)
+async def prefill_kv(request: AnyRequest, service: TheService, data: JSONBody[KVQuery]) -> KVOffer:
+    """Files that hold the KV of a prompt; with `is_computed` it is computed first."""
+    _require_all_salts(request)
+    return await cancel_on_disconnect(request, kv_exchange.offer(service, data))
+
+
+@post("/kv/missing", status_code=200, opt=OF_ALL)
+async def missing_kv(
+    request: AnyRequest, service: TheService, data: JSONBody[MissingKV]
+) -> MissingKV:
+    """Which of these KV files are not here."""
+    _require_all_salts(request)
+    return await kv_exchange.missing(service, data)
+
+
+@get("/kv/{identity:str}/{key:str}", opt=OF_ALL)
+async def send_file(
+    request: AnyRequest, service: TheService, identity: FromPath[str], key: FromPath[str]
+) -> Stream:
+    """A KV file, from the byte on that `Range` names."""
+    _require_all_salts(request)
+    store = service.peers.store
+    about = await asyncio.to_thread(kv_transfer.info, store, identity, key)
+    etag = f'"{about.checksum}"'
+    found = RANGE.fullmatch(request.headers.get("range", ""))
+    start = int(found[1]) if found and request.headers.get("if-range", etag) == etag else 0
+    if start >= about.n_bytes:
+        raise BadRequest(f"the file has {about.n_bytes} bytes", "range")
+
+    async def parts() -> AsyncIterator[bytes]:
+        for at in range(start, about.n_bytes, kv_transfer.PART):
+            yield await asyncio.to_thread(kv_transfer.read_part, store, identity, key, at)
+
+    headers = {"etag": etag, "content-length": str(about.n_bytes - start), "accept-ranges": "bytes"}
+    if start:
+        headers["content-range"] = f"bytes {start}-{about.n_bytes - 1}/{about.n_bytes}"
+    return Stream(
+        parts(),
+        status_code=206 if start else 200,
+        headers=headers,
+        media_type="application/octet-stream",
+    )
+
+
+@put("/kv/{identity:str}/{key:str}", status_code=204, opt=OF_ALL, request_max_body_size=None)
+async def receive_file(
+    request: AnyRequest, service: TheService, identity: FromPath[str], key: FromPath[str]
+) -> None:
+    """Store a KV file of the served model."""
+    _require_all_salts(request)
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal():
+        raise BadRequest("a KV file needs a content-length")
+    await kv_exchange.receive(service, (identity, key), int(length), request.stream())
+
+
+@put("/v1/agents/{agent:str}/kv", status_code=200, opt=OF_ALL)
+async def receive_agent(
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[MovedAgent]
+) -> KVOffer:
+    """Create an agent that another service sends; its KV files were sent before."""
+    _require_all_salts(request)
+    return KVOffer(await agents.receive(service, checked(agent, "agent"), data))
+
+
+@post("/v1/agents/{agent:str}/move", status_code=200, opt=OF_ALL)
+async def move_agent(
+    service: TheService, agent: FromPath[str], data: JSONBody[MoveBody]
+) -> AgentMove:
+    """Move an agent with its KV to a peer."""
+    return await agents.move(service, agent, data.to, is_kept=data.is_kept)
+
+
+def _require_all_salts(request: AnyRequest) -> None:
+    """Raises Forbidden for a key with a salt: a file does not say whose KV it is."""
+    key: ApiKey | None = request.state.get("key")
+    if key is not None and key.salt:
+        raise Forbidden(
+            "KV is exchanged for all tenants, and this API key has a salt of its own; use a key "
+            "without salt and agents (server.api_keys of the preset)"
+        )
+
+
+ROUTES: list[Any] = [
+    list_peers,
+    match_kv,
+    prefill_kv,
+    missing_kv,
+    send_file,
+    receive_file,
+    receive_agent,
+    move_agent,
+]

@@ -1,0 +1,177 @@
+"""Report of a benchmark: conditions, tables, charts, targets; as Markdown and in a terminal."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mlxstack.bench.environment import Conditions
+from mlxstack.bench.statistics import times
+
+WIDTH = 40
+PARTS = " ▏▎▍▌▋▊▉█"
+
+
+class Bar(Struct, frozen=True):
+    """`shown` is the value in words."""
+
+    label: str
+    value: float
+    shown: str
+
+
+class BarChart(Struct, frozen=True):
+    """Bars from zero to the greatest value."""
+
+    title: str
+    bars: tuple[Bar, ...]
+
+
+class ReportTable(Struct, frozen=True):
+    """Cells are texts for people; `note` says how to read them."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+class BenchTarget(Struct, frozen=True):
+    """A measured `value` that should be at most, or at least, `bound`; `unit` "x" is a ratio."""
+
+    name: str
+    value: float
+    bound: float
+    is_met: bool
+    is_upper: bool
+    unit: str = "x"
+
+
+class BenchReport(Struct, frozen=True):
+    """One run of one benchmark. `raw` are the samples behind the tables, by name."""
+
+    name: str
+    command: str
+    conditions: Conditions
+    tables: tuple[ReportTable, ...]
+    targets: tuple[BenchTarget, ...] = ()
+    raw: dict[str, tuple[float, ...]] = {}
+    charts: tuple[BarChart, ...] = ()
+
+
+class Results(Struct, frozen=True):
+    """The part of a report that a benchmark itself fills."""
+
+    tables: tuple[ReportTable, ...]
+    targets: tuple[BenchTarget, ...] = ()
+    raw: dict[str, tuple[float, ...]] = {}
+    charts: tuple[BarChart, ...] = ()
+
+
+def at_most(name: str, value: float, bound: float, unit: str = "x") -> BenchTarget:
+    """A target that small values meet."""
+    return BenchTarget(name, value, bound, value <= bound, is_upper=True, unit=unit)
+
+
+def at_least(name: str, value: float, bound: float, unit: str = "x") -> BenchTarget:
+    """A target that great values meet."""
+    return BenchTarget(name, value, bound, value >= bound, is_upper=False, unit=unit)
+
+
+def targets_table(targets: Sequence[BenchTarget]) -> ReportTable:
+    """All targets with what came out."""
+    rows = tuple(
+        (
+            one.name,
+            f"{'at most' if one.is_upper else 'at least'} {_figure(one.bound, one.unit)}",
+            _figure(one.value, one.unit),
+            "met" if one.is_met else "MISSED",
+        )
+        for one in targets
+    )
+    return ReportTable("Targets", ("Target", "Bound", "Measured", "Result"), rows)
+
+
+def _figure(value: float, unit: str) -> str:
+    return times(value) if unit == "x" else f"{value:.4g} {unit}"
+
+
+def draw(chart: BarChart) -> list[str]:
+    """One line of text per bar."""
+    most = max((bar.value for bar in chart.bars), default=0.0) or 1.0
+    widest = max((len(bar.label) for bar in chart.bars), default=0)
+    return [f"{b.label:<{widest}}  {block(b.value / most)}  {b.shown}" for b in chart.bars]
+
+
+def block(share: float) -> str:
+    """A bar of `share` (0 to 1) of the width, to an eighth of a character."""
+    eighths = round(max(0.0, min(1.0, share)) * WIDTH * 8)
+    part = PARTS[eighths % 8] if eighths % 8 else ""
+    return "█" * (eighths // 8) + part
+
+
+def show(report: BenchReport, console: Console) -> None:
+    """Print the report in a terminal."""
+    conditions = report.conditions
+    console.print(Text(report.name, "bold"))
+    console.print(Text(f"{conditions.machine}; {conditions.blas}; load {conditions.load:.2f}"))
+    console.print(Text(f"{_versions(conditions)}. Model: {conditions.model}"))
+    for table in _tables(report):
+        console.print(_drawn(table))
+    for chart in report.charts:
+        console.print(Text("\n".join(["", chart.title, *draw(chart)])))
+
+
+def markdown(report: BenchReport) -> str:
+    """The report as Markdown, ready for docs/benchmarks.md."""
+    conditions = report.conditions
+    lines = [
+        f"## {report.name}",
+        "",
+        f"`{report.command}`, {conditions.day}",
+        "",
+        f"{conditions.machine}; {conditions.blas}; load before the run {conditions.load:.2f}.",
+        f"{_versions(conditions)}. Model: {conditions.model}.",
+        "",
+    ]
+    charts = [line for chart in report.charts for line in chart_markdown(chart)]
+    return "\n".join([*lines, *map(table_markdown, _tables(report)), *charts])
+
+
+def chart_markdown(chart: BarChart) -> list[str]:
+    """Bars in a code block."""
+    return [f"### {chart.title}", "", "```", *draw(chart), "```", ""]
+
+
+def table_markdown(table: ReportTable) -> str:
+    """One table under its title."""
+    heads = _line(table.heads)
+    rule = _line(["---", *("---:" for _ in table.heads[1:])])
+    note = [table.note, ""] if table.note else []
+    return "\n".join(
+        [f"### {table.title}", "", *note, heads, rule, *(_line(row) for row in table.rows), ""]
+    )
+
+
+def _versions(conditions: Conditions) -> str:
+    return ", ".join(f"{name} {version}" for name, version in conditions.versions.items())
+
+
+def _tables(report: BenchReport) -> list[ReportTable]:
+    return [*report.tables, *([targets_table(report.targets)] if report.targets else [])]
+
+
+def _drawn(table: ReportTable) -> Table:
+    drawn = Table(title=Text(table.title), title_justify="left", caption=Text(table.note))
+    drawn.caption_justify = "left"
+    for i, head in enumerate(table.heads):
+        drawn.add_column(head, justify="right" if i else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,87 @@
+"""KV exchange: what this service offers to those that have it as a peer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from mlxstack.core.errors import BadRequest, Conflict, TooLong
+from mlxstack.core.kv_transfer import KVMatch, KVOffer, KVQuery, MissingKV
+from mlxstack.core.ports import Manifest
+from mlxstack.service import prefix_cache_admin
+from mlxstack.service.prefix_cache_admin import Prefix
+from mlxstack.service.service import Service
+from mlxstack.service.stats import n_processing, prompt_rate
+from mlxstack.store.kv_transfer import IncomingKVFile
+
+MOST_FILE_BYTES = 8 << 30
+
+
+async def match(service: Service, query: KVQuery) -> KVMatch:
+    """How much of a prompt is cached, and how fast the rest would be computed. Raises Conflict."""
+    _check(service, query)
+    found = service.generator.match_kv(query.tokens, query.salt)
+    snapshot = service.snapshot()
+    is_idle = not snapshot.waiting and n_processing(snapshot) < len(snapshot.slots)
+    n_tokens = await asyncio.wrap_future(found)
+    return KVMatch(n_tokens, prompt_rate(snapshot.counters), is_idle)
+
+
+async def offer(service: Service, query: KVQuery) -> KVOffer:
+    """Compute a prompt at low priority if so asked, and write its KV to disk to be fetched.
+
+    Raises Conflict for another model, BadRequest, Busy, Unsupported.
+    """
+    _check(service, query)
+    if query.is_computed:
+        positions = tuple(at for at in query.checkpoint_positions if 0 < at < len(query.tokens))
+        words = service.text_processor
+        prefix = Prefix(query.tokens, words, query.salt, positions, is_for_peer=True)
+        await prefix_cache_admin.warm(service, prefix)
+    exporting = service.generator.export_kv(query.tokens, query.salt)
+    manifest: Manifest = await asyncio.wrap_future(exporting)
+    return KVOffer(len(manifest.tokens), manifest.segments, manifest.checkpoints, manifest.n_bytes)
+
+
+async def missing(service: Service, wanted: MissingKV) -> MissingKV:
+    """Those of these files that are not here. Raises Conflict for another model."""
+    check_identity(service, wanted.identity)
+    store = service.peers.store
+
+    def look() -> tuple[str, ...]:
+        return tuple(key for key in wanted.keys if not store.has(wanted.identity, key))
+
+    return MissingKV(wanted.identity, await asyncio.to_thread(look))
+
+
+async def receive(
+    service: Service, name: tuple[str, str], n_bytes: int, parts: AsyncIterator[bytes]
+) -> None:
+    """Store a file of `n_bytes` by its identity and key, verified.
+
+    Raises Conflict for another model, DiskFull, Damaged, NotFound for an impossible key.
+    """
+    check_identity(service, name[0])
+    if not 0 < n_bytes <= MOST_FILE_BYTES:
+        raise BadRequest("a KV file needs a content-length of 1 byte to 8 GiB")
+    await service.reserve_disk(n_bytes)
+    with await asyncio.to_thread(IncomingKVFile, service.peers.store, *name, n_bytes) as incoming:
+        async for part in parts:
+            await asyncio.to_thread(incoming.write, part)
+        await asyncio.to_thread(incoming.finish)
+
+
+def check_identity(service: Service, identity: str) -> None:
+    """Raises Conflict unless KV of this identity is used here."""
+    if identity != service.facts.identity.key():
+        raise Conflict(
+            f"{service.name} is served here, and the KV is of another model, adapter, KV "
+            "precision or version of mlx-lm; start the same preset on both services"
+        )
+
+
+def _check(service: Service, query: KVQuery) -> None:
+    check_identity(service, query.identity)
+    if not query.tokens:
+        raise BadRequest("a prompt has at least one token", "tokens")
+    if len(query.tokens) >= service.n_ctx:
+        raise TooLong(len(query.tokens), service.n_ctx)
+    service.text_processor.check(query.tokens, "tokens")

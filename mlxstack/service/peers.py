@@ -1,0 +1,392 @@
+"""Peers: services to fetch KV from, to have prompts prefilled by, to move agents to."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import BadRequest, Damaged, SetupError, StackError
+from mlxstack.core.kv_transfer import (
+    KVMatch,
+    KVOffer,
+    KVQuery,
+    MissingKV,
+    MovedAgent,
+    PeerView,
+    RemotePrompt,
+)
+from mlxstack.core.ports import Manifest
+from mlxstack.core.preset import PeerSpec
+from mlxstack.policy.remote_prefill import (
+    PrefillFacts,
+    PrefillPlan,
+    PrefillSource,
+    choose,
+    patience_s,
+)
+from mlxstack.store import kv_transfer
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.kv_transfer import IncomingKVFile
+
+log = logging.getLogger("mlxstack.peers")
+
+KEY_VARIABLE = "MLX_STACK_PEER_KEY"
+CONNECT_S = 2.0
+MATCH_S = 2.0
+FILE_S = 30.0
+"""Seconds of silence until a transfer counts as broken; it is resumed `TRIES - 1` times."""
+TRIES = 3
+RACE_S = 600.0
+MOST_FETCHES = 2
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+HEADER_BYTES = 1 << 20
+STATE_BYTES = 1 << 30
+"""Bound on what checkpoints add to the KV of a prompt."""
+MEASURABLE = 1 << 20
+"""Bytes of a transfer from which on it says something about the link."""
+
+T = TypeVar("T")
+
+
+class ErrorReason(Struct, frozen=True):
+    """The reason in an error of another service."""
+
+    message: str
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """Body of an error of another service."""
+
+    error: ErrorReason
+
+
+class Peer:
+    """One peer: calls, the measured speed of its link, its failures. Belongs to the event loop."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        timeout = httpx.Timeout(FILE_S, connect=CONNECT_S)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=timeout, trust_env=False
+        )
+        self._until = 0.0
+        self.view = PeerView(url)
+
+    @property
+    def is_ready(self) -> bool:
+        """False for a while after a failure."""
+        return time.monotonic() >= self._until
+
+    def note(self, **totals: float) -> None:
+        """Add to the totals of these names."""
+        self.view = replace(
+            self.view, **{name: getattr(self.view, name) + n for name, n in totals.items()}
+        )
+
+    def fail(self, why: str) -> None:
+        """Leave the peer alone for a while, twice as long after each failure in a row."""
+        is_again = bool(self.view.trouble)
+        pause_s = min(LONGEST_PAUSE_S, 2 * self.view.pause_s) if is_again else FIRST_PAUSE_S
+        self._until = time.monotonic() + pause_s
+        self.note(n_failures=1)
+        self.view = replace(self.view, trouble=why, pause_s=pause_s)
+        log.warning(
+            "the peer %s failed, for %g s it is left alone: %s", self.view.url, pause_s, why
+        )
+
+    def succeed(self, n_bytes: int = 0, seconds: float = 0.0) -> None:
+        """Forget failures, and measure the link by the bytes that came."""
+        speed = self.view.link_bytes_per_s
+        if n_bytes >= MEASURABLE and seconds > 0:
+            speed = n_bytes / seconds if not speed else 0.5 * (speed + n_bytes / seconds)
+        self.view = replace(self.view, trouble="", pause_s=0.0, link_bytes_per_s=speed)
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._http.aclose()
+
+    async def call(self, method: str, path: str, body: object, kind: type[T], limit_s: float) -> T:
+        """A call with JSON. Raises StackError."""
+        content = msgspec.json.encode(body)
+        headers = {"content-type": "application/json"}
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await self._http.request(
+                    method, path, content=content, headers=headers, timeout=limit_s
+                )
+            _check(answer)
+            return msgspec.json.decode(answer.content, type=kind)
+        except (httpx.HTTPError, TimeoutError, msgspec.MsgspecError) as error:
+            raise _broken(self.view.url, error) from error
+
+    async def download(self, store: DiskKVStore, name: tuple[str, str], limit: int) -> int:
+        """Bring a file of at most `limit` bytes into the store, verified; its bytes.
+
+        A broken transfer goes on where it ended. Raises StackError.
+        """
+        with await asyncio.to_thread(IncomingKVFile, store, *name, limit) as incoming:
+            etag = ""
+            for n_left in reversed(range(TRIES)):
+                try:
+                    etag = await self._receive(incoming, "/kv/{}/{}".format(*name), etag)
+                    break
+                except httpx.TransportError as error:
+                    if not n_left:
+                        raise _broken(self.view.url, error) from error
+            await asyncio.to_thread(incoming.finish)
+            return incoming.n_bytes
+
+    async def _receive(self, incoming: IncomingKVFile, path: str, etag: str) -> str:
+        """Receive the rest of a file; its ETag."""
+        n_bytes = incoming.n_bytes
+        headers = {"range": f"bytes={n_bytes}-", "if-range": etag} if n_bytes else {}
+        async with self._http.stream("GET", path, headers=headers) as answer:
+            if not answer.is_success:
+                await answer.aread()
+            _check(answer)
+            if n_bytes and answer.status_code != httpx.codes.PARTIAL_CONTENT:
+                incoming.restart()
+            part = bytearray()
+            try:
+                async for data in answer.aiter_raw():
+                    part += data
+                    if len(part) >= kv_transfer.PART:
+                        await asyncio.to_thread(incoming.write, part)
+                        part = bytearray()
+            finally:
+                incoming.write(part)
+            return str(answer.headers.get("etag", ""))
+
+    async def upload(self, store: DiskKVStore, identity: str, key: str) -> int:
+        """Send a file of the store; its bytes. Raises StackError."""
+        about = await asyncio.to_thread(kv_transfer.info, store, identity, key)
+
+        async def parts() -> AsyncIterator[bytes]:
+            for start in range(0, about.n_bytes, kv_transfer.PART):
+                yield await asyncio.to_thread(kv_transfer.read_part, store, identity, key, start)
+
+        headers = {"content-length": str(about.n_bytes)}
+        try:
+            _check(await self._http.put(f"/kv/{identity}/{key}", content=parts(), headers=headers))
+        except httpx.HTTPError as error:
+            raise _broken(self.view.url, error) from error
+        return about.n_bytes
+
+
+class Peers:
+    """The peers of this service. `fetch` may be called on any thread, all else on the event loop.
+
+    KV files go to and come from `store`.
+    """
+
+    def __init__(self, specs: tuple[str | PeerSpec, ...], store: DiskKVStore) -> None:
+        self.store = store
+        self._peers = [Peer(*_address(spec, os.environ)) for spec in specs]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._identity = ""
+        self._reserve: Callable[[int], Awaitable[object]] = _no_room
+        self._n_fetches = 0
+
+    def serve(self, identity: str, reserve: Callable[[int], Awaitable[object]]) -> None:
+        """Fetch KV of this identity from now on; `reserve` makes room on disk."""
+        self._loop = asyncio.get_running_loop()
+        self._identity, self._reserve = identity, reserve
+
+    async def close(self) -> None:
+        """Fetch nothing more."""
+        self._loop = None
+        for peer in self._peers:
+            await peer.close()
+
+    def views(self) -> tuple[PeerView, ...]:
+        """State of all peers."""
+        return tuple(peer.view for peer in self._peers)
+
+    def at(self, url: str) -> Peer:
+        """The peer at this URL. Raises BadRequest: a client chooses no address to call."""
+        for peer in self._peers:
+            if peer.view.url == url.rstrip("/"):
+                return peer
+        known = ", ".join(peer.view.url for peer in self._peers) or "none"
+        raise BadRequest(
+            f"{url} is no peer of this service (it has {known}); add it to server.peers of the "
+            "preset",
+            "to",
+        )
+
+    def fetch(
+        self,
+        prompt: RemotePrompt,
+        compute_here: Callable[[], None],
+        done: Callable[[Manifest | None], None],
+    ) -> Callable[[], None] | None:
+        """Fetch KV of a prompt; see `core.kv_transfer.RemoteKV`."""
+        is_any = any(peer.is_ready for peer in self._peers)
+        if self._loop is None or not is_any or self._n_fetches >= MOST_FETCHES:
+            return None
+        fetching = asyncio.run_coroutine_threadsafe(
+            self._fetch(prompt, compute_here, done), self._loop
+        )
+
+        def cancel() -> None:
+            fetching.cancel()
+
+        return cancel
+
+    async def _fetch(
+        self,
+        prompt: RemotePrompt,
+        compute_here: Callable[[], None],
+        done: Callable[[Manifest | None], None],
+    ) -> None:
+        manifest = None
+        self._n_fetches += 1
+        try:
+            manifest = await self._from_best(prompt, compute_here)
+        except Exception:
+            log.exception("KV of a peer could not be fetched")
+        finally:
+            self._n_fetches -= 1
+            done(manifest)
+
+    async def _from_best(
+        self, prompt: RemotePrompt, compute_here: Callable[[], None]
+    ) -> Manifest | None:
+        """Ask all peers, fetch from the best; None when the prompt is computed here."""
+        ready = [peer for peer in self._peers if peer.is_ready]
+        plans = await asyncio.gather(*(self._plan(peer, prompt) for peer in ready))
+        options = [
+            (plan.is_race, plan.expected_s, at)
+            for at, plan in enumerate(plans)
+            if plan.source is not PrefillSource.LOCAL
+        ]
+        if not options:
+            return None
+        at = min(options)[-1]
+        plan, peer = plans[at], ready[at]
+        if plan.is_race:
+            compute_here()
+        limit_s = RACE_S if plan.is_race else patience_s(plan, prompt.local_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._bring(peer, plan, prompt, limit_s)
+        except TimeoutError:
+            peer.fail(f"it took longer than {limit_s:.1f} s")
+        except StackError as error:
+            peer.fail(error.message)
+        return None
+
+    async def _plan(self, peer: Peer, prompt: RemotePrompt) -> PrefillPlan:
+        """What is to be gained from a peer; nothing from one that fails."""
+        query = KVQuery(self._identity, prompt.tokens, prompt.salt)
+        try:
+            match = await peer.call("POST", "/kv/match", query, KVMatch, MATCH_S)
+        except StackError as error:
+            peer.fail(error.message)
+            return PrefillPlan()
+        peer.succeed()
+        return choose(
+            PrefillFacts(
+                n_prompt=len(prompt.tokens) + 1,
+                n_here=prompt.n_here,
+                n_there=match.n_tokens,
+                local_s=prompt.local_s,
+                n_decoding=prompt.n_decoding,
+                token_bytes=prompt.token_bytes,
+                link_bps=peer.view.link_bytes_per_s,
+                remote_tps=match.prefill_tps,
+                is_remote_idle=match.is_idle,
+            )
+        )
+
+    async def _bring(
+        self, peer: Peer, plan: PrefillPlan, prompt: RemotePrompt, limit_s: float
+    ) -> Manifest | None:
+        """Have the peer prefill if so planned, then bring its files into the store."""
+        is_remote = plan.source is PrefillSource.REMOTE
+        query = KVQuery(
+            self._identity, prompt.tokens, prompt.salt, prompt.checkpoint_positions, is_remote
+        )
+        offer = await peer.call("POST", "/kv/prefill", query, KVOffer, limit_s)
+        peer.note(n_prefills=int(is_remote))
+        if offer.n_tokens <= prompt.n_here:
+            return None
+        n_files = len(offer.segments) + len(offer.checkpoints)
+        n_most = STATE_BYTES + 2 * prompt.token_bytes * len(prompt.tokens)
+        is_fit = offer.n_tokens <= len(prompt.tokens) and n_files <= offer.n_tokens + 1
+        if not (is_fit and 0 <= offer.n_bytes <= n_most):
+            raise Damaged(
+                f"it offers {n_files} files of {offer.n_bytes} bytes for {offer.n_tokens} tokens"
+            )
+        await self._reserve(offer.n_bytes)
+        n_left, began, n_bytes = offer.n_bytes, time.monotonic(), 0
+        for key in (*offer.segments, *offer.checkpoints):
+            if not await asyncio.to_thread(self.store.has, self._identity, key):
+                n_file = await peer.download(
+                    self.store, (self._identity, key), n_left + HEADER_BYTES
+                )
+                n_left, n_bytes = max(0, n_left - n_file), n_bytes + n_file
+        peer.succeed(n_bytes, time.monotonic() - began)
+        peer.note(n_fetched_tokens=offer.n_tokens - prompt.n_here, n_fetched_bytes=n_bytes)
+        return Manifest(
+            identity=self._identity,
+            tokens=prompt.tokens[: offer.n_tokens],
+            segments=offer.segments,
+            checkpoints=offer.checkpoints,
+            n_bytes=offer.n_bytes,
+            salt=prompt.salt,
+        )
+
+    async def push(self, peer: Peer, agent: str, moved: MovedAgent) -> tuple[int, int]:
+        """Send an agent and the files of its KV that are missing there; bytes sent, tokens there.
+
+        Raises StackError.
+        """
+        n_sent = 0
+        if (manifest := moved.manifest) is not None:
+            wanted = MissingKV(manifest.identity, (*manifest.segments, *manifest.checkpoints))
+            missing = await peer.call("POST", "/kv/missing", wanted, MissingKV, FILE_S)
+            for key in missing.keys:
+                n_sent += await peer.upload(self.store, manifest.identity, key)
+        path = f"/v1/agents/{agent}/kv"
+        adopted = await peer.call("PUT", path, moved, KVOffer, FILE_S)
+        return n_sent, adopted.n_tokens
+
+
+def _address(spec: str | PeerSpec, environment: Mapping[str, str]) -> tuple[str, str | None]:
+    """URL and API key of a peer: from its file, or from MLX_STACK_PEER_KEY. Raises SetupError."""
+    if isinstance(spec, str):
+        spec = PeerSpec(spec)
+    if spec.key_file is None:
+        return spec.url.rstrip("/"), environment.get(KEY_VARIABLE)
+    try:
+        return spec.url.rstrip("/"), Path(spec.key_file).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"the key file of the peer {spec.url} cannot be read: {error}") from error
+
+
+def _check(answer: httpx.Response) -> None:
+    """Raise StackError for an answer that is an error, with the words of the peer."""
+    if answer.is_success:
+        return
+    try:
+        why = msgspec.json.decode(answer.content, type=ErrorAnswer).error.message
+    except msgspec.MsgspecError:
+        why = "no reason given"
+    raise StackError(f"{answer.url.host} answers {answer.status_code}: {why[:500]}")
+
+
+def _broken(url: str, error: Exception) -> StackError:
+    return StackError(f"no answer from {url} ({str(error) or type(error).__name__})")
+
+
+async def _no_room(_: int) -> None:
+    raise StackError("no engine is running")

@@ -1,0 +1,232 @@
+"""Groups on shared prefixes under any history: answers as cold and alone, bytes as they are."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.engine_events import FinishReason
+from mlxstack.core.errors import NotFound
+from mlxstack.core.preset import PrefixCacheSpec, SlotSpec
+from mlxstack.engine.kv import segments
+from mlxstack.engine.step import EngineLoop
+from mlxstack.policy.live_sharing import LiveSharing
+from mlxstack.policy.prefix_index_check import check_index
+from tests.conftest import ModelOf
+from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.repetition import in_soak
+
+BLOCK = 16
+N_SLOTS, N_CTX = 3, 512
+BUDGET = 5 << 20
+"""Bytes: more than the slots need, and less than all that the histories leave."""
+SLACK = 16 << 10
+"""Bytes of arrays that are no KV; a block of the tiny models has twice as many."""
+
+HEAD = prompt(100, seed=1)
+LONGER = HEAD + prompt(120, seed=2)
+HEADS = (HEAD, LONGER, HEAD[:50] + prompt(70, seed=3))
+
+AGENTS = st.integers(0, 4)
+SLOTS = st.integers(0, N_SLOTS - 1)
+SEEDS = st.integers(0, 3)
+
+
+class Pair:
+    """The engine that shares, and another one whose answers are cold and alone.
+
+    At most `most_shared` slots held one copy of a prefix.
+    """
+
+    def __init__(self, sharing: Driver, alone: Driver) -> None:
+        self.sharing = sharing
+        self._alone = alone
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+        self.most_shared = 0
+
+    def cold(self, tokens: tuple[int, ...], n: int) -> list[int]:
+        """The first `n` tokens of the answer, at most twelve."""
+        if tokens not in self._answers:
+            self._answers[tokens] = self._alone.cold(tokens, 12)
+            # All arrays of this process are counted.
+            self._alone.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
+        return self._answers[tokens][:n]
+
+
+class Groups(RuleBasedStateMachine):
+    """Agents of a team come, go on, turn off, leave; slots are parked, saved, evicted."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__()
+        self.pair, self.driver = pair, pair.sharing
+        self.histories: dict[int, tuple[int, ...]] = {}
+        self.open: dict[int, tuple[str, tuple[int, ...], int]] = {}
+
+    @initialize()
+    def empty(self) -> None:
+        for slot in range(N_SLOTS):
+            self.driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
+        self.driver.catch_up()
+        self.driver.engine.cache.clear().result(timeout=60)
+        gc.collect()
+        self.idle = self.measured()[1]
+
+    @rule(agent=AGENTS, head=st.sampled_from(HEADS), n_own=st.integers(1, 40), n=st.integers(1, 12))
+    def an_agent_comes(self, agent: int, head: tuple[int, ...], n_own: int, n: int) -> None:
+        if agent not in self.open:
+            self.ask(agent, head + prompt(n_own, seed=agent), n, None)
+
+    @rule(agent=AGENTS, n_new=st.integers(1, 50), slot=st.none() | SLOTS)
+    def an_agent_goes_on(self, agent: int, n_new: int, slot: int | None) -> None:
+        history = self.histories.get(agent)
+        if history is not None and agent not in self.open and len(history) < N_CTX - 80:
+            self.ask(agent, history + prompt(n_new, seed=n_new), 8, slot)
+
+    @rule(agent=AGENTS, at=st.integers(10, 230), seed=SEEDS)
+    def an_agent_turns_off(self, agent: int, at: int, seed: int) -> None:
+        """Inside the prefix, or after it."""
+        history = self.histories.get(agent)
+        if history is not None and agent not in self.open:
+            self.ask(agent, history[:at] + prompt(20, seed=10 + seed), 8, None)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), n_tokens=st.integers(0, 4))
+    def a_request_is_cancelled(self, data: st.DataObject, n_tokens: int) -> None:
+        agent = data.draw(st.sampled_from(sorted(self.open)))
+        ask, tokens, n = self.open.pop(agent)
+        self.driver.until(ask, object, min(n_tokens, n) + 1)
+        self.driver.engine.cancel(ask)
+        end = self.driver.finish(ask)
+        assert end.reason in (FinishReason.CANCELLED, FinishReason.LENGTH)
+        got = self.driver.tokens(ask)
+        assert got == self.pair.cold(tokens, n)[: len(got)]
+        self.histories[agent] = tokens + tuple(got)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def an_answer_ends(self, data: st.DataObject) -> None:
+        self.finish(data.draw(st.sampled_from(sorted(self.open))))
+
+    @rule(slot=SLOTS, name=st.sampled_from("ab"))
+    def a_slot_is_saved(self, slot: int, name: str) -> None:
+        self.driver.engine.run_slot_command(SaveSlot(slot, f"{name}.bin")).result(timeout=60)
+
+    @rule(slot=SLOTS, name=st.sampled_from("ab"))
+    def a_slot_is_restored(self, slot: int, name: str) -> None:
+        restoring = self.driver.engine.run_slot_command(RestoreSlot(slot, f"{name}.bin"))
+        assert isinstance(restoring.exception(timeout=60), NotFound | None)
+
+    @rule(slot=SLOTS)
+    def a_slot_is_erased(self, slot: int) -> None:
+        self.driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
+
+    @rule(head=st.sampled_from(HEADS))
+    def a_context_is_parked(self, head: tuple[int, ...]) -> None:
+        self.driver.engine.cache.retain(head).result(timeout=60)
+
+    @rule()
+    def all_is_written(self) -> None:
+        self.driver.engine.park().result(timeout=60)
+
+    @rule(level=st.integers(1, 2))
+    def memory_is_short(self, level: int) -> None:
+        self.driver.engine.cache.reclaim(level).result(timeout=60)
+
+    @rule()
+    def all_is_quiet(self) -> None:
+        """All reported bytes are real, none is more than the budget."""
+        for agent in sorted(self.open):
+            self.finish(agent)
+        self.driver.catch_up()
+        reported, active = self.measured()
+        assert abs(active - self.idle - reported) < SLACK, (reported, active - self.idle)
+        loop = self.driver.engine._turns
+        check_index(loop.slot_kv.memory.index)
+        loop.slot_kv.memory.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "idle"):
+            self.all_is_quiet()
+
+    def ask(self, agent: int, tokens: tuple[int, ...], n: int, slot: int | None) -> None:
+        cuts = (len(HEAD), len(LONGER), len(tokens) - 1)
+        ask = self.driver.submit(
+            tokens,
+            n,
+            slot=slot,
+            agent=f"agent-{agent}",
+            checkpoint_positions=tuple(cut for cut in cuts if cut < len(tokens)),
+        )
+        self.open[agent] = ask, tokens, n
+
+    def finish(self, agent: int) -> None:
+        ask, tokens, n = self.open.pop(agent)
+        self.driver.finish(ask)
+        answer = self.driver.tokens(ask)
+        assert answer == self.pair.cold(tokens, n)
+        self.histories[agent] = tokens + tuple(answer)
+        view = self.driver.engine.cache.stats(1).result(timeout=60)
+        assert view.memory_bytes <= BUDGET
+        groups = (len(one.slots) for one in view.shared)
+        self.pair.most_shared = max((self.pair.most_shared, *groups))
+
+    def measured(self) -> tuple[int, int]:
+        """Bytes of KV as reported, and all bytes of arrays."""
+
+        def measure(loop: EngineLoop) -> tuple[int, int]:
+            mx.synchronize()
+            kv = loop.slot_kv
+            texts = kv.lookup.n_bytes + kv.siblings.n_bytes
+            return kv.live_bytes - texts + kv.memory.n_bytes, int(mx.get_active_memory())
+
+        return self.driver.engine._do(measure).result(timeout=60)
+
+
+@pytest.fixture(params=["tiny", *in_soak("tiny-swa", "tiny-sinks", "tiny-hybrid")])
+def pair(
+    request: pytest.FixtureRequest,
+    model_of: ModelOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Pair]:
+    monkeypatch.setattr(segments, "CUT", 4 * BLOCK)
+    model = model_of(request.param)
+    cache = PrefixCacheSpec(block_size=BLOCK, memory_budget_pct=50)
+    slots = SlotSpec(N_SLOTS, N_CTX)
+    shared = preset_of(model, slots=slots, prefix_cache=cache)
+    no_cache = PrefixCacheSpec(enabled=False)
+    alone = preset_of(model, slots=SlotSpec(1, N_CTX), prefix_cache=no_cache)
+    with (
+        running(alone, tmp_path / "alone") as other,
+        running(shared, tmp_path / "shared", memory_bytes=2 * BUDGET) as driver,
+    ):
+        driver.engine._turns.slot_kv.sharing = LiveSharing(BLOCK, 2 * BLOCK)
+        # MLX may reuse a larger freed buffer, and counts all of it.
+        before = mx.set_cache_limit(0)
+        yield Pair(driver, other)
+        mx.set_cache_limit(before)
+
+
+@pytest.mark.parametrize("n_examples", [12, *in_soak(300)])
+def test_any_history_of_groups_keeps_tokens_and_bytes(pair: Pair, n_examples: int) -> None:
+    run_state_machine_as_test(
+        lambda: Groups(pair),
+        settings=settings(
+            max_examples=n_examples,
+            stateful_step_count=20,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert pair.most_shared > 1

@@ -1,0 +1,122 @@
+"""Idle unload behind a gateway: its address answers on, status wakes nothing, a request does."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import httpx
+import ollama
+import pytest
+
+from mlxstack.api import swap_middleware
+from mlxstack.core.preset import ServerSpec
+from mlxstack.service import idle_unload
+from mlxstack.service.service import ServiceHealth
+from tests.api.running import Running, tiny_preset
+from tests.gateway.in_front import running_behind
+from tests.gateway.site import until
+from tests.gateway.test_loading import SAID, STREAMS
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+READS = (
+    "/", "/health", "/v1/models", "/models", "/models/tiny", "/props", "/metrics", "/slots",
+    "/metrics?model=tiny", "/api/tags", "/api/ps", "/api/version", "/api/v0/models",
+    "/api/v0/models/tiny",
+)  # fmt: skip
+IDLE_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("idle")
+    preset = tiny_preset(folder / "model", server=ServerSpec(port=0, idle_unload_s=IDLE_S))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(idle_unload, "LOOK_S", 0.02)
+        with running_behind("gateway", preset, folder) as found:
+            yield found
+
+
+@pytest.fixture
+def http(here: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=here.url, timeout=60) as client:
+        yield client
+
+
+def is_unloaded(here: Running) -> bool:
+    return here.service.health is ServiceHealth.UNLOADED
+
+
+def state(http: httpx.Client) -> str:
+    (card,) = http.get("/v1/models").json()["data"]
+    return str(card["status"]["value"])
+
+
+def read_all(http: httpx.Client) -> None:
+    for path in READS:
+        assert http.get(path).status_code == 200, path
+    assert http.post("/api/show", json={"model": "tiny"}).status_code == 200
+    assert http.post("/api/pull", json={"model": "tiny"}).status_code == 200
+
+
+def test_status_calls_neither_wake_nor_keep_it(here: Running, http: httpx.Client) -> None:
+    http.post("/api/generate", json={"model": "tiny", "keep_alive": IDLE_S}).raise_for_status()
+    end = time.monotonic() + 20
+    while not is_unloaded(here):
+        read_all(http)
+        assert time.monotonic() < end, "asking for its state keeps it in memory"
+    assert state(http) == "unloaded"
+    assert 'mlxstack_gateway_loaded{member="tiny"} 0.0' in http.get("/metrics").text
+    assert http.get("/api/ps").json()["models"] == []
+    assert http.get("/api/v0/models/tiny").json()["state"] == "not-loaded"
+    began = time.monotonic()
+    n_calls = 0
+    while n_calls < 5 * (time.monotonic() - began) or n_calls < 40:
+        read_all(http)
+        n_calls += len(READS)
+    assert n_calls / (time.monotonic() - began) > 5 and is_unloaded(here)
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_wakes_it_with_heartbeats(
+    here: Running, http: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swap_middleware, "FIRST_S", 0.001)
+    monkeypatch.setattr(swap_middleware, "BEAT_S", 0.005)
+    http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
+    until(lambda: is_unloaded(here), "it stays", 20)
+    body, beat, last = STREAMS[path]
+    short = {"max_output_tokens": 16} if path == "/v1/responses" else {
+        "max_tokens": 4, "n_predict": 4, "options": {"num_predict": 4},
+    }  # fmt: skip
+    answer = http.post(path, json={**body, **short})
+    assert answer.status_code == 200 and answer.text.startswith(beat), answer.text
+    assert last in answer.text.replace("response.incomplete", "response.completed")
+    assert state(http) == "loaded"
+
+
+def test_keep_alive_is_honored(here: Running) -> None:
+    with ollama.Client(here.url, timeout=60) as client:
+        client.chat("tiny", SAID, keep_alive=-1, options={"num_predict": 2})
+        (loaded,) = client.ps().models
+        assert loaded.expires_at and loaded.expires_at.year > 2200
+        client.chat("tiny:latest", SAID, keep_alive="1h30m", options={"num_predict": 2})
+        (loaded,) = client.ps().models
+        assert loaded.expires_at and 5000 < loaded.expires_at.timestamp() - time.time() < 5500
+        assert client.generate("tiny", keep_alive=0).done_reason == "unload"
+        until(lambda: not client.ps().models, "it stays", 20)
+        assert client.generate("tiny").done_reason == "load"
+        assert client.ps().models
+
+
+def test_many_that_wait_are_all_answered(here: Running, http: httpx.Client) -> None:
+    http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
+    until(lambda: is_unloaded(here), "it stays", 20)
+
+    async def scene() -> list[int]:
+        async with httpx.AsyncClient(base_url=here.url, timeout=60) as client:
+            body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
+            asked = (client.post("/v1/chat/completions", json=body) for _ in range(6))
+            return [one.status_code for one in await asyncio.gather(*asked)]
+
+    assert asyncio.run(scene()) == [200] * 6

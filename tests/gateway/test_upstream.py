@@ -1,0 +1,160 @@
+"""The way to a member and back: slow readers, endless streams, a member that loads again."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from msgspec import Struct
+
+from mlxstack.api import connection
+from mlxstack.core.preset import ServerSpec
+from tests.gateway.in_front import Front, in_front
+from tests.gateway.site import until
+
+pytestmark = pytest.mark.net
+
+PIECE = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
+N_STALLED = 4
+MOST_HELD = 16 * 2**20
+"""Bytes for one client: of the buffers of four sockets, and of the gateway."""
+
+STREAM = "/v1/chat/completions"
+
+
+class Fountain(Struct):
+    """A member at `url` whose streams never end: bytes that each took, streams that were left."""
+
+    url: str = ""
+    n_sent: dict[int, int] = {}
+    n_left: int = 0
+    is_loading: bool = False
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                await reader.readexactly(int(length or 0))
+                if head.startswith(b"POST " + STREAM.encode()):
+                    await self.pour(writer)
+                head = HEAD.replace(b"200 OK", b"503 Loading") if self.is_loading else HEAD
+                body = json.dumps({"status": "loading" if self.is_loading else "ok"}).encode()
+                writer.write(
+                    head % b"application/json" + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+                )
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def pour(self, writer: asyncio.StreamWriter) -> None:
+        me = len(self.n_sent)
+        self.n_sent[me] = 0
+        writer.write(HEAD % b"text/event-stream")
+        try:
+            while True:
+                writer.write(PIECE)
+                await writer.drain()
+                self.n_sent[me] += len(PIECE)
+        finally:
+            self.n_left += 1
+
+
+@pytest.fixture(scope="module")
+def fountain() -> Iterator[Fountain]:
+    made, started, loops = Fountain(n_sent={}), threading.Event(), []
+
+    async def main() -> None:
+        server = await asyncio.start_server(made.answer, "127.0.0.1", 0)
+        made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        loops.append((asyncio.get_running_loop(), asyncio.Event()))
+        started.set()
+        await loops[0][1].wait()
+        server.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert started.wait(30)
+    yield made
+    loops[0][0].call_soon_threadsafe(loops[0][1].set)
+    thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def front(fountain: Fountain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("front")
+    with in_front(ServerSpec(port=0, drain_s=1), fountain.url, "fountain", folder) as found:
+        yield found
+
+
+def silent(front: Front) -> socket.socket:
+    """A client that asks for a stream and reads nothing."""
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    found.connect(("127.0.0.1", httpx.URL(front.url).port or 0))
+    head = f"POST {STREAM} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n"
+    found.sendall(head.encode() + b"{}")
+    return found
+
+
+def settled(fountain: Fountain, n_streams: int) -> dict[int, int]:
+    """Bytes of each stream once none of them takes any more."""
+    until(lambda: len(fountain.n_sent) >= n_streams, "no stream began", 10)
+    before: dict[int, int] = {}
+    since = time.monotonic()
+    while time.monotonic() - since < 0.3:
+        if before != fountain.n_sent:
+            before, since = dict(fountain.n_sent), time.monotonic()
+        time.sleep(0.01)
+    return before
+
+
+def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
+    front: Front, fountain: Fountain
+) -> None:
+    stalled = [silent(front) for _ in range(N_STALLED)]
+    held = settled(fountain, N_STALLED)
+    assert len(held) == N_STALLED and all(0 < n < MOST_HELD for n in held.values())
+    with httpx.Client(base_url=front.url, timeout=20) as http:
+        for _ in range(20):
+            assert http.post("/tokenize", json={}).json() == {"status": "ok"}
+        with http.stream("POST", STREAM, json={}) as answer:
+            n_read = 0
+            for piece in answer.iter_raw():
+                n_read += len(piece)
+                if n_read > 2 * MOST_HELD:
+                    break
+    assert n_read > 2 * MOST_HELD
+    assert {at: fountain.n_sent[at] for at in held} == held, "nothing more was taken for them"
+    until(lambda: front.member.n_active == N_STALLED, "the others are not inside", 10)
+    for one in stalled:
+        one.close()
+    until(lambda: front.member.n_active == 0, "their streams go on", 10)
+    until(lambda: fountain.n_left == N_STALLED + 1, "the member was not told", 10)
+
+
+def test_one_that_takes_nothing_for_long_is_left(
+    front: Front, fountain: Fountain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "STALLED_S", 0.2)
+    n_left = fountain.n_left
+    with silent(front):
+        until(lambda: fountain.n_left == n_left + 1, "the member works on for it", 10)
+        until(lambda: front.member.n_active == 0, "it holds the model in memory", 10)
+
+
+def test_a_member_that_loads_again_by_itself_keeps_requests_waiting(
+    front: Front, fountain: Fountain
+) -> None:
+    fountain.is_loading = True
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{front.url}/tokenize", json={}, timeout=20)
+        until(lambda: front.member.n_waiting == 1, "it did not wait", 10)
+        read = httpx.get(f"{front.url}/props", timeout=20)
+        fountain.is_loading = False
+        assert asked.result().json() == {"status": "ok"}
+    assert read.status_code == 503 and "fountain" in read.text
