@@ -189,6 +189,23 @@ def test_a_slot_tells_that_its_kv_is_read_from_disk() -> None:
     assert tiles.n_to_compute(replace(slot, is_reading=False)) == 5000
 
 
+@pytest.mark.parametrize("scene", [scenes.empty, scenes.busy, scenes.overloaded])
+def test_the_tile_of_memory_keeps_its_three_lines(scene: object) -> None:
+    lines = tiles.memory(seen(scene()), 120)  # type: ignore[operator]
+    assert [sum(len(cell.text) for cell in line) <= 50 for line in lines] == [True] * 3
+    assert "GiB left of 36.0" in lines[1][0].text
+    assert "parked" in "".join(cell.text for cell in lines[2])
+
+
+def test_the_totals_take_one_line_of_a_wide_terminal() -> None:
+    troubled, calm = (
+        overview.totals(seen(one()), 120)[0] for one in (scenes.overloaded, scenes.empty)
+    )
+    assert all(sum(len(cell.text) for cell in line) < 120 for line in (troubled, calm))
+    assert "refused" in troubled[-1].text
+    assert "rows per step" in calm[-1].text
+
+
 def test_ages_grow_while_the_snapshot_rests() -> None:
     last = seen(scenes.busy()).frame
     older = DashboardState(
