@@ -20,12 +20,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from mlxstack.engine.model.prefixed_cache import (
-    PrefixedArray,
-    PrefixedKVCache,
-    cut_tokens,
-    length,
-)
+from mlxstack.engine.model.prefixed_cache import PrefixedArray, PrefixedKVCache
 
 
 class RaggedArray(mx.array):
@@ -229,12 +224,16 @@ def _masks(cache: Any, n: int, **options: Any) -> list[Any]:
 
 
 def _length(keys: Any) -> int:
-    """Number of keys of a row."""
-    return keys.n_tokens if isinstance(keys, PrefixedArray) else length(keys)
+    """Number of keys in an array, or in the arrays of quantized or prefixed ones."""
+    if isinstance(keys, PrefixedArray):
+        return keys.n_tokens
+    return int((keys if isinstance(keys, mx.array) else keys[0]).shape[2])
 
 
 def _part(arrays: Any, *bounds: int) -> Any:
     """The keys or values between the bounds."""
     if isinstance(arrays, PrefixedArray):
         return arrays.first(bounds[1])
-    return cut_tokens(arrays, *bounds)
+    if isinstance(arrays, mx.array):
+        return arrays[..., slice(*bounds), :]
+    return tuple(a[..., slice(*bounds), :] for a in arrays)

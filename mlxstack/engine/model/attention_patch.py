@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mlxstack.engine.decode.row_views import KVView, PaddedKVView, RaggedArray, row_of
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.model.prefixed_cache import PrefixedArray, length
+from mlxstack.engine.model.prefixed_cache import PrefixedArray
 
 _original = base.scaled_dot_product_attention
 
@@ -71,7 +71,7 @@ def _attend_prefixed(
     groups: dict[int, list[int]] = {}
     for i, one in enumerate(keys.arrays):
         is_grouped = isinstance(one, PrefixedArray) and not isinstance(row_of(mask, i), mx.array)
-        groups.setdefault(one.prefix_id if is_grouped else 0, []).append(i)
+        groups.setdefault(id(one.prefix) if is_grouped else 0, []).append(i)
     outputs = []
     for key, rows in groups.items():
         own = queries if len(rows) == len(keys) else queries[mx.array(rows)]
@@ -101,7 +101,7 @@ def _attend_group(
     Both are merged by their log-sum-exp, in float32. A row alone needs no merging.
     """
     n_rows, heads, _, dim = queries.shape
-    n_kv = keys[0].n_heads
+    n_kv = keys[0].prefix.shape[1]
     grouped = (queries * scale).reshape(n_rows, n_kv, heads // n_kv, dim)
     if n_rows == 1 and sinks is None:
         return _attend_row(grouped, keys[0], values[0]).reshape(1, heads, 1, -1)
@@ -122,42 +122,22 @@ def _attend_group(
 
 def _attend_row(queries: mx.array, keys: PrefixedArray, values: PrefixedArray) -> mx.array:
     """Attention of the scaled queries of one row, with one softmax over prefix and tail."""
-    n_shared, precision = length(keys.prefix), _precision(queries, keys.prefix, None)
-    scores = [_scores(queries, each, precision) for each in (keys.prefix, keys.tail)]
+    n_shared = keys.prefix.shape[2]
+    scores = [queries @ each.swapaxes(-1, -2) for each in (keys.prefix, keys.tail)]
     weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
     shared, own = weights[..., :n_shared], weights[..., n_shared:]
-    return _mixed(shared, values.prefix, precision) + _mixed(own, values.tail, precision)
+    out: mx.array = shared @ values.prefix + own @ values.tail
+    return out
 
 
-def _partial(queries: mx.array, keys: Any, values: Any) -> tuple[mx.array, mx.array]:
+def _partial(queries: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
     """Attention of scaled queries over some of their keys, and its log-sum-exp, in float32."""
-    precision = _precision(queries, keys, None)
-    scores = _scores(queries, keys, precision).astype(mx.float32)
+    scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32)
     most = scores.max(axis=-1, keepdims=True)
     weights = mx.exp(scores - most)
     total = weights.sum(axis=-1, keepdims=True)
-    out = _mixed(weights.astype(queries.dtype), values, precision).astype(mx.float32) / total
+    out = (weights.astype(values.dtype) @ values).astype(mx.float32) / total
     return out, most + mx.log(total)
-
-
-def _scores(queries: mx.array, keys: Any, precision: KVPrecision | None) -> mx.array:
-    """Products of queries and keys, which are quantized where there is a precision."""
-    if precision is None:
-        out: mx.array = queries @ keys.swapaxes(-1, -2)
-        return out
-    packed, scales, biases = keys
-    bits, size = precision.bits, precision.group_size
-    return mx.quantized_matmul(queries, packed, scales, biases, True, size, bits)
-
-
-def _mixed(weights: mx.array, values: Any, precision: KVPrecision | None) -> mx.array:
-    """Sums of values by their weights."""
-    if precision is None:
-        out: mx.array = weights @ values
-        return out
-    packed, scales, biases = values
-    bits, size = precision.bits, precision.group_size
-    return mx.quantized_matmul(weights, packed, scales, biases, False, size, bits)
 
 
 def _joined(one: Any) -> Any:

@@ -61,7 +61,7 @@ def is_sliceable(leaf: Any) -> bool:
 
 def can_share(leaf: Any) -> bool:
     """Whether a prefix of this cache can be shared with other contexts."""
-    return type(leaf) in (KVCache, QuantizedKVCache, PrefixedKVCache)
+    return type(leaf) in (KVCache, PrefixedKVCache)
 
 
 def is_stateful(leaf: Any) -> bool:
@@ -177,12 +177,11 @@ def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
     leaf.offset = n_tokens
 
 
-def prefixed(leaf: Any, prefix: Sequence[mx.array] | None, n_tokens: int) -> Any:
+def prefixed(
+    leaf: Any, prefix: Sequence[mx.array] | None, n_tokens: int
+) -> KVCache | PrefixedKVCache:
     """The first `n_tokens` of a cache, over a shared prefix or as an ordinary one."""
-    old = leaf.tail if isinstance(leaf, PrefixedKVCache) else leaf
-    is_quantized = isinstance(old, QuantizedKVCache)
-    tail = QuantizedKVCache(old.group_size, old.bits) if is_quantized else KVCache()
-    start = prefix[0].shape[2] if prefix else 0
+    tail, start = KVCache(), prefix[0].shape[2] if prefix else 0
     if n_tokens > start:
         rebuild(tail, joined([span(leaf, start, n_tokens)]), n_tokens - start)
         mx.eval(parts_of(tail))
