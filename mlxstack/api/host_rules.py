@@ -63,7 +63,7 @@ def _machine_names(hostname: str) -> frozenset[str]:
 
 
 def _is_near(peer: str | None) -> bool:
-    """True for a peer on this machine, in a container, or in the local network."""
+    """True for a peer on this machine or in a private network."""
     if peer is None:
         return True
     try:

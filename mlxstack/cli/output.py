@@ -49,8 +49,8 @@ def table(
     """Print a table as wide as the terminal; in a pipe every row is one line.
 
     Where it does not fit, text wraps between words, then the columns of `least` are left out,
-    the first one first. A name, id or URL is never cut: a table that is still too wide becomes
-    a block of lines per row.
+    the first one first. A name, id or URL is never cut: one that is too long for its column runs
+    over the next ones, and a table that is still too wide becomes a block of lines per row.
     """
     from rich.console import Console
 
@@ -61,22 +61,32 @@ def table(
         console.print(line, soft_wrap=True)
 
 
+def facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names with a text each, as a table without heads."""
+    from rich.console import Console
+
+    width = Console().width if sys.stdout is not None and sys.stdout.isatty() else PIPE_WIDTH
+    for line in layout(["", ""], [[_cell(name), _cell(text)] for name, text in rows], width)[1:]:
+        typer.echo(line.plain)
+
+
 def layout(
     heads: list[str], rows: "list[list[Text]]", width: int, least: Sequence[str] = ()
 ) -> "list[Text]":
     """Lines of a table within `width` cells; columns without any text are left out."""
     shown = [i for i in range(len(heads)) if not rows or any(row[i].plain for row in rows)]
-    narrowest = [_narrowest(heads[i], [row[i] for row in rows]) for i in shown]
+    narrowest = [_narrowest(head, [row[i] for row in rows]) for i, head in enumerate(heads)]
     for head in least:
         if _total([narrowest[i] for i in shown]) <= width:
             break
         shown = [i for i in shown if heads[i] != head]
-    if _total([narrowest[i] for i in shown]) > width:
+    squeezed = _squeezed([narrowest[i] for i in shown], width)
+    if squeezed is None:
         return _blocks(heads, rows)
-    widths = _widths(heads, rows, shown, narrowest, width)
-    lines = _line([_styled(heads[i], "bold") for i in shown], widths)
+    widths = _widths(heads, rows, shown, squeezed, width)
+    lines = _line([_styled(heads[i], "bold") for i in shown], widths, width)
     for row in rows:
-        lines += _line([row[i] for i in shown], widths)
+        lines += _line([row[i] for i in shown], widths, width)
     return lines
 
 
@@ -124,46 +134,67 @@ def _narrowest(head: str, cells: "list[Text]") -> int:
     """Cells that a column needs without a break inside a word."""
     widest = max((cell.cell_len for cell in cells), default=0)
     if widest > WRAPS_FROM:
-        words = (_styled(word, "").cell_len for cell in cells for word in cell.plain.split())
-        widest = max(WRAPS_FROM, *words)
+        widest = max(WRAPS_FROM, *map(_longest_word, cells))
     return max(widest, len(head))
+
+
+def _longest_word(cell: "Text") -> int:
+    return max((_styled(word, "").cell_len for word in cell.plain.split()), default=0)
 
 
 def _total(widths: list[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
+def _squeezed(widths: list[int], width: int) -> list[int] | None:
+    """Widths that fit, the widest columns made narrower first; None where they cannot."""
+    fitting = list(widths)
+    while (excess := _total(fitting) - width) > 0:
+        widest = max(fitting)
+        if widest <= WRAPS_FROM:
+            return None
+        fitting[fitting.index(widest)] = max(WRAPS_FROM, widest - excess)
+    return fitting
+
+
 def _widths(
     heads: list[str], rows: "list[list[Text]]", shown: list[int], narrowest: list[int], width: int
 ) -> list[int]:
     """Widths of the shown columns: what is to spare goes to those that would wrap."""
-    spare = width - _total([narrowest[i] for i in shown])
+    spare = width - _total(narrowest)
     widths = []
-    for i in shown:
+    for i, least in zip(shown, narrowest, strict=True):
         wanted = max(len(heads[i]), *(row[i].cell_len for row in rows), 0)
-        extra = min(spare, max(0, wanted - narrowest[i]))
+        extra = min(spare, max(0, wanted - least))
         spare -= extra
-        widths.append(narrowest[i] + extra)
+        widths.append(least + extra)
     return widths
 
 
-def _line(cells: "list[Text]", widths: list[int]) -> "list[Text]":
-    """One row, as many lines as its longest cell needs."""
+def _line(cells: "list[Text]", widths: list[int], width: int) -> "list[Text]":
+    """One row, as many lines as its longest cell needs; no word is broken."""
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(width=max(widths))
-    wrapped = [cell.wrap(console, max(1, width)) for cell, width in zip(cells, widths, strict=True)]
+    console = Console(width=width)
+    wrapped = [
+        cell.wrap(console, max(1, wide, _longest_word(cell)))
+        for cell, wide in zip(cells, widths, strict=True)
+    ]
     lines = []
     for at in range(max(len(cell) for cell in wrapped)):
-        line = Text()
-        for cell, width in zip(wrapped, widths, strict=True):
+        line, column = Text(), 0
+        for cell, wide in zip(wrapped, widths, strict=True):
             part = cell[at].copy() if at < len(cell) else Text()
             part.rstrip()
-            start = line.cell_len
-            line.append_text(part)
-            line.pad_right(width + GAP - (line.cell_len - start))
-        line.rstrip()
+            start = min(column, max(0, width - part.cell_len))
+            column += wide + GAP
+            if part.plain and line.plain and line.cell_len >= start:
+                lines.append(line)
+                line = Text()
+            if part.plain:
+                line.pad_right(start - line.cell_len)
+                line.append_text(part)
         lines.append(line)
     return lines
 

@@ -24,7 +24,8 @@ class SlotView(Struct, frozen=True):
     `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
     came from. Of `n_drafted` draft tokens `n_accepted` are among the decoded ones. While the slot
     is idle, `n_early` tokens of the next turn are begun early, and `n_early_left` are to come.
-    `n_bytes` are without a prefix that it shares.
+    `n_bytes` are without a prefix that it shares. `is_reading` while KV of its prompt is read
+    from disk.
     """
 
     id: int
@@ -49,6 +50,7 @@ class SlotView(Struct, frozen=True):
     n_early_left: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    is_reading: bool = False
 
 
 class WaitingView(Struct, frozen=True):

@@ -141,7 +141,7 @@ def _release_agent(slot_kv: SlotKVManager, agent: str, is_kept: bool) -> int:
 
 
 def _park_nearest(slot_kv: SlotKVManager, tokens: Tokens, salt: str) -> None:
-    """Park the live context that shares most of these tokens, if any shares some."""
+    """Park the live context with the longest common prefix, if any."""
     live = [c for c in slot_kv.slots if c.salt == salt and len(c)]
     nearest = max(live, key=lambda c: common_prefix(c.tokens, tokens), default=None)
     if nearest is not None and common_prefix(nearest.tokens, tokens):

@@ -360,13 +360,13 @@ class EngineCore:
         if not verdict.can_draft:
             why = verdict.why_not or "its caches cannot take tokens back"
             raise SetupError(f"model.draft: {spec.id} cannot use drafts: {why}; remove model.draft")
-        found = loader.load_draft(spec, loaded)
-        maker = CacheFactory(found.model, KVSpec())
-        check = self_check(found.model, maker, found.facts.n_vocab)
+        draft = loader.load_draft(spec, loaded)
+        maker = CacheFactory(draft.model, KVSpec())
+        check = self_check(draft.model, maker, draft.facts.n_vocab)
         device.release()
-        runner = ModelRunner(found.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
-        n_vocab = min(loaded.facts.n_vocab, found.facts.n_vocab)
-        return DraftModel(spec.draft, runner, maker, n_vocab), found.facts.n_bytes
+        runner = ModelRunner(draft.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+        n_vocab = min(loaded.facts.n_vocab, draft.facts.n_vocab)
+        return DraftModel(spec.draft, runner, maker, n_vocab), draft.facts.n_bytes
 
     def _serve(self) -> None:
         n_failures = 0

@@ -55,11 +55,11 @@ class DeviceMemory:
 
     def limits(self) -> DeviceLimits:
         """The limits for the device that MLX computes on now."""
-        found = int(mx.device_info().get("max_recommended_working_set_size", 0))
-        if not found:
+        recommended = int(mx.device_info().get("max_recommended_working_set_size", 0))
+        if not recommended:
             return DeviceLimits()
         is_imagined = self._total < psutil.virtual_memory().total
-        working_set = min(found, mac_share(self._total)) if is_imagined else found
+        working_set = min(recommended, mac_share(self._total)) if is_imagined else recommended
         return DeviceLimits(buffer_cache_limit(working_set), memory_limit(working_set))
 
     def apply(self) -> None:

@@ -23,7 +23,7 @@ from mlxstack.policy.prefix_index import common_prefix
 
 MOST_AGENTS = 256
 MOST_HISTORIES = 2 * MOST_AGENTS
-"""Of agents, and of the clients that they belong to."""
+"""Most histories of agents and of their clients."""
 
 
 class EarlyPrompt:
@@ -90,7 +90,7 @@ class EarlyPrefill:
         return prompt.end
 
     def settle(self, request: Request, n_cached: int) -> EarlyUse | None:
-        """How much of what was begun early the next request of the agent uses."""
+        """Use of an early turn by the next request of the agent."""
         salt, tokens, prompt = self._begun.get(_name(request), ("", array("I"), None))
         if prompt is None or salt != request.salt or not request.use_cache:
             return None
@@ -110,7 +110,7 @@ class EarlyPrefill:
             self._waste(next(iter(self._begun)))
 
     def _waste(self, name: str) -> None:
-        """No request came to use what was begun."""
+        """Count an early turn that no request used."""
         _, _, prompt = self._begun.pop(name)
         if prompt.n_begun:
             self._count(prompt.request, EarlyUse(prompt.n_begun, 0))

@@ -103,17 +103,17 @@ class EmbeddingEngine:
             self._stopped.set_result(None)
 
     def _load(self) -> ModelFacts:
-        found = loader.load(self._preset.model, self._preset.kv)
+        loaded = loader.load(self._preset.model, self._preset.kv)
         self._device_memory.apply()
         try:
-            runner = ModelRunner(found.model)
+            runner = ModelRunner(loaded.model)
             embed(runner, ((0, 0),))
         except (AttributeError, TypeError, ValueError) as error:
             raise SetupError(
-                f"the model {found.facts.id} shows no hidden states, so it cannot embed: {error}"
+                f"the model {loaded.facts.id} shows no hidden states, so it cannot embed: {error}"
             ) from error
-        self._runner, self.tokenizer = runner, found.tokenizer
-        return found.facts
+        self._runner, self.tokenizer = runner, loaded.tokenizer
+        return loaded.facts
 
 
 def embed(runner: ModelRunner, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
@@ -141,7 +141,7 @@ def _pooled(runner: ModelRunner, texts: Sequence[Tokens]) -> list[bytes]:
     padded = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
     states: Any = runner.hidden_states(padded)
     last = mx.array([len(text) - 1 for text in texts])
-    found = states[mx.arange(len(texts)), last].astype(mx.float32)
-    vectors = found / mx.maximum(mx.linalg.norm(found, axis=-1, keepdims=True), 1e-12)
+    pooled = states[mx.arange(len(texts)), last].astype(mx.float32)
+    vectors = pooled / mx.maximum(mx.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12)
     mx.eval(vectors)
     return [bytes(memoryview(row)) for row in vectors]

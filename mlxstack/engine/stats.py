@@ -17,7 +17,7 @@ from mlxstack.policy.chunked_prefill import (
     observe_prefill,
     prefill_s,
 )
-from mlxstack.policy.scheduler_state import ACTIVE, SchedulerState, Slot
+from mlxstack.policy.scheduler_state import ACTIVE, SchedulerState, Slot, SlotState
 
 BULK = 128
 """Shorter chunks say little about a long prompt: each has its overhead."""
@@ -114,6 +114,7 @@ def build_snapshot(
             _slot(slot, slots[slot.id], shown.get(slot.id), n_ctx, now),
             n_early=slot.n_early,
             n_early_left=left.get(slot.id, 0),
+            is_reading=slot.state is SlotState.LOADING,
         )
         for slot in state.slots
     )

@@ -443,7 +443,7 @@ class EngineLoop:
         return scheduler_state.advance_early(self._state, turn, end, turn.position)
 
     def _advance(self, live: RequestState, position: int) -> None:
-        """Record the prefill position; with one token left the slot joins the batch."""
+        """Record the prefill position; the last token joins the batch."""
         assert live.slot is not None
         self._state = scheduler_state.advance(self._state, live.slot, position)
         if self._state.slot(live.slot).state is SlotState.RUNNING:

@@ -35,7 +35,7 @@ def check_template(folder: Path) -> None:
 
 @lru_cache(maxsize=64)
 def _check(folder: Path, _files: tuple[tuple[str, int], ...]) -> None:
-    """Once for each state of the files; a refusal is not remembered."""
+    """Check once for each state of the files; a refusal is not cached."""
     command = [sys.executable, "-m", __spec__.name, str(folder), str(CPU_S)]
     nothing = subprocess.DEVNULL
     try:

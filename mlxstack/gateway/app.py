@@ -41,12 +41,15 @@ MOST_SENT = 2
 LATEST = ":latest"
 READS = frozenset({"GET", "HEAD"})
 UNAVAILABLE = 503
+PULL = "/api/pull"
+"""It answers for every model on this machine."""
 
 
 class ModelField(Struct):
-    """The one field of a body that the gateway reads."""
+    """Fields of a body that the gateway reads."""
 
     model: Any = None
+    name: Any = None
 
 
 class ManifestModel(Struct):
@@ -151,7 +154,7 @@ class Gateway:
             name = self._names.get(wanted) or self._names.get(wanted.removesuffix(LATEST))
             if name is not None:
                 return self._members.by_name[name]
-            if self._spec.server.strict_models:
+            if self._spec.server.strict_models and scope["path"] != PULL:
                 raise UnknownModel(f"model {wanted!r} is not served here; /v1/models lists those")
         elif scope["path"].startswith(AGENTS):
             agent = scope["path"].removeprefix(AGENTS).partition("/")[0]
@@ -209,11 +212,12 @@ def _named(scope: Scope) -> str | None:
 
 
 def _model(body: bytes) -> str | None:
-    """The body's `model`; None without one, or where the body is no JSON object."""
+    """The body's `model`, or Ollama's former `name`; None where the body is no JSON object."""
     try:
-        model = msgspec.json.decode(body, type=ModelField).model
+        found = msgspec.json.decode(body, type=ModelField)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    model = found.name if found.model is None else found.model
     return model if isinstance(model, str) else None
 
 

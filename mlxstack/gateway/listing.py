@@ -22,7 +22,7 @@ from mlxstack.api.dialects.ollama.response_schema import (
 )
 from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
-from mlxstack.core.errors import NotFound, Unsupported
+from mlxstack.core.errors import UnknownModel, Unsupported
 from mlxstack.core.preset import ServiceKind
 from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.processes import json_of
@@ -159,12 +159,12 @@ class _Families(Collector):
 
 
 def _member_of(members: Members, name: str) -> MemberGate:
-    """Member by one of its names. Raises NotFound."""
+    """Member by one of its names. Raises UnknownModel."""
     wanted = name.removeprefix("/")
     for one in members.by_name.values():
         if wanted in one.spec.names:
             return one
-    raise NotFound(f"model {wanted!r} is not served here; /v1/models lists those that are")
+    raise UnknownModel(f"model {wanted!r} is not served here; /v1/models lists those that are")
 
 
 async def _gathered(

@@ -195,6 +195,8 @@ class Members:
             for task in self._changes:
                 task.cancel()
             await asyncio.gather(*self._changes, return_exceptions=True)
+            for one in self.by_name.values():
+                one.upstream.close()
 
     async def stop(self, handed_over: Collection[str] = ()) -> None:
         """Stop the processes of all members but those that another gateway takes over."""

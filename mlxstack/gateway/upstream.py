@@ -24,7 +24,6 @@ HOP_BY_HOP = frozenset({
     b"transfer-encoding", b"upgrade", b"expect", b"content-length",
 })  # fmt: skip
 KEYS = frozenset({b"authorization", b"x-api-key"})
-NOT_SENT = HOP_BY_HOP | KEYS
 NOT_RETURNED = (HOP_BY_HOP - {b"content-length"}) | {b"date", b"server"}
 """Headers that the gateway's own web server adds are left to it."""
 
@@ -70,6 +69,13 @@ class ResponseReader:
     def on_message_complete(self) -> None:
         """Note the end of the response."""
         self.is_complete = True
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the member closes the connection after it."""
+        # The parser itself knows this only before the end of the response.
+        found = (value.lower() for name, value in self.headers if name == b"connection")
+        return b"close" in found
 
     def take(self) -> bytes:
         """The pieces that came since the last call, as one."""
@@ -145,7 +151,7 @@ class MemberConnection(asyncio.Protocol):
             if is_begun and (body or not more):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
             if not more:
-                return bool(self._parser.should_keep_alive())
+                return not response.is_last
             if self._fault:
                 raise MemberLost(self._fault)
             self.transport.resume_reading()
@@ -221,7 +227,11 @@ def request_head(scope: Any, n_body: int, key: str) -> bytes:
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
     lines = [b"%s %s HTTP/1.1" % (scope["method"].encode(), target)]
-    lines += [name + b": " + value for name, value in scope["headers"] if name not in NOT_SENT]
+    lines += [
+        name + b": " + value
+        for name, value in scope["headers"]
+        if name not in HOP_BY_HOP and name not in KEYS
+    ]
     lines += [b"authorization: Bearer " + key.encode(), b"content-length: %d" % n_body, b"", b""]
     return b"\r\n".join(lines)
 

@@ -41,8 +41,8 @@ def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """`Apple M3 Max`, `AMD EPYC 7B13` ...; the architecture when the system does not tell."""
     if platform.system() == "Darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        told = subprocess.run(command, capture_output=True, text=True, check=False)
-        return told.stdout.strip() or platform.machine()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or platform.machine()
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")

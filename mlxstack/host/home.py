@@ -94,7 +94,7 @@ def home_from(env: Mapping[str, str]) -> Home:
         return Home(Path(given).expanduser().absolute())
     except RuntimeError as why:
         raise SetupError(
-            f"{given} is the home of nobody known here; set {HOME_VARIABLE} to another folder"
+            f"cannot expand {given}: no such user; set {HOME_VARIABLE} to another folder"
         ) from why
 
 

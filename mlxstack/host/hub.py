@@ -60,7 +60,7 @@ class Download(Struct, frozen=True):
 
 
 def cache_folder() -> Path:
-    """Where the hub's client keeps its downloads."""
+    """Folder of the downloads of the hub's client."""
     return Path(constants.HF_HUB_CACHE)
 
 
@@ -83,16 +83,16 @@ def plan(model: str, revision: str | None = None) -> Download:
     )
 
 
-def check_disk(wanted: Download) -> None:
+def check_disk(download: Download) -> None:
     """Raises SetupError where the disk of the hub's cache cannot hold what is missing."""
     folder = cache_folder()
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
     free = shutil.disk_usage(there).free
-    if wanted.n_missing + DISK_RESERVE > free:
+    if download.n_missing + DISK_RESERVE > free:
         raise SetupError(
-            f"{wanted.model} needs {size(wanted.n_missing)} more in {folder}, and that disk has "
-            f"{size(free)} free; make room (`mlx-stack models`, `mlx-stack rm`), or set HF_HOME "
-            "to another disk"
+            f"{download.model} needs {size(download.n_missing)} more in {folder}, and that disk "
+            f"has {size(free)} free; make room (`mlx-stack models`, `mlx-stack rm`), or set "
+            "HF_HOME to another disk"
         )
 
 
@@ -114,13 +114,13 @@ def download(model: str, revision: str | None, report: Report) -> Path:
             # An interrupted download is listed by its small files.
             bring(ignore_patterns=[f"*{WEIGHTS}"])
             fetch_weights(missing_weights(model, revision, names), report)
-        found = bring()
+        path = bring()
     except SetupError:
         raise
     except Exception as error:
         raise refusal(model, error) from error
     _delete_abandoned(model, began)
-    return Path(found)
+    return Path(path)
 
 
 def _files(model: str, revision: str | None) -> Any:
@@ -154,7 +154,7 @@ def fetch_config(model: str, revision: str | None = None) -> Path:
             HfApi().model_info(model, revision=revision)
         except Exception as error:
             raise refusal(model, error) from error
-    found = None
+    config = None
     for name in SMALL_FILES:
         try:
             path = hf_hub_download(model, name, revision=revision)
@@ -166,9 +166,9 @@ def fetch_config(model: str, revision: str | None = None) -> Path:
         except Exception as error:
             raise refusal(model, error) from error
         else:
-            found = found or Path(path)
-    assert found is not None
-    return found
+            config = config or Path(path)
+    assert config is not None
+    return config
 
 
 def refusal(model: str, error: BaseException) -> SetupError:
@@ -244,13 +244,13 @@ def _near(model: str) -> str:
     """`; did you mean ...?` with models of the hub whose names are like this one."""
     name = model.rpartition("/")[2]
     try:
-        found = [one.id for one in HfApi().list_models(search=name, limit=N_NEAR)]
-        if not found:
+        ids = [one.id for one in HfApi().list_models(search=name, limit=N_NEAR)]
+        if not ids:
             stem = name.replace("_", "-").rsplit("-", 2)[0]
-            found = [one.id for one in HfApi().list_models(search=stem, limit=N_NEAR)]
+            ids = [one.id for one in HfApi().list_models(search=stem, limit=N_NEAR)]
     except Exception:  # As above.
         return ""
-    names = [one for one in found if one != model]
+    names = [one for one in ids if one != model]
     return f"; did you mean {', '.join(names)}?" if names else ""
 
 

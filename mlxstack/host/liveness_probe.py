@@ -38,7 +38,7 @@ def probe(url: str, timeout_s: float) -> HealthProbe:
 class LivenessMonitor:
     """The looks at one worker, one every `look_s` seconds.
 
-    Looks are counted instead of seconds: while the whole computer sleeps nobody is stuck.
+    Probes are counted instead of seconds: a computer that sleeps is not stuck.
     """
 
     def __init__(self, patience: RestartPolicy) -> None:
@@ -48,7 +48,7 @@ class LivenessMonitor:
         self._n_ill = 0
 
     def observe(self, beat: HealthProbe) -> str | None:
-        """Why the worker counts as stuck after this look, None while there is hope."""
+        """The reason why the worker counts as stuck after this probe, None while it does not."""
         is_silent = beat.said is None
         self._has_spoken = self._has_spoken or not is_silent
         self._n_silent = self._n_silent + 1 if is_silent else 0

@@ -31,7 +31,7 @@ LINUX_SHARE = 0.9
 
 
 class MemoryBudget(Struct, frozen=True):
-    """Bytes: `usable` of `total` may be taken by models; `half_bytes` is the size that numbers
+    """Bytes for models: `usable` of `total`; `half_bytes` is the size that numbers
     of half precision have there (4 where MLX computes on a CPU, which widens them)."""
 
     total: int
@@ -41,17 +41,17 @@ class MemoryBudget(Struct, frozen=True):
 
 
 def this_memory(env: Mapping[str, str]) -> MemoryBudget:
-    """Of this computer; `MLX_STACK_MEMORY=24GB` says another total. Raises SetupError."""
+    """Budget of this computer; `MLX_STACK_MEMORY=24GB` overrides its total. Raises SetupError."""
     given = env.get(VARIABLE)
     if given:
         return replace(memory_of(bytes_of(given)), owner=f"this machine ({VARIABLE}={given})")
-    found = memory_of(psutil.virtual_memory().total)
+    memory = memory_of(psutil.virtual_memory().total)
     wired = _wired_limit() if sys.platform == "darwin" else 0
-    return replace(found, usable=memory_limit(wired)) if wired else found
+    return replace(memory, usable=memory_limit(wired)) if wired else memory
 
 
 def memory_of(total: int) -> MemoryBudget:
-    """Of this computer, if it had `total` bytes."""
+    """Budget of this computer, if it had `total` bytes."""
     half_bytes = 4 if _computes_on_cpu() else 2
     is_mac = sys.platform == "darwin"
     usable = memory_limit(mac_share(total)) if is_mac else int(total * LINUX_SHARE)
@@ -59,7 +59,7 @@ def memory_of(total: int) -> MemoryBudget:
 
 
 def mac_memory(text: str) -> MemoryBudget:
-    """Of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
+    """Budget of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
     total = bytes_of(text)
     unit = "" if text.strip()[-1:].isalpha() else " GB"
     usable = memory_limit(mac_share(total))
@@ -100,8 +100,8 @@ def bytes_of(text: str) -> int:
 def _wired_limit() -> int:
     """Bytes set by `sysctl iogpu.wired_limit_mb`; 0 if unset."""
     command = ["/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return int(told) * 2**20 if told.isdigit() else 0
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return int(output) * 2**20 if output.isdigit() else 0
 
 
 def _computes_on_cpu() -> bool:

@@ -51,18 +51,18 @@ def pressure_level() -> PressureLevel:
 
 
 def of_share(used: float) -> PressureLevel:
-    """From the share of memory in use, 0 to 1."""
+    """Level of the share of memory in use, 0 to 1."""
     if used >= CROWDED:
         return PressureLevel.CRITICAL
     return PressureLevel.HIGH if used >= FULL else PressureLevel.CALM
 
 
 def of_psi(text: str) -> PressureLevel | None:
-    """From the text of /proc/pressure/memory; None when it has no averages of ten seconds."""
+    """Level of /proc/pressure/memory; None when it has no averages of ten seconds."""
     stalled: dict[str, float] = {}
     for line in text.splitlines():
-        if found := AVERAGE.match(line):
-            stalled[found["kind"]] = float(found["avg10"])
+        if average := AVERAGE.match(line):
+            stalled[average["kind"]] = float(average["avg10"])
     if not stalled:
         return None
     if stalled.get("full", 0.0) >= ALL_STALLED:
@@ -71,7 +71,7 @@ def of_psi(text: str) -> PressureLevel | None:
 
 
 def of_mac(value: int | None) -> PressureLevel | None:
-    """From kern.memorystatus_vm_pressure_level; None for a value that is none of its levels."""
+    """Level of kern.memorystatus_vm_pressure_level; None for an unknown value."""
     known = None if value is None else MAC_LEVELS.get(value)
     return None if known is None else PressureLevel(known)
 

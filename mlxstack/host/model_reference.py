@@ -35,21 +35,21 @@ class Reference(Struct, frozen=True):
     name: str
 
 
-def resolve(wanted: str, home: Home) -> Reference:
+def resolve(given: str, home: Home) -> Reference:
     """Tell presets from models. Raises SetupError with near names."""
-    if wanted.endswith(presets.ENDINGS) or wanted in presets.listed(home):
-        return Reference(ReferenceKind.PRESET, wanted, wanted)
-    folder = _folder(wanted)
+    if given.endswith(presets.ENDINGS) or given in presets.listed(home):
+        return Reference(ReferenceKind.PRESET, given, given)
+    folder = _folder(given)
     if folder is not None:
         return _of_folder(folder)
-    if wanted == BUILTIN_MODEL or not HUB_ID.fullmatch(wanted):
-        if is_folder(wanted):
+    if given == BUILTIN_MODEL or not HUB_ID.fullmatch(given):
+        if is_folder(given):
             raise SetupError(
-                f"there is no folder {expanded(wanted)}; give a preset, a hub id or a model folder"
+                f"there is no folder {expanded(given)}; give a preset, a hub id or a model folder"
             )
-        presets.find(wanted, home)
-    local = lm_studio_model(wanted)
-    return Reference(ReferenceKind.MODEL, str(local or wanted), _name(wanted.rpartition("/")[2]))
+        presets.find(given, home)
+    local = lm_studio_model(given)
+    return Reference(ReferenceKind.MODEL, str(local or given), _name(given.rpartition("/")[2]))
 
 
 def lm_studio_folders() -> list[Path]:
@@ -64,8 +64,8 @@ def lm_studio_model(model: str) -> Path | None:
     return next((one for one in folders if (one / CONFIG).is_file()), None)
 
 
-def _folder(wanted: str) -> Path | None:
-    path = expanded(wanted)
+def _folder(given: str) -> Path | None:
+    path = expanded(given)
     if path.name == CONFIG and path.is_file():
         path = path.parent
     return path.absolute() if path.is_dir() else None
@@ -79,14 +79,14 @@ def _of_folder(folder: Path) -> Reference:
         return Reference(ReferenceKind.MODEL, str(folder), _name(folder.name))
     snapshot = folder if folder.parent.name == "snapshots" else _newest(repository)
     refuse_gguf(snapshot)
-    found = REPOSITORY.fullmatch(repository.name)
-    assert found is not None
+    match = REPOSITORY.fullmatch(repository.name)
+    assert match is not None
     from mlxstack.host.hub import cache_folder  # noqa: PLC0415 - slow, and rarely needed
 
     is_own = repository.parent.resolve() == cache_folder().resolve()
     is_newest = is_own and snapshot.resolve() == _newest(repository).resolve()
-    model = f"{found[1]}/{found[2]}" if is_newest else str(snapshot)
-    return Reference(ReferenceKind.MODEL, model, _name(found[2]))
+    model = f"{match[1]}/{match[2]}" if is_newest else str(snapshot)
+    return Reference(ReferenceKind.MODEL, model, _name(match[2]))
 
 
 def _is_repository(folder: Path) -> bool:
@@ -100,10 +100,10 @@ def _newest(repository: Path) -> Path:
         named = repository / "snapshots" / reference.read_text().strip()
         if named.is_dir():
             return named
-    found = sorted((repository / "snapshots").iterdir(), key=lambda one: one.stat().st_mtime)
-    if not found:
+    snapshots = sorted((repository / "snapshots").iterdir(), key=lambda one: one.stat().st_mtime)
+    if not snapshots:
         raise SetupError(f"{repository} holds no downloaded files; `mlx-stack pull` gets them")
-    return found[-1]
+    return snapshots[-1]
 
 
 def _name(text: str) -> str:

@@ -46,7 +46,7 @@ def check_slot_folder(preset: Preset) -> None:
 
 
 def check_port(server: ServerSpec, home: Home) -> None:
-    """Nobody listens there; if somebody does, who, and what to do."""
+    """Check that the port is free, else name the process that listens, and the remedy."""
     why = refusal(server.host, server.port)
     if why is None:
         return

@@ -21,11 +21,11 @@ def is_folder(model_id: str) -> bool:
 
 
 def expanded(path: str) -> Path:
-    """The path without its `~`. Raises SetupError when it means somebody who is not known."""
+    """The path without its `~`. Raises SetupError for an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as why:
-        raise SetupError(f"the path {path!r} begins with the home of nobody known here") from why
+        raise SetupError(f"cannot expand the path {path!r}: no such user") from why
 
 
 def absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:

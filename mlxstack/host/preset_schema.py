@@ -212,20 +212,20 @@ def _meaning_of_one(shape: mi.Type | None) -> str:
 
 def normalized(values: dict[str, Any]) -> dict[str, Any]:
     """The values with short forms written out: `model: ID`, and tokens such as `64k`."""
-    found = dict(values)
-    if isinstance(found.get("model"), str):
-        found["model"] = {"id": found["model"]}
+    result = dict(values)
+    if isinstance(result.get("model"), str):
+        result["model"] = {"id": result["model"]}
     for section, key in TOKEN_KEYS:
-        inside = found.get(section)
+        inside = result.get(section)
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
-            found[section] = {**inside, key: whole_tokens(inside[key])}
-    return found
+            result[section] = {**inside, key: whole_tokens(inside[key])}
+    return result
 
 
 def whole_tokens(text: str) -> int | str:
     """`64k` as 65536 and `1m` as 1048576; other texts as they are."""
-    found = TOKENS.fullmatch(text.strip().lower())
-    return int(found[1]) * 1024 ** " km".index(found[2] or " ") if found else text
+    match = TOKENS.fullmatch(text.strip().lower())
+    return int(match[1]) * 1024 ** " km".index(match[2] or " ") if match else text
 
 
 def shown(value: Any) -> str:

@@ -44,53 +44,53 @@ def builtin_folder() -> Path:
 
 def listed(home: Home) -> dict[str, Path]:
     """Every preset by name: a user's own goes before a builtin one, a derived one comes last."""
-    found: dict[str, Path] = {}
+    presets: dict[str, Path] = {}
     for folder in (home.derived_presets, builtin_folder(), home.presets):
         files = sorted(folder.iterdir(), key=lambda file: file.stem) if folder.is_dir() else []
-        found |= {file.stem: file for file in files if file.suffix in ENDINGS}
-    return found
+        presets |= {file.stem: file for file in files if file.suffix in ENDINGS}
+    return presets
 
 
-def is_path(wanted: str) -> bool:
+def is_path(name: str) -> bool:
     """Whether a preset is meant by its file rather than by its name."""
-    return wanted.endswith(ENDINGS) or wanted.startswith(preset_paths.FOLDER_SIGNS)
+    return name.endswith(ENDINGS) or name.startswith(preset_paths.FOLDER_SIGNS)
 
 
-def from_anywhere(wanted: str, folder: Path | None = None) -> str:
+def from_anywhere(name: str, folder: Path | None = None) -> str:
     """A preset's name as it is, a path absolute: it means the same wherever it is read.
 
     `folder` is where a relative path starts: that of the file that holds it, else the current one.
     """
-    if not is_path(wanted):
-        return wanted
-    return str(((folder or Path()) / preset_paths.expanded(wanted)).absolute())
+    if not is_path(name):
+        return name
+    return str(((folder or Path()) / preset_paths.expanded(name)).absolute())
 
 
-def find(wanted: str, home: Home) -> Path:
+def find(name: str, home: Home) -> Path:
     """The file of a preset name or path. Raises SetupError with a near name."""
-    if is_path(wanted):
-        path = Path(from_anywhere(wanted))
-        if "\0" in wanted or not path.is_file():
+    if is_path(name):
+        path = Path(from_anywhere(name))
+        if "\0" in name or not path.is_file():
             raise SetupError(f"there is no preset file {path}")
         return path
     known = listed(home)
-    if wanted not in known:
-        near = preset_schema.suggestion(wanted, known)
+    if name not in known:
+        near = preset_schema.suggestion(name, known)
         raise SetupError(
-            f"no preset is called `{wanted}` (looked in {builtin_folder()} and {home.presets}; "
+            f"no preset is called `{name}` (looked in {builtin_folder()} and {home.presets}; "
             f"a path to a .yaml file works too, and `up` takes a hub id){near}"
         )
-    return known[wanted]
+    return known[name]
 
 
 def load(
-    wanted: str, home: Home, over: Iterable[Override] = (), cwd: Path | None = None
+    name: str, home: Home, over: Iterable[Override] = (), cwd: Path | None = None
 ) -> LoadedPreset:
     """Read, extend, override and check. `cwd` is where paths in `over` start.
 
     Raises SetupError naming the file, the key, the line, what was found and what would be right.
     """
-    source = find(wanted, home)
+    source = find(name, home)
     document = _layers(source, home)
     document = merge(document, _normalized(overrides.document(over, cwd or Path.cwd())))
     document.values.setdefault("name", source.stem)
@@ -192,8 +192,8 @@ def _complaint(document: SourcedDocument, message: str) -> str:
 
 
 def _keys(where: str) -> Keys:
-    found = re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)
-    return tuple(int(place) if place else name for name, place in found)
+    steps = re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)
+    return tuple(int(place) if place else name for name, place in steps)
 
 
 def _value(values: Any, keys: Keys) -> Any:

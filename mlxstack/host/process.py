@@ -95,7 +95,7 @@ def held_bytes(pid: int) -> int:
 
 
 def refusal(host: str, port: int) -> OSError | None:
-    """Why a server could not listen there (EADDRINUSE: somebody does); None when it could.
+    """The error of listening there, such as EADDRINUSE; None for a free port.
 
     Some systems let one bind beside a wildcard listener and take its calls: so we also call.
     """
@@ -119,7 +119,7 @@ def reachable(host: str) -> str:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
+    """A port that is free now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))

@@ -31,13 +31,13 @@ class Phase(StrEnum):
 
 
 class RestartPolicy(Struct, frozen=True):
-    """How often a worker may die, and how long it may be stuck. Times in seconds.
+    """Limits of a worker: crashes, and time stuck. Times in seconds.
 
     A dead worker starts again after `first_s`, doubling up to `longest_s`. `n_deaths` within
     `window_s` are too many. A worker asked to stop is killed after `grace_s`.
 
     It is looked at every `look_s`. It is killed when it stops answering for `silent_s`, or is
-    neither healthy nor loading for `stuck_s`: by then it has told everybody who waits for it.
+    neither healthy nor loading for `stuck_s`: by then it has failed every request that waits.
     """
 
     first_s: float = 0.5
@@ -131,7 +131,7 @@ def owner(home: Home, name: str) -> ServiceState | None:
     """The state of a service whose supervisor is alive.
 
     The PID file and the state must name the same process, born when the state says: a number
-    that another process has now, or that somebody else wrote, is stale.
+    that another process has now, or that another user wrote, is stale.
     """
     state = read_state(home, name)
     try:

@@ -95,10 +95,10 @@ def launchd(job: LoginJob, home: Path, user: int) -> ServiceUnit:
 def exit_timeout_s(unit: Path) -> float:
     """Seconds after which launchd kills the installed agent that it was told to end."""
     try:
-        found = plistlib.loads(unit.read_bytes()).get("ExitTimeOut")
+        value = plistlib.loads(unit.read_bytes()).get("ExitTimeOut")
     except (OSError, ValueError, plistlib.InvalidFileException):
-        found = None
-    return float(found) if isinstance(found, int) else LAUNCHD_EXIT_S
+        value = None
+    return float(value) if isinstance(value, int) else LAUNCHD_EXIT_S
 
 
 def systemd(job: LoginJob, config: Path) -> ServiceUnit:

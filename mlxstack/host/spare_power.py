@@ -25,7 +25,7 @@ def has_spare_power() -> bool:
 
 
 def is_on_battery(battery: Any) -> bool:
-    """From psutil's battery status; None where there is no battery.
+    """Whether the computer runs on battery; `battery` is psutil's status, None without one.
 
     A state of the plug that is unknown counts as mains, as in desktops with a UPS.
     """
@@ -43,5 +43,5 @@ def thermal_level() -> int | None:
         done = subprocess.run(THERMAL, capture_output=True, text=True, timeout=WAIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = THERMAL_LEVEL.match(done.stdout)
-    return int(found[1]) if found else None
+    match = THERMAL_LEVEL.match(done.stdout)
+    return int(match[1]) if match else None

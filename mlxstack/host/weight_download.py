@@ -61,7 +61,7 @@ def missing_weights(model: str, revision: str | None, names: Sequence[str]) -> l
     """Ask the hub for the hashes of these files; those without one are left to its client."""
     info = HfApi().model_info(model, revision=revision, files_metadata=True)
     locks = Path(constants.HF_HUB_CACHE) / ".locks" / _folder_name(model)
-    found = [
+    files = [
         WeightFile(
             hf_hub_url(model, one.rfilename, revision=info.sha),
             one.lfs.size,
@@ -73,7 +73,7 @@ def missing_weights(model: str, revision: str | None, names: Sequence[str]) -> l
         and one.lfs is not None
         and one.lfs.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
     ]
-    return [one for one in found if not one.blob.exists()]
+    return [one for one in files if not one.blob.exists()]
 
 
 def fetch_weights(files: Sequence[WeightFile], report: Report) -> None:

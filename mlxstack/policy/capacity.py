@@ -120,14 +120,14 @@ def max_agents(load: ServiceLoad, memory: int) -> int:
 
 
 def _more(one: int, two: int, bound: int) -> int:
-    """Number that fits into `bound` bytes, where one takes `one` and a pair takes `two`."""
+    """Number that fits `bound` bytes: one takes `one`, a pair `two`."""
     if one > bound:
         return 0
     return 1 + (bound - one) // (two - one) if two > one else 1
 
 
 def max_ctx(load: ServiceLoad, memory: int) -> int:
-    """The most tokens per slot that fit `load.n_slots` slots, 0 if none; binary search."""
+    """Most tokens per slot for `load.n_slots` slots, 0 if none; binary search."""
     low, high = 0, 1 << 24
     while low < high:
         middle = (low + high + 1) // 2

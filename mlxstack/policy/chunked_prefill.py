@@ -163,7 +163,7 @@ def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
 
 
 def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:
-    """Tokens from `position` on whose attention scores stay within `max_score_bytes`."""
+    """Tokens from `position` whose attention scores fit `max_score_bytes`."""
     if not pace.score_bytes:
         return pace.max_chunk_size
     pairs = pace.max_score_bytes / pace.score_bytes

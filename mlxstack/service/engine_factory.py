@@ -123,7 +123,7 @@ class EngineFactory:
         return _served_like(loaded, running)
 
     def handover(self, wanted: str, running: Preset) -> Preset:
-        """Resolved preset that a command of this user left in the home for the service.
+        """Resolved preset that a command left in the home for the service.
 
         Raises BadRequest when there is none, or when it is not for chat.
         """

@@ -116,7 +116,7 @@ class StatusFeed:
         self._coming = None
 
     def _look_up_mode(self) -> None:
-        """Read the mode, a file of the home that `mlx-stack mode` changes."""
+        """Read the mode, a file that `mlx-stack mode` writes."""
         engine_factory = self._service.engine_factory
         self._mode = (
             engine_factory.mode(self._service.preset.name) if engine_factory is not None else ""

@@ -80,7 +80,7 @@ class TokenCache:
 
 
 def _weight(tokens: "array[int]") -> int:
-    """An empty piece takes room too."""
+    """Cache size of a piece; an empty one takes room too."""
     return len(tokens) + 8
 
 

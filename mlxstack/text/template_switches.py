@@ -72,7 +72,7 @@ class TemplateSwitches(Struct, frozen=True):
     keeps_thoughts: bool = False
 
     def effort(self, asked: str) -> dict[str, str]:
-        """The variables for a level of effort: the nearest that the template takes."""
+        """Variables for the level of effort nearest to the requested one."""
         return {name: nearest(asked, levels) for name, levels in self.levels.items()}
 
 

@@ -52,7 +52,9 @@ def question(pending: PendingAction, model: DashboardState) -> Question | None:
         case ActionInput.PRIORITY:
             return ChoiceDialog(told, PRIORITIES)
     proposal = filename_of(model, pending.key) if wants is ActionInput.FILENAME else ""
-    return TextDialog(told, proposal, _known(pending))
+    machine, names = pending.machine, _known(pending)
+    describe = machine.described_presets if machine and wants is ActionInput.PRESET else None
+    return TextDialog(told, proposal, names, describe)
 
 
 async def run_action(app: App[None], pending: PendingAction, words: str) -> None:
@@ -67,13 +69,13 @@ async def run_action(app: App[None], pending: PendingAction, words: str) -> None
         app.notify(printable(done), markup=False)
 
 
-def _known(pending: PendingAction) -> dict[str, str]:
-    """Possible answers with their descriptions, where the service runs on this computer."""
+def _known(pending: PendingAction) -> tuple[str, ...]:
+    """Possible answers, where the service runs on this computer."""
     match pending.machine, pending.action.wants:
         case None, _:
-            return {}
+            return ()
         case machine, ActionInput.PRESET:
-            return machine.described_presets()
+            return machine.presets
         case machine, ActionInput.MODE:
-            return dict.fromkeys(machine.modes, "")
-    return {}
+            return machine.modes
+    return ()

@@ -79,6 +79,15 @@ def test_memory_comes_back(quick: None, tmp_path: Path) -> None:
         assert device.active_bytes() - held < weights / 100
         assert mx.get_cache_memory() < weights / 100
         assert loaded - rss() > weights * 0.7
+        before = rss()
+        body = {"messages": HELLO, "stream": False, "options": {"num_predict": 2}}
+        httpx.post(f"{here.url}/api/chat", json={**body, "keep_alive": -1}, timeout=60)
+        assert here.service.health is ServiceHealth.OK and device.active_bytes() - held > weights
+        httpx.post(f"{here.url}/api/generate", json={"keep_alive": 0}, timeout=60)
+        wait_unloaded(here)
+        # A model that stays must be noticed in a large process too.
+        assert rss() < before + min(before * 0.05, weights / 2)
+        assert device.active_bytes() - held < weights / 100
         began = time.perf_counter()
     assert time.perf_counter() - began < preset.server.drain_s, "there is nothing to wait for"
     assert not here.service.is_engine_left
@@ -137,6 +146,7 @@ def test_requests_wait_with_heartbeats_in_their_dialect(
         "/v1/responses": {"input": "hi", "stream": True, "max_output_tokens": 16},
         "/api/chat": {"messages": HELLO, "options": {"num_predict": 4}},
         "/v1/completions": {"prompt": "hi", "max_tokens": 4},
+        "/completion": {"prompt": "hi", "n_predict": 4, "stream": True},
     }
 
     async def scene() -> list[httpx.Response]:
@@ -151,6 +161,8 @@ def test_requests_wait_with_heartbeats_in_their_dialect(
     assert found["/v1/chat/completions"].text.startswith(": keepalive")
     assert found["/v1/messages"].text.startswith("event: ping")
     assert found["/v1/responses"].text.startswith("event: keepalive")
+    assert found["/completion"].text.startswith(": keepalive")
+    assert found["/completion"].text.count('"stop":true') == 1
     lines = found["/api/chat"].text.removesuffix("\n").split("\n")
     assert lines[0].startswith("  ") and json.loads(lines[-1])["done"] is True
     assert found["/api/chat"].headers["content-type"].startswith("application/x-ndjson")

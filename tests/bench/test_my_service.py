@@ -65,6 +65,7 @@ def test_a_prompt_that_would_take_too_long_is_skipped_and_said(live: Running) ->
     found = measured(live, 0.001)
     assert found.prompts[0].prefill_tps > 0
     assert found.prompts[1].skipped.startswith("would take about ")
+    assert found.prompts[2].skipped == f"a slot holds {found.n_ctx} tokens"
 
 
 def test_the_command_prints_tables_and_json(live: Running, tmp_path: Path) -> None:

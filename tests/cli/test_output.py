@@ -1,11 +1,13 @@
 """Tables: columns give way by importance, and nothing is cut inside a URL, a name or an id."""
 
+import io
 import itertools
 import json
 import os
 import pty
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +17,10 @@ import pytest
 from mlxstack.cli.commands import models
 from mlxstack.cli.commands.status import LEAST
 from mlxstack.cli.doctor import CheckLevel
+from mlxstack.cli.main import app
 from mlxstack.cli.output import _cell as cell
 from mlxstack.cli.output import layout
+from mlxstack.cli.plan import tables
 from mlxstack.cli.services.probe import ServiceHealthLevel
 from mlxstack.core.formatting import printable, printable_lines, size
 from tests.cli.terminal import CLI, Shell
@@ -35,6 +39,12 @@ ROWS: list[list[object]] = [
     ["small", ServiceHealthLevel.CRASHED, MODEL, URL, "3 x 4096 = 12288", "-", "-", "-", 1,
      "gave up after 5 crashes; see `mlx-stack logs small`"],
 ]  # fmt: skip
+ADVICE_ROWS: list[list[object]] = [
+    [1, "qwen3-coder-30b-a3b", "25.3 GiB", "16.0 GiB", 16, 6,
+     "fits with full precision, 9.2 GiB to spare"],
+    [12, "qwen3-coder-next", "45.5 GiB", "41.8 GiB", 16, 0,
+     "10.9 GiB too large; --set slots.n_ctx=4096 or --set slots.count=1 would fit"],
+]  # fmt: skip
 MODEL_ROWS: list[list[object]] = [
     [MODEL, "19.0 GiB", "4 bit", "262144", "yes", "hub", "today"],
     ["lmstudio-community/Devstral-Small-2-24B-Instruct-2512-MLX-4bit", "12.3 GiB", "4 bit",
@@ -44,6 +54,7 @@ MODEL_ROWS: list[list[object]] = [
 TABLES: dict[str, tuple[Sequence[str], list[list[object]], tuple[str, ...]]] = {
     "status": (HEADS, ROWS, LEAST),
     "models": (models.HEADS, MODEL_ROWS, models.LEAST),
+    "advice": (tables.ADVICE_HEADS, ADVICE_ROWS, tables.ADVICE_LEAST),
 }
 PICTURES = Path(__file__).parent / "tables"
 
@@ -86,6 +97,55 @@ def test_columns_give_way_in_their_order() -> None:
         assert set(narrow) <= set(wide)
         assert gone == list(LEAST[: len(gone)])
     assert shown[-1] == ["SERVICE", "STATE", "URL", "DETAIL"]
+
+
+class Terminal(io.StringIO):
+    """Standard output of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize(
+    ("command", "heads"),
+    [
+        ("presets", "PRESET SLOTS x CTX KV BITS MODALITIES WHEN TO USE"),
+        ("presets show devstral-small-2", "KEY VALUE FROM"),
+        ("plan glm-4.7-flash --memory 64", "CONTEXT KV 16 BIT AGENTS DISK PER AGENT"),
+        ("spec gemma4-26b-a4b", "KIND LAYERS HEADS x DIM WINDOW PER TOKEN CONSTANT"),
+    ],
+)
+def test_no_word_of_a_real_table_is_cut(
+    command: str, heads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words of the narrow table are words of the wide one, and the lines fit."""
+    monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = {}
+    for width in (80, 110, 1000):
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr("sys.stdout", Terminal())
+        app(command.split(), standalone_mode=False)
+        assert isinstance(sys.stdout, Terminal)
+        shown[width] = re.sub(r"\x1b\[[0-9;]*m", "", sys.stdout.getvalue())
+    words = set(shown[1000].split())
+    for width in (80, 110):
+        assert set(shown[width].split()) <= words
+        long = [line for line in shown[width].splitlines() if len(line) > width]
+        assert {line for line in long if not re.match(r"/\S+$|mlx-stack up |from /", line)} == set()
+    assert heads in {" ".join(line.split()) for line in shown[80].splitlines()}
+
+
+def test_a_word_too_long_for_its_column_runs_over_the_next_ones() -> None:
+    rows = [["a.key", MODEL, "default"], ["b" * 30, "1", "file.yaml:3"]]
+    lines = layout(["KEY", "VALUE", "FROM"], [[cell(one) for one in row] for row in rows], 70)
+    assert [line.plain for line in lines] == [
+        f"{'KEY':32}{'VALUE':27}FROM",
+        f"{'a.key':{70 - len(MODEL)}}{MODEL}",
+        f"{'':59}default",
+        f"{'b' * 30:32}{'1':27}file.yaml:3",
+    ]
 
 
 def test_what_fits_no_width_becomes_a_block_of_lines() -> None:

@@ -189,7 +189,7 @@ def test_what_is_no_utf8_is_refused_in_words(tmp_path: Path) -> None:
 def test_a_home_of_nobody_is_refused_in_words(tmp_path: Path) -> None:
     done = run(tmp_path, "status", MLX_STACK_HOME="~nobody-by-this-name/home")
     assert done.returncode == 5
-    assert done.stderr.startswith("error: ~nobody-by-this-name/home is the home of nobody")
+    assert done.stderr.startswith("error: cannot expand ~nobody-by-this-name/home: no such user")
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ MEMORY = "260MB"
 """Room for any two of the three members."""
 
 CHATS = ("demo", "tiny")
+CHAT = "/v1/chat/completions"
+N_EMBED = 20
+"""Of so many visits one embeds a text, for which another member has to leave."""
 N_SCRIPTS, N_TURNS = 3, 3
 LINGER_S = 2.0
 CALL_S = 240.0
@@ -71,17 +74,17 @@ class Crowd:
                     messages, said = [], []
                     for turn in range(N_TURNS):
                         messages.append(question(script, turn))
-                        answer = self.ask(http, body_of(model, messages, cache_prompt=False))
+                        answer = self.ask(http, CHAT, body_of(model, messages, cache_prompt=False))
                         said.append(answer["choices"][0]["message"]["content"])
                         messages.append({"role": "assistant", "content": said[-1]})
                     self.truth[model, script] = said
             self.vector = self.embed(http)
 
-    def ask(self, http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """An answer; as SDKs do, again where the server was gone or said so."""
         while True:
             try:
-                answer = http.post("/v1/chat/completions", json=body)
+                answer = http.post(path, json=body)
                 if answer.status_code == 200:
                     return dict(answer.json())
                 why = f"{answer.status_code} {answer.text}"
@@ -95,8 +98,8 @@ class Crowd:
             time.sleep(PAUSE_S)
 
     def embed(self, http: httpx.Client) -> list[float]:
-        answer = http.post("/v1/embeddings", json={"model": "vectors", "input": "hello"})
-        return list(answer.raise_for_status().json()["data"][0]["embedding"])
+        answer = self.ask(http, "/v1/embeddings", {"model": "vectors", "input": "hello"})
+        return list(answer["data"][0]["embedding"])
 
     def agent(self, number: int) -> None:
         """Take turns in one conversation per model and visit, with pauses; one visit at least."""
@@ -113,13 +116,15 @@ class Crowd:
     def visit(self, http: httpx.Client, dice: Random, name: str) -> None:
         """Both models in turn, in random order, one conversation with each."""
         script = dice.randrange(N_SCRIPTS)
+        if not dice.randrange(N_EMBED):
+            assert self.embed(http) == self.vector, "another vector"
         talks: dict[str, list[dict[str, str]]] = {model: [] for model in CHATS}
         left = [model for model in CHATS for _ in range(N_TURNS)]
         dice.shuffle(left)
         for model in left:
             messages, turn = talks[model], len(talks[model]) // 2
             messages.append(question(script, turn))
-            answer = self.ask(http, body_of(model, messages, agent=f"{name}-{model}"))
+            answer = self.ask(http, CHAT, body_of(model, messages, agent=f"{name}-{model}"))
             said = answer["choices"][0]["message"]["content"]
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             messages.append({"role": "assistant", "content": said})

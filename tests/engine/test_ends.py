@@ -175,8 +175,10 @@ def test_e11_who_leaves_while_its_kv_is_read_leaves_the_slot_to_who_was_there(
         ask = driver.submit(FIRST, 4, agent="late")
         while driver.engine.snapshot().slots[0].agent == "here":
             time.sleep(0.01)
+        assert driver.engine.snapshot().slots[0].is_reading
         driver.engine.cancel(ask)
         assert driver.finish(ask).reason is FinishReason.CANCELLED
+        assert not driver.engine.snapshot().slots[0].is_reading
         gate.is_open.set()
         assert driver.engine.cache.stats().result(WAIT_S).whole.n_requests == 1
         assert driver.engine.snapshot().slots[0].agent == "here"

@@ -119,7 +119,7 @@ def test_a_stream_can_be_cut_into_lines_by_anybody() -> None:
         ("model: &a {id: *a}", "deeper"),
         ("model: {id: ~nobody-at-all/x}", "model.id is no path"),
         ('model: {id: "/a\\0b"}', "model.id is no path"),
-        ("extends: ~nobody-at-all/x.yaml", "nobody known"),
+        ("extends: ~nobody-at-all/x.yaml", "no such user"),
         ('extends: "/a\\0b.yaml"', "no preset file"),
         ("model: {id: !!python/object/apply:os.getcwd []}", "without a tag"),
         ("a: &a [1]\n" + "".join(

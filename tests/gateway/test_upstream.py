@@ -35,8 +35,10 @@ class Fountain(Struct):
     n_sent: dict[int, int] = {}
     n_left: int = 0
     is_loading: bool = False
+    n_connections: int = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.n_connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
@@ -49,6 +51,8 @@ class Fountain(Struct):
                     head % b"application/json" + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
                 )
         except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
             writer.close()
 
     async def pour(self, writer: asyncio.StreamWriter) -> None:
@@ -158,3 +162,13 @@ def test_a_member_that_loads_again_by_itself_keeps_requests_waiting(
         fountain.is_loading = False
         assert asked.result().json() == {"status": "ok"}
     assert read.status_code == 503 and "fountain" in read.text
+
+
+def test_connections_to_the_member_are_kept(front: Front, fountain: Fountain) -> None:
+    with httpx.Client(base_url=front.url, timeout=20) as http:
+        http.post("/tokenize", json={}).raise_for_status()
+        before = fountain.n_connections
+        for _ in range(20):
+            http.post("/tokenize", json={}).raise_for_status()
+    # A request may come before the connection of the one before it is free.
+    assert fountain.n_connections <= before + 2

@@ -127,7 +127,7 @@ async def test_the_log_of_another_computer_is_named() -> None:
 
 
 async def test_the_model_dialog_lists_size_fit_and_download(tmp_path: Path) -> None:
-    machine = here(Home(tmp_path))
+    machine = structs.replace(here(Home(tmp_path)), presets=("demo", "qwen3-coder-next"))
     clerk = Clerk()
     feed = RecordingFeed("127.0.0.1:7109", shots.working()[-1:])
     app = Dashboard(feed, clerk, ThemeChoice(), machine)
@@ -135,10 +135,12 @@ async def test_the_model_dialog_lists_size_fit_and_download(tmp_path: Path) -> N
         await settled(pilot)
         await pilot.press("m")
         await settled(pilot)
-        assert any("not downloaded" in line for line in text(pilot).splitlines())
+        told = text(pilot)
+        sized = r"[\d.]+ (?:MiB|GiB)"
+        assert re.search(rf"qwen3-coder-next +{sized} +(fits|too big) +not downloaded ", told)
         await pilot.press(*"demo")
         await settled(pilot)
-        assert re.search(r"> demo .* on disk, fits", text(pilot))
+        assert re.search(rf"> demo +{sized} +fits +on disk ", text(pilot))
         await pilot.press("ctrl+u", "down", "up", "down", "enter")
         await settled(pilot)
     assert [path for path, _, _ in clerk.asked] == ["/v1/models/load"]

@@ -5,13 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.core.engine_snapshot import SlotView, Snapshot
+from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot
 from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import CacheView, StatusFrame, TurnView
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.text_pages import page
-from mlxstack.tui.views import agents, cache, costs, overview, requests
-from mlxstack.tui.views.formatting import bar, of_size, plot, rate, share, short_time, span, tokens
+from mlxstack.tui.views import agents, cache, costs, overview, requests, tiles
+from mlxstack.tui.views.formatting import (
+    bar,
+    of_size,
+    plot_stacked,
+    rate,
+    share,
+    short_time,
+    span,
+    tokens,
+)
 from mlxstack.tui.views.table_data import TableData
 from tests.tui import scenes
 
@@ -64,11 +73,11 @@ def test_a_bar_has_its_width_and_shows_its_part(part: float, whole: float, width
 def test_a_plot_has_its_size_and_a_floor_where_something_was_seen(
     values: list[float | None], height: int
 ) -> None:
-    lines = plot(tuple(values), height)
+    lines = plot_stacked(values, [0.0] * len(values), height)
     assert [len(line) for line in lines] == [len(values)] * height
-    assert [c == " " for c in lines[-1]] == [value is None for value in values]
+    assert [c == " " for c, _ in lines[-1]] == [value is None for value in values]
     if any(values):
-        assert "█" in lines[0]
+        assert ("█", 0) in lines[0]
 
 
 @given(st.text())
@@ -168,6 +177,33 @@ def test_a_turn_begun_early_is_a_state_of_its_own() -> None:
     resting = replace(begun, n_early=0, n_early_left=0)
     model = seen((StatusFrame(at=1.0, snapshot=Snapshot(slots=(resting,))),))
     assert texts(overview.slots(model, 80))[0][2] == "idle 0s"
+
+
+def test_a_slot_tells_that_its_kv_is_read_from_disk() -> None:
+    slot = SlotView(
+        0, 8192, RequestPhase.PREFILLING, "r", n_prompt=5000, is_used=True, is_reading=True
+    )
+    model = seen((StatusFrame(at=1.0, snapshot=Snapshot(slots=(slot,))),))
+    assert texts(overview.slots(model, 80))[0][2] == "reading KV from disk"
+    assert tiles.n_to_compute(slot) == 0
+    assert tiles.n_to_compute(replace(slot, is_reading=False)) == 5000
+
+
+@pytest.mark.parametrize("scene", [scenes.empty, scenes.busy, scenes.overloaded])
+def test_the_tile_of_memory_keeps_its_three_lines(scene: object) -> None:
+    lines = tiles.memory(seen(scene()), 120)  # type: ignore[operator]
+    assert [sum(len(cell.text) for cell in line) <= 50 for line in lines] == [True] * 3
+    assert "GiB left of 36.0" in lines[1][0].text
+    assert "parked" in "".join(cell.text for cell in lines[2])
+
+
+def test_the_totals_take_one_line_of_a_wide_terminal() -> None:
+    troubled, calm = (
+        overview.totals(seen(one()), 120)[0] for one in (scenes.overloaded, scenes.empty)
+    )
+    assert all(sum(len(cell.text) for cell in line) < 120 for line in (troubled, calm))
+    assert "refused" in troubled[-1].text
+    assert "rows per step" in calm[-1].text
 
 
 def test_ages_grow_while_the_snapshot_rests() -> None:

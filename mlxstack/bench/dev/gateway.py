@@ -30,8 +30,8 @@ STORY = {"messages": [{"role": "user", "content": "tell me a story"}], "ignore_e
 ADDED_MS, THROUGHPUT, IDLE_BYTES = 1.0, 0.98, 200e6
 
 
-class GatewayPlan(Struct, frozen=True):
-    """`n_short` requests and `passes` rounds of `n_streams` streams, in turn with direct ones."""
+class GatewayBenchPlan(Struct, frozen=True):
+    """Plan: `n_short` requests, `passes` rounds of `n_streams` streams, each also direct."""
 
     passes: int = 3
     n_short: int = 400
@@ -40,7 +40,7 @@ class GatewayPlan(Struct, frozen=True):
     n_idle: int = 1000
 
 
-SMALL = GatewayPlan(1, 20, 2, 20, 20)
+SMALL = GatewayBenchPlan(1, 20, 2, 20, 20)
 
 
 class Measured(Struct):
@@ -50,7 +50,7 @@ class Measured(Struct):
     rates: list[float] = []
 
 
-async def run(stage: Sandbox, plan: GatewayPlan) -> Results:
+async def run(stage: Sandbox, plan: GatewayBenchPlan) -> Results:
     """Measure both ways in turn, then hold idle streams. Raises Broken."""
     async with _served(stage, plan) as (through, direct, gateway):
         found = {"direct": Measured([], []), "gateway": Measured([], [])}
@@ -70,7 +70,7 @@ async def run(stage: Sandbox, plan: GatewayPlan) -> Results:
     return _results(found, idle, plan)
 
 
-def _results(found: dict[str, Measured], idle: int, plan: GatewayPlan) -> Results:
+def _results(found: dict[str, Measured], idle: int, plan: GatewayBenchPlan) -> Results:
     medians = {name: percentile(one.short_s, 50) for name, one in found.items()}
     rates = {name: spread(one.rates).median for name, one in found.items()}
     rows = tuple(
@@ -114,7 +114,7 @@ async def _short(way: ServerUnderTest, n: int) -> list[float]:
     return taken
 
 
-async def _rate(way: ServerUnderTest, plan: GatewayPlan) -> float:
+async def _rate(way: ServerUnderTest, plan: GatewayBenchPlan) -> float:
     """Tokens per second of all streams together."""
     async with Caller(way) as caller:
         began = time.perf_counter()
@@ -154,7 +154,7 @@ async def _idle_bytes(way: ServerUnderTest, n: int, gateway: int) -> int:
 
 @asynccontextmanager
 async def _served(
-    stage: Sandbox, plan: GatewayPlan
+    stage: Sandbox, plan: GatewayBenchPlan
 ) -> AsyncIterator[tuple[ServerUnderTest, ServerUnderTest, int]]:
     """A gateway over two members; the way through it, the way beside it, its process."""
     home = Home(stage.folder / "home")
@@ -175,7 +175,7 @@ async def _served(
         await asyncio.to_thread(_command, env, "down", "--json")
 
 
-def _preset(stage: Sandbox, name: str, plan: GatewayPlan) -> Path:
+def _preset(stage: Sandbox, name: str, plan: GatewayBenchPlan) -> Path:
     file = stage.folder / f"{name}.yaml"
     content = {
         "name": name,

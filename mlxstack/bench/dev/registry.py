@@ -132,7 +132,7 @@ def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
 
 
 def _gateway(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = gateway.SMALL if wanted.is_small else gateway.GatewayPlan()
+    plan = gateway.SMALL if wanted.is_small else gateway.GatewayBenchPlan()
     return asyncio.run(gateway.run(stage, replace(plan, passes=wanted.passes)))
 
 

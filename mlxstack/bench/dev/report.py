@@ -50,7 +50,7 @@ class BenchTarget(Struct, frozen=True):
 
 
 class BenchReport(Struct, frozen=True):
-    """One run of one benchmark. `raw` are the samples behind the tables, by name."""
+    """One run of one benchmark; `raw` are its samples by name."""
 
     name: str
     command: str

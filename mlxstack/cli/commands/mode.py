@@ -87,7 +87,7 @@ def show_status(json: Json = False) -> None:
 
 @app.command("switch")
 def switch_mode(name: Name, json: Json = False) -> None:
-    """Run the members of a mode at one address, and stop what it does not have.
+    """Run the members of a mode at one address, and stop all others.
 
     If a member fails, the former services are started again.
     """

@@ -228,12 +228,14 @@ def _row(load: ServiceLoad, usable: int, n_ctx: int) -> ContextRow:
 
 
 def _precisions(load: ServiceLoad, usable: int) -> list[PrecisionFit]:
-    found = []
+    found: list[PrecisionFit] = []
     for bits in BITS:
         try:
             geometry = quantized(load.geometry, bits, load.geometry.group_size)
         except Unsupported:
             break
+        if found and geometry.n_bytes(load.n_ctx) == found[0].kv_bytes:
+            break  # Latent KV stays as it is.
         one = replace(load, geometry=geometry)
         found.append(PrecisionFit(bits, geometry.n_bytes(load.n_ctx), max_agents(one, usable)))
     return found

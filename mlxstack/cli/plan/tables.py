@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import typer
 from msgspec import Struct
 
-from mlxstack.cli.output import table
+from mlxstack.cli.output import facts, table
 from mlxstack.cli.plan.estimate import DISK_TOKENS, Fit, Forecast, KindRow, Spec, spec_of
 from mlxstack.cli.units import size, tokens
 from mlxstack.host.memory_budget import MemoryBudget
@@ -13,6 +13,10 @@ from mlxstack.policy.capacity import need
 from mlxstack.policy.capacity_advice import Advice, FitLevel, nearest, option
 from mlxstack.service.memory_check import BUDGET_KEY, settings
 from mlxstack.service.plan_candidate import Candidate
+
+ADVICE_HEADS = ("", "PRESET", "NEEDS", "WEIGHTS", "KV BITS", "AGENTS", "WHY")
+ADVICE_LEAST = ("WEIGHTS", "KV BITS", "NEEDS")
+"""Columns that a narrow terminal does without, the first one first."""
 
 
 class PlanRow(Struct, frozen=True):
@@ -43,7 +47,7 @@ def show_spec(spec: Spec) -> None:
     typer.echo(f"{spec.model} ({spec.architecture}, {spec.n_layers} layers)")
     typer.echo(f"from {_source(spec)}")
     heads = ("KIND", "LAYERS", "NUMBERS", "HEADS x DIM", "WINDOW", "PER TOKEN", "CONSTANT")
-    table(heads, [_kind(one) for one in spec.kinds])
+    table(heads, [_kind(one) for one in spec.kinds], ("NUMBERS",))
     typer.echo(f"growth   {size(spec.growth_bytes)} a token")
     typer.echo(f"windows  {size(spec.window_bytes)}")
     typer.echo(f"KV at 4k {size(spec.kv_bytes_4k)}")
@@ -65,8 +69,7 @@ def show_forecast(found: Forecast) -> None:
         ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
         ("wanted", _verdict(wanted, memory)),
     )
-    for name, text in lines:
-        typer.echo(f"{name:<10}{text}")
+    facts(lines)
     typer.echo()
     _show_contexts(found)
     typer.echo()
@@ -131,7 +134,6 @@ def show_advice(rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, 
         f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
         f"({size(memory.usable)} for models of {size(memory.total)})"
     )
-    heads = ("", "PRESET", "NEEDS", "WEIGHTS", "KV BITS", "AGENTS", "WHY")
     cells = [
         (
             n,
@@ -144,7 +146,7 @@ def show_advice(rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, 
         )
         for n, one in enumerate(rows, 1)
     ]
-    table(heads, cells)
+    table(ADVICE_HEADS, cells, ADVICE_LEAST)
     best = rows[0] if rows and rows[0].options and rows[0].verdict == "fits" else None
     if best is not None:
         typer.echo(f"\nmlx-stack up {best.preset} {best.options}")

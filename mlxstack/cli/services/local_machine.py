@@ -10,17 +10,21 @@ from typing import IO
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Broken, StackError
+from mlxstack.core.errors import BadRequest, Broken, SetupError, StackError
 from mlxstack.core.formatting import size
 from mlxstack.host import modes, presets
 from mlxstack.host.home import Home
 from mlxstack.host.logs import tail
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.host.model_files import weights_on_disk
+from mlxstack.host.model_files import find_model
+from mlxstack.service.memory_check import MemoryRoom, refuse_if_too_big
+from mlxstack.service.plan_candidate import Candidate, excerpts, of_many
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main")
 POLL_S = 0.1
 LOG_LINES = 200
+SIZE = 9
+"""Characters of a size in a list."""
 
 
 class LocalActions(Struct, frozen=True):
@@ -31,20 +35,21 @@ class LocalActions(Struct, frozen=True):
     modes: tuple[str, ...]
 
     def described_presets(self) -> dict[str, str]:
-        """Return the presets, each with size, fit and download state of its model."""
-        limit = this_memory(os.environ).usable
-        return {name: self._described(name, limit) for name in self.presets}
+        """Return the presets, each with size, fit and download state of its model.
 
-    def _described(self, name: str, limit: int) -> str:
-        try:
-            model = presets.load(name, Home(self.home)).preset.model
-        except StackError:
-            return "cannot be read"
-        n_bytes = weights_on_disk(model)
-        if not n_bytes:
-            return f"not downloaded, {model.id}"
-        fit = "fits" if n_bytes <= limit else "does not fit"
-        return f"{size(n_bytes)} on disk, {fit}, {model.id}"
+        A child process computes the sizes of models that are not downloaded: it takes seconds.
+        """
+        found, known = dict.fromkeys(self.presets, ""), {}
+        for name in self.presets:
+            try:
+                preset = presets.load(name, Home(self.home)).preset
+                found[name] = f"{'size unknown':>{SIZE}}  not downloaded  {preset.model.id}"
+                known[name] = preset, find_model(preset.model, excerpts())
+            except StackError as why:
+                found[name] = found[name] or why.message
+        room = MemoryRoom(this_memory(os.environ), ())
+        described = (_described(one, room) for one in of_many(list(known.values())))
+        return found | dict(zip(known, described, strict=True))
 
     def log(self, service: str) -> list[str]:
         """Return the last lines of the log of a service, as far back as one page."""
@@ -81,6 +86,20 @@ def here(home: Home) -> LocalActions:
     return LocalActions(
         home.root, tuple(sorted(presets.listed(home))), tuple(sorted(modes.listed(home)))
     )
+
+
+def _described(found: Candidate, room: MemoryRoom) -> str:
+    """Size of the weights, whether the preset fits into memory, and whether they are here."""
+    try:
+        told = size(found.weights.n_bytes())
+        refuse_if_too_big(found, room)
+        fit = "fits"
+    except BadRequest:
+        told, fit = "size unknown", ""
+    except SetupError:
+        fit = "too big"
+    place = "on disk" if found.is_measured else "not downloaded"
+    return f"{told:>{SIZE}}  {fit:<7}  {place:<14}  {found.preset.model.id}"
 
 
 def _lines(file: IO[bytes]) -> list[str]:

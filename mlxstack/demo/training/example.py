@@ -9,7 +9,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Draw:
-    """The source of everything random, and which side of the held-out line to draw from."""
+    """Random source, and the side of the held-out split to draw from."""
 
     rng: random.Random
     held_out: bool = False

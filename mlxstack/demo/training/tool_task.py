@@ -203,7 +203,7 @@ def schema(rng: random.Random, kind: str, is_described: bool) -> dict[str, Any]:
 
 
 def parameter_names(draw: Draw, skill: Skill) -> list[str]:
-    """Usual names; in training more often any, so that they are read and not guessed."""
+    """Parameter names; often random in training, so that they are not guessed."""
     usual = draw.rng.choice(skill.params.split("|")).split(",")
     if draw.held_out or draw.rng.random() < 0.4:
         return usual

@@ -194,7 +194,7 @@ class Batch:
         return self._collect(landed)
 
     def take_broken(self) -> list[tuple[BatchRow, Exception]]:
-        """The rows whose own rules raised; each is told once and must leave."""
+        """Rows whose own rules raised; each is returned once and must leave."""
         broken, self._broken = self._broken, []
         return broken
 
@@ -243,9 +243,9 @@ class Batch:
             except Exception as error:
                 self._broken.append((row, error))
         rows = [rows[i] for i in offers]
-        found = list(offers.values())
-        modeled = self._draft_by_model(rows, found)
-        counts = [modeled.get(i, n) for i, n in enumerate(self._widths(found))]
+        made = list(offers.values())
+        modeled = self._draft_by_model(rows, made)
+        counts = [modeled.get(i, n) for i, n in enumerate(self._widths(made))]
         each = zip(rows, counts, strict=True)
         return rows, [row.drafter.take(n) if row.drafter else NO_DRAFT for row, n in each]
 
@@ -258,7 +258,7 @@ class Batch:
     def _model_widths(
         self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]
     ) -> dict[int, int]:
-        """How many tokens the draft model drafts for rows that have no other draft."""
+        """Number of tokens that the draft model drafts for rows without another draft."""
         if self.draft_model is None or not rows:
             return {}
         free = {i: rows[i] for i, offer in enumerate(offers) if not offer.n_tokens}
@@ -271,9 +271,9 @@ class Batch:
         widths = self._model_widths(rows, offers)
         if self.draft_model is None or not widths:
             return {}
-        found = self.draft_model.draft([rows[i] for i in widths], list(widths.values()))
+        drafts = self.draft_model.draft([rows[i] for i in widths], list(widths.values()))
         drafted: dict[int, int] = {}
-        for i, tokens in zip(widths, found, strict=True):
+        for i, tokens in zip(widths, drafts, strict=True):
             drafter = rows[i].drafter
             assert drafter is not None
             drafted[i] = drafter.use_model(tokens, self.draft_model.record.rate)

@@ -90,7 +90,7 @@ class DraftModel:
         return {at: min(n, rows[at].most_drafted) for at, n in counts.items()}
 
     def draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
-        """So many tokens for each row, chosen greedily; none after an exception."""
+        """Greedy draft tokens for each row; none after an exception."""
         try:
             return self._draft(rows, counts)
         except Exception as error:  # the target model goes on without drafts
@@ -113,12 +113,12 @@ class DraftModel:
                 self._hold(contexts, behind)
             chosen.append(mx.argmax(logits[:, : self._n_vocab], axis=-1))
             feeds = [chosen[-1][i : i + 1] for i in range(len(rows))]
-        found: list[list[int]] = mx.stack(chosen, axis=1).tolist()  # type: ignore[assignment]
-        for context, tokens in zip(contexts, found, strict=True):
+        drafts: list[list[int]] = mx.stack(chosen, axis=1).tolist()  # type: ignore[assignment]
+        for context, tokens in zip(contexts, drafts, strict=True):
             context.extend(tokens[:-1])
         costs = observe_passes(self.record.costs, widths, time.perf_counter() - began)
         self.record = replace(self.record, costs=costs)
-        return [tokens[:n] for tokens, n in zip(found, counts, strict=True)]
+        return [tokens[:n] for tokens, n in zip(drafts, counts, strict=True)]
 
     def settle(self, n_drafted: int, n_accepted: int, seconds: float, plan: DraftPlan) -> None:
         """Learn how the drafts of a step fared that took `seconds`, drafting included."""
@@ -126,8 +126,8 @@ class DraftModel:
         if n_drafted:
             self.n_drafted += n_drafted
             self.n_accepted += n_accepted
-            found = n_drafted, n_accepted, seconds - plain_s, plain_s, len(plan.counts)
-            self.record = governor.settled(self.record, *found)
+            outcome = n_drafted, n_accepted, seconds - plain_s, plain_s, len(plan.counts)
+            self.record = governor.settled(self.record, *outcome)
         self.record = governor.stepped(self.record, seconds, plain_s)
 
     def due(

@@ -21,7 +21,7 @@ class DraftSource(Enum):
 
     COPIED = auto()
     FORCED = auto()
-    """By the grammar."""
+    """Draft tokens forced by the grammar."""
     MODEL = auto()
 
 

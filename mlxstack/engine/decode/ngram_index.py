@@ -20,11 +20,11 @@ BITS = 21
 MASK = (1 << ORDER * BITS) - 1
 
 N_CANDIDATES, LONGEST_MATCH = 8, 32
-"""Of so many latest places the one with the longest match is taken, compared so far back."""
+"""Latest places that are compared, and tokens compared; the longest match counts."""
 
 
 class Place(Struct, frozen=True):
-    """Where a text goes on after an n-gram: at `tokens[at]`."""
+    """Continuation of a text after an n-gram: at `tokens[at]`."""
 
     tokens: Sequence[int]
     at: int
@@ -48,11 +48,11 @@ class IndexedText:
         """The latest places after this n-gram."""
         end = bisect_right(self._grams, gram)
         start = max(0, end - N_CANDIDATES)
-        found = []
+        places = []
         while end > start and self._grams[end - 1] == gram:
             end -= 1
-            found.append(Place(self._tokens, self._places[end]))
-        return found
+            places.append(Place(self._tokens, self._places[end]))
+        return places
 
 
 class NgramIndex:
@@ -107,9 +107,9 @@ class NgramIndex:
         if len(self._tokens) < ORDER:
             return None
         places: list[Place] = []
-        said = self._find_sibling(self._gram) if self._find_sibling else None
-        if said is not None:
-            places.append(said)
+        sibling = self._find_sibling(self._gram) if self._find_sibling else None
+        if sibling is not None:
+            places.append(sibling)
         for text in self._texts:
             places += reversed(text.places(self._gram))
         answered = self._answered.get(self._gram)

@@ -85,7 +85,7 @@ class Sampler:
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
         self._constraint = state
         self._positions: list[Any] = []
-        """Where the constraint stood before each token of the draft at hand, and after all."""
+        """Positions of the constraint before each token of the current draft, and after all."""
         self._last: mx.array | None = None
         self.draw_rules = _draw_rules(sampling)
 

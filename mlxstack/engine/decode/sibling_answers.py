@@ -97,9 +97,9 @@ def _key(request: Request) -> tuple[str, tuple[int, ...]]:
 
 def _grams(tokens: Sequence[int]) -> list[tuple[int, int]]:
     """Every place that something follows, and the n-gram before it."""
-    found, gram = [], 0
+    grams, gram = [], 0
     for at, token in enumerate(tokens):
         if at >= ORDER:
-            found.append((at, gram))
+            grams.append((at, gram))
         gram = extended(gram, token)
-    return found
+    return grams

@@ -149,7 +149,7 @@ class DiskTier:
         return self._writing.after(finish)
 
     def put(self, context: SlotContext, shelved: IndexedContext) -> None:
-        """Once all of it is written: check it, and record it for the agent, if any.
+        """Check a context that is all written, and record it for the agent, if any.
 
         Missing records are written again when the context is stored the next time.
         """

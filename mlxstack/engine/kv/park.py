@@ -205,7 +205,7 @@ class ContextParker:
         return key, True
 
     def _trail(self, context: SlotContext) -> KnownPrefix | None:
-        """Where the context was anchored; for less than a block, a segment of its own is better.
+        """Position of the parent segment; for less than a block, a segment of its own is better.
 
         The one it shares may be long and another agent's, and would be stored and kept with it.
         """
@@ -218,7 +218,7 @@ def _last(keys: Sequence[str]) -> str | None:
 
 
 REST = 2.0
-"""Beside a decoding slot each piece is followed by so many times its own time of rest."""
+"""Rest after each piece while a slot decodes, in multiples of the time of the piece."""
 
 End = Callable[[Exception | None], None]
 

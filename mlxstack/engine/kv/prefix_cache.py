@@ -94,7 +94,7 @@ class PrefixCache:
         tokens: Sequence[int],
         now: float,
     ) -> None:
-        """As `put`, for a segment whose tokens are known."""
+        """Put a segment whose tokens are known."""
         self.put(record, part, now)
         self._tokens[record.key] = array("I", tokens)
 
@@ -212,10 +212,10 @@ class PrefixCache:
 
         A segment beyond the last known block ends before the next block would be full.
         """
-        found = prefix_index.match(self.index, chain.keys, trail=trail)
+        match = prefix_index.match(self.index, chain.keys, trail=trail)
         size, last = (
             self.spec.block_size,
-            min(found.covered // self.spec.block_size, len(chain.keys)),
+            min(match.covered // self.spec.block_size, len(chain.keys)),
         )
         cuts: list[CheckpointCandidate] = []
         for end in range(last * size + 1, min((last + 1) * size, chain.n_tokens + 1)):
@@ -224,21 +224,21 @@ class PrefixCache:
             state = block_hash.hash_at(chain, tokens, end)
             cuts.append(CheckpointCandidate(end, state))
             for key, start in self._ends[end].items():
-                if end > found.covered and block_hash.segment_key(state, start) == key:
+                if end > match.covered and block_hash.segment_key(state, start) == key:
                     trail = KnownPrefix(key, end)
         return prefix_index.match(self.index, chain.keys, cuts, trail)
 
     def match_in_block(
-        self, found: PrefixMatch, chain: BlockHashes, tokens: Sequence[int]
+        self, match: PrefixMatch, chain: BlockHashes, tokens: Sequence[int]
     ) -> PrefixMatch:
         """The match extended into the next block, to the token where the segments diverge."""
-        nodes, n_full = self.index.nodes, found.covered // self.spec.block_size
+        nodes, n_full = self.index.nodes, match.covered // self.spec.block_size
         if not n_full:
-            return found
+            return match
         last = self.index.blocks.get(chain.keys[n_full - 1], ())
         reached = dict.fromkeys(last, n_full * self.spec.block_size)
-        reached[found.path[-1].key] = found.covered
-        longest, leaf = found.covered, ""
+        reached[match.path[-1].key] = match.covered
+        longest, leaf = match.covered, ""
         queue = list(reached)
         for key in queue:
             if key in self._tokens:
@@ -251,7 +251,7 @@ class PrefixCache:
                 if start <= reached[key]:
                     reached[child] = start
                     queue.append(child)
-        return self.match(chain, tokens, KnownPrefix(leaf, longest)) if leaf else found
+        return self.match(chain, tokens, KnownPrefix(leaf, longest)) if leaf else match
 
     def insert(self, record: prefix_index.Record, place: StorageTier, now: float) -> None:
         """A record lies in this place now; what ends inside a block is found by its end."""

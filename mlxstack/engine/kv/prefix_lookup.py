@@ -75,7 +75,7 @@ class PrefixLookup:
     def find(
         self, request: Request, slots: Sequence[SlotContext], slot: int, *, may_read: bool = True
     ) -> tuple[ReusePlan, CacheMiss | None]:
-        """Where the prompt can go on from, on disk if it `may_read`; why not from further on."""
+        """The best restore point of the prompt, on disk if it `may_read`, and the miss."""
         chains, before = self._chains(request), self._before(request, slots)
         clues = self._clues(request, chains, before)
         if not request.use_cache:
@@ -110,7 +110,7 @@ class PrefixLookup:
             self.forget(next(iter(self._prompts)))
 
     def locate(self, agent: str) -> AgentKVLocation:
-        """Where the last prompt of this agent is kept beside the slots."""
+        """Tier of the last prompt of this agent outside the slots."""
         nodes = [self._memory.index.nodes[key] for key in self.keys_of(agent)]
         return AgentKVLocation(
             agent=agent,
@@ -129,8 +129,8 @@ class PrefixLookup:
         if last is None:
             return ()
         matches = [self._memory.match(chain, last.tokens, None) for chain in last.chains]
-        found = max(matches, key=lambda match: match.covered)
-        return (*(step.key for step in found.path), *(one.key for one in found.checkpoints))
+        longest = max(matches, key=lambda match: match.covered)
+        return (*(step.key for step in longest.path), *(one.key for one in longest.checkpoints))
 
     def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
         """Agents whose last prompt begins with these records, the latest first. O(agents)."""
@@ -167,10 +167,10 @@ class PrefixLookup:
         """Reuse sources in memory and on disk; quantized KV only beyond `quantized_start`."""
         free_from = self._memory.quantized_start
         for chain in chains:
-            found = self._memory.match(chain, tokens, None)
+            match = self._memory.match(chain, tokens, None)
             if template.is_sliceable:
-                found = self._memory.match_in_block(found, chain, tokens)
-            for option in reuse_plan.stored(found, template.is_sliceable):
+                match = self._memory.match_in_block(match, chain, tokens)
+            for option in reuse_plan.stored(match, template.is_sliceable):
                 if option.source is KVSource.DISK and not self._memory.spec.disk.enabled:
                     continue
                 yield replace(option, free_from=free_from) if template.is_sliceable else option
@@ -215,8 +215,10 @@ def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
 def _conversation(request: Request, chain: BlockHashes) -> str:
     """Conversation of a request: agent, session hint, else its tokens after the head."""
     head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
-    told = block_hash.hash_at(chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS))
-    return request.agent or request.session_hint or told.hex()
+    head_hash = block_hash.hash_at(
+        chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS)
+    )
+    return request.agent or request.session_hint or head_hash.hex()
 
 
 def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -> ReuseSource:

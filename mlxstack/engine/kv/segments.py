@@ -154,7 +154,7 @@ def to_plane(array: mx.array) -> TensorBytes:
 
 
 def from_plane(plane: TensorBytes) -> mx.array:
-    """An array of its own from bytes."""
+    """Copy bytes into a new array."""
     data: Any = memoryview(plane.data)
     return mx.array(data).view(BY_NAME[plane.dtype]).reshape(plane.shape)
 

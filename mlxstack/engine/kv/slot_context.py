@@ -243,7 +243,7 @@ class SlotContext:
             self._counted = None
 
     def rewind_target(self, position: int) -> int:
-        """Where `rewind(position)` would end: the last point up to it that can be rebuilt."""
+        """Target of `rewind(position)`: the last point up to it that can be rebuilt."""
         position = min(position, len(self.tokens))
         if position == len(self.tokens):
             return position

@@ -88,7 +88,7 @@ class SlotKVManager:
         return sum(prefix.n_bytes for prefix in self._prefixes())
 
     def has_room(self, n_bytes: int) -> bool:
-        """Whether so many bytes fit beside all live KV."""
+        """Whether `n_bytes` fit in addition to all live KV."""
         is_within = self.live_bytes + n_bytes <= self.memory.budget
         return is_within and not self._is_beyond_device(n_bytes)
 
@@ -254,7 +254,7 @@ class SlotKVManager:
             self.flush_and_clear(self.slots[slot])
 
     def reserve_memory(self, context: SlotContext, n_bytes: int) -> None:
-        """Make room for a context of so many bytes in the place of this one.
+        """Make room for a context of `n_bytes` in the place of this one.
 
         Raises OutOfMemory when the budget can never hold it.
         """
@@ -341,7 +341,7 @@ class SlotKVManager:
         return id(self.slots[slot]) in self._storing
 
     def _store_in_pieces(self, context: SlotContext) -> None:
-        """As `store`, unless the context changes meanwhile; its next user stores it then."""
+        """Store in pieces, unless the context changes; its next user stores it then."""
         if not self._is_stored(context):
             return
         packing = self.archive.incremental_pack(context)

@@ -81,7 +81,7 @@ class TensorBuffer(Struct, frozen=True):
 
 
 class RestoreBuffers:
-    """Made and adopted on the MLX thread; meanwhile others fill the `rows` of each segment.
+    """Made and adopted on the MLX thread; other threads fill the `rows` of each segment.
 
     `heads` are those of the segments, ascending; each may begin before the end of the one before,
     which is used up to there. Raises Damaged when they do not fit together.
@@ -98,7 +98,7 @@ class RestoreBuffers:
             self._check(head)
 
     def buffers(self, at: int) -> Iterator[memoryview]:
-        """Where the bytes of the planes of segment `at` belong, in the order of its file.
+        """Destination buffers of the planes of segment `at`, in the order of its file.
 
         The last one also clears the room after its tokens.
         """
@@ -144,14 +144,16 @@ class RestoreBuffers:
     def _check(self, head: KVFileHeader) -> None:
         """Every segment has the parts of the first one, for its own tokens."""
         n_tokens = head.end - head.start
-        found = [
+        actual = [
             (kind, dims[1], dims[2], dims[3] * BY_NAME[kind].size) for kind, dims in head.shapes
         ]
-        wanted = {
+        expected = {
             (which, (b.dtype, b.heads, n_tokens, b.n_row))
             for which, b in zip(self._order, self._buffers, strict=True)
         }
-        if json.loads(meta_of(head.meta).layout) != self._order or wanted != set(enumerate(found)):
+        if json.loads(meta_of(head.meta).layout) != self._order or expected != set(
+            enumerate(actual)
+        ):
             raise Damaged(f"the KV file {head.key} does not continue the one before")
 
     def _array(self, buffer: TensorBuffer) -> mx.array:
@@ -173,7 +175,7 @@ READERS = 4
 
 
 class RestoreSources(Struct, frozen=True):
-    """Where slot files and their KV come from, and the identity they must have."""
+    """Source of slot files and their KV, and the identity they must have."""
 
     store: KVStore
     slot_files: SlotFileStore
@@ -183,7 +185,7 @@ class RestoreSources(Struct, frozen=True):
 class RestoreRequest(Struct, frozen=True):
     """Which file is to become which context, of at most `n_ctx` tokens.
 
-    `room` makes room for so many bytes, or raises a StackError.
+    `room` makes room for a number of bytes, or raises a StackError.
     """
 
     name: str
@@ -226,7 +228,7 @@ class SlotRestore:
         self._on_loaded = on_loaded
         self._queue: deque[Callable[[], None]] = deque()
 
-    def start(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
+    def start(self, request: RestoreRequest) -> "Future[SlotRestoreResult]":
         """The future raises NotFound, Damaged, BadRequest or OutOfMemory.
 
         Then the context is as it was. It is done on the MLX thread. One file is restored at a
@@ -234,7 +236,7 @@ class SlotRestore:
         """
         result: Future[SlotRestoreResult] = Future()
         result.add_done_callback(self._next)
-        self._queue.append(partial(self._begin, wanted, result))
+        self._queue.append(partial(self._begin, request, result))
         if len(self._queue) == 1:
             self._queue[0]()
         return result
@@ -244,24 +246,24 @@ class SlotRestore:
         if self._queue:
             self._queue[0]()
 
-    def _begin(self, wanted: RestoreRequest, result: "Future[SlotRestoreResult]") -> None:
+    def _begin(self, request: RestoreRequest, result: "Future[SlotRestoreResult]") -> None:
         started = time.perf_counter()
 
         def make_room(found: RestoreSource) -> None:
-            n_tokens, n_ctx = len(found.manifest.tokens), wanted.n_ctx
+            n_tokens, n_ctx = len(found.manifest.tokens), request.n_ctx
             if n_tokens > n_ctx:
                 raise BadRequest(
-                    f"{wanted.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
+                    f"{request.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
                     "filename",
                 )
-            wanted.room(found.n_bytes)
-            buffers = RestoreBuffers(wanted.context.new_empty(n_tokens), found.heads, n_tokens)
-            reading = self._reader.submit(self._read_into, wanted.name, found, buffers)
+            request.room(found.n_bytes)
+            buffers = RestoreBuffers(request.context.new_empty(n_tokens), found.heads, n_tokens)
+            reading = self._reader.submit(self._read_into, request.name, found, buffers)
             self._then(reading, lambda _: take_over(found, buffers), result)
 
         def take_over(found: RestoreSource, buffers: RestoreBuffers) -> None:
             marks = [m for b in found.checkpoints if isinstance(m := part_of(b), StateCheckpoint)]
-            n_tokens, context = len(found.manifest.tokens), wanted.context
+            n_tokens, context = len(found.manifest.tokens), request.context
             if n_tokens:
                 context.take_over(buffers.load(found.manifest.tokens, marks))
             else:
@@ -270,18 +272,18 @@ class SlotRestore:
             context.assign(found.manifest.salt, None, n_tokens)
             self._on_loaded(context, found.manifest)
             n_bytes, took = found.manifest.n_bytes, 1000 * (time.perf_counter() - started)
-            result.set_result(SlotRestoreResult(-1, wanted.name, n_tokens, n_bytes, took))
+            result.set_result(SlotRestoreResult(-1, request.name, n_tokens, n_bytes, took))
 
-        self._then(self._reader.submit(self._inspect, wanted.name), make_room, result)
+        self._then(self._reader.submit(self._inspect, request.name), make_room, result)
 
     def _then(
         self, done: "Future[T]", step: Callable[[T], None], result: "Future[SlotRestoreResult]"
     ) -> None:
         """Take the next step on the MLX thread; whatever goes wrong is the result."""
 
-        def run(found: "Future[T]") -> None:
+        def run(future: "Future[T]") -> None:
             try:
-                step(found.result())
+                step(future.result())
             except Exception as error:
                 result.set_exception(error)
 
@@ -305,9 +307,13 @@ class SlotRestore:
         check_cover(name, manifest, heads)
         return RestoreSource(manifest, heads, marks)
 
-    def _read_into(self, name: str, found: RestoreSource, buffers: RestoreBuffers) -> None:
+    def _read_into(self, name: str, source: RestoreSource, buffers: RestoreBuffers) -> None:
         """Several files at once: one thread cannot fill fresh memory as fast as it is read."""
-        store, identity, keys = self._sources.store, self._sources.identity, found.manifest.segments
+        store, identity, keys = (
+            self._sources.store,
+            self._sources.identity,
+            source.manifest.segments,
+        )
 
         def pour(at: int) -> None:
             store.read_into(identity, keys[at], buffers.buffers(at))

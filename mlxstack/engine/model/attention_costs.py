@@ -18,7 +18,7 @@ LENGTHS = (1024, 2048, 4096, 8192)
 N_TAIL = 128
 N_ROWS = 2
 N_TRIES = 5
-"""Of each kind by turns; the fastest counts, since the first one may compile kernels."""
+"""Tries of each kind, in turn; the fastest counts, since the first may compile kernels."""
 
 HEADS = ("n_heads", "num_heads", "num_attention_heads")
 """The names that mlx-lm's attention modules have for the number of their heads."""

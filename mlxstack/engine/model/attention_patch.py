@@ -21,7 +21,7 @@ _original = base.scaled_dot_product_attention
 
 
 class KVPrecision(Struct, frozen=True):
-    """How keys and values are quantized, as mlx-lm asks a cache for it."""
+    """Quantization of keys and values, as mlx-lm asks a cache for it."""
 
     group_size: int
     bits: int
@@ -173,7 +173,7 @@ def _attend_alone(
     mask: Any,
     sinks: mx.array | None,
 ) -> mx.array:
-    """mlx-lm's own function, told how the keys are quantized."""
+    """mlx-lm's own function, with the quantization of the keys."""
     read = _precision(queries, keys, cache)
     if read is not cache:
         # mlx-lm scales the queries of quantized attention in place.

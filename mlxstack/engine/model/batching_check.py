@@ -94,7 +94,7 @@ def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
     """
     dtype = _precision(model)
     runner = ModelRunner(model)
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for trial in range(N_TRIALS):
         prompts = [[(7 * i + 3 * n + 101 * trial) % n_vocab for i in range(n)] for n in LENGTHS]
         try:
@@ -109,11 +109,11 @@ def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
         except Exception as error:
             why = f"the row view cannot serve it: {_words(error)}"
             return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
-        found.append(_compare([logits for logits, _ in alone], together))
-        if found[-1].is_same(allowed, dtype):
+        comparisons.append(_compare([logits for logits, _ in alone], together))
+        if comparisons[-1].is_same(allowed, dtype):
             check = BatchingCheck(True, None, kv, _can_share(runner, maker, n_vocab))
             return _with_drafts(check, model, maker, n_vocab)
-    least = min(one.distance for one in found)
+    least = min(one.distance for one in comparisons)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
     return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
 
@@ -231,7 +231,7 @@ def _rows(
 
 
 def _reach(context: SlotContext) -> int:
-    """How many tokens lie beyond every window and in the sparse part of sparse layers."""
+    """Number of tokens beyond every window and in the sparse part of sparse layers."""
     windows = [cache_adapters.window_of(leaf) for leaf in context.leaves]
     lists = [
         len(list(cache_adapters.leaves([c]))) for c in context.caches if isinstance(c, CacheList)

@@ -100,7 +100,7 @@ def cut(leaf: Any, n_tokens: int) -> None:
 
 
 def window_of(leaf: Any) -> int:
-    """How many tokens this cache remembers; 0: all of them, or none."""
+    """Number of tokens that this cache remembers; 0: all of them, or none."""
     if isinstance(leaf, RotatingKVCache):
         return int(leaf.max_size)
     return int(leaf.chunk_size) if isinstance(leaf, ChunkedKVCache) else 0
@@ -118,7 +118,7 @@ def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
 
 
 def n_parts(leaf: Any) -> int:
-    """How many arrays `span` gives for this kind of cache."""
+    """Number of arrays that `span` returns for this kind of cache."""
     return 6 if isinstance(leaf, QuantizedKVCache) else 2
 
 
@@ -131,7 +131,7 @@ def joined(spans: Sequence[Sequence[mx.array]], n_room: int = 0) -> list[mx.arra
 
 
 def with_room(n_tokens: int) -> int:
-    """How many tokens a cache of so many is made for: the next one shall not copy them all."""
+    """Capacity for `n_tokens`, with room, so that the next token copies nothing."""
     return n_tokens + (-n_tokens % STEP or STEP)
 
 
@@ -310,7 +310,7 @@ def _noise(leaf: Any, like: Any, n_tokens: int, key: mx.array) -> mx.array:
 
 
 def _freeze_chunk(leaf: Any) -> LayerState:
-    """As the model leaves it when it starts on the next token: with at most one chunk."""
+    """State with at most one chunk, as the model trims it at its next token."""
     n_held = leaf.offset - leaf.start_position
     n_kept = min(n_held, leaf.chunk_size)
     numbers = (leaf.offset, leaf.chunk_size, leaf.offset - n_kept)

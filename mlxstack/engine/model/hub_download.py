@@ -19,11 +19,11 @@ RUNNING: dict[str, Transfer] = {}
 def fetch(spec: ModelSpec, every_s: float = EVERY_S) -> Path:
     """Return the hub's snapshot of a model, downloaded if it is not here. Raises SetupError."""
     log.info("looking for %s on the hub", spec.id)
-    if (found := whole_snapshot(spec.id, spec.revision)) is not None:
-        return found
-    wanted = hub.plan(spec.id, spec.revision)
-    hub.check_disk(wanted)
-    transfer = Transfer(wanted.n_missing, time.monotonic())
+    if (snapshot := whole_snapshot(spec.id, spec.revision)) is not None:
+        return snapshot
+    plan = hub.plan(spec.id, spec.revision)
+    hub.check_disk(plan)
+    transfer = Transfer(plan.n_missing, time.monotonic())
     logged = time.monotonic()
 
     def report(n_bytes: int) -> None:

@@ -31,7 +31,7 @@ ADAPTER = ("adapter_config.json", "adapters.safetensors")
 """Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
 
 MOST_MORE_TOKENS = 256
-"""By which the vocabulary of a draft model may differ from its target's, at the end."""
+"""Tolerated difference between the vocabularies of draft model and target, at the end."""
 
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
@@ -75,17 +75,17 @@ def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
         draft = load(ModelSpec(id=spec.draft), KVSpec())
     except SetupError as error:
         raise SetupError(f"model.draft: {error.message}") from error
-    found = _vocabulary_difference(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab())
-    if found:
+    difference = _vocabulary_difference(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab())
+    if difference:
         raise SetupError(
-            f"model.draft: {spec.draft} has another vocabulary than {spec.id} ({found}), and "
+            f"model.draft: {spec.draft} has another vocabulary than {spec.id} ({difference}), and "
             "drafts are tokens; take a small model of the same family, or remove model.draft"
         )
     return draft
 
 
 def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """How the vocabularies differ, "" where drafts can be exchanged.
+    """Difference of the vocabularies, "" where drafts can be exchanged.
 
     The last tokens of one may be missing in the other: families add special tokens over time.
     """
@@ -133,11 +133,11 @@ def code_digest(path: Path, config: dict[str, Any]) -> str:
     files = {path / QUANTIZATION}
     if config.get("model_file"):
         files |= {path / str(config["model_file"]), *path.rglob("*.py")}
-    found = sorted(file for file in files if file.is_file())
+    sources = sorted(file for file in files if file.is_file())
     digest = xxhash.xxh3_128()
-    for file in found:
+    for file in sources:
         digest.update(str(file.relative_to(path)).encode() + b"\0" + _bytes_digest(file))
-    return digest.hexdigest() if found else ""
+    return digest.hexdigest() if sources else ""
 
 
 def adapter_digest(path: Path) -> str:
@@ -198,10 +198,10 @@ def _facts(
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:
     try:
-        found = json.loads((path / "generation_config.json").read_text())
+        config = json.loads((path / "generation_config.json").read_text())
     except (OSError, ValueError):
         return SamplingDefaults()
-    if found.get("do_sample") is False:
+    if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0)
     known = SamplingDefaults.__struct_fields__
-    return SamplingDefaults(**{name: found[name] for name in known if name in found})
+    return SamplingDefaults(**{name: config[name] for name in known if name in config})

@@ -51,9 +51,9 @@ def shape_of_config(config: Config) -> ModelShape:
         ) from None
     # Some model files end the program when a package of theirs is missing.
     except (Exception, SystemExit) as why:
-        told = str(why).partition("__init__() ")[2] or str(why) or type(why).__name__
+        reason = str(why).partition("__init__() ")[2] or str(why) or type(why).__name__
         raise Unsupported(
-            f"mlx-lm cannot build a model of type '{kind}' from this config.json: {told}",
+            f"mlx-lm cannot build a model of type '{kind}' from this config.json: {reason}",
             "config.json",
         ) from why
 
@@ -105,21 +105,21 @@ def _module_name(config: Config) -> str:
     by_type, by_architecture = _remappings()
     given = config.get("architectures") or ()
     names = (given,) if isinstance(given, str) else given
-    found = next((by_architecture[kind, n] for n in names if (kind, n) in by_architecture), None)
-    return str(found or by_type.get(kind, kind))
+    module = next((by_architecture[kind, n] for n in names if (kind, n) in by_architecture), None)
+    return str(module or by_type.get(kind, kind))
 
 
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """The tables of mlx-lm's loader, read from its source: importing it takes seconds."""
     tree = ast.parse((_package_folder() / "utils.py").read_text("utf-8"))
-    found = {
+    tables = {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
         and node.targets[0].id in REMAPPINGS
     }
-    return found.get(REMAPPINGS[0], {}), found.get(REMAPPINGS[1], {})
+    return tables.get(REMAPPINGS[0], {}), tables.get(REMAPPINGS[1], {})
 
 
 def _package() -> ModuleSpec:
@@ -145,9 +145,9 @@ def _layers(model: Any, config: Config) -> tuple[tuple[Layer, ...], int]:
     caches = cache.make_prompt_cache(model)
     logits = model(mx.array([[0, 0]]), cache=caches)
     rank = _flat(config).get("kv_lora_rank")
-    found = [_layer(leaf, rank) for leaf in _leaves(caches)]
+    layers = [_layer(leaf, rank) for leaf in _leaves(caches)]
     n_shared = max(0, len(getattr(model, "layers", ())) - len(caches))
-    return (*found, *[Layer(LayerKind.SHARED)] * n_shared), int(logits.shape[-1])
+    return (*layers, *[Layer(LayerKind.SHARED)] * n_shared), int(logits.shape[-1])
 
 
 def _leaves(caches: Any) -> Iterator[Any]:
@@ -200,7 +200,7 @@ def _weights(model: Any, config: Config) -> Weights:
 def _precision(
     model: Any, table: Mapping[str, Any], path: str, module: Any
 ) -> bool | dict[str, Any]:
-    """How mlx-lm's converter stores a module; exceptions stand in the table by their path."""
+    """Storage of a module by mlx-lm's converter; the table has exceptions by path."""
     exact = next((table[key] for key in table if path == key or path.endswith(f".{key}")), None)
     if exact is not None:
         return exact if isinstance(exact, bool) else dict(exact)
@@ -226,8 +226,8 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _parameters(model: Any) -> list[tuple[str, mx.array]]:
-    found: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
-    return found
+    parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
+    return parameters
 
 
 def _widths(args: Any, config: Config) -> list[int]:
@@ -235,8 +235,8 @@ def _widths(args: Any, config: Config) -> list[int]:
     inner = getattr(args, "text_config", None)
     inner = inner if isinstance(inner, Mapping) else getattr(inner, "__dict__", {})
     given = {**vars(args), **_flat(config), **inner}
-    found = [next((given[key] for key in keys if given.get(key)), 0) for keys in WIDTHS]
-    return [max(value) if isinstance(value, list) else int(value) for value in found]
+    widths = [next((given[key] for key in keys if given.get(key)), 0) for keys in WIDTHS]
+    return [max(value) if isinstance(value, list) else int(value) for value in widths]
 
 
 def _answer() -> None:

@@ -45,7 +45,7 @@ class PrefixedArray(Struct, frozen=True, eq=False):
         return int((self.prefix if isinstance(self.prefix, mx.array) else self.prefix[0]).shape[1])
 
     def first(self, n_tokens: int) -> "PrefixedArray":
-        """Only the first tokens, the whole prefix among them."""
+        """Cut to the first tokens, which include the whole prefix."""
         return PrefixedArray(self.prefix, cut_tokens(self.tail, 0, n_tokens - length(self.prefix)))
 
     def joined(self) -> Part:
@@ -107,7 +107,7 @@ class PrefixedKVCache(_BaseCache):  # type: ignore[misc]
         return self.tail.state
 
     def is_trimmable(self) -> bool:
-        """As every cache that keeps all tokens."""
+        """Always: it keeps all tokens."""
         return True
 
     def trim(self, n: int) -> int:

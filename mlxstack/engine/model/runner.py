@@ -56,7 +56,7 @@ class ModelRunner:
         return self._rows(plan, counts)
 
     def layout(self, caches: Sequence[Any]) -> PassLayout:
-        """How rows with such caches are computed when one brings several tokens."""
+        """Layout of rows with such caches when one brings several tokens."""
         if not self.is_batching:
             return PassLayout.ALONE
         if not self.is_ragged:

@@ -10,7 +10,7 @@ from mlxstack.policy.draft_governor import WidthCosts
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 N_PASSES = 3
-"""Of each width; the fastest counts, since the first one may compile kernels."""
+"""Passes of each width; the fastest counts, since the first may compile kernels."""
 
 
 def measure_widths(runner: ModelRunner, maker: CacheFactory) -> WidthCosts:

@@ -168,7 +168,7 @@ def _with(body: JsonBody, parts: tuple[str, ...], **fields: Any) -> JsonBody:
 
 
 def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
-    """The paths of name, arguments and id in an object."""
+    """JSON paths of name, arguments and id in a call."""
     if NAMES[at] in item:
         return JsonBody((), (), (NAMES[at],))
     name, arguments = _path(item, NAMES[at]), _arguments_path(item)

@@ -60,7 +60,7 @@ class LocalMachine(Protocol):
         ...
 
     def described_presets(self) -> dict[str, str]:
-        """Return the presets, each with size, fit and download state of its model."""
+        """Return the presets, each with size, fit and download state; takes seconds."""
         ...
 
     def log(self, service: str) -> list[str]:

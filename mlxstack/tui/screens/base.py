@@ -56,7 +56,7 @@ class BaseScreen(Screen[None]):
         return next(aims, None)
 
     async def action_open(self) -> None:
-        """More about the row under the cursor."""
+        """Open the row under the cursor."""
         section = self._focused_table()
         if section is not None and section.id and section.chosen is not None:
             await self.open(section.id, section.chosen)

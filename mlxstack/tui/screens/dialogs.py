@@ -1,6 +1,7 @@
 """Dialogs before an action: consent, choice, text. None cancels it."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable
 from string import ascii_lowercase
 from typing import ClassVar, Self
 
@@ -104,7 +105,7 @@ class ChoiceDialog(Question):
 
 
 class TextDialog(Question):
-    """Text input; `known` choices with their descriptions are listed and suggested."""
+    """Text input; `known` choices are listed and suggested, with what `describe` returns later."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         # Before the line's own: that one tells of the words later.
@@ -118,14 +119,16 @@ class TextDialog(Question):
         self,
         question: str,
         proposal: str = "",
-        known: Mapping[str, str] = {},
+        known: tuple[str, ...] = (),
+        describe: Callable[[], dict[str, str]] | None = None,
         *,
         is_empty_allowed: bool = False,
     ) -> None:
         super().__init__()
         self._question = question
         self._proposal = proposal
-        self._known = dict(known)
+        self._known = dict.fromkeys(known, "" if describe is None else "…")
+        self._describe = describe
         self._is_empty_allowed = is_empty_allowed
 
     def compose(self) -> ComposeResult:
@@ -139,6 +142,11 @@ class TextDialog(Question):
             told = "up and down choose, enter does it" if self._known else "enter does it"
             yield Static(f"{told}, esc does not", markup=False, classes="note")
 
+    def on_mount(self) -> None:
+        """Describe the choices without holding up the keys."""
+        if self._describe is not None:
+            self.run_worker(self._add_descriptions(self._describe))
+
     def on_input_changed(self, event: LineInput.Changed) -> None:
         """Show the choices that contain the text."""
         for choices in self.query("#choices").results(Static):
@@ -150,6 +158,10 @@ class TextDialog(Question):
         if names:
             place = names.index(line.value) + by if line.value in names else min(by, 0)
             line.value = names[place % len(names)]
+
+    async def _add_descriptions(self, describe: Callable[[], dict[str, str]]) -> None:
+        self._known = await asyncio.to_thread(describe)
+        self.query_one("#choices", Static).update(self._listing(self.query_one(LineInput).value))
 
     def _listing(self, text: str) -> str:
         """A line per choice, with a mark before the one in the input; a few around it."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from mlxstack.core.formatting import printable, size
+from mlxstack.core.formatting import size
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 STEPS = "▁▂▃▄▅▆▇█"
@@ -95,18 +95,6 @@ def bar(part: float, whole: float, width: int) -> str:
     return ("█" * full + tail).ljust(width, "░")
 
 
-def starred(name: str, *, is_pinned: bool) -> str:
-    """A foreign name; a star before it says that it is pinned."""
-    return f"* {printable(name, 60)}" if is_pinned else printable(name, 60)
-
-
-def plot(values: tuple[float | None, ...], height: int) -> tuple[str, ...]:
-    """Columns of a chart from zero to the largest value, as lines from the top."""
-    top = max((value for value in values if value), default=0.0) or 1.0
-    levels = [None if v is None else max(0, round(v / top * height * 8)) for v in values]
-    return tuple("".join(_piece(level, row) for level in levels) for row in reversed(range(height)))
-
-
 def plot_stacked(
     lower: Sequence[float | None], upper: Sequence[float | None], height: int
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -139,13 +127,3 @@ def _stack(level: tuple[int, int] | None, row: int) -> tuple[str, int]:
     if both:
         return STEPS[both - 1], 1
     return ("▁" if row == 0 else " "), 0
-
-
-def _piece(level: int | None, row: int) -> str:
-    """A floor is drawn where something was seen, even if it was nothing."""
-    if level is None:
-        return " "
-    inside = min(8, level - row * 8)
-    if inside > 0:
-        return STEPS[inside - 1]
-    return "▁" if row == 0 else " "

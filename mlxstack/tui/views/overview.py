@@ -1,5 +1,6 @@
 """The first screen: health, speed, slots, queue."""
 
+from mlxstack.core.engine_events import CacheMiss
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
 from mlxstack.core.formatting import printable, size
 from mlxstack.core.request import Priority
@@ -142,7 +143,7 @@ def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
         )
         if n
     ]
-    if width >= WIDE:
+    if width >= WIDE and not (now.n_cancelled or now.n_failed or now.n_refused):
         parts.append(TextCell(f"{tokens(now.n_model_calls)} model calls"))
         parts.append(TextCell(f"{rows:.1f} rows per step"))
     return (joined(parts),)
@@ -228,6 +229,8 @@ def state(view: SlotView, model: DashboardState) -> TextCell:
     if view.state is RequestPhase.RUNNING:
         told = f"writing, {tokens(view.n_decoded)} tokens, {rate(view.tps)} tok/s"
         return TextCell(told, CellStyle.GOOD)
+    if view.is_reading:
+        return TextCell("reading KV from disk", CellStyle.BUSY)
     if view.state is RequestPhase.PREFILLING:
         eta_s = tiles.eta(tiles.n_to_compute(view), model)
         done = f"prefill {tokens(view.n_done)} of {tokens(view.n_prompt)}"
@@ -247,7 +250,7 @@ def _slot(view: SlotView, model: DashboardState, width: int) -> tuple[TextCell, 
     name = agent_name(model, view.agent)
     elapsed = span(view.elapsed_s + model.frame.snapshot_age_s) if is_active(view) else NONE
     context = f"{tokens(view.n_tokens)}/{tokens(view.n_ctx)}"
-    miss = printable(view.miss.reason, 80) if view.miss else NONE
+    miss = printable(_why(view.miss), 80) if view.miss else NONE
     return (
         TextCell(str(view.id)),
         TextCell(f"* {name}" if _is_pinned(view, model) else name),
@@ -261,6 +264,11 @@ def _slot(view: SlotView, model: DashboardState, width: int) -> tuple[TextCell, 
         *((TextCell(size(view.n_bytes)),) if width >= VERY_WIDE else ()),
         *((TextCell(miss, CellStyle.FAINT),) if width >= WIDE else ()),
     )
+
+
+def _why(miss: CacheMiss) -> str:
+    """Reason of a miss, and the token from which it lost some."""
+    return f"{miss.reason} at {miss.at:,}" if miss.n_lost and miss.at is not None else miss.reason
 
 
 def _is_pinned(view: SlotView, model: DashboardState) -> bool:

@@ -27,6 +27,7 @@ class CellStyle(StrEnum):
     WARN = "warn"
     BAD = "bad"
     REUSED = "reused"
+    BUSY_ON_REUSED = "busy on reused"
 
 
 class TextCell(Struct, frozen=True):

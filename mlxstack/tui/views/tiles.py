@@ -35,8 +35,10 @@ def memory(model: DashboardState, width: int) -> Tile:
     left = f"{gib(view.available_bytes)} GiB left of {gib(view.total_bytes)}"
     is_low = view.available_bytes < LOW_SHARE * view.total_bytes or view.pressure != "calm"
     swap = f"swap {size(view.swap_bytes)}" if view.swap_bytes else "no swap"
+    # The tile has room for one line of 50 cells.
+    pressure = view.pressure if view.swap_bytes and width >= WIDE else f"pressure {view.pressure}"
     tone = CellStyle.WARN if is_low else CellStyle.GOOD
-    words = (TextCell(left, tone), TextCell(f" · pressure {view.pressure} · {swap}"))
+    words = (TextCell(left, tone), TextCell(f" · {pressure} · {swap}"))
     parts = memory_parts(view)
     if width < WIDE:
         return (_line("Memory", width, *_bar(parts, view, NARROW_BAR), TextCell(" "), *words),)
@@ -100,8 +102,9 @@ def queue(model: DashboardState, width: int) -> Tile:
 
 
 def n_to_compute(view: SlotView) -> int:
-    """Prompt tokens that a slot has still to compute."""
-    return max(0, view.n_prompt - view.n_done) if view.state is RequestPhase.PREFILLING else 0
+    """Prompt tokens that a slot has still to compute; 0 before its reused KV is read."""
+    is_computing = view.state is RequestPhase.PREFILLING and not view.is_reading
+    return max(0, view.n_prompt - view.n_done) if is_computing else 0
 
 
 def eta(n_tokens: int, model: DashboardState) -> float | None:

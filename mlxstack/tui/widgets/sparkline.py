@@ -2,22 +2,24 @@
 
 from itertools import groupby
 
-from textual.app import RenderResult
-from textual.content import Content
-from textual.geometry import Size
+from rich.segment import Segment
+from textual import events
+from textual.geometry import Region
 from textual.reactive import reactive
+from textual.strip import Strip
 from textual.widget import Widget
 
 from mlxstack.tui.state import WINDOW_S, DashboardState, series
 from mlxstack.tui.views.formatting import plot_stacked, rate
 from mlxstack.tui.views.overview import speed
-from mlxstack.tui.widgets.styles import content
+from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
+from mlxstack.tui.widgets.styles import rich_style
 
 PREFILL, DECODE = 0, 1
 LEAST_WITH_AXIS = 5
 PARTS = {
-    PREFILL: ("$accent", "$secondary", "$accent on $secondary"),
-    DECODE: ("$success", "$success", "$success"),
+    PREFILL: (CellStyle.BUSY, CellStyle.REUSED, CellStyle.BUSY_ON_REUSED),
+    DECODE: (CellStyle.GOOD,) * 3,
 }
 
 
@@ -29,47 +31,48 @@ class SparklineChart(Widget):
     def __init__(self, which: int, name: str) -> None:
         super().__init__(id=name)
         self._which = which
-        self._drawn = Content()
-        self._drawn_size = Size()
+        self._lines: tuple[Line, ...] = ()
 
     def watch_model(self) -> None:
-        """Redraw only when the picture has changed."""
-        before = self._drawn
-        if self._draw() != before:
-            self.refresh()
+        """Redraw only the lines that have changed."""
+        before, self._lines = self._lines, self._picture()
+        pairs = enumerate(zip(before, self._lines, strict=False))
+        width = self.size.width
+        changed = [Region(0, y, width, 1) for y, (old, new) in pairs if old != new]
+        if changed:
+            self.refresh(*changed)
 
-    def render(self) -> RenderResult:
-        """The speed now, its past, and the axis."""
-        return self._drawn if self._drawn_size == self.size else self._draw()
+    def on_resize(self, _: events.Resize) -> None:
+        """Redraw for the new size."""
+        self._lines = self._picture()
+        self.refresh()
 
-    def _draw(self) -> Content:
-        self._drawn, self._drawn_size = self._picture(), self.size
-        return self._drawn
+    def render_line(self, y: int) -> Strip:
+        """The speed now, its past, or the axis."""
+        base, variables = self.visual_style.rich_style, self.app.theme_variables
+        line = self._lines[y] if y < len(self._lines) else ()
+        return Strip(Segment(one.text, base + rich_style(one.tone, variables)) for one in line)
 
-    def _picture(self) -> Content:
-        width, height = self.size.width, self.size.height
+    def _picture(self) -> tuple[Line, ...]:
+        width, height = self.size
         past = series(self.model, width)
         lower = [one[self._which] for one in past]
         upper = [one[2] if self._which == PREFILL else 0.0 for one in past]
-        pairs = zip(lower, upper, strict=True)
-        top = max(((a or 0.0) + (b or 0.0) for a, b in pairs), default=0.0)
-        head = content((speed(self.model)[self._which],))
-        room, told = width - head.cell_length, f" top {rate(top)}"
-        peak = Content.styled(told.rjust(room) if len(told) <= room else "", "dim")
-        axis = [_axis(width)] if height >= LEAST_WITH_AXIS else []
+        top = max(((a or 0.0) + (b or 0.0) for a, b in zip(lower, upper, strict=True)), default=0.0)
+        head = speed(self.model)[self._which]
+        room, told = width - sum(len(cell.text) for cell in head), f" top {rate(top)}"
+        peak = (TextCell(told.rjust(room), CellStyle.FAINT),) if len(told) <= room else ()
+        axis = [(_axis(width),)] if height >= LEAST_WITH_AXIS else []
         n_rows = max(1, height - 1 - len(axis))
-        lines = [self._line(line) for line in plot_stacked(lower, upper, n_rows)]
-        return Content("\n").join([Content.assemble(head, peak), *lines, *axis])
+        return ((*head, *peak), *map(self._line, plot_stacked(lower, upper, n_rows)), *axis)
 
-    def _line(self, cells: tuple[tuple[str, int], ...]) -> Content:
+    def _line(self, cells: tuple[tuple[str, int], ...]) -> Line:
         """A line of cells, each run of one color at once."""
-        styles = PARTS[self._which]
+        tones = PARTS[self._which]
         runs = groupby(cells, key=lambda cell: cell[1])
-        return Content.assemble(
-            *(("".join(char for char, _ in run), styles[part]) for part, run in runs)
-        )
+        return tuple(TextCell("".join(char for char, _ in run), tones[part]) for part, run in runs)
 
 
-def _axis(width: int) -> Content:
+def _axis(width: int) -> TextCell:
     start = f"-{WINDOW_S / 60:.0f} min"
-    return Content.styled(f"{start}{'now'.rjust(max(0, width - len(start)))}", "dim")
+    return TextCell(f"{start}{'now'.rjust(max(0, width - len(start)))}", CellStyle.FAINT)

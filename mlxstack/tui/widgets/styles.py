@@ -1,13 +1,12 @@
-"""Cell styles in theme colors, as Textual content and Rich text."""
+"""Cell styles in theme colors, as Textual content and Rich styles."""
 
 from collections.abc import Mapping
 
 from rich.style import Style
-from rich.text import Text
 from textual.color import Color
 from textual.content import Content
 
-from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
+from mlxstack.tui.views.table_data import CellStyle, Line
 
 COLORS = {
     CellStyle.GOOD: "success",
@@ -25,23 +24,15 @@ def content(lines: tuple[Line, ...]) -> Content:
     return Content("\n").join(drawn)
 
 
-def text(cell: TextCell, variables: Mapping[str, str], is_right: bool) -> Text:
-    """A table cell as text; nothing in it is markup."""
-    return Text(
-        cell.text,
-        style=_style(cell.tone, variables),
-        justify="right" if is_right else "left",
-        no_wrap=True,
-        overflow="ellipsis",
-        end="",
-    )
+def rich_style(tone: CellStyle, variables: Mapping[str, str]) -> Style:
+    """The style of a tone in the colors of a theme."""
+    if tone in PLAIN:
+        return Style.parse(PLAIN[tone])
+    if tone is CellStyle.BUSY_ON_REUSED:
+        reused = rich_style(CellStyle.REUSED, variables)
+        return rich_style(CellStyle.BUSY, variables) + Style.from_color(bgcolor=reused.color)
+    return Style.from_color(Color.parse(variables[COLORS[tone]]).rich_color)
 
 
 def _name(tone: CellStyle) -> str:
     return f"${COLORS[tone]}" if tone in COLORS else PLAIN[tone]
-
-
-def _style(tone: CellStyle, variables: Mapping[str, str]) -> Style:
-    if tone in PLAIN:
-        return Style.parse(PLAIN[tone])
-    return Style.from_color(Color.parse(variables[COLORS[tone]]).rich_color)

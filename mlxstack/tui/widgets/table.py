@@ -1,30 +1,26 @@
 """A table that is patched, not rebuilt: only cells that changed are drawn again."""
 
-from typing import Any
+from collections.abc import Iterable
 
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
-from textual.coordinate import Coordinate
+from textual.strip import Strip
 from textual.widgets import DataTable
-from textual.widgets.data_table import ColumnKey, RowKey
+from textual.widgets.data_table import RowKey
 
-from mlxstack.tui.views.table_data import TableColumn, TableData, TableRow, TextCell
-from mlxstack.tui.widgets.styles import text
+from mlxstack.tui.views.table_data import CellStyle, TableColumn, TableData, TableRow
+from mlxstack.tui.widgets.styles import rich_style
 
 
 class PatchedTable(DataTable[Text]):
     """Shows sheets; the cursor stays on the thing that it is on, also when all go and come back."""
 
     def __init__(self) -> None:
-        super().__init__(
-            cursor_type="row", zebra_stripes=False, cursor_foreground_priority="renderable"
-        )
+        super().__init__(cursor_type="row", zebra_stripes=False)
         self._sheet = TableData(title=())
         self._last: str | None = None
-
-    def on_mount(self) -> None:
-        """Colours are part of the cells."""
-        self.app.theme_changed_signal.subscribe(self, self._repaint)
 
     @property
     def chosen(self) -> str | None:
@@ -40,7 +36,7 @@ class PatchedTable(DataTable[Text]):
         if sheet.columns != before.columns:
             self.clear(columns=True)
             for i, column in enumerate(sheet.columns):
-                self.add_column(_head(column), width=column.width, key=str(i))
+                self.add_column(Text(column.title), width=column.width, key=str(i))
             self._fill(sheet, place)
         elif [row.key for row in sheet.rows] != [row.key for row in before.rows]:
             self.clear()
@@ -48,36 +44,36 @@ class PatchedTable(DataTable[Text]):
         else:
             for i, (old, new) in enumerate(zip(before.rows, sheet.rows, strict=True)):
                 if old != new:
-                    self._patch(i, old, new)
+                    self._patch(i, new)
 
-    def _render_cell(
-        self,
-        row_index: int,
-        column_index: int,
-        base_style: Style,
-        width: int,
-        cursor: bool = False,
-        hover: bool = False,
-    ) -> Any:
-        """Draw a cell unless one of this content is known.
+    def render_line(self, y: int) -> Strip:
+        """Draw a row or the heads of the columns; Textual wraps and measures every cell anew."""
+        row = y - 1 + self.scroll_offset.y if y else -1
+        if row >= len(self._sheet.rows):
+            return Strip.blank(self.size.width, self.visual_style.rich_style)
+        is_cursor, is_hovered = row == self.cursor_row, row == self.hover_row
+        flags = (row < 0, False, False, is_hovered, is_cursor, True, self._show_hover_cursor)
+        base = self._get_row_style(row, self.visual_style.rich_style)
+        base += self._get_styles_to_render_cell(*flags, False, False)[0]
+        variables, parts = self.app.theme_variables, []
+        for i, (told, tone, column) in enumerate(self._cells(row)):
+            style = base + Style.from_meta({"row": row, "column": i})
+            gap = Segment(" " * self.cell_padding, style)
+            parts += [gap, Segment(_fitted(told, column), style + rich_style(tone, variables)), gap]
+        rest = base + Style.from_meta({"row": row, "column": 0, "out_of_bounds": True})
+        return Strip(parts).adjust_cell_length(self.size.width, rest).simplify()
 
-        Textual's own cache forgets all cells of a table when one is updated.
-        """
-        is_head = row_index < 0
-        cell = (
-            self.ordered_columns[column_index].label
-            if is_head
-            else self.get_cell_at(Coordinate(row_index, column_index))
-        )
-        content = (cell.plain, tuple(cell.spans), cell.style, cell.justify)
-        place = (row_index, column_index, base_style, width, cursor, hover)
-        known: Any = self._cell_render_cache
-        key = (content, place, self._show_hover_cursor, self._pseudo_class_state)
-        if key not in known:
-            known[key] = super()._render_cell(
-                row_index, column_index, base_style, width, cursor, hover
-            )
-        return known[key]
+    def _cells(self, row: int) -> Iterable[tuple[str, CellStyle, TableColumn]]:
+        columns = self._sheet.columns
+        if row < 0:
+            return [(column.title, CellStyle.PLAIN, column) for column in columns]
+        cells = self._sheet.rows[row].cells
+        return [(cell.text, cell.tone, column) for cell, column in zip(cells, columns, strict=True)]
+
+    def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
+        """Update the size without measuring cells: columns have their widths, rows one line."""
+        del new_rows
+        super()._update_dimensions(())
 
     def _key_at(self, sheet: TableData) -> str | None:
         row = self.cursor_row
@@ -86,33 +82,27 @@ class PatchedTable(DataTable[Text]):
     def _fill(self, sheet: TableData, place: int) -> None:
         """The cursor on what it was on, or on what is at its place now."""
         for row in sheet.rows:
-            self.add_row(*self._texts(row), key=row.key)
+            self.add_row(*_texts(row), key=row.key)
         keys = [row.key for row in sheet.rows]
         if self._last in keys:
             place = keys.index(self._last)
         # Textual clamps it to the number of rows.
         self.move_cursor(row=place, scroll=False)
 
-    def _patch(self, place: int, old: TableRow, new: TableRow) -> None:
-        """Replace the cells that differ; `update_cell` would draw all rows again."""
+    def _patch(self, place: int, new: TableRow) -> None:
+        """Replace the cells of a row; `update_cell` would draw all rows again."""
         cells = self._data[RowKey(new.key)]
-        for i, (before, now) in enumerate(zip(old.cells, new.cells, strict=True)):
-            if before != now:
-                cells[ColumnKey(str(i))] = self._text(i, now)
-        self._update_count += 1
+        cells.update(zip(cells, _texts(new), strict=True))
         self.refresh_row(place)
 
-    def _texts(self, row: TableRow) -> list[Text]:
-        return [self._text(i, cell) for i, cell in enumerate(row.cells)]
 
-    def _text(self, column: int, cell: TextCell) -> Text:
-        return text(cell, self.app.theme_variables, self._sheet.columns[column].is_right)
-
-    def _repaint(self, _: Any) -> None:
-        for row in self._sheet.rows:
-            for i, cell in enumerate(row.cells):
-                self.update_cell(row.key, str(i), self._text(i, cell))
+def _fitted(told: str, column: TableColumn) -> str:
+    n_free = column.width - cell_len(told)
+    if n_free < 0:
+        return set_cell_size(told, column.width - 1) + "…"
+    return " " * n_free + told if column.is_right else told + " " * n_free
 
 
-def _head(column: TableColumn) -> Text:
-    return Text(column.title, justify="right" if column.is_right else "left", no_wrap=True)
+def _texts(row: TableRow) -> list[Text]:
+    """Values for Textual, in which nothing is markup; `render_line` draws the sheet."""
+    return [Text(cell.text) for cell in row.cells]

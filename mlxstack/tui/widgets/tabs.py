@@ -28,7 +28,7 @@ class Tab(Static):
 
 
 class Nav(Horizontal):
-    """The screens with their keys, and on the right the name of the feed."""
+    """Tabs: screens with their keys, and the name of the feed."""
 
     def __init__(self, current: str, feed: str) -> None:
         super().__init__()

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from rich.cells import cell_len
 from textual import events
+from textual.content import Content
+from textual.geometry import Region
 from textual.reactive import reactive
-from textual.widgets import Static
+from textual.widget import Widget
 
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.table_data import Line
@@ -14,7 +16,7 @@ from mlxstack.tui.widgets.styles import content
 Draw = Callable[[DashboardState, int], tuple[Line, ...]]
 
 
-class TextLines(Static):
+class TextLines(Widget):
     """Text of a view; hidden while it is empty."""
 
     model = reactive(DashboardState(), repaint=False)
@@ -32,15 +34,23 @@ class TextLines(Static):
         """Redraw for the new width."""
         self._redraw()
 
+    def render(self) -> Content:
+        """The lines as they were drawn last."""
+        return content(self._shown or ())
+
     def _redraw(self) -> None:
-        lines = self._draw_lines(self.model, self.app.size.width)
-        if lines != self._shown:
-            n_rows = _n_rows(self._shown or (), self.content_size.width)
-            is_as_high = n_rows is not None and n_rows == _n_rows(lines, self.content_size.width)
-            self._shown = lines
-            self.display = bool(lines)
+        before, lines = self._shown or (), self._draw_lines(self.model, self.app.size.width)
+        if lines == self._shown:
+            return
+        self._shown = lines
+        self.display = bool(lines)
+        width = self.content_size.width
+        if _n_rows(before, width) == _n_rows(lines, width) is not None:
+            pairs = enumerate(zip(before, lines, strict=True))
+            self.refresh(*(Region(0, y, width, 1) for y, (old, new) in pairs if old != new))
+        else:
             # The layout of a screen takes longer than drawing it.
-            self.update(content(lines), layout=not is_as_high)
+            self.refresh(layout=self.styles.height is None or self.styles.height.is_auto)
 
 
 class TileBox(TextLines):

@@ -246,7 +246,7 @@ class ResponseStream(streaming.Renderer):
         self.response = structs.replace(self.response, output=(*self.response.output, item))
 
     def _end(self, ended: GenerationFinished) -> Iterator[ResponsesEvent]:
-        """A complete response has a message or a call: without one, clients loop."""
+        """Close a response, with an empty message if it has no item: clients loop otherwise."""
         is_cut = ended.ending in CUT
         yield from self._close("incomplete" if is_cut else "completed")
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
