@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import forked
+
 ModelOf = Callable[[str], Path]
 
 # A shell that starts us in the background ignores it for us, and for every program that we start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+forked.install()
 
 # What a property test says does not depend on how busy the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,15 +5,33 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.cli import forked
+from tests import forked
 
 WORKER = Path(__file__).parent.parent / "host" / "worker.py"
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
+PATIENCE_S = 180
+
+
+def run(
+    words: Sequence[str], env: Mapping[str, str], folder: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """The end of a command as it is typed."""
+    return subprocess.run(
+        [sys.executable, str(forked.COMMAND), *words],
+        env=env,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
 
 def free_port() -> int:
@@ -41,7 +59,7 @@ class Shell:
         }
 
     def run(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        return forked.run(words, self.env | env, self.folder)
+        return run(words, self.env | env, self.folder)
 
     def up(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
         return self.run("up", str(self.preset), *words, **env)

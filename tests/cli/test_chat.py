@@ -60,6 +60,8 @@ class Terminal:
         return before
 
     def close(self) -> int:
+        """Leave with Ctrl-D, which means nothing before there is a prompt."""
+        self.until("> ")
         os.write(self._ours, b"\x04")
         code = self.process.wait(60)
         os.close(self._ours)

@@ -7,8 +7,7 @@ import pytest
 from typer.main import get_command
 
 from mlxstack.cli.main import ELSEWHERE, app
-from tests.cli.forked import answers
-from tests.cli.terminal import Shell
+from tests.cli.terminal import Shell, run
 
 NO_SERVICE = "no service is running; start one with `mlx-stack up"
 
@@ -92,14 +91,16 @@ def told(
         places[name] = folder / f"{name}.yaml"
         places[name].write_text(f"model: demo\nslots: {slots}\n")
     commands = [typed.format(**places).split() for typed, _, _ in MISTAKES]
-    ends = answers(
-        commands,
-        folder / "home",
-        HOME=str(folder),
-        HF_HOME=str(folder / "hf"),
-        HF_ENDPOINT="http://127.0.0.1:9",
-        MLX_STACK_MEMORY="64GB",
-    )
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "COLUMNS": "200",
+        "HOME": str(folder),
+        "HF_HOME": str(folder / "hf"),
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "MLX_STACK_HOME": str(folder / "home"),
+        "MLX_STACK_MEMORY": "64GB",
+    }
+    ends = [run(words, env) for words in commands]
     return {typed: end for (typed, _, _), end in zip(MISTAKES, ends, strict=True)}
 
 

@@ -14,14 +14,14 @@ from typer.main import get_command
 
 from mlxstack import __version__
 from mlxstack.cli.main import app
-from tests.cli import forked
+from tests.cli import terminal
 
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
 
 
 def run(home: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
     variables = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(home), "COLUMNS": "200"} | env
-    return forked.run(words, variables)
+    return terminal.run(words, variables)
 
 
 def test_version(tmp_path: Path) -> None:

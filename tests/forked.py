@@ -1,0 +1,316 @@
+"""Python programs of the tests, forked from a process that has imported their modules.
+
+A program with an interpreter of its own spends most of its time on imports. After `install`,
+`subprocess.Popen` forks those of this repository: a test process asks a process of this file,
+whose grandchild becomes its child; a forked program forks itself, until it has an engine. On a
+Mac, and where a program is run in another way or with other libraries, Popen starts it as ever.
+"""
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import random
+import resource
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from msgspec import Struct
+
+ROOT = Path(__file__).parents[1]
+COMMAND = Path(sys.prefix, "bin", "mlx-stack")
+MODULES = (
+    "mlxstack.api.server",
+    "mlxstack.bench.dev.in_process.__main__",
+    "mlxstack.bench.dev.registry",
+    "mlxstack.engine.core",
+    "mlxstack.engine.embedding_engine",
+    "mlxstack.gateway.__main__",
+    "mlxstack.host.supervisor",
+    "mlxstack.text.grammar_worker",
+)
+"""Modules beside those of the commands."""
+AT_START = ("GLIBC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
+"""Variables that are read when a process starts; `LATER` are obeyed in a forked one too."""
+LATER = {"PYTHONUNBUFFERED", "PYTHONUTF8", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}
+OF_HUB = ("HF_", "HOME", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_")
+"""Variables that the hub's client reads when it is imported."""
+HUB_USERS = {"huggingface_hub", "mlx_lm", "mlxstack", "transformers"}
+MOST_BYTES = 1 << 20
+N_STREAMS = 3
+PR_SET_CHILD_SUBREAPER = 36
+TITLE = 45, 46
+"""Fields of /proc/PID/stat behind the name: where the command line begins and ends."""
+ROOM = " " * 4000
+"""An argument that gives the command lines of forked programs room."""
+
+Popen = Any
+_exec: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_env = {**os.environ, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+_of_commands: set[str] = set()
+
+
+class Program(Struct):
+    """A module or a file of Python, its words, and its place among processes."""
+
+    words: list[str]
+    cwd: str
+    env: dict[str, str]
+    is_leader: bool
+    group: int
+
+    @property
+    def parts(self) -> tuple[bool, str, list[str]]:
+        """Whether it is a module; its name or path; its words."""
+        rest = self.words[2:] if self.words[1:2] == ["-P"] else self.words[1:]
+        return (True, rest[1], rest[2:]) if rest[0] == "-m" else (False, rest[0], rest[1:])
+
+    @property
+    def can_be_forked(self) -> bool:
+        """Whether it is of this repository, and loads the same libraries."""
+        if self.words[0] != sys.executable or len(self.words) < 3 or differs(self.env, AT_START):
+            return False
+        other = Path(self.cwd, "mlxstack")
+        if self.cwd != str(ROOT) and (other.exists() or not other.parent.is_dir()):
+            return False
+        is_module, name, _ = self.parts
+        if is_module:
+            return name.startswith(("mlxstack.", "tests."))
+        return name == str(COMMAND) or (name.endswith(".py") and name.startswith(str(ROOT)))
+
+    def place(self) -> None:
+        """Take the place among processes."""
+        if self.is_leader:
+            os.setsid()
+        if self.group >= 0:
+            os.setpgid(0, self.group)
+
+    def run(self, streams: Sequence[int]) -> NoReturn:
+        """Be this program until it ends."""
+        code: object = 1
+        try:
+            self._begin(streams)
+            is_module, name, words = self.parts
+            sys.argv = [name, *words]
+            if is_module:
+                main = name, f"{name}.__main__"
+                _forget([one for one in main if not hasattr(sys.modules.get(one), "__path__")])
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(name, run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+            if not isinstance(code, int):
+                sys.stderr.write(f"{code}\n")
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _end(code if isinstance(code, int) else 1)
+
+    def _begin(self, streams: Sequence[int]) -> None:
+        for target, fd in enumerate(streams):
+            if fd not in {-1, target}:
+                os.dup2(fd, target)
+        os.closerange(N_STREAMS, os.sysconf("SC_OPEN_MAX"))
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals() - {signal.SIGINT}:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(self.cwd)
+        if differs(self.env, OF_HUB):
+            later = [name for name in sys.modules if name not in _of_commands]
+            _forget([name for name in later if name.partition(".")[0] in HUB_USERS])
+        os.environ.clear()
+        os.environ.update(self.env)
+        random.seed()
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        sys.stdout.reconfigure(  # type: ignore[union-attr]
+            line_buffering=os.isatty(1) or "PYTHONUNBUFFERED" in self.env
+        )
+        _entitle(self.words)
+
+
+def differs(env: Mapping[str, str], prefixes: tuple[str, ...]) -> bool:
+    """Whether a variable of these prefixes is set, and is another one here."""
+    names = {name for name in env if name.startswith(prefixes)} - LATER
+    return any(env[name] != _env.get(name) for name in names)
+
+
+def install() -> None:
+    """Let Popen ask for forked programs in this process."""
+    if sys.platform == "linux":
+        subprocess.Popen._execute_child = _popen(_ask)  # type: ignore[attr-defined]
+
+
+def _popen(start: Callable[[Program, Sequence[int]], int]) -> Callable[..., None]:
+    def execute_child(  # noqa: PLR0917
+        self: Popen, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Any,
+        cwd: Any, env: Any, startupinfo: Any, creationflags: Any, shell: bool,
+        p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int, errread: int, errwrite: int,
+        restore_signals: bool, gid: Any, gids: Any, uid: Any, umask: int,
+        start_new_session: bool, process_group: int,
+    ) -> None:  # fmt: skip
+        """As in `subprocess`."""
+        rest = preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell
+        pipes = p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
+        last = restore_signals, gid, gids, uid, umask, start_new_session, process_group
+        if not (isinstance(args, list | tuple) and close_fds) or executable or shell or pass_fds:
+            return _exec(self, args, executable, *rest, *pipes, *last)
+        program = Program(
+            [os.fsdecode(word) for word in args],
+            os.fsdecode(cwd) if cwd else str(Path.cwd()),
+            dict(os.environ if env is None else env),
+            start_new_session,
+            process_group,
+        )
+        if not program.can_be_forked or any(one.name == "mlx" for one in threading.enumerate()):
+            return _exec(self, args, executable, *rest, *pipes, *last)
+        self.pid = start(program, (p2cread, c2pwrite, errwrite))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+        return None
+
+    return execute_child
+
+
+_lock = threading.Lock()
+
+
+def _ask(program: Program, streams: Sequence[int]) -> int:
+    """Have a program forked; it is a child of this process, to which its parent leaves it."""
+    libc = ctypes.CDLL(None)
+    with _lock:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        fds = [own if fd == -1 else fd for own, fd in enumerate(streams)]
+        words = program.words, program.cwd, program.env, program.is_leader, program.group
+        socket.send_fds(_server(), [json.dumps(words).encode()], fds)
+        pid = max(int(_server().recv(MOST_BYTES)) for _ in range(2))
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+    return pid
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """The connection to the process that forks, which ends with this one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from tests import forked; forked.serve()", ROOM],
+            env=_env,
+            cwd=ROOT,
+            stdin=theirs,
+        )
+    atexit.register(process.wait, 10)
+    atexit.register(ours.close)
+    return ours
+
+
+def serve() -> None:
+    """Fork programs for the process at the other end of stdin, until it ends."""
+    connection = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    sys.path[0] = str(ROOT)
+    set_limit = resource.setrlimit
+    # The import of mlx-lm would lower the limit of open files.
+    resource.setrlimit = lambda *_: None
+    _preload()
+    resource.setrlimit = set_limit
+    subprocess.Popen._execute_child = _popen(_fork)  # type: ignore[attr-defined]
+    while True:
+        data, streams, _, _ = socket.recv_fds(connection, MOST_BYTES, N_STREAMS)
+        if not data:
+            return
+        middle = os.fork()
+        if not middle:
+            if not os.fork():
+                program = Program(*json.loads(data))
+                program.place()
+                connection.send(str(os.getpid()).encode())
+                program.run(streams)
+            os._exit(0)
+        os.waitpid(middle, 0)
+        connection.send(b"0")
+        for fd in streams:
+            os.close(fd)
+
+
+def _fork(program: Program, streams: Sequence[int]) -> int:
+    """Fork a program from this one."""
+    is_placed, told = os.pipe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = os.fork()
+    if not pid:
+        program.place()
+        program.run(streams)
+    os.close(told)
+    os.read(is_placed, 1)
+    os.close(is_placed)
+    return pid
+
+
+def _preload() -> None:
+    """Import what programs import, and note which of it the commands need."""
+    from mlxstack.cli import commands, main, plan, services
+
+    assert main.app
+    for package in (commands, plan, services):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    _of_commands.update(sys.modules)
+    assert not {"huggingface_hub", "mlx"} & _of_commands
+    for name in MODULES:
+        importlib.import_module(name)
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
+
+
+def _forget(names: Sequence[str]) -> None:
+    """Let these modules be imported again."""
+    for name in names:
+        sys.modules.pop(name, None)
+        package, _, child = name.rpartition(".")
+        if package in sys.modules:
+            vars(sys.modules[package]).pop(child, None)
+
+
+def _entitle(words: Sequence[str]) -> None:
+    """Show these words as the command line of this process."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = (int(fields[n]) for n in TITLE)
+    line = "\0".join(words).encode()[: end - start - 1]
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
+
+
+def _end(code: int) -> NoReturn:
+    """Exit as Python does."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = code or 120
+    os._exit(code)
