@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
+from mlxstack.cli.services.gateway import _with_shares
 from mlxstack.core.preset import AUTO
 from mlxstack.host import modes, presets
 from mlxstack.host.home import Home
@@ -130,11 +131,11 @@ def test_the_members_of_the_coding_mode_can_all_be_full_on_one_mac(tmp_path: Pat
     found = of_many([(preset, files_of(preset)) for preset in members])
     sums = [need(one.load()) for one in found]
     memory = smallest_mac(sum(one.total for one in sums))
+    shares = _with_shares(list(zip(members, found, strict=True)), memory.usable, memory)
     taken = 0.0
-    for preset, one in zip(members, sums, strict=True):
+    for (preset, n_bytes), one in zip(shares, sums, strict=True):
         share = preset.prefix_cache.memory_budget_pct
         assert share != AUTO, "the first member would take what the others need"
-        budget = memory.total * share / 100
-        assert one.kv_full + one.kv_state <= budget
-        taken += one.total - one.kv_full - one.kv_state + budget
+        assert one.kv_full + one.kv_state <= memory.total * share / 100
+        taken += n_bytes
     assert taken <= memory.usable
