@@ -17,9 +17,11 @@ FAST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2 $(if $(BL
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, name, ":"); printf "  make %-8s %s\n", name[1], $$2}'
 
+# pip compiles with one process, and thousands of models of transformers that are never imported.
 $(VENV)/installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
+	@$(BIN)/python -m compileall -q -j 0 -x 'transformers/models/[b-z]' $(VENV)/lib || true
 	@touch $@
 
 $(VENV)/ready: $(VENV)/installed
