@@ -449,7 +449,7 @@ class Preset(Strict, frozen=True):
             description="`auto` drafts tokens that the grammar forces or that were seen "
             "before, where it pays; the output is the same. `off` does not."
         ),
-    ] = Speculation.AUTO
+    ] = Speculation.OFF
     prefill: PrefillSpec = field(default_factory=PrefillSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)

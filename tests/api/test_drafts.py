@@ -34,44 +34,44 @@ WANTED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def without(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a service that does not draft."""
-    preset = tiny_preset(model_folder, speculation=Speculation.OFF)
-    with running(preset, tmp_path_factory.mktemp("without")) as found:
+def drafting(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service that drafts."""
+    preset = tiny_preset(model_folder, speculation=Speculation.AUTO)
+    with running(preset, tmp_path_factory.mktemp("drafting")) as found:
         yield found.url
 
 
 @pytest.fixture
-def off(without: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=without, timeout=60) as client:
+def auto(drafting: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=drafting, timeout=60) as client:
         yield client
 
 
-def test_accepted_and_rejected_tokens_are_told(http: httpx.Client) -> None:
-    before = drafted(http)
-    answer = chat(http, **WANTED)
+def test_accepted_and_rejected_tokens_are_told(auto: httpx.Client) -> None:
+    before = drafted(auto)
+    answer = chat(auto, **WANTED)
     details = answer["usage"]["completion_tokens_details"]
     n_accepted = details["accepted_prediction_tokens"]
     n_drafted = n_accepted + details["rejected_prediction_tokens"]
     assert 0 < n_accepted < answer["usage"]["completion_tokens"]
     timings = answer["timings"]
     assert (timings["draft_n"], timings["draft_n_accepted"]) == (n_drafted, n_accepted)
-    after = drafted(http)
+    after = drafted(auto)
     assert after[0] - before[0] == n_drafted
     assert after[1] - before[1] == n_accepted
     assert 0 < after[2] - before[2] <= n_drafted
 
 
-def test_a_stream_tells_them_at_its_end(http: httpx.Client) -> None:
+def test_a_stream_tells_them_at_its_end(auto: httpx.Client) -> None:
     body = chat_body("tell me", **WANTED, stream_options={"include_usage": True})
-    last = chunks(http, "/v1/chat/completions", body)[-1]
+    last = chunks(auto, "/v1/chat/completions", body)[-1]
     assert last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
     assert last["timings"]["draft_n_accepted"] > 0
 
 
-def test_off_drafts_nothing_and_says_the_same(http: httpx.Client, off: httpx.Client) -> None:
-    answers = [chat(client, **WANTED, temperature=1, seed=4) for client in (http, off)]
-    assert drafted(off) == (0, 0, 0)
+def test_off_drafts_nothing_and_says_the_same(auto: httpx.Client, http: httpx.Client) -> None:
+    answers = [chat(client, **WANTED, temperature=1, seed=4) for client in (auto, http)]
+    assert drafted(http) == (0, 0, 0)
     texts = [answer["choices"][0]["message"]["content"] for answer in answers]
     assert texts[0] == texts[1]
     assert "draft_n" in answers[0]["timings"]
@@ -119,22 +119,22 @@ def test_a_predicted_answer_is_drafted_and_a_wrong_one_changes_nothing(demo: htt
         assert refusal.json()["error"]["param"] == param
 
 
-def test_agents_requests_and_slots_tell_how_drafts_fared(http: httpx.Client) -> None:
-    answer = chat(http, **WANTED, agent="counted")
+def test_agents_requests_and_slots_tell_how_drafts_fared(auto: httpx.Client) -> None:
+    answer = chat(auto, **WANTED, agent="counted")
     told = answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"]
     assert told[0] > 0
-    agent = http.get("/v1/agents/counted").json()
+    agent = auto.get("/v1/agents/counted").json()
     assert (agent["n_drafted"], agent["n_accepted"]) == told
-    slots = http.get("/slots").json()
+    slots = auto.get("/slots").json()
     assert all(slot["speculative"] for slot in slots)
     (slot,) = (one for one in slots if one["agent"] == "counted")
     assert (slot["draft_n"], slot["draft_n_accepted"]) == told
 
 
 def test_a_draft_model_is_named_and_its_tokens_are_counted(
-    model_folder: Path, tmp_path: Path, off: httpx.Client
+    model_folder: Path, tmp_path: Path, http: httpx.Client
 ) -> None:
-    preset = tiny_preset(model_folder)
+    preset = tiny_preset(model_folder, speculation=Speculation.AUTO)
     preset = replace(preset, model=replace(preset.model, draft=str(model_folder)))
     with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as client:
         found.service.engine._turns.batch.costs = UNMEASURED  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ def test_a_draft_model_is_named_and_its_tokens_are_counted(
         assert props["draft_model"] == str(model_folder)
         remarks = msgspec.convert(props, PropsResponse).remarks
         assert f"drafting with {model_folder}" in remarks
-        said = [chat(each, text="tell me", max_tokens=60, seed=3) for each in (client, off)]
+        said = [chat(each, text="tell me", max_tokens=60, seed=3) for each in (client, http)]
         numbers = metrics(client)
     texts = [answer["choices"][0]["message"]["content"] for answer in said]
     assert texts[0] == texts[1]
@@ -150,7 +150,7 @@ def test_a_draft_model_is_named_and_its_tokens_are_counted(
     told = [numbers[f"mlxstack_draft_model_{name}_total"] for name in names]
     assert 0 < told[1] <= told[0]
     assert said[0]["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] >= told[1]
-    assert off.get("/props").json()["draft_model"] is None
+    assert http.get("/props").json()["draft_model"] is None
 
 
 def metrics(http: httpx.Client) -> dict[str, float]:

@@ -377,7 +377,7 @@ def test_a_path_means_the_folder_of_who_says_it(wanted: str, found: str) -> None
 def test_a_draft_model_is_a_folder_beside_the_preset_a_hub_id_or_the_demo(
     tmp_path: Path, home: Home
 ) -> None:
-    text = "model: {id: demo, draft: DRAFT}\n"
+    text = "model: {id: demo, draft: DRAFT}\nspeculation: auto\n"
     for draft, found in (("./small", str(tmp_path / "small")), ("a/b", "a/b"), ("demo", "demo")):
         path = written(tmp_path, text.replace("DRAFT", draft))
         assert presets.load(path, home).preset.model.draft == found

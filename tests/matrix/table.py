@@ -24,7 +24,7 @@ more than the planner knows: sampling of the model's card, and switches of its t
 
 ## Draft models
 
-`mlx-stack up MODEL --draft SMALL` (in a preset `model.draft`) loads a small
+`mlx-stack up MODEL --draft SMALL` (in a preset `model.draft` and `speculation: auto`) loads a small
 model of the same vocabulary that drafts tokens; the output stays the same. Published siblings, as
 suggestions that were not measured here; the vocabulary is compared at load:
 
