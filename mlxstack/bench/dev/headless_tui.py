@@ -25,6 +25,12 @@ N_FIRST = 5
 """Frames before it is measured: its start and its first drawing are over."""
 
 
+def cpu_s(process: psutil.Process) -> float:
+    """Seconds of CPU that a process took so far, its own and the kernel's for it."""
+    taken = process.cpu_times()
+    return float(taken.user + taken.system)
+
+
 class Spectator:
     """The process of one dashboard and its recording."""
 
@@ -33,9 +39,8 @@ class Spectator:
         self._recording = recording
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that it took so far, its own and the kernel's for it."""
-        taken = self._process.cpu_times()
-        return float(taken.user + taken.system)
+        """Seconds of CPU that it took so far."""
+        return cpu_s(self._process)
 
     def n_frames(self) -> int:
         """Frames that it was sent so far."""
