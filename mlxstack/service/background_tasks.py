@@ -44,7 +44,7 @@ async def run_tasks(
 
 
 async def summarise(service: Service, interval_s: float) -> None:
-    """Log one line of numbers every `interval_s` seconds, without any text of requests."""
+    """Log a line of statistics every `interval_s` seconds, without request text."""
     await asyncio.sleep(interval_s)
     await _every(interval_s, "the summary", lambda: _tell(service))
 
@@ -92,7 +92,7 @@ async def watch_memory(
 
 
 async def watch_disk(service: Service, interval_s: float) -> None:
-    """Delete KV that is too old or too much; other processes write there too."""
+    """Delete KV beyond the disk bounds, of other processes too."""
     await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
 
 

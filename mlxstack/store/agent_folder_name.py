@@ -1,4 +1,4 @@
-"""Agent ids as folder names: readable, reversible, and distinct where "A" and "a" are one file.
+"""Agent ids as folder names: readable, reversible, distinct without case.
 
 ":" becomes "=", a leading "." becomes "+", and capitals become small letters, followed by "~"
 and their positions as bits in hexadecimal: "Bob:1" is "bob=1~1".

@@ -56,7 +56,7 @@ class HistoryFile(Struct, frozen=True):
 
 
 class ManifestFile(Struct, frozen=True):
-    """One manifest.json; `n_bytes` of its own, `used_at` Unix seconds of the last use."""
+    """One manifest.json; `n_bytes` of its own, `used_at` in Unix seconds."""
 
     agent: str
     model: str
@@ -84,7 +84,7 @@ class AgentFolders:
         return tuple(sorted(agent for agent in names if agent is not None))
 
     def has(self, agent: str) -> bool:
-        """Whether there is a history of this agent, sound or not. Raises Unreadable."""
+        """Whether this agent has a history, sound or not. Raises Unreadable."""
         try:
             self._history(agent).lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -150,7 +150,7 @@ class AgentFolders:
         )
 
     def remove(self, agent: str) -> None:
-        """Forget an agent at once: its history and its manifests. Raises NotFound or StackError."""
+        """Delete an agent's history and manifests. Raises NotFound or StackError."""
         try:
             remove_synced(self._folder(agent), self._disk)
         except FileNotFoundError:

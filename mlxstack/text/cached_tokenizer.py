@@ -26,7 +26,7 @@ PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
 
 
 class Encoded(Struct, frozen=True):
-    """A text as tokens. Piece i begins at character `chars[i]` and token `places[i]`."""
+    """Text as tokens; piece i starts at `chars[i]` and `places[i]`."""
 
     text: str
     tokens: tuple[int, ...]
@@ -34,7 +34,7 @@ class Encoded(Struct, frozen=True):
     places: tuple[int, ...]
 
     def piece_from(self, char: int) -> int:
-        """Index of the first piece that begins at `char` or later; their number if none does."""
+        """Index of the first piece from `char` on, or their number."""
         return bisect_left(self.chars, char)
 
     def piece_at(self, char: int) -> int:
@@ -43,7 +43,7 @@ class Encoded(Struct, frozen=True):
 
 
 class Splice(Struct, frozen=True):
-    """Tokens that stand for the characters from `start` to `end` of a text."""
+    """Tokens for the characters from `start` to `end` of a text."""
 
     start: int
     end: int
@@ -51,7 +51,7 @@ class Splice(Struct, frozen=True):
 
 
 class TokenCache:
-    """The tokens of the pieces used last, at most `max_tokens` in all. Callable by any thread."""
+    """LRU cache of tokenized pieces, up to `max_tokens`. Thread-safe."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max = max_tokens
@@ -85,7 +85,7 @@ def _weight(tokens: "array[int]") -> int:
 
 
 class CachedTokenizer:
-    """Encodes the texts of one tokenizer, a mlx-lm TokenizerWrapper. Callable by any thread.
+    """Encodes texts of one tokenizer, a mlx-lm TokenizerWrapper. Thread-safe.
 
     `prefix` and `suffix` are what the tokenizer puts around a plain text (BOS, EOS).
     `n_scratch` counts the characters that were not known yet, roughly when threads meet.
@@ -109,7 +109,7 @@ class CachedTokenizer:
         self.prefix, self.suffix = self._find_frame()
 
     def encode(self, text: str, splices: Sequence[Splice] = ()) -> Encoded:
-        """Tokens of a rendered text. A text with guard marks is cut there, the marks vanish.
+        """Tokens of a rendered text, cut at guard marks, which vanish.
 
         `splices` are ascending and do not overlap. One that would change the tokens outside of
         it is left out.
@@ -129,7 +129,7 @@ class CachedTokenizer:
         return Encoded(text, tuple(tokens), tuple(chars), tuple(places))
 
     def at_least(self, texts: Iterable[str], enough: int) -> int:
-        """A lower bound of the tokens of `texts`, counted only until it is above `enough`."""
+        """Lower bound of the tokens of `texts`, counted until above `enough`."""
         n_tokens = 0
         for text in texts:
             for start in range(0, len(text), COUNTED_CHARS):
@@ -167,7 +167,7 @@ class CachedTokenizer:
         return first + len(left) if (*left, *right) == whole else None
 
     def _kept(self, text: str, cuts: Sequence[int], splices: Sequence[Splice]) -> Sequence[Splice]:
-        """The splices at whose edges the text can be cut without changing its tokens."""
+        """Splices at whose edges a cut leaves the tokens unchanged."""
         bad = set()
         edges: dict[int, list[int]] = {}
         for edge in {edge for splice in splices for edge in (splice.start, splice.end)}:
@@ -203,7 +203,7 @@ class CachedTokenizer:
         return list(pairwise([*starts, len(text)]))
 
     def _segment(self, text: str, cuts: Sequence[int], start: int, end: int) -> "array[int]":
-        """A part of a text that begins at a cut, or continues the piece before it."""
+        """Part of a text after a cut, or continuing its predecessor."""
         is_cut = cuts[bisect_right(cuts, start) - 1] == start
         return self._piece(text[start:end] if is_cut else ESCAPE_CHAR + text[start:end])
 
@@ -234,7 +234,7 @@ class CachedTokenizer:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _find_backend(self) -> Any:
-        """The Rust tokenizer, which threads may share, where it alone decides the tokens."""
+        """Thread-safe Rust tokenizer, where it alone decides the tokens."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         whole = list(self._tokenizer.encode(PROBE * 2, add_special_tokens=False))
         if backend is None or backend.encode(PROBE * 2, add_special_tokens=False).ids != whole:
@@ -247,7 +247,7 @@ class CachedTokenizer:
         return list(self.encode(probe).tokens) == self._scratch(probe)
 
     def _find_opening(self) -> tuple[str, int]:
-        """Prefix for the continuation of a text, so that it is not tokenized as a beginning.
+        """Prefix so that a continuation is not tokenized as a beginning.
 
         Some tokenizers put a space before the first word. After a special token they do not.
         """

@@ -38,10 +38,10 @@ from mlxstack.text.tool_call_replay import NAMELESS, Scope
 PROBE_CHAR = Message(Role.USER, "\ufdd1")
 PROBE_CALL = Message(Role.ASSISTANT, tool_calls=(ToolCall("call00000", "\ufdd1", {}),))
 STANDARD_SWITCH = "enable_thinking"
-"""Variable of most templates; a template that reads it lets the model think by default."""
+"""Template variable for thinking, which most templates enable by default."""
 N_BEFORE = 8
 UNKNOWN = "sxunknown0"
-"""Stands for unknown words: ASCII letters, which templates write as they are, also in JSON."""
+"""Placeholder of unknown text in ASCII letters, unescaped in JSON."""
 MAX_TAILS = 64
 MAX_VARIABLES = 65_536
 CHARS_PER_TOKEN = 8
@@ -72,7 +72,7 @@ class Prompt(Struct, frozen=True):
 
 
 class EncodedConversation(Struct, frozen=True):
-    """A conversation, its thoughts put back, as tokens; the messages end at character `end`."""
+    """Conversation with its thoughts as tokens; messages end at `end`."""
 
     conversation: Conversation
     inputs: TemplateInputs
@@ -82,14 +82,14 @@ class EncodedConversation(Struct, frozen=True):
 
 
 class TokenizeOptions(Struct, frozen=True):
-    """`add_special` puts BOS and EOS around; `parse_special` reads special tokens in the text."""
+    """Special tokens: `add_special` adds BOS and EOS, `parse_special` reads them."""
 
     add_special: bool = False
     parse_special: bool = True
 
 
 class PromptMaker:
-    """Makes prompts for one model, from its mlx-lm TokenizerWrapper. Callable by any thread.
+    """Makes prompts of one model from its mlx-lm TokenizerWrapper. Thread-safe.
 
     `thinking_default` None lets a model think if it can. `template_kwargs` are the preset's
     variables of the chat template; those of a conversation win. Texts that are surely longer than
@@ -125,7 +125,7 @@ class PromptMaker:
         self.pieces = TokenBytes(tokenizer)
 
     def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
-        """The prompt of a conversation. Raises BadRequest in the words of the template, TooLong.
+        """Prompt of a conversation. Raises BadRequest with the template's message, TooLong.
 
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
@@ -144,7 +144,7 @@ class PromptMaker:
     def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
     ) -> Prompt:
-        """The beginning of the next prompt, once `answer` was given: all but unknown words.
+        """Known beginning of the next prompt after `answer`.
 
         The tokens are the same whatever the client says next. Raises as `make` does.
         """
@@ -211,7 +211,7 @@ class PromptMaker:
         marked: str,
         known: Mapping[int, AnswerEntry],
     ) -> list[Splice]:
-        """The remembered answers, and the remembered calls of all other turns, in order."""
+        """Remembered answers, and calls of all other turns, in order."""
         answers = self._answer_splicer.splices(conversation, known, inputs, marked)
         n_called = sum(bool(message.tool_calls) for message in conversation.messages)
         if len(answers) >= n_called:
@@ -231,7 +231,7 @@ class PromptMaker:
         encoded: Encoded,
         end: int | None,
     ) -> AnswerAnchor | None:
-        """The place where the answer begins; None if the prompt leaves no answer open."""
+        """Position of the answer; None if the prompt opens none."""
         if not inputs.add_generation_prompt or inputs.continue_final:
             return None
         if end is None:
@@ -252,7 +252,10 @@ class PromptMaker:
     def _kept_length(
         self, conversation: Conversation, closed: TemplateInputs, encoded: Encoded
     ) -> int:
-        """The length of the prompt that stays when a call follows; some end results otherwise."""
+        """Prompt length that stays if a call follows.
+
+        Some templates end results otherwise.
+        """
         answered = (*conversation.messages, PROBE_CALL)
         try:
             end = common_length(encoded.text, self._written(answered, closed))
@@ -262,7 +265,7 @@ class PromptMaker:
         return encoded.chars[encoded.piece_at(end)] if is_cut else end
 
     def plain(self, text: str) -> Prompt:
-        """The prompt of a text to be continued; special tokens in it count as such."""
+        """Prompt of a raw text, with its special tokens."""
         self._refuse_too_long([text])
         tokens = self._encoder.encode(text).tokens
         prefix = self._encoder.prefix
@@ -275,7 +278,7 @@ class PromptMaker:
         return Prompt(tokens=tuple(tokens), before=tuple(tokens[-N_BEFORE:]))
 
     def joined(self, parts: Sequence[int | str]) -> tuple[int, ...]:
-        """The tokens of token ids and texts in a row; a text at the beginning gets its prefix."""
+        """Tokens of ids and texts in a row, with an initial prefix."""
         tokens: list[int] = []
         for at, part in enumerate(parts):
             if isinstance(part, int):
@@ -300,7 +303,7 @@ class PromptMaker:
         return text
 
     def piece(self, token: int) -> str | list[int]:
-        """Text of one token, or its bytes if they are not complete UTF-8."""
+        """Text of a token, or its bytes if incomplete UTF-8."""
         data = self.pieces.of(token)
         try:
             return data.decode()
@@ -308,7 +311,7 @@ class PromptMaker:
             return list(data)
 
     def _refuse_too_long(self, texts: Sequence[str]) -> None:
-        """Raise TooLong if `texts` are so long that counting a part of their tokens shows it.
+        """Raise TooLong if a lower bound of `texts` already exceeds it.
 
         Usual texts have 3 to 5 characters per token, so those that may fit are not counted.
         """
@@ -336,7 +339,7 @@ class PromptMaker:
         )
 
     def _template_variables(self, conversation: Conversation) -> dict[str, Any]:
-        """The variables of the template: of its switches, the preset, and the request."""
+        """Template variables of its switches, the preset, and the request."""
         switches = self.template.switches
         asked = dict(conversation.template)
         effort = asked.get("reasoning_effort")
@@ -362,7 +365,7 @@ class PromptMaker:
         return next((wish for wish in wishes if wish is not None), True) is not False
 
     def _messages_end(self, marked: str, inputs: TemplateInputs) -> int | None:
-        """The character where the messages end and the opening of the answer begins."""
+        """Character between the messages and the opening of the answer."""
         if not inputs.add_generation_prompt or inputs.continue_final:
             return None
         tail = self._tail(inputs)
@@ -417,12 +420,15 @@ class PromptMaker:
 
 
 def _heard(conversation: Conversation) -> list[str]:
-    """Texts that every template writes, though it may strip them; some drop what was said."""
+    """Texts that every template writes, though possibly stripped.
+
+    Some templates drop the texts of the assistant.
+    """
     return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
 
 
 def _with_thoughts(conversation: Conversation, known: Mapping[int, AnswerEntry]) -> Conversation:
-    """The conversation with the thoughts that a client left out of the answers it sends back."""
+    """Conversation with the thoughts that clients left out of answers."""
     left_out = {
         at: entry.reasoning
         for at, entry in known.items()

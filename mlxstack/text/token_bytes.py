@@ -18,7 +18,7 @@ def _byte_of() -> dict[str, int]:
 
 
 class TokenBytes:
-    """The bytes of the tokens of a mlx-lm TokenizerWrapper. Callable by any thread."""
+    """Bytes of the tokens of a mlx-lm TokenizerWrapper. Thread-safe."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -28,7 +28,7 @@ class TokenBytes:
         self._is_byte_level = isinstance(getattr(backend, "decoder", None), ByteLevel)
 
     def of(self, token: int) -> bytes:
-        """The bytes of `token` in a text; b"" if there is no such token."""
+        """Bytes of `token` in a text; b"" if unknown."""
         piece: str | None = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:
             return b""

@@ -1,4 +1,4 @@
-"""`bench dev cache`: how fast an agent comes back, from where, and what keeping it costs."""
+"""`bench dev cache`: return time of agents, and cost of saves."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ RESTORING = (
 
 
 async def run(stage: Sandbox, plan: CachePlan) -> Results:
-    """All scenes, each with a service of its own, and their in-process floors."""
+    """Run all scenes, with own services, and in-process floors."""
     came = await returns(stage, plan)
     teams = await team_starts(stage, plan)
     saved = await saves(stage, plan)

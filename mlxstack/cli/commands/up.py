@@ -128,7 +128,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 def _up_one(
     wanted: "LaunchRequest", loaded: "LoadedPreset", foreground: bool, if_needed: bool, json: bool
 ) -> "ServiceState | None":
-    """Start a service; returns the one that runs already, where that is enough."""
+    """Start a service, or return the sufficient running one."""
     import asyncio
 
     from mlxstack.cli.services import launch
@@ -255,7 +255,7 @@ def restart(
 
 
 def _owner(name: str, home: "Home") -> "ServiceState | None":
-    """Whose the name is; who is about to leave is waited for, and what the dead left is cleared."""
+    """Owner of the name, after departures and cleaning of dead ones."""
     from mlxstack.host import services
     from mlxstack.host.process import wait_gone
     from mlxstack.host.service_state import Phase, owner

@@ -1,4 +1,4 @@
-"""Locks that put turns of an agent, and changes of its history, in order."""
+"""Agent locks: order turns and history edits."""
 
 import asyncio
 import logging
@@ -18,11 +18,11 @@ Acquire = Callable[[AgentLockFiles, str], AgentLock | None]
 POLL_S = 0.05
 """Seconds between two looks at a lock that another service holds."""
 WRITE_S = 30.0
-"""Seconds that a writer of a history waits for another one, which writes for milliseconds."""
+"""Seconds to wait for another writer of a history."""
 
 
 class AgentLocks:
-    """Locks on agents: in this process, and between the services of a home.
+    """Locks on agents, in this process and across services of a home.
 
     It belongs to the event loop. A turn appends to the stored history and waits for its
     predecessors; a request brings its own history and waits only for edits; an edit changes the
@@ -39,7 +39,7 @@ class AgentLocks:
         self._changed = asyncio.Event()
 
     def is_busy(self, agent: str) -> bool:
-        """True while a turn or a request of this agent is under way, or waits."""
+        """True while a turn or request of the agent runs or waits."""
         return agent in self._n_turns or agent in self._n_asked
 
     @contextmanager
@@ -55,7 +55,10 @@ class AgentLocks:
             yield
 
     async def enter(self, agent: str) -> asyncio.Lock:
-        """Wait in order of arrival until the agent is idle; the lock ends the turn."""
+        """Wait in arrival order until the agent is idle; begin a turn.
+
+        The lock that is returned ends it.
+        """
         lock = self._locks.setdefault(agent, asyncio.Lock())
         await lock.acquire()
         try:
@@ -73,7 +76,7 @@ class AgentLocks:
 
     @asynccontextmanager
     async def acting(self, agent: str) -> AsyncIterator[None]:
-        """Edit while the agent is idle, one edit after the other. Raises Conflict when busy."""
+        """Edit the history of an idle agent. Raises Conflict when busy."""
         if self.is_busy(agent):
             raise _busy(agent)
         async with self._locks.setdefault(agent, asyncio.Lock()):
@@ -91,7 +94,7 @@ class AgentLocks:
         return await self._wait(agent, AgentLockFiles.turn)
 
     async def lock_turn_now(self, agent: str) -> AgentLock:
-        """Lock of a turn or an edit. Raises Conflict when another service holds it."""
+        """Lock of a turn or an edit. Raises Conflict when held elsewhere."""
         held = await self._acquire(agent, AgentLockFiles.turn)
         if held is None:
             raise Conflict(
@@ -101,12 +104,12 @@ class AgentLocks:
         return held
 
     async def lock_request(self, agent: str) -> AgentLock:
-        """Shared lock of a request with its own history; it waits for no turn."""
+        """Shared lock of a request with its own history, without waiting."""
         return await self._acquire(agent, AgentLockFiles.request) or AgentLock()
 
     @asynccontextmanager
     async def writing(self, agent: str) -> AsyncIterator[None]:
-        """Lock out other writers of a history, here and in other services of the home.
+        """Exclude other writers of a history, in all services of the home.
 
         Raises Conflict when another process holds its lock for longer than a write can take.
         """
@@ -128,7 +131,7 @@ class AgentLocks:
             await asyncio.sleep(POLL_S)
 
     async def _acquire(self, agent: str, acquire: Acquire) -> AgentLock | None:
-        """Acquire a lock; a disk that refuses costs a log line, not the request."""
+        """Acquire a lock; a disk error is logged and does not raise."""
         files = self._agent_store.locks
         if files is None:
             return AgentLock()

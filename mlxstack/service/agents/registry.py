@@ -1,4 +1,4 @@
-"""Records of all agents of a service: requests, tokens, time saved, last turns."""
+"""Agent registry: requests, tokens, time saved and last turns of every agent."""
 
 import logging
 import time
@@ -105,7 +105,7 @@ class AgentRegistry:
         return self._names.find(user_turn_digests(conversation, salt), hint)
 
     def entitle(self, name: str, conversation: Conversation, hint: str | None) -> None:
-        """Describe an agent by its first request; the least recently described go first."""
+        """Record the title of an agent; least recently used ones go."""
         if name not in self._titles:
             self._titles[name] = agent_title(conversation, hint)
         self._titles.move_to_end(name)
@@ -134,7 +134,7 @@ class AgentRegistry:
         self._records.pop(name, None)
 
     def note(self, view: RequestView, at: float, *, is_explicit: bool) -> None:
-        """Add a finished request to its agent; one that never had a slot is no turn."""
+        """Add a finished request to its agent, if it had a slot."""
         if view.agent is None or view.slot is None:
             return
         self.record(view.agent, is_explicit=is_explicit).count(view, at)
@@ -231,7 +231,7 @@ def _view(
 def _states(
     slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
 ) -> tuple[AgentKVView, ...]:
-    """State of the served model first, then those of other models on disk."""
+    """KV of the served model first, then of other models on disk."""
     states = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
     if slot is not None:
         states[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
@@ -256,7 +256,7 @@ class AgentFacts(Struct, frozen=True):
 
 
 def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> None:
-    """Restore all records at startup; a damaged history is logged, its agent known."""
+    """Restore all records at startup; a damaged history is only logged."""
     agent_store.survey()
     for agent in agent_store.agents():
         record = agent_registry.record(agent, is_explicit=True)

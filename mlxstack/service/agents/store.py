@@ -18,7 +18,7 @@ from mlxstack.store.agent_locks import AgentLockFiles
 log = logging.getLogger("mlxstack.agents")
 
 MOST_GONE = 1000
-"""Most names of deleted agents, more than writes that can still be pending."""
+"""Maximum names of deleted agents, above the number of pending writes."""
 
 
 class StoredKV(Struct, frozen=True):
@@ -47,12 +47,12 @@ class AgentStore:
         self._stored: dict[str, dict[str, StoredKV]] = {}
 
     def serve(self, model: str, *, is_writing: bool) -> None:
-        """Set the name of the served model, and whether its agents are written."""
+        """Set the served model's name, and whether agents are written."""
         self._model, self._is_writing = model, is_writing and self._folders is not None
 
     @property
     def locks(self) -> AgentLockFiles | None:
-        """Lock files of the agents; a history that only this process knows needs none."""
+        """Lock files of the agents; histories in memory alone need none."""
         return self._locks if self._is_writing else None
 
     def agents(self) -> tuple[str, ...]:
@@ -83,11 +83,11 @@ class AgentStore:
         self._gone.pop(agent, None)
 
     def reserve(self, agent: str, history: History) -> None:
-        """Keep in memory a history that the disk refused, until a later write."""
+        """Keep a history in memory that the disk refused, until written."""
         self._loose[agent] = history
 
     def remove(self, agent: str) -> None:
-        """Delete the history and the manifests of its KV. Raises NotFound or StackError."""
+        """Delete history and KV manifests. Raises NotFound or StackError."""
         is_loose = self._loose.pop(agent, None) is not None
         with self._keeping:
             self._gone[agent] = None
@@ -113,7 +113,7 @@ class AgentStore:
                 self._note(agent, named)
 
     def manifest(self, agent: str, identity: str) -> Manifest | None:
-        """Saved context of an agent for one model; None if there is none that can be read."""
+        """Saved context of an agent for one model; None if unreadable."""
         if self._folders is not None:
             with suppress(NotFound, Damaged):
                 return self._folders.read_manifest(agent, identity)
@@ -128,7 +128,7 @@ class AgentStore:
         return frozenset(self._stored.get(agent, ()))
 
     def survey(self) -> None:
-        """Read the manifests of earlier runs; a damaged one is logged and ignored."""
+        """Read the manifests of earlier runs; damaged ones are logged and ignored."""
         if self._folders is None:
             return
         try:

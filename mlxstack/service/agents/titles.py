@@ -1,4 +1,4 @@
-"""Titles of agents: client and working directory, as far as their prompts say them."""
+"""Titles of agents: client and working directory from their prompts."""
 
 import re
 from pathlib import PurePosixPath, PureWindowsPath
@@ -41,7 +41,7 @@ class AgentTitle(Struct, frozen=True):
 
 
 def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
-    """Name an agent by client and folder, else by the first words of its user."""
+    """Name an agent by client and folder, else by its first words."""
     messages = conversation.messages
     system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MOST_SCANNED]
     user = next((m.text for m in messages if m.role is Role.USER), "")[:MOST_SCANNED]
