@@ -254,7 +254,7 @@ class Verifier:
             self.identity(f"batch, row {i + 1} of {len(ids)}", tokens, one, 0)
 
     def hits(self) -> None:
-        """The same prompt again, its next turn, a fork, a parked context."""
+        """Repeat of a prompt, next turn, fork, parked context."""
         first = self.prompt()
         said = self.ask(first, slot=0)
         self.identity(

@@ -69,7 +69,7 @@ class WebDashboard(Server):
         note(f"dashboard at {self.public_url}/ for browsers on this computer; Ctrl-C ends it")
 
     async def handle_index(self, request: web.Request) -> web.Response:
-        """Return the page; its address is the one that the browser knows."""
+        """Return the page, for the address in the browser."""
         page = PAGE.replace("{host}", escape(request.host)).replace("{focus}", FOCUS)
         return web.Response(text=page, content_type="text/html")
 

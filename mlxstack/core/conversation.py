@@ -59,5 +59,5 @@ class Conversation(Struct, frozen=True):
 
     @property
     def is_first_turn(self) -> bool:
-        """Whether the model has said nothing yet."""
+        """Whether there is no assistant message yet."""
         return all(message.role is not Role.ASSISTANT for message in self.messages)

@@ -102,7 +102,7 @@ class PrefillProgress(Struct, frozen=True):
 
 
 class TokenSampled(Struct, frozen=True):
-    """One sampled token. `logprob` and `top` (token, logprob) only when asked for."""
+    """Sampled token; `logprob` and `top` (token, logprob) on request."""
 
     request: str
     token: int

@@ -33,7 +33,7 @@ class ServiceKind(StrEnum):
 
 
 class EvictionPolicy(StrEnum):
-    """Which parked segment goes first."""
+    """Eviction order of parked segments."""
 
     LRU = "lru"
     LRU_FREQUENCY = "lru_frequency"
@@ -181,14 +181,14 @@ class MetricsSpec(Strict, frozen=True):
 
 
 class Anticipation(StrEnum):
-    """Whether the next turns of agents are begun early."""
+    """Early prefill of the expected next turns."""
 
     AUTO = "auto"
     OFF = "off"
 
 
 class LiveSharingMode(StrEnum):
-    """Whether live contexts hold one copy of a common prefix."""
+    """Sharing of one copy of a common prefix among live contexts."""
 
     AUTO = "auto"
     OFF = "off"
@@ -352,7 +352,7 @@ class PeerSpec(Strict, frozen=True):
 
 
 class Residency(StrEnum):
-    """Whether a model behind a gateway stays in memory."""
+    """Residency of a model behind a gateway."""
 
     ALWAYS = "always"
     AUTO = "auto"
@@ -428,7 +428,7 @@ class ServerSpec(Strict, frozen=True):
 
 
 class Speculation(StrEnum):
-    """Whether rows bring draft tokens to a decode step."""
+    """Speculative decoding: draft tokens in decode steps."""
 
     AUTO = "auto"
     OFF = "off"

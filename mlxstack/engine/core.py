@@ -162,7 +162,7 @@ class EngineCore:
         return self._begin(lambda done: copy_outcome(self._archive.gc.collect(wanted), done))
 
     def match_kv(self, tokens: tuple[int, ...], salt: str) -> Future[int]:
-        """How many of the first tokens are cached."""
+        """Number of cached tokens at the prompt's start."""
         return self._do(lambda _: self._exchange.match(tokens, salt))
 
     def export_kv(self, tokens: tuple[int, ...], salt: str) -> Future[Manifest]:

@@ -62,7 +62,7 @@ class RemotePrefill:
         return cancel is not None
 
     def end(self, request_id: str) -> None:
-        """Cancel what is still asked for a request; no-op if nothing is."""
+        """Cancel the pending fetch of a request, if any."""
         cancel = self._cancels.pop(request_id, None)
         if cancel is not None:
             cancel()

@@ -1,4 +1,4 @@
-"""Whether this computer can do work that nothing waits for."""
+"""Spare power: mains, calm memory and cool hardware for background work."""
 
 import re
 import subprocess
@@ -38,7 +38,7 @@ def is_warm(level: int | None) -> bool:
 
 
 def thermal_level() -> int | None:
-    """The thermal pressure level of macOS; None where it is not told."""
+    """Thermal pressure level of macOS; None where unknown."""
     try:
         done = subprocess.run(THERMAL, capture_output=True, text=True, timeout=WAIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Conversation identity: tells conversations apart by their user turns, and names them.
+"""Conversation identity: names conversations by their user turns.
 
 A conversation keeps its identity as long as it only grows. A client's own name for it (a hint)
 decides between conversations with equal turns; it never joins two that differ. Conversations
@@ -14,7 +14,7 @@ from msgspec import Struct
 from mlxstack.core.conversation import Conversation, Role
 
 MOST_KNOWN = 512
-"""Conversations that are remembered; the least recently heard go first."""
+"""Maximum number of remembered conversations; the least recent go first."""
 
 MOST_TURNS = 1024
 """Turns per conversation that are remembered and compared."""

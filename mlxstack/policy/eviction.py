@@ -40,7 +40,7 @@ DROPPED = {
     MemoryPressure.HIGH: EvictionClass.SHARED,
     MemoryPressure.CRITICAL: EvictionClass.SHARED + 1,
 }
-"""Ranks below this go under pressure, whether asked or not."""
+"""Ranks below this go under pressure, even if no bytes are needed."""
 
 
 class EvictionCandidate(Struct, frozen=True):

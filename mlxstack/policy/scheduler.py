@@ -1,4 +1,4 @@
-"""Scheduler: a pure function from the scheduler state to the actions of one step.
+"""Scheduler: pure function from scheduler state to a step's actions.
 
 Admission is bounded by slots, batch size and KV bytes. The queue is ordered by priority with
 aging, one request per agent. Slots are selected by pin, conversation, longest common prefix,

@@ -89,7 +89,7 @@ class EarlyTurn(Struct, frozen=True):
 
 
 class SchedulerState(Struct, frozen=True):
-    """Everything the scheduler knows.
+    """State of the scheduler.
 
     `n_rested` is the number of steps with decoding since the last chunk of an early turn.
     """

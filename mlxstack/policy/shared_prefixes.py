@@ -106,7 +106,7 @@ class SharedPrefixes:
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
-        """Those of them that are remembered with their tokens."""
+        """Shared prefixes whose tokens are known."""
         return tuple(self._learned.values())
 
     def observe(self, conversation: str, chain: BlockHashes, request: Request) -> None:

@@ -39,7 +39,7 @@ class Candidate(Struct, frozen=True):
 
     @property
     def weights(self) -> Weights:
-        """Weights in memory. Raises Unsupported where neither files nor mlx-lm tell them."""
+        """Weights in memory. Raises Unsupported where they are unknown."""
         built = self.reply.shape.weights if self.reply.shape is not None else None
         weights = self.files.weights or built
         if weights is None and self.files.hub_bytes:

@@ -81,7 +81,7 @@ def refused(what: str, error: OSError) -> StackError:
 
 
 def _flush(fd: int, command: int) -> bool:
-    """Whether the file system knows this; network disks do not."""
+    """Whether the file system supports this; network disks do not."""
     try:
         fcntl.fcntl(fd, command)
     except OSError as error:

@@ -61,7 +61,7 @@ class DiskKVStore:
             old.unlink(missing_ok=True)
 
     def has(self, identity: str, key: str) -> bool:
-        """Check existence and update the mtime, so that GC treats the file as in use.
+        """Check existence and update the mtime, which protects it from GC.
 
         Garbage collection then spares it until the manifest that names it is written.
         """

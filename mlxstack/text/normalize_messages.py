@@ -56,7 +56,7 @@ def parse_arguments(arguments: Any) -> dict[str, Any] | str:
     """Tool call arguments as an ordered object; never fails.
 
     What is not a JSON object stays a string. Nothing at all means no arguments. Letters that
-    nobody can write become U+FFFD.
+    UTF-8 cannot encode become U+FFFD.
     """
     if isinstance(arguments, dict):
         return arguments

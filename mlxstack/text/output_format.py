@@ -205,7 +205,7 @@ def markers_of_format(description: DerivedFormat) -> ModelMarkers:
 
 
 def accent_of(tokenizer: Any) -> ModelMarkers:
-    """The same from a mlx-lm TokenizerWrapper."""
+    """Output format of a mlx-lm TokenizerWrapper."""
     return markers_of_format(derive_format(tokenizer))
 
 

@@ -217,7 +217,7 @@ def _words(text: str) -> list[Delta]:
 
 
 def _joined(deltas: Iterable[Delta]) -> list[Delta]:
-    """Neighbours of one kind as one."""
+    """Neighbors of one kind as one."""
     joined: list[Delta] = []
     for delta in deltas:
         last = joined[-1] if joined else None

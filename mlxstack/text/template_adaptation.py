@@ -85,7 +85,7 @@ def adapt_to_template(
     capabilities: TemplateCapabilities,
     tools: Sequence[Tool] = (),
 ) -> tuple[Message, ...]:
-    """The same conversation for a template with these traits.
+    """Conversation adapted to a template's capabilities.
 
     Deterministic, and append-only: a message added at the end never changes what the earlier
     ones become, except that it may lengthen the last one. Three exceptions, in templates that

@@ -80,7 +80,7 @@ NO_SWITCHES = TemplateSwitches()
 
 
 def nearest(asked: str, levels: Sequence[str]) -> str:
-    """Level nearest to `wanted`, the higher of two, else `wanted`."""
+    """Level nearest to `wanted`, the higher of two; unknown ones stay."""
     if asked in levels or asked not in LEVELS or not levels:
         return asked
     place = LEVELS.index(asked)
@@ -132,7 +132,7 @@ def _read_switch(
 def _read_words(
     tried: Tried, name: str, texts: Sequence[str], on: dict[str, Any], off: dict[str, Any]
 ) -> None:
-    """The same for a variable whose values are words."""
+    """Enter the values of a variable with named levels."""
     plain = _asked(tried, {})
     silent = (word for word in (*texts, *sorted(OFF_WORDS)) if word in OFF_WORDS)
     chosen = next((word for word in silent if _asked(tried, {name: word}) is not None), None)

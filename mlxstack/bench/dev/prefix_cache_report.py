@@ -175,7 +175,7 @@ def _restores(saved: Saves) -> ReportTable:
 
 
 def _state_bytes(saved: Saves) -> float:
-    """Of the last state: its tokens at the price of those that came between first and last save.
+    """Bytes of the last state, by the bytes per token between saves.
 
     (The `n_bytes` of a save count whole segments, also where only their first tokens are used.)
     """

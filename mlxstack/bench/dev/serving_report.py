@@ -188,7 +188,7 @@ def _team(found: dict[str, Found], plan: ServePlan) -> ReportTable:
 
 
 def _counts(found: dict[str, Found]) -> tuple[ReportTable, ...]:
-    """One table, if anybody counts."""
+    """One table, if a server counts tokens."""
     rows = tuple(
         (
             name,

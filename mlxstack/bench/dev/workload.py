@@ -83,7 +83,7 @@ def question(n_tokens: int, yard: Yardstick, seed: str) -> Body:
 
 
 def next_turn(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Body:
-    """The same conversation, answered and asked again."""
+    """Next turn of the conversation, with the answer."""
     random = Random(f"turn {seed}")
     answer = {"role": "assistant", "content": said}
     request = {"role": "user", "content": text(random, n_new, yard)}

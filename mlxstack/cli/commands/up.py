@@ -152,7 +152,7 @@ def _up_one(
 
 
 class Front(NamedTuple):
-    """A gateway as it was asked for."""
+    """Start request of a gateway."""
 
     name: str
     mode: str | None
@@ -224,7 +224,7 @@ def restart(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Stop a service and start it again from its preset, read anew."""
+    """Restart a service from its preset, read again."""
     from mlxstack.cli.services import gateway, launch
     from mlxstack.cli.services.memory_refusal import check_memory
     from mlxstack.cli.target import is_gateway, known_service

@@ -74,7 +74,7 @@ class ContextRow(Struct, frozen=True):
 
 
 class CapacityCell(Struct, frozen=True):
-    """All bytes of so many slots with so much context."""
+    """Bytes of `n_slots` slots with `n_ctx` tokens each."""
 
     n_slots: int
     n_ctx: int
@@ -83,7 +83,7 @@ class CapacityCell(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """Whether slots x context fit; if not, other settings that do.
+    """Fit of slots x context, or settings that do fit.
 
     `over_budget` tells by how much their KV exceeds the engine's budget; "" where it does not.
     """
@@ -140,7 +140,7 @@ def spec_of(candidate: Candidate) -> Spec:
 def forecast(
     candidate: Candidate, memory: MemoryBudget, wanted: ServiceLoad, contexts: Sequence[int]
 ) -> Forecast:
-    """The forecast for `wanted`, which is `candidate.load` with other slots or context."""
+    """Forecast for `wanted`: `candidate.load` with other slots or context."""
     dense = wanted.geometry
     return Forecast(
         preset=candidate.preset.name,
@@ -160,7 +160,7 @@ def forecast(
 
 
 def fit(load: ServiceLoad, usable: int) -> Fit:
-    """Whether a load fits, and the way there if not."""
+    """Fit of a load, or advice to make it fit."""
     from mlxstack.service.memory_check import over_budget, settings
 
     parts, is_fitting = need(load), fits(load, usable)

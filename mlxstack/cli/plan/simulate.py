@@ -59,12 +59,12 @@ def read_scenario(name: str) -> Scenario:
 
 
 def at_work(scenario: Scenario, n_agents: int) -> Scenario:
-    """The same with so many coding agents at work."""
+    """Scenario with `n_agents` coding agents at work."""
     return replace(scenario, workload=replace(WORK, n_agents=n_agents))
 
 
 def served_by(scenario: Scenario, preset: Preset) -> Scenario:
-    """The same with the slots and the limits of a preset."""
+    """Scenario with the slots and limits of a preset."""
     machine = replace(scenario.machine, n_slots=preset.slots.count)
     return replace(scenario, machine=machine, limits=limits_of(preset, None))
 

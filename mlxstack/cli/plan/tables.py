@@ -129,7 +129,7 @@ def advice_rows(ranked: Sequence[Advice], memory: MemoryBudget) -> list[AdviceRo
 
 
 def show_advice(rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, n_ctx: int) -> None:
-    """The ranking for so many agents with so much context."""
+    """Show the ranking for a number of agents and context."""
     typer.echo(
         f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
         f"({size(memory.usable)} for models of {size(memory.total)})"

@@ -97,7 +97,7 @@ def write(wanted: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
 
 
 def url_of(server: ServerSpec) -> str:
-    """Where a client on this computer finds the service."""
+    """URL of the service for local clients."""
     host = reachable(server.host)
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
@@ -119,7 +119,7 @@ def start(plan: ServiceSpec, timeout_s: float, progress: Callable[[str], None]) 
 def wait_for(
     state: ServiceState, timeout_s: float, progress: Callable[[str], None]
 ) -> ServiceState:
-    """Wait until a service that somebody else started is healthy. Raises Broken."""
+    """Wait until a service of another launch is healthy. Raises Broken."""
     return asyncio.run(_until_healthy(state.plan, None, timeout_s, progress))
 
 

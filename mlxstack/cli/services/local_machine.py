@@ -58,7 +58,7 @@ class LocalActions(Struct, frozen=True):
     async def switch_mode(self, mode: str) -> str:
         """Output of a command. Raises Broken with its error.
 
-        Whoever leaves the dashboard meanwhile leaves no half of a switch: the command goes on.
+        The command runs to its end, also when the dashboard is left meanwhile.
         """
         with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
             process = self._begin(mode, told, errors)

@@ -30,7 +30,7 @@ class ServiceHealthLevel(StrEnum):
     """Health level. HEALTHY: answers. DEGRADED: answers, but cannot serve now.
 
     DOWN: it is supervised but does not answer. CRASHED: its supervisor is gone or gave up.
-    STOPPED: somebody ended it.
+    STOPPED: it was ended on request.
     """
 
     HEALTHY = "healthy"

@@ -286,7 +286,7 @@ class DiskTier:
             self._memory.invalidate(key)
 
     def _is_invalidated(self, key: str) -> bool:
-        """Whether the index believes in a file that is no longer there."""
+        """Whether the index has a file that is gone."""
         return self._memory.get(key) is None and not self._store.has(self._identity, key)
 
     def _is_unwritten(self, key: str) -> bool:

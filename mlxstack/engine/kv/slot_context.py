@@ -228,7 +228,7 @@ class SlotContext:
             self._leaf, self._n_anchored = None, 0
 
     def room(self, n_tokens: int) -> int:
-        """Of these tokens, those whose room can be reserved now.
+        """Number of these tokens whose room can be reserved now.
 
         Below `quantized_start` only up to it: the rest is quantized, and smaller.
         """

@@ -183,7 +183,7 @@ class RestoreSources(Struct, frozen=True):
 
 
 class RestoreRequest(Struct, frozen=True):
-    """Which file is to become which context, of at most `n_ctx` tokens.
+    """Restore of a slot file to a context of at most `n_ctx` tokens.
 
     `room` makes room for a number of bytes, or raises a StackError.
     """

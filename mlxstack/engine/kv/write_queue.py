@@ -130,7 +130,7 @@ class WriteQueue:
         return promises
 
     def promised(self, keys: Sequence[str]) -> list[Future[int]]:
-        """Those of these records that are still to be written."""
+        """Pending records among these."""
         return [self._promised[key] for key in keys if key in self._promised]
 
     def hold(self, keys: Sequence[str]) -> None:

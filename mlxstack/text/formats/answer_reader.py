@@ -38,7 +38,7 @@ class Break(Struct, frozen=True):
 
 
 class Calls(Struct, frozen=True):
-    """Calls and their text, marks included; `is_closed`: their last mark was said."""
+    """Calls and their text with marks; `is_closed`: including the last."""
 
     calls: tuple[ToolCall, ...]
     raw: str
@@ -234,7 +234,7 @@ class AnswerReader:
         self._feed.drop(len(mark))
 
     def _call(self) -> Reading[bool]:
-        """Whether calls begin here; then they are told."""
+        """Whether calls begin here; then they are emitted."""
         self.is_in_call = True
         section = yield from self._section(is_lenient=True)
         if section is not None:

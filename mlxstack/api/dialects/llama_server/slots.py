@@ -38,7 +38,7 @@ class FileBody(Struct):
 async def list_slots(
     request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:
-    """All slots; 503 when asked to fail and none is idle."""
+    """All slots; `?fail_on_no_slot` gives 503 when none is idle."""
     snapshot = service.engine.snapshot()
     slots = service.stats.slots(snapshot)
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in slots):

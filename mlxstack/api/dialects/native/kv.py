@@ -49,7 +49,7 @@ async def list_peers(service: TheService) -> tuple[PeerView, ...]:
 
 @post("/kv/match", status_code=200, opt=OF_ALL)
 async def match_kv(request: AnyRequest, service: TheService, data: JSONBody[KVQuery]) -> KVMatch:
-    """How much of a prompt is cached here."""
+    """Cached tokens of a prompt."""
     _require_all_salts(request)
     return await kv_exchange.match(service, data)
 
@@ -65,7 +65,7 @@ async def prefill_kv(request: AnyRequest, service: TheService, data: JSONBody[KV
 async def missing_kv(
     request: AnyRequest, service: TheService, data: JSONBody[MissingKV]
 ) -> MissingKV:
-    """Which of these KV files are not here."""
+    """KV files of this list that are missing here."""
     _require_all_salts(request)
     return await kv_exchange.missing(service, data)
 

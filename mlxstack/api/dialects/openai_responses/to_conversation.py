@@ -343,10 +343,10 @@ READERS: dict[str, Reader] = {
 
 def _turns(read: list[Message]) -> Iterator[Message]:
     """Join neighbors of the assistant; reasoning on its own is dropped."""
-    for is_assistant, neighbours in groupby(read, lambda one: one.role is Role.ASSISTANT):
+    for is_assistant, neighbors in groupby(read, lambda one: one.role is Role.ASSISTANT):
         if not is_assistant:
-            yield from neighbours
-        elif (turn := _joined(list(neighbours))).text or turn.tool_calls:
+            yield from neighbors
+        elif (turn := _joined(list(neighbors))).text or turn.tool_calls:
             yield turn
 
 
