@@ -28,9 +28,8 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
 from mlxstack.host.sleep import SleepAssertion, caffeinate
-from mlxstack.service.agents.locks import AgentLocks
 from mlxstack.service.agents.registry import AgentRegistry, restore_agents
-from mlxstack.service.agents.store import AgentStore
+from mlxstack.service.agents.store import AgentLocks, AgentStore
 from mlxstack.service.early_turns import EarlyTurns
 from mlxstack.service.gate import SwapGate
 from mlxstack.service.peers import Peers

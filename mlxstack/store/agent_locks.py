@@ -10,10 +10,9 @@ import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.store.agent_folder_name import folder_of, is_agent
+from mlxstack.store.agent_history import folder_of, is_agent
 from mlxstack.store.atomic_write import open_private
 from mlxstack.store.disk_io import Disk, refused
 
@@ -40,12 +39,7 @@ class AgentLock:
     def __enter__(self) -> "AgentLock":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

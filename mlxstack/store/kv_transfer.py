@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
-from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
@@ -71,12 +70,7 @@ class IncomingKVFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
         with suppress(OSError):
             self._temporary.unlink(missing_ok=True)

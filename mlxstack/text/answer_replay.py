@@ -23,12 +23,11 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.cached_tokenizer import CachedTokenizer, Splice
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Splice, TokenBytes
 from mlxstack.text.chat_template import TemplateInputs
 from mlxstack.text.checkpoint_positions import common_length
 from mlxstack.text.special_token_escape import unescape
 from mlxstack.text.special_tokens import SpecialTokens
-from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import Scope, digest_of
 
 _WORD = re.compile(r"\w+")

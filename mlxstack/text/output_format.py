@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
+from mlxstack.text.cached_tokenizer import TokenBytes
 from mlxstack.text.formats.answer_reader import AnswerReader
 from mlxstack.text.formats.call_reader import strict_marks, trigger_marks
 from mlxstack.text.formats.derivation import derive_format
@@ -28,7 +29,6 @@ from mlxstack.text.formats.description import (
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
 from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
 from mlxstack.text.special_tokens import nameless
-from mlxstack.text.token_bytes import TokenBytes
 
 
 class ParseOptions(Struct, frozen=True):

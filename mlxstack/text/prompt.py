@@ -20,7 +20,7 @@ from mlxstack.text.answer_replay import (
     digest_of_text,
     histories,
 )
-from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
 from mlxstack.text.formats.derivation import derive_format
@@ -31,7 +31,6 @@ from mlxstack.text.special_tokens import special_tokens_of
 from mlxstack.text.splices import Splicer
 from mlxstack.text.template_adaptation import adapt_to_template, cautious
 from mlxstack.text.template_switches import LEVELS
-from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
 # A noncharacter that no message starts with: it shows where the shared head of a prompt ends.

@@ -18,12 +18,11 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.answer_replay import digest_of_text
-from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.output_format import ModelMarkers
 from mlxstack.text.special_token_escape import unescape
 from mlxstack.text.special_tokens import SpecialTokens
-from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import (
     Entry,
     Scope,

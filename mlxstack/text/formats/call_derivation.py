@@ -295,7 +295,7 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     opening = "".join(argument_opens[n:])
     head = head[: len(head) - len(opening)]
     value_closes = "".join(closes).rstrip()
-    types = _types(probes, value_opens, value_closes)
+    types = _types(probes, value_opens)
     start, before = _id_before(text, name, 0 if text.startswith(NAMES[0], name) else 1)
     body = TaggedBody(
         (*before, NAME, *_head_parts(head, 0)),
@@ -319,9 +319,7 @@ def _shared_mark(opens: list[str], after: list[str]) -> int:
     return len(same) if "".join(same).strip() and len(same) < len(opens) else 0
 
 
-def _types(
-    probes: TemplateProbes, value_opens: str, value_closes: str
-) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Opening of a value with its type slot, and type names."""
     opened = {"string": value_opens}
     for kind, value in TYPED.items():

@@ -93,7 +93,7 @@ def _written_marks(probes: TemplateProbes) -> ReasoningMarks | None:
 
 
 def _around(probes: TemplateProbes, plain: str, before: str, after: str) -> ReasoningMarks | None:
-    closing = _closing(after, plain.partition(CONTENT)[0])
+    closing = _closing(after)
     if not closing:
         return None
     n = len(pieces(closing))
@@ -116,7 +116,7 @@ def _prompted(probes: TemplateProbes, before: str, closing: str) -> ReasoningMar
     return ReasoningMarks("", closing, words)
 
 
-def _closing(after: str, before_content: str) -> str:
+def _closing(after: str) -> str:
     """Closing mark of a thought: the first, up to its next."""
     parts = tokens(after.strip())
     if not parts:
