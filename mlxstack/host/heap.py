@@ -6,7 +6,7 @@ from typing import Any
 
 
 def trim_heap() -> bool:
-    """Give the free pages of all arenas back; whether anything was given. Callable by any thread.
+    """Return all arenas' free pages to the system; False without any.
 
     glibc keeps what threads have freed until the end of an arena is free. Other C libraries give
     it back by themselves; there, nothing is done.

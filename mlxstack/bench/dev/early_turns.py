@@ -1,4 +1,4 @@
-"""`bench dev early`: the turn after a pause, begun early or not, and its cost for others."""
+"""`bench dev early`: turns after a pause, and their cost for others."""
 
 import asyncio
 import shutil
@@ -21,7 +21,7 @@ AUTO, OFF = "auto", "off"
 POLL_S = 0.05
 WAIT_S = 600.0
 ANSWER = {"grammar": "root ::= [0-9] [0-9] [0-9] [0-9]", "tool_choice": "none"}
-"""A complete answer of four tokens: one that is cut is not expected to be followed."""
+"""Complete answer of four tokens: a cut one begins no turn."""
 
 TEMPLATE = """\
 {%- set ns = namespace(last=-1) -%}
@@ -46,7 +46,7 @@ TEMPLATE = """\
 
 
 class EarlyPlan(Struct, frozen=True):
-    """Tokens of a tool loop of `n_calls` calls, each after reasoning; `n_loops` pauses at once."""
+    """Tool loops of `n_calls` calls with reasoning, and `n_loops` pauses."""
 
     n_head: int = 300
     n_calls: int = 4
@@ -128,7 +128,7 @@ def _asked(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Bod
 async def _pause(
     caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
 ) -> Found:
-    """The user's next turn after a tool loop and a pause, with reasoning and without any."""
+    """Next user turn after a tool loop and pause."""
     found: Found = {}
     for what, n_thought in (("reasoning", plan.n_thought), ("no reasoning", 0)):
         seed = f"{number} {what}"
@@ -149,7 +149,7 @@ async def _pause(
 async def _others(
     caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
 ) -> Found:
-    """Decoding agents, and a newcomer among them, while the next turns of others are begun."""
+    """Decoding agents and newcomers, beside early turns of other agents."""
     enough = asyncio.Event()
     bodies = [question(plan.n_prompt, yard, f"decoder {number} {i}") for i in range(DECODERS)]
     tasks = [asyncio.create_task(caller.request(one, plan.n_endless, enough)) for one in bodies]

@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 class Sandbox(Struct, frozen=True):
-    """`folder` is for scratch, `env` for every child, `say` takes a line about what happens now.
+    """Sandbox: scratch `folder`, children's `env`, progress function `say`.
 
     `model` is a folder or a hub id that every contestant loads.
     """
@@ -41,7 +41,7 @@ class Sandbox(Struct, frozen=True):
 
 
 def with_model(stage: Sandbox, wanted: str, build: BuildModel) -> Sandbox:
-    """The stage with the wanted model; `random` is built now, as `build` says."""
+    """Sandbox with the wanted model, built now for `random`."""
     if wanted != "random":
         return msgspec.structs.replace(stage, model=wanted)
     stage.say("building the random model")
@@ -50,7 +50,7 @@ def with_model(stage: Sandbox, wanted: str, build: BuildModel) -> Sandbox:
 
 
 def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
-    """Do these trials in a fresh process. Raises Broken with its last words."""
+    """Run trials in a fresh process. Raises Broken with its log."""
     job = msgspec.json.encode(BenchJob(stage.model, tuple(trials)))
     command = [sys.executable, "-m", "mlxstack.bench.dev.in_process"]
     done = subprocess.run(command, input=job, capture_output=True, env=stage.env, check=False)
@@ -64,7 +64,7 @@ def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
 async def service(
     stage: Sandbox, home: str, slots: SlotSpec, cache: PrefixCacheSpec | None = None
 ) -> AsyncIterator[ServerUnderTest]:
-    """Our service on the stage's model, healthy; `home` names a folder that outlives it."""
+    """Healthy service on this model; `home` names a persistent folder."""
     root = stage.folder / home
     root.mkdir(parents=True, exist_ok=True)
     port = free_port(HOST)
@@ -99,7 +99,7 @@ async def mlx_lm_server(stage: Sandbox) -> AsyncIterator[ServerUnderTest]:
 async def child(
     command: Sequence[str], env: dict[str, str], log: Path, server: ServerUnderTest
 ) -> AsyncIterator[int]:
-    """The id of a server process: healthy inside, ended after.
+    """Id of a healthy child server, ended afterwards.
 
     Raises Broken when it does not start.
     """

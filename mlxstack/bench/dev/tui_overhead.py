@@ -22,7 +22,7 @@ SIZES = ((80, 24), (200, 50))
 """Columns and lines of the terminals."""
 
 FRAMES_PER_S = 2.0
-"""Frames of a busy service; the share of a core is told for this many."""
+"""Frames of a busy service to divide CPU time by."""
 
 MOST_COST, MOST_CPU = 2.0, 10.0
 NOTE = (
@@ -37,7 +37,7 @@ Ask = Callable[[str], Awaitable[TimedRequest]]
 
 
 class WatchPlan(Struct, frozen=True):
-    """Three agents decode all the time. A pass has windows of `window_s` seconds.
+    """Watch benchmark: three decoding agents, windows of `window_s` seconds.
 
     The first and the last run without a dashboard, the others with one of each size. `settle_s`
     seconds lie before each window; an answer has `n_answer` tokens, few enough that every window
@@ -55,7 +55,7 @@ SMALL = WatchPlan(1, 1.0, 0.3, 20, 100)
 
 
 class ClockWindow(Struct, frozen=True):
-    """A stretch of the clock, and the CPU seconds of the service in it.
+    """Clock window, with the CPU seconds of the service in it.
 
     `cpu_s` and `n_frames` are those of the dashboard of `size`, if any.
     """
@@ -74,7 +74,7 @@ class ClockWindow(Struct, frozen=True):
 
 
 async def run(stage: Sandbox, plan: WatchPlan) -> Results:
-    """Raises Broken when a dashboard does not attach, or when nothing was decoded."""
+    """Measure the windows. Raises Broken without attachment or decoding."""
     slots = SlotSpec(count=DECODERS, n_ctx=1024 + plan.n_answer + plan.n_prompt)
     n_threads = max(1, (os.cpu_count() or 2) - 1)
     stage = replace(stage, env={**stage.env, "OPENBLAS_NUM_THREADS": str(n_threads)})
@@ -97,7 +97,7 @@ async def run(stage: Sandbox, plan: WatchPlan) -> Results:
 
 
 def results(windows: Sequence[ClockWindow], timed: Sequence[TimedRequest]) -> Results:
-    """Throughput without a dashboard and with one of each size, its share of a core, targets."""
+    """Throughput and costs without and with dashboards by size, and CPU share."""
     if not windows or not all(_n_tokens(one, timed) for one in windows):
         raise Broken("nothing was decoded while it was measured")
     unwatched = [one for one in windows if one.size is None]

@@ -1,4 +1,4 @@
-"""A layer's KV as a prefix that several contexts share, and a tail of its own."""
+"""KV of a layer: prefix shared by contexts, and own tail."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class PrefixedArray(Struct, frozen=True, eq=False):
-    """Keys or values (1, heads, tokens, dim) of a row: of the shared prefix, and of its tail."""
+    """Keys or values (1, heads, tokens, dim) of prefix and tail."""
 
     prefix: mx.array
     tail: mx.array
@@ -29,7 +29,7 @@ class PrefixedArray(Struct, frozen=True, eq=False):
 
 
 class PrefixedKVCache(_BaseCache):  # type: ignore[misc]
-    """KV of one layer: `prefix` is shared and never changed, `tail` belongs to one context."""
+    """KV of one layer: `prefix` is shared and immutable, `tail` owned."""
 
     def __init__(self, prefix: Sequence[mx.array], tail: KVCache) -> None:
         self.prefix = prefix
@@ -70,7 +70,7 @@ class PrefixedKVCache(_BaseCache):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        """Arrays of the tail; those of the prefix are evaluated and never change."""
+        """Arrays of the tail; those of the prefix never change."""
         return self.tail.state
 
     def is_trimmable(self) -> bool:
