@@ -209,7 +209,7 @@ class EngineCore:
 
     @property
     def trouble(self) -> str:
-        """Why the engine cannot go on, where another rank is the reason; else ""."""
+        """Reason why another rank was lost; empty while none was."""
         return self._ranks.lost if self._ranks is not None else ""
 
     def stop(self, drain_s: float) -> Future[None]:
@@ -269,7 +269,7 @@ class EngineCore:
             self._fail_owed()
 
     def _fail_load(self, error: StackError) -> None:
-        """Fail the load, which may wait for a rank that is lost; no-op once the model is there."""
+        """Fail a load that may wait for a lost rank; no-op later."""
         with suppress(InvalidStateError):
             self._loaded.set_exception(error)
 
@@ -366,8 +366,6 @@ class EngineCore:
         is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
         costs = measure_widths(runner, maker) if is_drafting else UNMEASURED
         batch = Batch(runner, costs, draft_model)
-        # The other ranks are sent the tokens of a step with the step.
-        batch.is_ahead = batch.is_ahead and self._ranks is None
         kv, post = self._exchange, self._post
         remote = RemotePrefill(self._remote, kv, post) if self._remote is not None else None
         self._turns = EngineLoop(
@@ -394,7 +392,7 @@ class EngineCore:
         key: str,
         plan: MemoryPlan,
     ) -> tuple[PrefixCache, list[SlotContext], ModelRunner, KVStore]:
-        """Prefix cache, contexts, runner and store; with other ranks those that they repeat."""
+        """Prefix cache, contexts, runner and store, mirrored on other ranks."""
         spec, budget, ranks = self._preset.prefix_cache, plan.kv_budget, self._ranks
         each, start = range(self._preset.slots.count), maker.quantized_start
         if ranks is None:

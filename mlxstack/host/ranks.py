@@ -1,4 +1,4 @@
-"""Other ranks of a service on several machines: started here, or by SSH."""
+"""Ranks of a service on several machines, started here or by SSH."""
 
 import shlex
 import subprocess
@@ -9,7 +9,7 @@ MODULE = "mlxstack.engine.distributed.follower"
 
 
 def start(host: str, address: str, key: str) -> "subprocess.Popen[bytes]":
-    """Start a rank on `host`, which calls rank 0 at `address`; it ends with that connection."""
+    """Start a rank on `host`, which connects to rank 0 at `address`."""
     process = subprocess.Popen(_command(host, address), stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(f"{key}\n".encode())

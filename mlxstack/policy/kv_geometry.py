@@ -173,7 +173,7 @@ def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
 
 
 def divided(geometry: Geometry, n_ranks: int) -> Geometry:
-    """The layers of one of several ranks, each with its share of the heads; latents stay whole."""
+    """Geometry of one of several ranks; latents are not divided."""
     return replace(geometry, layers=tuple(_share(layer, n_ranks) for layer in geometry.layers))
 
 

@@ -78,10 +78,9 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     home = home_from(os.environ)
     contexts = [tokens_of(one) for one in ctx or ()]
     if hosts is not None:
-        if wanted is None or memory is not None or recommend or table:
-            raise Misuse("--hosts goes with one model, and says itself how much memory there is")
-        memory, names = _machines(hosts)
-        sets = [*(sets or ()), f"hosts=[{names}]"]
+        if wanted is None or memory or recommend or table:
+            raise Misuse("--hosts goes with one model, and without --memory")
+        memory, sets = _machines(hosts, sets)
     n_shared = 0 if shared is None else tokens_of(shared)
     there = _memory(memory)
     if simulate or scenario or speeds_of:
@@ -128,12 +127,13 @@ def _memory(text: str | None) -> "MemoryBudget":
         raise Misuse(f"--memory: {error.message}") from error
 
 
-def _machines(text: str) -> tuple[str, str]:
-    """Memory of each machine of `2x64GB`, and names for all. Raises Misuse."""
+def _machines(text: str, sets: list[str] | None) -> tuple[str, list[str]]:
+    """Memory of each machine of `2x64GB`, and settings with names for all. Raises Misuse."""
     count, _, memory = text.partition("x")
     if not count.isdigit() or not 2 <= int(count) <= MOST_MACHINES or not memory:
         raise Misuse(f"--hosts {text}: write it as number x memory of each, such as 2x64GB")
-    return memory, ",".join(f"mac-{n}" for n in range(int(count)))
+    names = ",".join(f"mac-{n}" for n in range(int(count)))
+    return memory, [*(sets or ()), f"hosts=[{names}]"]
 
 
 def _candidate(wanted: str, memory: "MemoryBudget", sets: list[str] | None) -> "Candidate":

@@ -1,1 +1,1 @@
-"""Tensor parallel: one model on several ranks; rank 0 decides, the others repeat its operations."""
+"""Tensor parallel: rank 0 schedules, the other ranks repeat its operations."""

@@ -1,4 +1,4 @@
-"""The KV files of a rank beside rank 0: written and read on threads, in the order of the tasks."""
+"""Disk of a rank beside rank 0: tasks run on threads, in order."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +18,7 @@ from mlxstack.store.kv_store import DiskKVStore
 
 
 class RankDisk:
-    """Store of one shard, with the bounds of the preset. Outcomes are sent to rank 0."""
+    """KV store of one shard; outcomes are sent to rank 0."""
 
     def __init__(self, home: Home, preset: Preset, identity: str, channel: wire.Channel) -> None:
         spec = preset.prefix_cache

@@ -1,4 +1,4 @@
-"""A rank beside rank 0: repeats the operations of its records on the own shard.
+"""Follower: a rank that repeats the operations of rank 0 on its shard.
 
 `python -P -m mlxstack.engine.distributed.follower HOST:PORT` connects to rank 0 there, and reads
 the key of the group from the first line of its standard input.
@@ -42,7 +42,7 @@ CHANGES = frozenset({"clear", "detach", "reserve", "checkpoint", "rewind"})
 
 
 class Replica:
-    """Contexts and parked KV of one session, as rank 0 has them. Belongs to the main thread."""
+    """Contexts and parked KV of one session. Belongs to the main thread."""
 
     def __init__(self, runner: ModelRunner, maker: CacheFactory, disk: RankDisk) -> None:
         self._runner = runner
@@ -53,7 +53,7 @@ class Replica:
         self.step = 0
 
     def apply(self, record: wire.Record) -> None:
-        """Carry out a record. Raises Broken when rank 0 is in another state."""
+        """Carry out a record. Raises Broken when the ranks have diverged."""
         self.step += 1
         if record.step != self.step:
             raise Broken(f"record {record.step} came instead of {self.step}")
@@ -183,7 +183,7 @@ class Follower:
                     return
 
     def _receive(self) -> None:
-        """Thread: what rank 0 sends. At the end of the connection this process ends, at once."""
+        """Receive messages (thread); the process ends with the connection."""
         try:
             while (message := self._channel.receive()) is not None:
                 self._inbox.put(message)
@@ -193,7 +193,7 @@ class Follower:
         os._exit(0)
 
     def _beat(self) -> None:
-        """Thread: signs of life."""
+        """Send signs of life (thread)."""
         while True:
             time.sleep(BEAT_S)
             replica = self._replica

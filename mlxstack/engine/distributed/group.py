@@ -1,4 +1,4 @@
-"""Rank 0's side of a group: starts the other ranks, sends them records, watches them."""
+"""Rank group: starts the other ranks, sends records, detects lost ranks."""
 
 import hmac
 import itertools
@@ -50,9 +50,10 @@ SILENT_S = 4.0
 
 
 class RankGroup:
-    """The ranks of one service, for one engine after another. Rank 0 runs in this process.
+    """Ranks of one service, for one engine after another.
 
-    Operations are logged and sent by the MLX thread; tasks for the disk come from any thread.
+    Rank 0 runs in this process. Operations are logged and sent by the MLX thread; tasks for the
+    disk come from any thread.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -92,7 +93,7 @@ class RankGroup:
         return sum(channel.n_sent for channel in self._channels)
 
     def open(self, preset: Preset) -> Any:
-        """Begin a session with this preset; the MLX group. Raises SetupError or Broken."""
+        """Begin a session; the MLX group. Raises SetupError or Broken."""
         self._require()
         if self._is_in_session.is_set():
             raise SetupError("another engine of this process uses the other ranks")
@@ -163,13 +164,13 @@ class RankGroup:
         return None
 
     def log(self, operation: wire.Operation) -> None:
-        """Note an operation for the next record, unless it is a part of another one."""
+        """Log an operation, unless it is a part of another one."""
         if self._depth == 0 and not self.lost:
             with self._lock:
                 self._log.append(operation)
 
     def repeat(self, operation: wire.Operation, work: Callable[[], T]) -> T:
-        """Do `work` here, and let the other ranks repeat it. An error ends the group."""
+        """Run `work` here and on the other ranks. An error ends the group."""
         self.log(operation)
         self._depth += 1
         try:
@@ -183,7 +184,7 @@ class RankGroup:
     def run_pass(
         self, runner: ModelRunner, caches: Sequence[Sequence[Any]], tokens: Sequence[wire.Tokens]
     ) -> mx.array:
-        """Run a forward pass on all ranks. Raises Broken when one of them is lost."""
+        """Run a forward pass on all ranks. Raises Broken."""
         found = [self.context_of(each) for each in caches]
         contexts = [context for _, context in found]
         slots = tuple((number, each) for (number, _), each in zip(found, tokens, strict=True))
@@ -208,7 +209,7 @@ class RankGroup:
             self._send(wire.Record(self.n_records, operations))
 
     def ask(self, job: wire.Job) -> Future[None]:
-        """Let every other rank do a job for its disk; the future raises what one of them tells."""
+        """Run a job for the disk on all other ranks."""
         self._require()
         self.flush()
         future: Future[None] = Future()
@@ -285,7 +286,7 @@ class RankGroup:
         raise SetupError(f"not all ranks have loaded the model within {LOAD_S:g} s")
 
     def _receive(self, rank: int, channel: Channel) -> None:
-        """Thread: handle the messages of one rank, until it ends."""
+        """Handle the messages of one rank (thread), until it ends."""
         why = "it has ended, or its machine has"
         try:
             while (message := channel.receive()) is not None:
@@ -302,7 +303,7 @@ class RankGroup:
         self._lose(f"{self._name(rank)} was lost: {why}")
 
     def _watch(self) -> None:
-        """Thread: a rank whose machine is gone closes no connection."""
+        """Detect silent ranks (thread): a lost machine closes no connection."""
         while not self.lost:
             time.sleep(BEAT_S)
             silent_s = time.monotonic() - min(self._heard)

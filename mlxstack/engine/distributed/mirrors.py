@@ -1,4 +1,4 @@
-"""Rank 0's contexts, runner, prefix cache and store: what they do, the other ranks repeat."""
+"""Mirrors: contexts, runner, cache and store whose operations all ranks repeat."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
 
 
 class MirroredContext(SlotContext):
-    """A context that all ranks have, each with its shard of the KV.
+    """Context of all ranks, each with its shard of the KV.
 
     What a forward pass adds is not logged: the other ranks run the pass too.
     """
@@ -111,6 +111,8 @@ class MirroredContext(SlotContext):
 class MirroredRunner(ModelRunner):
     """Runs forward passes on all ranks. Drafts are not supported."""
 
+    can_run_ahead = False
+
     def __init__(self, model: Any, group: RankGroup, *, is_batching: bool, is_ragged: bool) -> None:
         super().__init__(model, is_batching=is_batching, is_ragged=is_ragged)
         self._group = group
@@ -124,7 +126,7 @@ class MirroredRunner(ModelRunner):
 
 
 class MirroredPrefixCache(PrefixCache):
-    """A prefix cache whose records all ranks have, each with its shard of the KV."""
+    """Prefix cache of all ranks, each with its shard of the KV."""
 
     def __init__(
         self,
@@ -159,7 +161,7 @@ class MirroredPrefixCache(PrefixCache):
 
 
 class MirroredStore:
-    """A `core.ports.KVStore`: a file is there when every rank has its own shard of it."""
+    """KV store of all ranks, each with the files of its shard."""
 
     def __init__(self, store: KVStore, group: RankGroup) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Messages between rank 0 and the other ranks, and the socket that carries them.
+"""Messages between rank 0 and the other ranks, and their socket.
 
 Rank 0 sends a record before every forward pass: the operations on KV since the last one, and the
 tokens of the pass. The other ranks take no fact from local state.
@@ -95,7 +95,10 @@ class Drop(Struct, frozen=True, array_like=True, tag="d"):
 
 
 class Pass(Struct, frozen=True, array_like=True, tag="x"):
-    """Run a forward pass: pairs of context and tokens. `digest` is that of the contexts before."""
+    """Run a forward pass on pairs of context and tokens.
+
+    `digest` is that of the contexts before.
+    """
 
     digest: int
     slots: tuple[tuple[int, Tokens], ...]
@@ -112,14 +115,17 @@ class Record(Struct, frozen=True, array_like=True, tag="record"):
 
 
 class WriteKV(Struct, frozen=True, array_like=True, tag="write"):
-    """Write the parked KV of a key to the own disk; `meta` is that of the file of rank 0."""
+    """Write the parked KV of a key to disk.
+
+    `meta` is that of the file of rank 0.
+    """
 
     key: str
     meta: str
 
 
 class ReadKV(Struct, frozen=True, array_like=True, tag="read"):
-    """Read the KV of a key from the own disk, for `Adopt` or `Load`."""
+    """Read the KV of a key from disk, for `Adopt` or `Load`."""
 
     key: str
 
@@ -153,7 +159,7 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Session(Struct, frozen=True, array_like=True, tag="session"):
-    """Load the model of a preset as rank `rank`; `hosts` are the addresses of the ring."""
+    """Load the model of a preset. `hosts` are the addresses of the ring."""
 
     preset: Preset
     rank: int
@@ -169,14 +175,14 @@ class Agreement(Struct, frozen=True):
 
 
 class RankMemory(Struct, frozen=True):
-    """Bytes that a rank has for KV and for all arrays; see `MemoryPlan`."""
+    """Bytes for KV and for all arrays; see `MemoryPlan`."""
 
     kv_budget: int
     array_limit: int
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
-    """The model is loaded; `keys` are the KV files on the disk of this rank."""
+    """The model is loaded; `keys` are those of KV files on disk."""
 
     agreement: Agreement
     memory: RankMemory
@@ -233,7 +239,7 @@ class Channel:
         return LENGTH.size + len(data)
 
     def receive(self) -> Any:
-        """The next message, or None at the end. Raises OSError and msgspec errors."""
+        """Next message, or None at the end. Raises OSError, MsgspecError."""
         head = self._read(LENGTH.size)
         data = self._read(*LENGTH.unpack(head)) if head else b""
         return self._decoder.decode(data) if data else None

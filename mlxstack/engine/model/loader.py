@@ -125,7 +125,7 @@ def locate(spec: ModelSpec) -> Path:
 def kv_identity(
     identity: Identity, kinds: str, kv: KVSpec, rank: int = 0, size: int = 1
 ) -> Identity:
-    """The identity of KV in caches of these kinds; each rank of several has its own."""
+    """Identity of KV in caches of these kinds, for one rank."""
     precision = f"{kv.bits}/{kv.group_size}@{kv.quantized_start}" if kv.bits < 16 else "16"
     shard_name = f" rank {rank} of {size}" if size > 1 else ""
     return replace(identity, kv=f"{precision} {kinds}{shard_name}")

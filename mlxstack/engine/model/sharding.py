@@ -1,4 +1,4 @@
-"""Ring of all ranks, and the shard of a model that this rank computes."""
+"""Ring of all ranks, and the shard of a model."""
 
 import json
 import os
@@ -23,9 +23,9 @@ HEADS = (
 
 
 def join_ring(rank: int, hosts: Sequence[str]) -> Any:
-    """The MLX group of all ranks. Waits for the others; a process joins one ring at most.
+    """Join the ring of all ranks, and wait for the others.
 
-    MLX reads rank and addresses from the environment.
+    A process joins one ring at most. MLX reads rank and addresses from the environment.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump([[host] for host in hosts], file)
@@ -35,7 +35,7 @@ def join_ring(rank: int, hosts: Sequence[str]) -> Any:
 
 
 def shard(model: Any, group: Any, name: str) -> None:
-    """Keep the shard of this rank. Raises SetupError for models that cannot be divided so."""
+    """Divide a model, and keep the shard of this rank. Raises SetupError."""
     if not hasattr(model, "shard"):
         raise SetupError(
             f"mlx-lm cannot divide {name} between several machines (its model file has no "
