@@ -4,6 +4,7 @@ A process joins one ring only, so all tests of this file share the second proces
 """
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -15,13 +16,21 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, RequestFailed, RequestFinished, TokenSampled
-from mlxstack.core.errors import SetupError
+from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
-from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.engine.distributed import wire
+from mlxstack.engine.distributed.disk import RankDisk
+from mlxstack.engine.distributed.follower import Replica
+from mlxstack.engine.distributed.group import RankGroup, rank_of
+from mlxstack.engine.distributed.passes import digest_of
+from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import self_check
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.host.home import Home
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -135,6 +144,33 @@ def test_models_that_cannot_be_divided_are_refused(
     folder = write(tmp_path / "model", config)
     with pytest.raises(SetupError, match=why):
         loader.load(ModelSpec(id=str(folder)), KVSpec(), TwoRanks())
+
+
+def test_a_rank_that_stands_elsewhere_carries_out_nothing(llama: Preset, tmp_path: Path) -> None:
+    model = loader.load(llama.model, llama.kv).model
+    maker = CacheFactory(model, llama.kv)
+    here, there = socket.socketpair()
+    with here, there:
+        disk = RankDisk(Home(tmp_path), llama, "ab" * 16, wire.Channel(here))
+        replica = Replica(ModelRunner(model), maker, disk)
+        start = digest_of([SlotContext(maker)])
+        replica.apply(wire.Record(1, (wire.NewContext(0), wire.Pass(start, ((0, (5, 6)),)))))
+        with pytest.raises(Broken, match="diverged from rank 0 at record 2, with 2 tokens"):
+            replica.apply(wire.Record(2, (wire.Pass(start, ((0, (7,)),)),)))
+        with pytest.raises(Broken, match="record 9 came instead of 3"):
+            replica.apply(wire.Record(9, ()))
+        disk.close()
+
+
+def test_a_stranger_does_not_get_into_the_group() -> None:
+    hello = wire.Hello("wrong", "0", 1)
+    assert rank_of(hello, ["right"]) is None
+    assert rank_of(wire.Hello("right", "0", 1), ["other", "right"]) == 1
+    here, there = socket.socketpair()
+    with here, there:
+        wire.Channel(there).send(wire.Hello("x" * 5000, "0", 1))
+        with pytest.raises(OSError, match="at most 1024"):
+            wire.Channel(here).receive(1024)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

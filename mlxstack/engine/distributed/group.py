@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from mlxstack import __version__
 from mlxstack.core.errors import Broken, SetupError, StackError
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.engine.device_memory import MemoryPlan
 from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.passes import digest_of, run_pass
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+HELLO_S, LONGEST_HELLO = 2.0, 1024
+"""Seconds and bytes in which a connection has to say which rank it is."""
 CONNECT_S = 60.0
 """Seconds for the other ranks to start and connect."""
 LOAD_S = 3600.0
@@ -101,7 +103,8 @@ class RankGroup:
             self._connect()
         self._log, self.n_records, self.packing = [], 0, None
         for rank, channel in enumerate(self._channels, 1):
-            channel.send(wire.Session(preset, rank, self._ring))
+            # The keys of the API are not for them.
+            channel.send(wire.Session(replace(preset, server=ServerSpec()), rank, self._ring))
         if self._world is None:
             self._world = join_ring(0, self._ring)
         return self._world
@@ -241,18 +244,23 @@ class RankGroup:
             address = f"{host}:{listener.getsockname()[1]}"
             for other, key in zip(self.hosts[1:], keys, strict=True):
                 self._processes.append(ranks.start(other, address, key))
-            listener.settimeout(CONNECT_S)
+            until = time.monotonic() + CONNECT_S
+            listener.settimeout(HELLO_S)
             while len(found) < len(keys):
                 try:
-                    channel = Channel(listener.accept()[0])
-                    hello = channel.receive()
+                    connection = listener.accept()[0]
+                    connection.settimeout(HELLO_S)
+                    channel = Channel(connection)
+                    hello = channel.receive(LONGEST_HELLO)
                 except (OSError, msgspec.MsgspecError) as error:
+                    if time.monotonic() < until:
+                        continue
                     missing = [h for i, h in enumerate(self.hosts[1:]) if i not in found]
                     raise SetupError(
                         f"no rank has connected from {', '.join(missing)} within {CONNECT_S:g} s; "
                         f"see the log, and try `{ranks.shown(missing[0], address)}` by hand"
                     ) from error
-                rank = _rank_of(hello, keys)
+                rank = rank_of(hello, keys)
                 if rank is None:
                     channel.close()
                 elif hello.version != __version__:
@@ -261,6 +269,7 @@ class RankGroup:
                         f"{__version__}; install the same version on both"
                     )
                 else:
+                    connection.settimeout(None)
                     found[rank] = channel, hello.port
         each = [found[i] for i in range(len(keys))]
         others = [
@@ -346,7 +355,7 @@ def _fail(future: Future[None], error: StackError) -> None:
         future.set_exception(error)
 
 
-def _rank_of(hello: object, keys: Sequence[str]) -> int | None:
+def rank_of(hello: object, keys: Sequence[str]) -> int | None:
     """Index of the key that a rank was started with."""
     given = hello.key if isinstance(hello, wire.Hello) else ""
     matches = (i for i, key in enumerate(keys) if hmac.compare_digest(key, given))

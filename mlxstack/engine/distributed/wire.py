@@ -22,6 +22,8 @@ Tokens = tuple[int, ...]
 Keys = tuple[str, ...]
 
 LENGTH = struct.Struct("!I")
+MOST_BYTES = 1 << 30
+"""Bytes of a message at most."""
 
 
 class NewContext(Struct, frozen=True, array_like=True, tag="n"):
@@ -238,10 +240,13 @@ class Channel:
             self.n_sent += LENGTH.size + len(data)
         return LENGTH.size + len(data)
 
-    def receive(self) -> Any:
+    def receive(self, longest: int = MOST_BYTES) -> Any:
         """Next message, or None at the end. Raises OSError, MsgspecError."""
         head = self._read(LENGTH.size)
-        data = self._read(*LENGTH.unpack(head)) if head else b""
+        n_bytes = LENGTH.unpack(head)[0] if head else 0
+        if n_bytes > longest:
+            raise OSError(f"a message of {n_bytes} bytes came, at most {longest} are allowed")
+        data = self._read(n_bytes)
         return self._decoder.decode(data) if data else None
 
     def close(self) -> None:
