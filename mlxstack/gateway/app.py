@@ -137,7 +137,7 @@ class Gateway:
         async def forward(scope: Scope, receive: Receive, send: Send) -> None:
             async def noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    if message["status"] == UNAVAILABLE and not await member.process.is_healthy():
+                    if message["status"] == UNAVAILABLE and not await member.process.status():
                         raise MemberLost("it does not serve its model", is_sent=False)
                     if scope["method"] == "POST":
                         self._note_agent(message, member)

@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.policy.kv_geometry import Geometry
+from mlxstack.policy.live_sharing import MOST_SPARE
 from mlxstack.policy.prefix_index import CUT
 
 MARGIN_BYTES = 64 * 1024 * 1024
@@ -40,7 +41,8 @@ class ServiceLoad(Struct, frozen=True):
 
     `chunk` is the longest prefill chunk; windows are larger while it runs.
     `budget` bounds the KV of all slots; None is no bound but the memory itself. Each slot has a
-    context of the draft model too; the weights are those of both models.
+    context of the draft model too; the weights are those of both models. The slots hold one copy of
+    their first `n_shared` tokens.
     """
 
     geometry: Geometry
@@ -51,6 +53,7 @@ class ServiceLoad(Struct, frozen=True):
     chunk: int = 512
     budget: Budget | None = None
     draft: Geometry = Geometry(())
+    n_shared: int = 0
 
 
 class MemoryNeed(Struct, frozen=True):
@@ -93,10 +96,18 @@ def need(load: ServiceLoad) -> MemoryNeed:
     full = sum(one.peak_full_bytes(load.n_ctx) for one in (load.geometry, load.draft))
     return MemoryNeed(
         weights=load.weights,
-        kv_full=full * load.n_slots,
+        kv_full=full * load.n_slots - _shared_bytes(load),
         kv_state=settled * (load.n_slots - 1) + in_prefill,
         workspace=load.workspace,
     )
+
+
+def _shared_bytes(load: ServiceLoad) -> int:
+    """Bytes that the slots hold less because they share; the one copy may have room to spare."""
+    if load.n_slots < 2:
+        return 0
+    n_tokens = min(load.n_shared, load.n_ctx)
+    return int(load.geometry.full_bytes(n_tokens) * (load.n_slots - 1 - MOST_SPARE))
 
 
 def kv_budget(limit: int, weights: int, workspace: int) -> int:
@@ -112,18 +123,19 @@ def fits(load: ServiceLoad, memory: int) -> bool:
 
 def max_agents(load: ServiceLoad, memory: int) -> int:
     """Number of slots of `load.n_ctx` tokens that fit. `load.n_slots` is ignored."""
-    one, two = need(replace(load, n_slots=1)), need(replace(load, n_slots=2))
-    n_agents = _more(one.total, two.total, memory)
+    first = [need(replace(load, n_slots=n)) for n in (1, 2, 3)]
+    n_agents = _more([one.total for one in first], memory)
     if load.budget is None:
         return n_agents
-    return min(n_agents, _more(one.kv, two.kv, load.budget.n_bytes))
+    return min(n_agents, _more([one.kv for one in first], load.budget.n_bytes))
 
 
-def _more(one: int, two: int, bound: int) -> int:
-    """Number that fits `bound` bytes: one takes `one`, a pair `two`."""
-    if one > bound:
-        return 0
-    return 1 + (bound - one) // (two - one) if two > one else 1
+def _more(first: Sequence[int], bound: int) -> int:
+    """Number that fits `bound` bytes; one, two and three take the `first`, others as the third."""
+    one, two, three = first
+    if two > bound or two == one:
+        return int(one <= bound)
+    return 2 + (bound - two) // (three - two) if three > two else 2
 
 
 def max_ctx(load: ServiceLoad, memory: int) -> int:

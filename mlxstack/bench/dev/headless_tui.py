@@ -25,6 +25,12 @@ N_FIRST = 5
 """Frames before measurement, for start and first drawing."""
 
 
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process so far, its own and the kernel's."""
+    taken = process.cpu_times()
+    return float(taken.user + taken.system)
+
+
 class Spectator:
     """The process of one dashboard and its recording."""
 
@@ -34,8 +40,7 @@ class Spectator:
 
     def cpu_s(self) -> float:
         """CPU seconds so far, its own and the kernel's."""
-        taken = self._process.cpu_times()
-        return float(taken.user + taken.system)
+        return cpu_s(self._process)
 
     def n_frames(self) -> int:
         """Frames that it was sent so far."""

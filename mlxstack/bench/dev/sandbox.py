@@ -80,8 +80,8 @@ async def service(
     command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(file)]
     env = {**stage.env, "MLX_STACK_HOME": str(root), VARIABLE: LIFELINE_S}
     server = ServerUnderTest("mlx-stack", f"http://{HOST}:{port}", "bench")
-    async with child(command, env, root / "service.log", server):
-        yield server
+    async with child(command, env, root / "service.log", server) as pid:
+        yield msgspec.structs.replace(server, pid=pid)
 
 
 @contextlib.asynccontextmanager
@@ -91,22 +91,25 @@ async def mlx_lm_server(stage: Sandbox) -> AsyncIterator[ServerUnderTest]:
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", stage.model]
     command += ["--host", HOST, "--port", str(port), "--log-level", "ERROR"]
     server = ServerUnderTest("mlx_lm.server", f"http://{HOST}:{port}", "default_model")
-    async with child(command, stage.env, stage.folder / "mlx_lm.log", server):
-        yield server
+    async with child(command, stage.env, stage.folder / "mlx_lm.log", server) as pid:
+        yield msgspec.structs.replace(server, pid=pid)
 
 
 @contextlib.asynccontextmanager
 async def child(
     command: Sequence[str], env: dict[str, str], log: Path, server: ServerUnderTest
-) -> AsyncIterator[None]:
-    """Healthy child server, ended afterwards. Raises Broken."""
+) -> AsyncIterator[int]:
+    """Id of a healthy child server, ended afterwards.
+
+    Raises Broken when it does not start.
+    """
     with log.open("ab") as words:
         process = await asyncio.create_subprocess_exec(
             *command, env=env, stdin=asyncio.subprocess.PIPE, stdout=words, stderr=words
         )
     try:
         await _until_healthy(process, server, log)
-        yield
+        yield process.pid
     finally:
         await _end(process)
 

@@ -32,12 +32,13 @@ TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 
 
 class ServerUnderTest(Struct, frozen=True):
-    """Address of a server; `model` is the name in the request body."""
+    """Address of a server; `model` is the name in the request body, `pid` its process if known."""
 
     name: str
     url: str
     model: str
     api_key: str | None = None
+    pid: int = 0
 
 
 class TimedRequest(Struct, frozen=True):

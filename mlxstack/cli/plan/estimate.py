@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.preset import ServiceKind
+from mlxstack.core.preset import LiveSharingMode, ServiceKind
 from mlxstack.host.memory_budget import MemoryBudget
 from mlxstack.policy.capacity import (
     ServiceLoad,
@@ -18,7 +18,8 @@ from mlxstack.policy.capacity import (
     need,
 )
 from mlxstack.policy.capacity_advice import Advice, CapacityRequest, advise, nearest
-from mlxstack.policy.kv_geometry import Geometry, Layer, quantized
+from mlxstack.policy.kv_geometry import PLAIN_BITS, Geometry, Layer, quantized
+from mlxstack.policy.live_sharing import MIN_TOKENS, LiveSharing
 from mlxstack.service.plan_candidate import Candidate
 
 CONTEXTS = tuple(4096 * 2**n for n in range(6))
@@ -100,11 +101,26 @@ class Fit(Struct, frozen=True):
     max_agents: int
 
 
+class SharedFit(Struct, frozen=True):
+    """KV of agents that begin with the same `n_tokens`, in a copy for each and in one for all.
+
+    `is_on`: the preset shares it; then all other figures count it once.
+    """
+
+    n_agents: int
+    n_tokens: int
+    copied_bytes: int
+    shared_bytes: int
+    max_agents_copied: int
+    max_agents: int
+    is_on: bool
+
+
 class Forecast(Struct, frozen=True):
     """Forecast of a preset; `disk_bytes_50k` is a 50,000-token agent.
 
     `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`; 0 for a
-    model without slots.
+    model without slots. `shared` is None unless the agents begin with tokens that can be shared.
     """
 
     preset: str
@@ -116,6 +132,7 @@ class Forecast(Struct, frozen=True):
     disk_bytes_50k: int
     contexts: tuple[ContextRow, ...]
     matrix: tuple[CapacityCell, ...]
+    shared: SharedFit | None = None
 
 
 def spec_of(candidate: Candidate) -> Spec:
@@ -138,10 +155,19 @@ def spec_of(candidate: Candidate) -> Spec:
 
 
 def forecast(
-    candidate: Candidate, memory: MemoryBudget, wanted: ServiceLoad, contexts: Sequence[int]
+    candidate: Candidate,
+    memory: MemoryBudget,
+    wanted: ServiceLoad,
+    contexts: Sequence[int],
+    n_shared: int = 0,
 ) -> Forecast:
-    """Forecast for `wanted`: `candidate.load` with other slots or context."""
-    dense = wanted.geometry
+    """The forecast for `wanted`, which is `candidate.load` with other slots or context.
+
+    The agents begin with the same `n_shared` tokens.
+    """
+    dense, shared = wanted.geometry, _shared(candidate, wanted, memory.usable, n_shared)
+    if shared is not None and shared.is_on:
+        wanted = replace(wanted, n_shared=shared.n_tokens)
     return Forecast(
         preset=candidate.preset.name,
         spec=spec_of(candidate),
@@ -156,6 +182,7 @@ def forecast(
             for n in SLOTS
             for n_ctx in contexts
         ),
+        shared=shared,
     )
 
 
@@ -189,6 +216,25 @@ def recommendation(
         load = replace(load, geometry=one.geometry(memory.half_bytes))
         wishes.append(CapacityRequest(one.preset.name, load, one.n_trained))
     return advise(wishes, memory.usable)
+
+
+def _shared(
+    candidate: Candidate, load: ServiceLoad, usable: int, n_tokens: int
+) -> SharedFit | None:
+    cache, kv = candidate.preset.prefix_cache, candidate.preset.kv
+    n_shared = LiveSharing(cache.block_size, MIN_TOKENS).split_point(min(n_tokens, load.n_ctx))
+    if not n_shared or load.n_slots < 2 or (kv.bits < PLAIN_BITS and kv.quantized_start):
+        return None
+    sharing = replace(load, n_shared=n_shared)
+    return SharedFit(
+        n_agents=load.n_slots,
+        n_tokens=n_shared,
+        copied_bytes=need(load).kv,
+        shared_bytes=need(sharing).kv,
+        max_agents_copied=max_agents(load, usable),
+        max_agents=max_agents(sharing, usable),
+        is_on=cache.enabled and cache.live_sharing is LiveSharingMode.AUTO,
+    )
 
 
 def _kv_budget(candidate: Candidate, load: ServiceLoad, usable: int) -> int:

@@ -6,7 +6,15 @@ import typer
 from msgspec import Struct
 
 from mlxstack.cli.output import facts, table
-from mlxstack.cli.plan.estimate import DISK_TOKENS, Fit, Forecast, KindRow, Spec, spec_of
+from mlxstack.cli.plan.estimate import (
+    DISK_TOKENS,
+    Fit,
+    Forecast,
+    KindRow,
+    SharedFit,
+    Spec,
+    spec_of,
+)
 from mlxstack.cli.units import size, tokens
 from mlxstack.host.memory_budget import MemoryBudget
 from mlxstack.policy.capacity import need
@@ -68,6 +76,7 @@ def show_forecast(found: Forecast) -> None:
         ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
         ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
         ("wanted", _verdict(wanted, memory)),
+        *([] if found.shared is None else [("shared", _sharing(found.shared))]),
     )
     facts(lines)
     typer.echo()
@@ -198,6 +207,15 @@ def _verdict(fit: Fit, memory: MemoryBudget) -> str:
     if fit.n_bytes <= memory.usable:
         return f"{asked}: does not fit: {fit.over_budget}{helps}"
     return f"{asked}: does not fit into {size(memory.usable)}{helps}"
+
+
+def _sharing(fit: SharedFit) -> str:
+    on = "is on" if fit.is_on else "is off, and not counted"
+    return (
+        f"{fit.n_agents} agents share {fit.n_tokens:,} tokens: {size(fit.copied_bytes)} of KV in "
+        f"copies, {size(fit.shared_bytes)} in one; {fit.max_agents_copied} or {fit.max_agents} "
+        f"such agents fit; prefix_cache.live_sharing {on}"
+    )
 
 
 def _show_contexts(found: Forecast) -> None:

@@ -115,9 +115,9 @@ class SlotContext:
 
     @property
     def can_share(self) -> bool:
-        """Whether prefixes can be shared live: never with quantization."""
+        """Whether a prefix can be shared with other contexts: none that will be quantized later."""
         is_shareable = any(cache_adapters.can_share(leaf) for leaf in self.leaves)
-        return is_shareable and self.is_storable and not self._maker.can_quantize
+        return is_shareable and self.is_storable and not self._maker.quantized_start
 
     def share(self, n_tokens: int) -> LivePrefix:
         """The first `n_tokens` for another context, in arrays that both can hold.

@@ -148,7 +148,7 @@ def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
         try:
             together = _together(runner, shared, [fed for _, fed in alone])
         except Exception:
-            # Latent attention multiplies queries by keys outside of the attention function.
+            # A model may use keys outside of the attention function in ways that no view knows.
             return False
         if _compare([logits for logits, _ in alone], together).is_same(allowed, dtype):
             return True

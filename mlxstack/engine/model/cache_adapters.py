@@ -20,12 +20,10 @@ from mlx_lm.models.cache import (
 from msgspec import Struct
 
 from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
+from mlxstack.policy.live_sharing import MOST_SPARE
 
 STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
-
-MOST_SPARE = 0.25
-"""Maximum rest of the buffers when a prefix is shared uncopied."""
 
 
 class LayerState(Struct, frozen=True):
@@ -64,7 +62,7 @@ def is_sliceable(leaf: Any) -> bool:
 
 def can_share(leaf: Any) -> bool:
     """Whether a prefix of this cache can be shared with other contexts."""
-    return type(leaf) in (KVCache, PrefixedKVCache)
+    return type(leaf) in (KVCache, QuantizedKVCache, PrefixedKVCache)
 
 
 def is_stateful(leaf: Any) -> bool:
@@ -180,11 +178,12 @@ def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
     leaf.offset = n_tokens
 
 
-def prefixed(
-    leaf: Any, prefix: Sequence[mx.array] | None, n_tokens: int
-) -> KVCache | PrefixedKVCache:
-    """The first `n_tokens` of a cache, over a shared prefix if possible."""
-    tail, start = KVCache(), prefix[0].shape[2] if prefix else 0
+def prefixed(leaf: Any, prefix: Sequence[mx.array] | None, n_tokens: int) -> Any:
+    """The first `n_tokens` of a cache, over a shared prefix or as an ordinary one."""
+    old = leaf.tail if isinstance(leaf, PrefixedKVCache) else leaf
+    is_quantized = isinstance(old, QuantizedKVCache)
+    tail = QuantizedKVCache(old.group_size, old.bits) if is_quantized else KVCache()
+    start = prefix[0].shape[2] if prefix else 0
     if n_tokens > start:
         rebuild(tail, joined([span(leaf, start, n_tokens)]), n_tokens - start)
         mx.eval(parts_of(tail))
