@@ -86,14 +86,14 @@ def _victims(
         (one for one in loaded if one.residency is not Residency.ALWAYS),
         key=lambda one: (one.residency is not Residency.NEVER, one.n_active > 0, one.used_at),
     )
-    found: list[MemberView] = []
+    victims: list[MemberView] = []
     for one in movable:
-        if sum(other.n_bytes for other in found) >= missing:
+        if sum(other.n_bytes for other in victims) >= missing:
             break
         if one.loaded_at + linger_s <= now:
-            found.append(one)
-    if sum(one.n_bytes for one in found) >= missing:
-        return found, None
+            victims.append(one)
+    if sum(one.n_bytes for one in victims) >= missing:
+        return victims, None
     ends = [one.loaded_at + linger_s for one in movable]
     return [], min((end for end in ends if end > now), default=None)
 

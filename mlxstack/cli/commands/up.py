@@ -281,8 +281,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
     props = asyncio.run(running_props(plan.url, preset))
     if json:
-        told = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
-        as_json(_facts(state, began) | told)
+        notes = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
+        as_json(_facts(state, began) | notes)
         return
     seconds = time.monotonic() - began
     total = plan.n_slots * plan.n_ctx
@@ -292,8 +292,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     )
     for remark in props.remarks:
         note(f"warning: {remark}")
-    for said in props.template_notes:
-        note(f"warning: chat template: {said}")
+    for finding in props.template_notes:
+        note(f"warning: chat template: {finding}")
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 
