@@ -1,7 +1,6 @@
 """Idle unload: frees the model's memory until the next request."""
 
 import asyncio
-import gc
 import logging
 import time
 
@@ -84,7 +83,7 @@ async def unload(service: Service) -> None:
         model_swap.begin(service, service.preset, "unload", limit_s)
         freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
         service.rest(resting)
-        await asyncio.to_thread(_return_memory)
+        await asyncio.to_thread(trim_heap)
     except BaseException:
         service.gate.left_at = time.monotonic()
         service.gate.open()
@@ -111,8 +110,3 @@ async def load(service: Service) -> None:
         service.change = None
     service.gate.open()
     log.info("%s is loaded again after %.1f s", service.name, time.perf_counter() - began)
-
-
-def _return_memory() -> None:
-    gc.collect()
-    trim_heap()
