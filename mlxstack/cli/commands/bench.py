@@ -96,12 +96,12 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
-    request = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
-    reports = _measured(what, request)
+    wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
+    reports = _measured(what, wanted)
     as_json(reports) if json else _print(reports, markdown)
 
 
-def _measured(what: str, request: "BenchRequest") -> "list[BenchReport]":
+def _measured(what: str, wanted: "BenchRequest") -> "list[BenchReport]":
     import tempfile
     from datetime import UTC, datetime
     from pathlib import Path
@@ -117,7 +117,7 @@ def _measured(what: str, request: "BenchRequest") -> "list[BenchReport]":
         inputs = BenchContext(Path(folder), dict(os.environ), today, command, note)
         names = EVERYTHING if what == "all" else (what,)
         try:
-            return [report(name, request, inputs) for name in names]
+            return [report(name, wanted, inputs) for name in names]
         except httpx.TransportError as why:
             raise Unreachable(f"no answer from {why.request.url} ({why})") from why
 

@@ -177,7 +177,7 @@ class SlotKVManager:
     def _share(
         self, mine: SlotContext, tokens: Sequence[int], salt: str, path: Sequence[PathStep] = ()
     ) -> LivePrefix | None:
-        """Longest prefix to share with live contexts or `path`."""
+        """The longest prefix of these tokens that live contexts or segments of `path` can share."""
         longest, donor = 0, mine
         for other in self.slots:
             if other is mine or other.salt != salt or not self.sharing.split_point(len(other)):
