@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 from mlxstack.core.preset import SamplingSpec, SlotSpec
 from tests.api.running import running, tiny_preset
 
-pytestmark = [pytest.mark.mlx, pytest.mark.net]
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SEED = 20261120
 # A feature that is off answers 501, as llama-server has it.
