@@ -155,6 +155,11 @@ class ContextParker:
             fresh.room(n_room),
         )
         marks = [self._memory.get(plan.checkpoint)] if plan.checkpoint else []
+        fresh.note_sources(
+            [step.key for step in plan.path],
+            [plan.checkpoint] if plan.checkpoint else [],
+            fresh.room(n_room),
+        )
         fresh.load(
             request.tokens[: plan.position],
             spans,

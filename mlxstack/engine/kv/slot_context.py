@@ -199,6 +199,14 @@ class SlotContext:
             KnownPrefix(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
         )
 
+    def note_packed(self, start: int, end: int) -> None:
+        """Hook of `engine.distributed`: these tokens were packed, to be parked next."""
+
+    def note_sources(
+        self, segments: Sequence[str], checkpoints: Sequence[str], n_room: int
+    ) -> None:
+        """Hook of `engine.distributed`: `load` is next, with the KV of these keys."""
+
     def new_empty(self, n_tokens: int = 0) -> "SlotContext":
         """Empty context of the same model, with caches for `n_tokens`."""
         fresh = SlotContext(self._maker)

@@ -111,12 +111,13 @@ class RestoreBuffers:
         if at == len(self._heads) - 1:
             self._clear_room()
 
-    def load(self, tokens: Sequence[int], checkpoints: Sequence[StateCheckpoint]) -> SlotContext:
-        """The context, once all rows are filled."""
+    def load(self, manifest: Manifest, checkpoints: Sequence[StateCheckpoint]) -> SlotContext:
+        """The context of a manifest, once all rows are filled."""
         arrays = map(self._array, self._buffers)
         sliceable = [leaf for leaf in self._fresh.leaves if cache_adapters.is_sliceable(leaf)]
         parts = [[next(arrays) for _ in range(cache_adapters.n_parts(leaf))] for leaf in sliceable]
-        self._fresh.load(tokens, parts, checkpoints)
+        self._fresh.note_sources(manifest.segments, manifest.checkpoints, self._room)
+        self._fresh.load(manifest.tokens, parts, checkpoints)
         return self._fresh
 
     def _parts(self, heads: Sequence[KVFileHeader]) -> Iterator[Shape]:
@@ -265,7 +266,7 @@ class SlotRestore:
             marks = [m for b in found.checkpoints if isinstance(m := part_of(b), StateCheckpoint)]
             n_tokens, context = len(found.manifest.tokens), request.context
             if n_tokens:
-                context.take_over(buffers.load(found.manifest.tokens, marks))
+                context.take_over(buffers.load(found.manifest, marks))
             else:
                 context.clear()
             # The salt is that of the tenant that saved it, not of the request that restores it.
