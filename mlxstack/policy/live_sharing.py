@@ -49,6 +49,20 @@ class LiveSharing(Struct, frozen=True):
 NO_SHARING = LiveSharing()
 
 
+class PrefixUse(Struct, frozen=True):
+    """Bytes of a shared prefix that one context holds; its buffers have `whole_bytes`."""
+
+    prefix: int
+    n_bytes: int
+    whole_bytes: int
+
+
+def saved_bytes(uses: Sequence[PrefixUse]) -> int:
+    """Bytes that contexts hold less than with a copy each; negative where buffers are larger."""
+    whole = {use.prefix: use.whole_bytes for use in uses}
+    return sum(use.n_bytes for use in uses) - sum(whole.values())
+
+
 def least_shared(curve: Sequence[SharingCosts]) -> int | None:
     """The shortest measured prefix from which on sharing is no slower; None without one."""
     longest_first = sorted(curve, key=lambda costs: -costs.n_tokens)
