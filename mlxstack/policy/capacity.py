@@ -1,4 +1,4 @@
-"""Capacity: agents and context that fit into a memory, before anything is loaded."""
+"""Capacity: agents and context that fit a memory, before any load."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ HEADER_BYTES = 4096
 
 
 class Budget(Struct, frozen=True):
-    """Share of the memory that KV may take: `pct` percent of `total` bytes."""
+    """KV budget: `pct` percent of `total` bytes of memory."""
 
     total: int
     pct: float
@@ -28,7 +28,7 @@ class Budget(Struct, frozen=True):
         return int(self.total * self.pct / 100)
 
     def holding(self, n_bytes: int) -> "Budget":
-        """This budget, or the next larger one in whole percent that holds `n_bytes`."""
+        """This budget, or the next whole percent that holds `n_bytes`."""
         if n_bytes <= self.n_bytes:
             return self
         pct = -(-n_bytes * 100 // self.total)
@@ -37,7 +37,7 @@ class Budget(Struct, frozen=True):
 
 
 class ServiceLoad(Struct, frozen=True):
-    """Memory needs of a service: bytes of `weights` and `workspace`, slots, tokens per slot.
+    """Load of a service: weights and workspace in bytes, slots, context.
 
     `chunk` is the longest prefill chunk; windows are larger while it runs.
     `budget` bounds the KV of all slots; None is no bound but the memory itself. Each slot has a
@@ -57,7 +57,7 @@ class ServiceLoad(Struct, frozen=True):
 
 
 class MemoryNeed(Struct, frozen=True):
-    """Bytes by cause. `kv_full` grows with the context, `kv_state` has an upper bound."""
+    """Bytes by cause; `kv_full` grows with context, `kv_state` is bounded."""
 
     weights: int
     kv_full: int
@@ -77,7 +77,7 @@ class MemoryNeed(Struct, frozen=True):
 
 
 class CapacityRow(Struct, frozen=True):
-    """One line of the table: KV of one context of `n_ctx` tokens, and what of it fits.
+    """Table row: KV of one context of `n_ctx`, and agents that fit.
 
     `n_agents` are live contexts beside each other, `disk` is one saved agent.
     """
@@ -89,7 +89,7 @@ class CapacityRow(Struct, frozen=True):
 
 
 def need(load: ServiceLoad) -> MemoryNeed:
-    """The most bytes this load can take: all slots full, one of them in prefill."""
+    """Peak bytes of this load: all slots full, one of them prefilling."""
     drafts = load.draft.peak_state_bytes(load.n_ctx, load.chunk)
     settled = load.geometry.peak_state_bytes(load.n_ctx, 1) + drafts
     in_prefill = load.geometry.peak_state_bytes(load.n_ctx, load.chunk) + drafts
@@ -103,7 +103,7 @@ def need(load: ServiceLoad) -> MemoryNeed:
 
 
 def _shared_bytes(load: ServiceLoad) -> int:
-    """Bytes that the slots hold less because they share; the one copy may have room to spare."""
+    """Bytes saved by one copy, which may have room to spare."""
     if load.n_slots < 2:
         return 0
     n_tokens = min(load.n_shared, load.n_ctx)
@@ -111,7 +111,7 @@ def _shared_bytes(load: ServiceLoad) -> int:
 
 
 def kv_budget(limit: int, weights: int, workspace: int) -> int:
-    """Bytes of `limit` that are left for KV beside weights and workspace; may be negative."""
+    """Bytes of `limit` beside weights and workspace; may be negative."""
     return limit - weights - workspace - MARGIN_BYTES
 
 

@@ -50,7 +50,7 @@ NO_SHARING = LiveSharing()
 
 
 class PrefixUse(Struct, frozen=True):
-    """Bytes of a shared prefix that one context holds; its buffers have `whole_bytes`."""
+    """Bytes of a shared prefix in one context, of `whole_bytes`."""
 
     prefix: int
     n_bytes: int
@@ -58,7 +58,7 @@ class PrefixUse(Struct, frozen=True):
 
 
 def saved_bytes(uses: Sequence[PrefixUse]) -> int:
-    """Bytes that contexts hold less than with a copy each; negative where buffers are larger."""
+    """Bytes saved against a copy each; negative where buffers are larger."""
     whole = {use.prefix: use.whole_bytes for use in uses}
     return sum(use.n_bytes for use in uses) - sum(whole.values())
 

@@ -20,13 +20,14 @@ from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.live_sharing import MIN_TOKENS, NO_SHARING, LiveSharing
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.repetition import in_soak
 
 HEAD = prompt(300, seed=100)
 OTHER = HEAD[:150] + prompt(200, seed=101)
 NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
 FOUR = SlotSpec(count=4, n_ctx=1024)
 FORCED = LiveSharing(block_size=16, min_tokens=32)
-SHARING = ["tiny", "tiny-8bit", "tiny-mla", "tiny-swa", "tiny-sinks", "tiny-hybrid"]
+SHARING = ["tiny-8bit", "tiny-mla", "tiny-swa", "tiny-hybrid", *in_soak("tiny", "tiny-sinks")]
 CUTTABLE = ("tiny", "tiny-8bit", "tiny-mla")
 
 

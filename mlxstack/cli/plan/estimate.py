@@ -1,4 +1,4 @@
-"""Estimate of a model for `plan` and `spec`: KV per layer kind, total, fit."""
+"""Estimate for `plan` and `spec`: KV per layer kind, sum, fit."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ DISK_TOKENS = 50_000
 
 
 class KindRow(Struct, frozen=True):
-    """Layers that keep the same: their numbers, and bytes per token and layer, or in all."""
+    """Layers of one kind: count, and bytes per token or in all."""
 
     kind: str
     layers: tuple[int, ...]
@@ -59,7 +59,7 @@ class Spec(Struct, frozen=True):
 
 
 class PrecisionFit(Struct, frozen=True):
-    """One KV precision: bytes of one context, and how many agents have room."""
+    """KV precision with bytes of a context, and agents that fit."""
 
     bits: int
     kv_bytes: int
@@ -75,7 +75,7 @@ class ContextRow(Struct, frozen=True):
 
 
 class CapacityCell(Struct, frozen=True):
-    """All bytes of so many slots with so much context."""
+    """Bytes of `n_slots` slots with `n_ctx` tokens each."""
 
     n_slots: int
     n_ctx: int
@@ -84,7 +84,7 @@ class CapacityCell(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """Whether slots x context fit; if not, other settings that do.
+    """Fit of slots x context, or settings that do fit.
 
     `over_budget` tells by how much their KV exceeds the engine's budget; "" where it does not.
     """
@@ -102,9 +102,10 @@ class Fit(Struct, frozen=True):
 
 
 class SharedFit(Struct, frozen=True):
-    """KV of agents that begin with the same `n_tokens`, in a copy for each and in one for all.
+    """KV of agents with a common beginning, copied and shared.
 
-    `is_on`: the preset shares it; then all other figures count it once.
+    They begin with the same `n_tokens`. `is_on`: the preset shares them; then all other figures
+    count one copy.
     """
 
     n_agents: int
@@ -117,7 +118,7 @@ class SharedFit(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """Everything that `plan` tells of one preset; `disk_bytes_50k` is an agent of that length.
+    """Forecast of a preset; `disk_bytes_50k` is a 50,000-token agent.
 
     `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`; 0 for a
     model without slots. `shared` is None unless the agents begin with tokens that can be shared.
@@ -187,7 +188,7 @@ def forecast(
 
 
 def fit(load: ServiceLoad, usable: int) -> Fit:
-    """Whether a load fits, and the way there if not."""
+    """Fit of a load, or advice to make it fit."""
     from mlxstack.service.memory_check import over_budget, settings
 
     parts, is_fitting = need(load), fits(load, usable)
@@ -209,7 +210,7 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
 def recommendation(
     candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
 ) -> tuple[Advice, ...]:
-    """The candidates that could carry so many agents of so much context, the best first."""
+    """Candidates that carry these agents and contexts, best first."""
     wishes = []
     for one in candidates:
         load = replace(one.load(memory.half_bytes, memory.total), n_slots=n_agents, n_ctx=n_ctx)

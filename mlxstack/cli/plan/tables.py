@@ -28,7 +28,7 @@ ADVICE_LEAST = ("WEIGHTS", "KV BITS", "NEEDS")
 
 
 class PlanRow(Struct, frozen=True):
-    """One model of the table: bytes at 16-bit KV; `kv_bytes` by tokens of context."""
+    """Table row of a model, at 16-bit KV: `kv_bytes` by context."""
 
     preset: str
     geometry: str
@@ -38,7 +38,7 @@ class PlanRow(Struct, frozen=True):
 
 
 class AdviceRow(Struct, frozen=True):
-    """One preset of the ranking. `options` are what to add to `mlx-stack up`."""
+    """Ranked preset; `options` are additions for `mlx-stack up`."""
 
     preset: str
     verdict: str
@@ -63,7 +63,7 @@ def show_spec(spec: Spec) -> None:
 
 
 def show_forecast(found: Forecast) -> None:
-    """The sum, the contexts in three precisions, and the matrix of slots and contexts."""
+    """Show the sum, contexts by precision, and slots by context."""
     spec, memory, wanted = found.spec, found.memory, found.wanted
     title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
     lines = (
@@ -138,7 +138,7 @@ def advice_rows(ranked: Sequence[Advice], memory: MemoryBudget) -> list[AdviceRo
 
 
 def show_advice(rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, n_ctx: int) -> None:
-    """The ranking for so many agents with so much context."""
+    """Show the ranking for a number of agents and context."""
     typer.echo(
         f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
         f"({size(memory.usable)} for models of {size(memory.total)})"

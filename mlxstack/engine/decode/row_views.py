@@ -217,7 +217,7 @@ def view(caches: Sequence[Any], counts: Sequence[int], is_padded: bool = False) 
 
 
 def _bounds(cache: Any, n: int, length: int) -> list[tuple[int, int]]:
-    """Which of `length` stored keys each of the last `n` tokens sees."""
+    """Mask of the `length` stored keys for each of the last `n` tokens."""
     window = cache.max_size if isinstance(cache, RotatingKVCache) else length
     return [(max(0, end - window), end) for end in range(length - n + 1, length + 1)]
 

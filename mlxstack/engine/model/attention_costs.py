@@ -1,4 +1,4 @@
-"""Measures attention of two rows on a common prefix, read once per row and read once."""
+"""Measures attention over a shared prefix: read per row, or once."""
 
 import time
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ LENGTHS = (1024, 2048, 4096, 8192)
 N_TAIL = 128
 N_ROWS = 2
 N_TRIES = 5
-"""Tries of each kind, in turn; the fastest counts, since the first may compile kernels."""
+"""Alternating tries; the fastest counts, since the first may compile."""
 
 HEADS = ("n_heads", "num_heads", "num_attention_heads")
-"""The names that mlx-lm's attention modules have for the number of their heads."""
+"""Names of the head count in mlx-lm's attention modules."""
 
 
 def measure_sharing(runner: ModelRunner, maker: CacheFactory) -> list[SharingCosts]:
-    """Seconds of the attention of one layer that can share a prefix; empty without such a layer."""
+    """Attention seconds of a sharable layer by prefix length; empty without."""
     caches = maker.make()
     mx.eval(runner.execute([SlotTokens(caches, mx.array([0, 0]))]))
     leaf = next(filter(cache_adapters.can_share, cache_adapters.leaves(caches)), None)

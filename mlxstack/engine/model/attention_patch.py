@@ -1,4 +1,4 @@
-"""The one door that all attention of slots passes, put into mlx-lm before its models load.
+"""Attention patch of mlx-lm: slots attend over their own caches.
 
 mlx-lm's model files take `scaled_dot_product_attention` from `mlx_lm.models.base` by name when
 they are imported; replacing it there first is the only thing we touch in mlx-lm. See
@@ -37,7 +37,7 @@ def attend(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attention of (B, heads, n, dim) queries, each row over its own keys, without padding.
+    """Attention of (B, heads, n, dim) queries, rows over their own keys.
 
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
     layer's quantized KV and have no cache which says so, and for one query on a CPU.
@@ -68,7 +68,7 @@ def _attend_prefixed(
     mask: Any,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attention of one query per row, where rows on the same prefix read it once together."""
+    """Attention of one query per row; shared prefixes are read once."""
     groups: dict[int, list[int]] = {}
     for i, one in enumerate(keys.arrays):
         is_grouped = isinstance(one, PrefixedArray) and not isinstance(row_of(mask, i), mx.array)
@@ -99,7 +99,7 @@ def _attend_group(
     biases: Sequence[PrefixedArray],
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attention of rows on one prefix: a product with it for all, and one per row with its tail.
+    """Attention of rows on one prefix: a common product, and tails.
 
     Both are merged by their log-sum-exp, in float32. A row alone needs no merging.
     """
@@ -157,7 +157,7 @@ def _partial(
 def _scores(
     queries: mx.array, keys: Any, precision: KVPrecision | None, bias: mx.array | None
 ) -> mx.array:
-    """Products of queries and keys, which are quantized where there is a precision, and a bias."""
+    """Products of queries and keys, quantized or not, and a bias."""
     if precision is None:
         out: mx.array = queries @ keys.swapaxes(-1, -2)
         return out if bias is None else out + bias.reshape(out.shape)
@@ -206,13 +206,13 @@ def _attend_alone(
 
 
 def _is_plain(keys: Sequence[Any], mask: Any) -> bool:
-    """Whether one query per row sees all of its row's keys, which are ordinary arrays, on a CPU."""
+    """Whether rows have one query over ordinary arrays, on a CPU."""
     is_free = mask is None or isinstance(mask, str)
     return is_free and not has_gpu() and all(isinstance(one, mx.array) for one in keys)
 
 
 def _multiply_out(queries: mx.array, keys: Sequence[Any], values: Sequence[Any]) -> mx.array:
-    """Scaled queries (B, heads, 1, dim) times keys, softmax, times values, row by row.
+    """Scaled queries (B, heads, 1, dim): product, softmax, product, row by row.
 
     On a CPU MLX's fused function is a composition of operations that also repeats shared heads.
     """
@@ -230,7 +230,7 @@ def _multiply_out(queries: mx.array, keys: Sequence[Any], values: Sequence[Any])
 
 
 def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
-    """Quantization parameters of the keys for mlx-lm: those of the cache, else from the shapes."""
+    """Quantization parameters of the keys, from cache or shapes."""
     if hasattr(cache, "bits") or not isinstance(keys, tuple | list):
         return cache
     packed, scales, _ = keys
@@ -239,7 +239,7 @@ def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
 
 
 def install() -> None:
-    """Put `attend` in place. Asserts that no model module has taken the original before."""
+    """Install `attend`, before any model module has the original."""
     if base.scaled_dot_product_attention is attend:
         return
     early = [

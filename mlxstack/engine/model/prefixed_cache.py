@@ -1,4 +1,4 @@
-"""A layer's KV as a prefix that several contexts share, and a tail of its own."""
+"""KV of a layer: prefix shared by contexts, and own tail."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -117,7 +117,7 @@ class PrefixedKVCache(_BaseCache):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        """Arrays of the tail; those of the prefix are evaluated and never change."""
+        """Arrays of the tail; those of the prefix never change."""
         return self.tail.state
 
     def is_trimmable(self) -> bool:
