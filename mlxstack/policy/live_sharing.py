@@ -49,6 +49,20 @@ class LiveSharing(Struct, frozen=True):
 NO_SHARING = LiveSharing()
 
 
+class PrefixUse(Struct, frozen=True):
+    """Bytes of a shared prefix in one context, of `whole_bytes`."""
+
+    prefix: int
+    n_bytes: int
+    whole_bytes: int
+
+
+def saved_bytes(uses: Sequence[PrefixUse]) -> int:
+    """Bytes saved against a copy each; negative where buffers are larger."""
+    whole = {use.prefix: use.whole_bytes for use in uses}
+    return sum(use.n_bytes for use in uses) - sum(whole.values())
+
+
 def least_shared(curve: Sequence[SharingCosts]) -> int | None:
     """Shortest measured prefix whose sharing is no slower; None without one."""
     longest_first = sorted(curve, key=lambda costs: -costs.n_tokens)
