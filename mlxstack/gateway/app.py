@@ -29,7 +29,7 @@ from mlxstack.gateway.listing import is_own, own_app
 from mlxstack.gateway.members import MemberGate, Members
 from mlxstack.gateway.spec import GatewaySpec, home_of, internal_key, names_of
 from mlxstack.gateway.upstream import MemberLost
-from mlxstack.store.agent_folder_name import folder_of, is_agent
+from mlxstack.store.agent_history import folder_of, is_agent
 
 AGENTS = "/v1/agents/"
 AGENT_HEADER = b"x-mlx-stack-agent"
@@ -137,7 +137,7 @@ class Gateway:
         async def forward(scope: Scope, receive: Receive, send: Send) -> None:
             async def noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    if message["status"] == UNAVAILABLE and not await member.process.is_healthy():
+                    if message["status"] == UNAVAILABLE and not await member.process.status():
                         raise MemberLost("it does not serve its model", is_sent=False)
                     if scope["method"] == "POST":
                         self._note_agent(message, member)

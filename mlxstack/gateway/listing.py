@@ -113,7 +113,7 @@ async def get_lm_studio_model(members: TheMembers, name: FromPath[str]) -> dict[
 async def metrics(members: TheMembers) -> Response[bytes]:
     """Numbers of the gateway in Prometheus' format; `?model=` asks a member for its own."""
     every = members.by_name.values()
-    found = await asyncio.gather(*(_phase(one) for one in every))
+    found = await asyncio.gather(*(one.look() for one in every))
     loaded = {
         one.spec.name: phase is MemberPhase.LOADED for one, phase in zip(every, found, strict=True)
     }
@@ -218,15 +218,9 @@ def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:
     }
 
 
-async def _phase(member: MemberGate) -> MemberPhase:
-    """Phase of a member, which unloads its model by itself when it is idle."""
-    health = await _read(member, "/health") or {}
-    return MemberPhase.UNLOADED if health.get("status") == "unloaded" else member.phase
-
-
 async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     """Entry of a member: its own where it runs, else of what is known before its start."""
-    body, phase = await asyncio.gather(_read(member, "/v1/models"), _phase(member))
+    body, phase = await asyncio.gather(_read(member, "/v1/models"), member.look())
     name, *others = member.spec.names
     known = {"id": name, "object": "model", "owned_by": "mlx-stack", "type": "model"}
     own: dict[str, Any] = next(

@@ -41,13 +41,13 @@ async def run_tasks(
         if spec.warm_on_startup:
             group.create_task(warm_all(service))
         if spec.metrics.enabled:
-            group.create_task(summarise(service, spec.metrics.log_interval))
+            group.create_task(log_statistics(service, spec.metrics.log_interval))
         group.create_task(watch_memory(service, level, LOOK_S))
         group.create_task(watch_disk(service, SWEEP_S))
 
 
-async def summarise(service: Service, interval_s: float) -> None:
-    """Log one line of numbers every `interval_s` seconds, without any text of requests."""
+async def log_statistics(service: Service, interval_s: float) -> None:
+    """Log a line of statistics every `interval_s` seconds, without request text."""
     await asyncio.sleep(interval_s)
     await _every(interval_s, "the summary", lambda: _tell(service))
 
@@ -100,7 +100,7 @@ async def watch_memory(
 
 
 async def watch_disk(service: Service, interval_s: float) -> None:
-    """Delete KV that is too old or too much; other processes write there too."""
+    """Delete KV beyond the disk bounds, of other processes too."""
     await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
 
 
