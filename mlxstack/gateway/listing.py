@@ -24,15 +24,17 @@ from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import UnknownModel, Unsupported
 from mlxstack.core.preset import ServiceKind
+from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.processes import json_of
-from mlxstack.gateway.spec import GatewayMember, GatewaySpec
+from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key
 
 LM_STUDIO = "/api/v0/models"
 METRICS_TYPE = "text/plain; version=0.0.4"
 
 TheMembers = NamedDependency[Members]
 TheSpec = NamedDependency[GatewaySpec]
+TheAgentMembers = NamedDependency[AgentMembers]
 
 
 @get("/", opt=PUBLIC)
@@ -107,6 +109,30 @@ async def get_lm_studio_model(members: TheMembers, name: FromPath[str]) -> dict[
     one = _member_of(members, name)
     (entry,) = await _gathered([one], LM_STUDIO, "data", _lm_studio_model)
     return dict(entry)
+
+
+@get("/v1/agents")
+async def list_agents(
+    request: Request[Any, Any, Any],
+    members: TheMembers,
+    spec: TheSpec,
+    agent_members: TheAgentMembers,
+) -> dict[str, Any]:
+    """List the agents of all members that run, the last used first.
+
+    One that several members know is shown by the member that served it last.
+    """
+    key = internal_key(spec.secret, request.state.get("key"))
+    every = list(members.by_name.values())
+    bodies = await asyncio.gather(*(_read(one, "/v1/agents", key) for one in every))
+    found: dict[str, dict[str, Any]] = {}
+    for member, body in zip(every, bodies, strict=True):
+        for entry in (body or {}).get("data", ()):
+            shown = entry | {"member": member.spec.name}
+            other = found.setdefault(entry["id"], shown)
+            if other is not shown and agent_members.find(entry["id"]) == member.spec.name:
+                found[entry["id"]] = shown
+    return {"object": "list", "data": sorted(found.values(), key=lambda one: one["idle_s"])}
 
 
 @get("/metrics", opt=OF_ALL)
@@ -240,12 +266,12 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     }
 
 
-async def _read(member: MemberGate, path: str) -> dict[str, Any] | None:
-    """JSON of a running member; None without an answer."""
+async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[str, Any] | None:
+    """JSON of a member that runs; None from one that does not answer."""
     if not member.is_running:
         return None
     try:
-        answer = await member.process.call("GET", path)
+        answer = await member.process.call("GET", path, key=key)
     except httpx.HTTPError:
         return None
     return json_of(answer) if answer.status_code == 200 else None
@@ -253,9 +279,10 @@ async def _read(member: MemberGate, path: str) -> dict[str, Any] | None:
 
 ROUTES: list[Any] = [
     root, probe, health, list_models, get_model, version, list_tags, list_processes,
-    list_lm_studio_models, get_lm_studio_model, metrics, change_models,
+    list_lm_studio_models, get_lm_studio_model, list_agents, metrics, change_models,
 ]  # fmt: skip
-EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path)
+AGENTS = "/v1/agents"
+EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path) - {AGENTS}
 PREFIXES = ("/v1/models/", "/models/", "/api/v0/models/")
 
 
@@ -263,16 +290,18 @@ def is_own(method: str, path: str) -> bool:
     """Whether the gateway answers a request itself."""
     if method == "OPTIONS":
         return True
-    return (path.rstrip("/") or "/") in EXACT or path.startswith(PREFIXES)
+    plain = path.rstrip("/") or "/"
+    return plain in EXACT or path.startswith(PREFIXES) or (plain == AGENTS and method == "GET")
 
 
-def own_app(spec: GatewaySpec, members: Members) -> Litestar:
+def own_app(spec: GatewaySpec, members: Members, agent_members: AgentMembers) -> Litestar:
     """Application of the gateway's own routes, with the guards of a service."""
     return Litestar(
         route_handlers=ROUTES,
         dependencies={
             "members": Provide(lambda: members, sync_to_thread=False),
             "spec": Provide(lambda: spec, sync_to_thread=False),
+            "agent_members": Provide(lambda: agent_members, sync_to_thread=False),
         },
         guards=[guards.host_guard(spec.server), guards.key_guard(spec.server, dialect_of)],
         exception_handlers={Exception: _answer},

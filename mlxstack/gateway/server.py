@@ -5,6 +5,8 @@ import logging
 import signal
 from math import ceil
 
+import uvloop
+
 from mlxstack.api.connection import AcceptReporter
 from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_config
 from mlxstack.core.errors import SetupError
@@ -22,7 +24,7 @@ CANNOT_START = 78
 def run(spec: GatewaySpec) -> int:
     """Serve until SIGTERM or SIGINT; returns 0, or 78 (bad configuration)."""
     try:
-        asyncio.run(_run(spec))
+        uvloop.run(_run(spec))
     except SetupError as error:
         log.error("%s", error.message)
         return CANNOT_START

@@ -18,6 +18,8 @@ MOST_HELD_BYTES = 256 * 1024
 """Bytes of a response that wait for the client before the connection is read no further."""
 
 CONNECT_S = 5.0
+WATCH_S = 0.02
+"""Seconds until a client that leaves is noticed."""
 
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -173,20 +175,29 @@ class Upstream:
         Raises MemberLost.
         """
         connection = await self._connect()
-        leaving = asyncio.create_task(until_disconnect(receive))
-        leaving.add_done_callback(
-            lambda task: None if task.cancelled() else connection.transport.abort()
-        )
-        is_kept = False
+        leaving: asyncio.Task[Any] | None = None
+
+        def watch() -> None:
+            nonlocal leaving
+            leaving = asyncio.create_task(until_disconnect(receive))
+            leaving.add_done_callback(
+                lambda task: None if task.cancelled() else connection.transport.abort()
+            )
+
+        # Most responses are there before a task would be worth its time.
+        watching = asyncio.get_running_loop().call_later(WATCH_S, watch)
+        is_kept = is_left = False
         try:
             connection.send(request_head(scope, len(body), key), body)
             is_kept = await connection.relay(send, has_body=scope["method"] != "HEAD")
         except MemberLost:
-            if not leaving.done():
+            if leaving is None or not leaving.done():
                 raise
         finally:
-            is_left = leaving.done()
-            await cancel(leaving)
+            watching.cancel()
+            if leaving is not None:
+                is_left = leaving.done()
+                await cancel(leaving)
             if is_kept and not is_left:
                 self._keep(connection)
             else:
