@@ -14,6 +14,7 @@ from mlxstack.policy.capacity import MARGIN_BYTES
 from mlxstack.policy.live_sharing import MOST_SPARE
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
+from tests.repetition import in_soak
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -31,7 +32,9 @@ def told(home: Path, *words: str, **env: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("words", [("--table",), ("--memory", "24GB", "--ctx", "4096")])
+@pytest.mark.parametrize(
+    "words", [("--table",), *in_soak((("--memory", "24GB", "--ctx", "4096"),))]
+)
 def test_a13_f7_the_table_of_the_published_geometries(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -162,7 +165,10 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
 
 @pytest.mark.parametrize(
     "words",
-    [("--recommend", "--agents", "10", "--ctx", "32k"), ("--agents", "10", "--ctx", "8192")],
+    [
+        ("--recommend", "--agents", "10", "--ctx", "32k"),
+        *in_soak((("--agents", "10", "--ctx", "8192"),)),
+    ],
 )
 def test_a14_models_are_ranked_for_a_load(tmp_path: Path, words: tuple[str, ...]) -> None:
     found = told(tmp_path, "plan", *words, "--memory", "48GB")

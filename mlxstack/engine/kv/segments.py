@@ -170,7 +170,7 @@ def _signature(part: mx.array) -> tuple[Any, ...]:
 
 
 def _unpack(segment: Segment, start: int, stop: int) -> list[mx.array]:
-    """The parts in layer order, each (1, heads, stop - start, dim), counted in the segment."""
+    """Parts in layer order, (1, heads, stop - start, dim)."""
     if isinstance(segment, PrefixSegment):
         return segment.prefix.span(segment.start + start, segment.start + stop)
     taken = [0] * len(segment.groups)

@@ -115,7 +115,7 @@ class SlotContext:
 
     @property
     def can_share(self) -> bool:
-        """Whether a prefix can be shared with other contexts: none that will be quantized later."""
+        """Whether prefixes can be shared: never with later quantization."""
         is_shareable = any(cache_adapters.can_share(leaf) for leaf in self.leaves)
         return is_shareable and self.is_storable and not self._maker.quantized_start
 

@@ -28,7 +28,7 @@ from mlxstack.engine.model import cache_adapters
 
 
 class _Blank(RawIOBase):
-    """A file of one array in the npy format, of which only the header is there."""
+    """File of an npy array that has only its header."""
 
     def __init__(self, n_bytes: int) -> None:
         header = BytesIO()
@@ -143,7 +143,7 @@ class RestoreBuffers:
                 buffer.view[end - len(nothing) : end] = nothing
 
     def _check(self, head: KVFileHeader) -> None:
-        """Every segment has the parts of the first one, for its own tokens."""
+        """Check that segments have equal parts, for their own tokens."""
         n_tokens = head.end - head.start
         actual = [
             (kind, dims[1], dims[2], dims[3] * BY_NAME[kind].size) for kind, dims in head.shapes
@@ -184,7 +184,7 @@ class RestoreSources(Struct, frozen=True):
 
 
 class RestoreRequest(Struct, frozen=True):
-    """Restore of a slot file to a context of at most `n_ctx` tokens.
+    """Restore of a slot file to a context, within `n_ctx`.
 
     `room` makes room for a number of bytes, or raises a StackError.
     """
@@ -280,7 +280,7 @@ class SlotRestore:
     def _then(
         self, done: "Future[T]", step: Callable[[T], None], result: "Future[SlotRestoreResult]"
     ) -> None:
-        """Take the next step on the MLX thread; whatever goes wrong is the result."""
+        """Continue on the MLX thread; an error is the result."""
 
         def run(future: "Future[T]") -> None:
             try:
@@ -309,7 +309,7 @@ class SlotRestore:
         return RestoreSource(manifest, heads, marks)
 
     def _read_into(self, name: str, source: RestoreSource, buffers: RestoreBuffers) -> None:
-        """Several files at once: one thread cannot fill fresh memory as fast as it is read."""
+        """Read files in parallel: one thread fills fresh memory too slowly."""
         store, identity, keys = (
             self._sources.store,
             self._sources.identity,
