@@ -163,7 +163,7 @@ def _partial(
 def _scores(
     queries: mx.array, keys: Any, precision: KVPrecision | None, bias: mx.array | None
 ) -> mx.array:
-    """Products of queries and keys, which are quantized where there is a precision, and a bias."""
+    """Products of queries and keys, quantized or not, and a bias."""
     if precision is None:
         out: mx.array = queries @ keys.swapaxes(-1, -2)
         return out if bias is None else out + bias.reshape(out.shape)
