@@ -335,7 +335,7 @@ class SlotKVManager:
         self._refuse_beyond_device(n_bytes)
 
     def _shortage(self, n_bytes: int) -> int:
-        """Bytes to ask of the budget so that the device has room for `n_bytes` more."""
+        """Bytes to free so that the device holds `n_bytes` more."""
         if not self.array_limit:
             return 0
         parked = self.memory.n_bytes
@@ -343,7 +343,7 @@ class SlotKVManager:
         return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
 
     def _refuse_beyond_device(self, n_bytes: int) -> None:
-        """Raises OutOfMemory when the device has no room: Metal would end the process."""
+        """Raise OutOfMemory without device memory: Metal would end the process."""
         if self._is_beyond_device(n_bytes):
             self.drop_drafts()
         held = int(mx.get_active_memory())
@@ -386,7 +386,7 @@ class SlotKVManager:
         return id(self.slots[slot]) in self._storing
 
     def _store_in_pieces(self, context: SlotContext) -> None:
-        """Store in pieces, unless the context changes; its next user stores it then."""
+        """Store in pieces; after a change the next user stores."""
         if not self._is_stored(context):
             return
         packing = self.archive.incremental_pack(context)
