@@ -8,7 +8,7 @@ import asyncio
 import logging
 import resource
 import time
-from typing import Any
+from typing import Any, cast
 
 import h11
 import msgspec
@@ -27,6 +27,7 @@ SHARE_OF_DESCRIPTORS = 0.75
 UNREAD = "/v1/"
 HEAD_S = 30.0
 BODY_S = 300.0
+MOST_HELD_BYTES = 64 * 1024
 STALLED_S = 300.0
 """Seconds for a client to take its pending output."""
 
@@ -41,6 +42,50 @@ def connection_limit() -> int:
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
     return min(MOST_CONNECTIONS, int(soft * SHARE_OF_DESCRIPTORS))
+
+
+class JoinedWrites:
+    """Transport that sends the writes of one iteration of the event loop as one.
+
+    Head and body of a short answer are one packet then, for which the client wakes once.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: list[bytes] = []
+        self._n_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send the data in this iteration, at once where it is long."""
+        if not data:
+            return
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+        self._n_bytes += len(data)
+        if self._n_bytes > MOST_HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send all that was written."""
+        data = b"".join(self._held)
+        self._held.clear()
+        self._n_bytes = 0
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection after all that was written."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._held.clear()
+        self._transport.abort()
 
 
 class BoundedConnection(H11Protocol):
@@ -67,6 +112,8 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit the connection, or refuse it with 503."""
         super().connection_made(transport)
+        self._writes = JoinedWrites(transport, self.loop)
+        self.transport = cast(asyncio.Transport, self._writes)
         self.waiting_since = self.loop.time()
         self._set_deadline()
         if len(self.connections) > connection_limit() and not self._close_longest_waiting():
@@ -85,6 +132,7 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, which may be here already."""
+        self._writes.flush()
         self._cancel_deadline()
         self.waiting_since = self.loop.time()
         super().on_response_complete()

@@ -4,7 +4,7 @@ Guards are coroutines because Litestar sends plain functions through a thread, e
 """
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -60,17 +60,20 @@ def host_check(server: ServerSpec) -> Callable[[Connection], None]:
     )
 
 
-def key_check(server: ServerSpec, dialect_of: DialectOf) -> Callable[[Connection], ApiKey | None]:
+def key_check(
+    server: ServerSpec, dialect_of: DialectOf
+) -> Callable[[Mapping[str, str], str], ApiKey | None]:
     """Require one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
 
-    The check raises Unauthorized, or returns the key; None where none are configured.
+    The check of headers and path raises Unauthorized, or returns the key; None where none are
+    configured.
     """
     known = [as_key(key) for key in server.api_keys]
 
-    def check(connection: Connection) -> ApiKey | None:
+    def check(headers: Mapping[str, str], path: str) -> ApiKey | None:
         if not known:
             return None
-        given = _key(connection, dialect_of(connection.scope["path"]))
+        given = _key(headers, dialect_of(path))
         if given is None:
             raise Unauthorized(
                 "an API key is needed: send it as `Authorization: Bearer` or `x-api-key`"
@@ -101,7 +104,7 @@ def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         if handler.opt.get("is_public"):
             return
-        key = check(connection)
+        key = check(connection.headers, connection.scope["path"])
         if key is not None:
             attach_key(connection, key)
             if handler.opt.get("is_of_all"):
@@ -120,10 +123,10 @@ def cors(server: ServerSpec) -> CORSConfig:
     )
 
 
-def _key(connection: Connection, dialect: Dialect) -> str | None:
-    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+def _key(headers: Mapping[str, str], dialect: Dialect) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else None
-    header = connection.headers.get("x-api-key")
+    header = headers.get("x-api-key")
     return header or bearer if dialect.prefers_x_api_key else bearer or header
 
 

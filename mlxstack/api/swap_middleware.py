@@ -46,7 +46,7 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     """
     waiting: set[WaitingRequest] = set()
     server = service.preset.server
-    checks = (guards.host_check(server), guards.key_check(server, dialect_of))
+    check_host, check_key = guards.host_check(server), guards.key_check(server, dialect_of)
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:
@@ -72,8 +72,9 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
                 service.gate.leave()
             return
         try:
-            for check in checks:
-                check(ASGIConnection(cast(HTTPScope, scope)))
+            connection: guards.Connection = ASGIConnection(cast(HTTPScope, scope))
+            check_host(connection)
+            check_key(connection.headers, scope["path"])
             _check_room(len(waiting), service.preset.queue.max_waiting)
             held = WaitingRequest(service.preset.server.max_body_bytes, scope, receive, response)
             await held.wait(service.gate, app, waiting)

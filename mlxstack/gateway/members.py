@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from enum import StrEnum
 from typing import Any
 
@@ -34,7 +34,13 @@ class MemberPhase(StrEnum):
 class MemberGate:
     """One member, with the requests inside it and before it; a gate for requests."""
 
-    def __init__(self, spec: GatewayMember, secret: str, changed: asyncio.Event) -> None:
+    def __init__(
+        self,
+        spec: GatewayMember,
+        secret: str,
+        changed: asyncio.Event,
+        left: Callable[["MemberGate"], None],
+    ) -> None:
         self.spec = spec
         self.process = MemberProcess(spec, secret)
         self.upstream = Upstream(self.process.url)
@@ -46,7 +52,7 @@ class MemberGate:
         self._loaded_at = self._used_at = 0.0
         self._pid: int | None = None
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
-        self._changed = changed
+        self._changed, self._left = changed, left
 
     @property
     def n_waiting(self) -> int:
@@ -98,7 +104,7 @@ class MemberGate:
         """Count a request as over."""
         self.n_active -= 1
         self._used_at = time.monotonic()
-        self._changed.set()
+        self._left(self)
 
     @property
     def is_restarted(self) -> bool:
@@ -214,7 +220,8 @@ class Members:
         self._changes: set[asyncio.Task[None]] = set()
         self.n_unloads = 0
         self.by_name = {
-            one.name: MemberGate(one, spec.secret, self._changed) for one in spec.members
+            one.name: MemberGate(one, spec.secret, self._changed, self._note_left)
+            for one in spec.members
         }
 
     @property
@@ -249,6 +256,12 @@ class Members:
                 self._adopt(one)
             elif one.spec.residency is Residency.ALWAYS:
                 self._load(one)
+
+    def _note_left(self, member: MemberGate) -> None:
+        """Decide again after a request where its member leaves when idle, or others wait."""
+        is_leaving = member.is_closed or member.spec.residency is Residency.NEVER
+        if is_leaving or any(one.n_waiting for one in self.by_name.values()):
+            self._changed.set()
 
     async def _watch(self) -> None:
         """Look at the members in turns."""

@@ -127,9 +127,14 @@ class MemberProcess:
             await asyncio.to_thread(services.stop, self._plan.home, state, patience_s)
             await asyncio.to_thread(self._reap)
 
-    async def call(self, method: str, path: str, timeout_s: float = CALL_S) -> httpx.Response:
-        """Call it with the key of the gateway."""
-        return await self._client.request(method, self.url + path, timeout=timeout_s)
+    async def call(
+        self, method: str, path: str, timeout_s: float = CALL_S, key: str | None = None
+    ) -> httpx.Response:
+        """Call it with a key that it accepts, by default the gateway's own."""
+        headers = {"authorization": f"Bearer {key}"} if key is not None else None
+        return await self._client.request(
+            method, self.url + path, timeout=timeout_s, headers=headers
+        )
 
     def _reap(self) -> None:
         """Take the exit code of a supervisor that has ended."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.commands import EvictAgentFromSlot, pin_of
+from mlxstack.core.commands import AgentKVLocation, EvictAgentFromSlot, pin_of
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.kv_transfer import AgentMove, MovedAgent
@@ -208,9 +208,7 @@ def _history(service: Service, agent: str, past: AgentHistory) -> History:
 
 async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
     snapshot = service.engine.snapshot()
-    kept = await asyncio.wrap_future(
-        service.cache.locate_agents(tuple(record.name for record in records))
-    )
+    kept = await _located(service, tuple(record.name for record in records))
     locations = {location.agent: location for location in kept}
     drawn = views(records, snapshot, service.name, locations, service.agent_store.stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
@@ -226,6 +224,20 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
     )
 
 
+async def _located(service: Service, agents: tuple[str, ...]) -> tuple[AgentKVLocation, ...]:
+    """Location of the KV of each agent; that of an unloaded model is on disk."""
+    if not service.is_unloaded:
+        return await asyncio.wrap_future(service.cache.locate_agents(agents))
+    stored = ((agent, one) for agent in agents for one in service.agent_store.stored(agent))
+    own = {agent: one for agent, one in stored if one.model == service.name}
+    return tuple(
+        AgentKVLocation(agent, own[agent].n_tokens, 0, own[agent].n_bytes)
+        if agent in own
+        else AgentKVLocation(agent)
+        for agent in agents
+    )
+
+
 async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> AgentMove:
     """Send an agent with its KV to the peer `to`.
 
@@ -235,13 +247,13 @@ async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> Agent
     peer = service.peers.at(to)
     async with _editing(service, agent):
         record = _record(service, agent)
-        found = await asyncio.to_thread(service.agent_store.read, agent)
+        history = await asyncio.to_thread(service.agent_store.read, agent)
         await _vacate(service, agent, is_kept=True)
         await asyncio.wrap_future(service.generator.after_writes())
         identity = service.facts.identity.key()
         manifest = await asyncio.to_thread(service.agent_store.manifest, agent, identity)
         try:
-            moved = MovedAgent(found.messages, found.facts, manifest)
+            moved = MovedAgent(history.messages, history.facts, manifest)
             n_sent, n_tokens = await service.peers.push(peer, agent, moved)
         except StackError as error:
             raise Conflict(f"agent {agent} was not moved and stays here: {error}") from error

@@ -19,7 +19,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
 )
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
 from mlxstack.api.dialects.openai_chat.routes import options, stream_config
-from mlxstack.api.guards import can_access, check_agent, check_raise, is_unscoped
+from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import AGENT_ID, AGENT_WORDS, resolve_model
 from mlxstack.api.run_generation import (
@@ -71,7 +71,7 @@ class RewindBody(Struct):
     n_messages: int
 
 
-@get("/v1/agents")
+@get("/v1/agents", opt=UNLOADED)
 async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """All agents that the key allows, the last used first."""
     details = await agents.everyone(service)
@@ -94,7 +94,7 @@ async def create_agent(
     return shown(request, await agents.create(service, agent, past))
 
 
-@get("/v1/agents/{agent:str}")
+@get("/v1/agents/{agent:str}", opt=UNLOADED)
 async def show_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str]
 ) -> dict[str, Any]:
