@@ -1,4 +1,4 @@
-"""Bounds connections: their number, the time of a request to arrive and of an answer to be taken.
+"""Connection limits: count, time to receive a request, time to take output.
 
 A client needs no key to open a connection, so idle ones must not use up the descriptors. The length
 of answers and the time until they come are not bounded here.
@@ -29,7 +29,7 @@ HEAD_S = 30.0
 BODY_S = 300.0
 MOST_HELD_BYTES = 64 * 1024
 STALLED_S = 300.0
-"""Seconds in which a client must take the part of its answer that waits for it."""
+"""Seconds for a client to take its pending output."""
 
 REQUEST_TIMEOUT = 408
 ACCEPT_FAILED = "socket.accept() out of system resource"
@@ -89,7 +89,7 @@ class JoinedWrites:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection with time limits for the head and the body of a request.
+    """Connection with time limits for a request's head and body.
 
     It is over h11: httptools would keep any data before a body, however long.
 
@@ -157,7 +157,7 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
 
     def _set_deadline(self) -> None:
-        """Start the time limit of the part that is missing, unless it runs already."""
+        """Start the time limit of the missing part, unless it runs."""
         if self.transport.is_closing():
             self._cancel_deadline()
         elif self.is_waiting:
@@ -195,7 +195,7 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
 
     def _close_longest_waiting(self) -> bool:
-        """Close the other connection that has waited longest for a request, if any."""
+        """Close the other connection that has waited longest for a request."""
         others = (
             connection
             for connection in self.connections
@@ -237,7 +237,7 @@ class BoundedConnection(H11Protocol):
 
 
 class AcceptReporter:
-    """Exception handler of an event loop: failures to accept are one line a minute."""
+    """Exception handler of an event loop: logs accept failures once a minute."""
 
     def __init__(self) -> None:
         self._last: float | None = None

@@ -40,7 +40,7 @@ DialectOf = Callable[[str], Dialect]
 
 
 def request_id(scope: Scope) -> str:
-    """`req_` and 32 hex digits, the same for the whole life of a request."""
+    """Request id: `req_` and 32 hex digits, constant during the request."""
     state: dict[str, Any] = scope.setdefault("state", {})
     return str(state.setdefault("request_id", f"req_{uuid.uuid4().hex}"))
 
@@ -98,7 +98,7 @@ def host_guard(server: ServerSpec) -> Guard:
 
 
 def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
-    """`key_check` for every route that is not public; the key stays in the connection's state."""
+    """`key_check` for every private route; stores the key in the connection."""
     check = key_check(server, dialect_of)
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
@@ -131,7 +131,7 @@ def _key(headers: Mapping[str, str], dialect: Dialect) -> str | None:
 
 
 def attach_key(connection: Connection, key: ApiKey) -> None:
-    """Keep the key with the connection. Raises Forbidden where the path names others' agents."""
+    """Attach the key to the connection. Raises Forbidden for others' agents."""
     connection.state.key = key
     agent = connection.path_params.get("agent")
     if isinstance(agent, str):
@@ -155,7 +155,7 @@ def apply_key_policy(options: GenerationOptions, connection: Connection) -> Gene
 
 
 def salt_of(connection: Connection, own: str = "") -> str:
-    """Salt of a request's KV: the key's and its own as one, or none."""
+    """Salt of a request's KV: the key's and its own combined."""
     key: ApiKey = connection.state.get("key") or ApiKey("")
     return msgspec.json.encode((key.salt, own)).decode() if key.salt or own else ""
 
@@ -189,7 +189,7 @@ def can_access(connection: Connection, agent: str) -> bool:
 
 
 def check_raise(connection: Connection, wanted: Priority | None) -> None:
-    """Raises Forbidden when a key would raise an agent's priority above its own tier."""
+    """Raise Forbidden when a key would exceed its own priority tier."""
     key: ApiKey | None = connection.state.get("key")
     if key is not None and wanted is not None and wanted < _priority(key):
         raise Forbidden(
@@ -212,7 +212,7 @@ def _check(key: ApiKey, agent: str) -> None:
 
 
 def _is_named(key: ApiKey, agent: str) -> bool:
-    """Match an agent against the key; conversations without a name match no key of some agents."""
+    """Match an agent against the key; unnamed conversations match no scoped key."""
     return not key.agents or any(
         fnmatchcase(agent, pattern) and not is_implicit(agent) for pattern in key.agents
     )

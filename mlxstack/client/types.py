@@ -1,4 +1,4 @@
-"""Responses of a service as frozen structs; keys without use here are ignored."""
+"""Frozen structs of a service's responses; unused keys are ignored."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class GenerationSettings(Struct, frozen=True):
 
 
 class PropsResponse(Struct, frozen=True):
-    """Part of GET /props that our own clients use; `props_raw` has all of it.
+    """Subset of GET /props for our own clients; `props_raw` has all.
 
     `why_not_batching` is the reason why running slots do not share a forward pass. MLX holds
     `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers. `template_notes` are the

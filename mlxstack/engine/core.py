@@ -1,4 +1,4 @@
-"""Engine core: one thread that owns MLX, fed through an inbox, answering with events.
+"""Engine core: the thread that owns MLX, with inbox and events.
 
 Load, inference, evaluation and saving of arrays happen on this thread and nowhere else.
 """
@@ -72,11 +72,11 @@ T = TypeVar("T")
 Message = Callable[[], None]
 
 MOST_FAILURES = 3
-"""Failed steps in a row after which the engine itself counts as broken."""
+"""Failed steps in a row until the engine itself is broken."""
 LOADING_S = 0.05
-"""Seconds without a message after which an engine that only waits for KV looks at deadlines."""
+"""Seconds without messages between deadline checks while only KV loads."""
 QUIET_S = 2.0
-"""Seconds without a message after which the idle engine checks its prefix index."""
+"""Idle seconds without messages until the prefix index is checked."""
 
 
 class EngineCore:
@@ -122,12 +122,12 @@ class EngineCore:
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
-        """Load the model on the MLX thread. The future raises SetupError when that fails."""
+        """Load the model on the MLX thread. The future raises SetupError."""
         self._thread.start()
         return self._loaded
 
     def submit(self, request: Request) -> None:
-        """Admit a request. Its events come through `deliver`, the last one finished or failed."""
+        """Admit a request; `deliver` gets its events, finished or failed last."""
         self._post(lambda: self._turns.submit(request))
 
     def begin_early(self, request: Request, after: str) -> None:
@@ -144,7 +144,7 @@ class EngineCore:
         self._post(lambda: self._turns.cancel(request_id))
 
     def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
-        """Save, restore or erase a slot once it is idle. The future raises StackErrors."""
+        """Save, restore or erase an idle slot. The future raises StackErrors."""
         future: Future[SlotCommandResult] = Future()
         if not 0 <= act.slot < self._preset.slots.count:
             future.set_exception(InvalidSlot(act.slot, self._preset.slots.count))
@@ -162,23 +162,23 @@ class EngineCore:
         return self._begin(lambda done: copy_outcome(self._archive.gc.collect(wanted), done))
 
     def match_kv(self, tokens: tuple[int, ...], salt: str) -> Future[int]:
-        """How many of the first tokens are cached."""
+        """Number of cached tokens at the prompt's start."""
         return self._do(lambda _: self._exchange.match(tokens, salt))
 
     def export_kv(self, tokens: tuple[int, ...], salt: str) -> Future[Manifest]:
-        """Write the cached KV of the first tokens to disk. The future raises StackErrors."""
+        """Write the first tokens' cached KV to disk. The future raises StackErrors."""
         return self._begin(lambda done: self._exchange.export(tokens, salt, done))
 
     def import_kv(self, manifest: Manifest) -> Future[int]:
-        """Use KV files that another service sent; how many tokens. The future raises Damaged."""
+        """Import KV files of a service; their tokens. The future raises Damaged."""
         return self._begin(lambda done: self._exchange.adopt(manifest, done))
 
     def reserve_disk(self, n_bytes: int) -> Future[GCResult]:
-        """Make room for files of another service. The future raises DiskFull or Busy."""
+        """Make room for a service's files. The future raises DiskFull, Busy."""
         return self._begin(lambda done: copy_outcome(self._archive.gc.reserve(n_bytes), done))
 
     def after_writes(self) -> Future[None]:
-        """Wait until all that was to be written by now is on disk, or has failed."""
+        """Wait until all pending writes are on disk, or have failed."""
         return self._begin(lambda done: copy_outcome(self._archive.after_writes(), done))
 
     def snapshot(self) -> Snapshot:
@@ -186,7 +186,7 @@ class EngineCore:
         return self._snapshot
 
     def stalled_s(self) -> float:
-        """Watchdog: seconds without a finished step while there is work; 0 when idle."""
+        """Watchdog: seconds without a finished step despite work; 0 when idle."""
         return time.monotonic() - self._turned_at if self._has_work else 0.0
 
     def is_alive(self) -> bool:
@@ -194,7 +194,7 @@ class EngineCore:
         return self._thread.is_alive()
 
     def stop(self, drain_s: float) -> Future[None]:
-        """Let running requests finish for at most `drain_s` seconds, then end the thread."""
+        """Drain requests for at most `drain_s` seconds, then end the thread."""
         if self._thread.ident is None and not self._stopped.done():
             self._stopped.set_result(None)
         until = time.monotonic() + drain_s
@@ -353,7 +353,7 @@ class EngineCore:
     def _load_draft(
         self, loaded: LoadedModel, verdict: BatchingCheck
     ) -> tuple[DraftModel | None, int]:
-        """The draft model of the preset, if any, and the bytes of its weights."""
+        """Draft model of the preset, if any, and bytes of its weights."""
         spec = self._preset.model
         if spec.draft is None:
             return None, 0
@@ -446,7 +446,7 @@ class EngineCore:
 
 
 def _sharing(preset: Preset, runner: ModelRunner, maker: CacheFactory) -> LiveSharing:
-    """When live contexts share a prefix: where attention was measured to be no slower."""
+    """Live sharing from the prefix length where attention is no slower."""
     spec = preset.prefix_cache
     if not spec.enabled or spec.live_sharing is LiveSharingMode.OFF:
         return NO_SHARING

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.gateway.spec import GatewaySpec, home_of, names_of
-from mlxstack.store.agent_folder_name import folder_of, is_agent
+from mlxstack.store.agent_history import folder_of, is_agent
 
 MOST_AGENTS = 10_000
 

@@ -8,6 +8,9 @@ from msgspec import Struct
 MIN_TOKENS = 1024
 """Shorter prefixes are never shared live: a copy costs less than the second product."""
 
+MOST_SPARE = 0.25
+"""A prefix is shared without a copy where the rest of its buffers is at most this share of it."""
+
 
 class SharingCosts(Struct, frozen=True):
     """Seconds of one layer's attention of two rows on a common prefix of `n_tokens`.

@@ -1,4 +1,4 @@
-"""Assembles services, and makes the engines and presets that a model swap needs."""
+"""Service assembly, and engines and presets for a model swap."""
 
 import logging
 import os
@@ -47,7 +47,7 @@ HANDOVER_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class CheckedModel(Struct, frozen=True):
-    """Model on disk: its folder, and the bytes of its weights, 0 if unknown."""
+    """Model on disk: folder and bytes of weights, 0 if unknown."""
 
     path: str
     n_bytes: int
@@ -141,16 +141,17 @@ class EngineFactory:
         return _served_like(loaded, running)
 
     def with_model(self, model: str, running: Preset) -> Preset:
-        """The running preset with another model: one of the hub, or its own.
+        """The running preset with another model of the hub.
 
-        Raises BadRequest for a folder: a client chooses no files of this machine.
+        It may name its own model again. Raises BadRequest for a folder: a client chooses no files
+        of this machine.
         """
         if model not in {running.model.id, BUILTIN_MODEL}:
             _refuse_folder(model)
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> CheckedModel:
-        """Download a model and its draft; check its files, its memory and its template.
+        """Download a model and its draft; check files, memory, template.
 
         Raises SetupError.
         """
@@ -177,7 +178,7 @@ class EngineFactory:
             write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
 
     def weights_bytes(self, preset: Preset) -> int:
-        """Size of the weight files of a model; 0 before they are downloaded."""
+        """Bytes of a model's weight files; 0 before they are downloaded."""
         return weights_on_disk(preset.model)
 
     def downloads(self) -> Mapping[str, Transfer]:
@@ -214,7 +215,7 @@ def slots_folder(preset: Preset, home: Path) -> Path:
 
 
 def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
-    """Service that is not started yet; `source` is the file of its resolved preset.
+    """Assemble an unstarted service; `source` is its resolved preset's file.
 
     Raises SetupError when a folder cannot be made.
     """

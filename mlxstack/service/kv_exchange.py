@@ -1,4 +1,4 @@
-"""KV exchange: what this service offers to those that have it as a peer."""
+"""KV exchange: the service side of `/kv`, for peers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,10 @@ MOST_FILE_BYTES = 8 << 30
 
 
 async def match(service: Service, query: KVQuery) -> KVMatch:
-    """How much of a prompt is cached, and how fast the rest would be computed. Raises Conflict."""
+    """Cached tokens of a prompt, and the prefill speed for the rest.
+
+    Raises Conflict.
+    """
     _check(service, query)
     found = service.generator.match_kv(query.tokens, query.salt)
     snapshot = service.snapshot()
@@ -26,7 +29,7 @@ async def match(service: Service, query: KVQuery) -> KVMatch:
 
 
 async def offer(service: Service, query: KVQuery) -> KVOffer:
-    """Compute a prompt at low priority if so asked, and write its KV to disk to be fetched.
+    """Write a prompt's KV to disk for a peer, computed if requested.
 
     Raises Conflict for another model, BadRequest, Busy, Unsupported.
     """
@@ -42,7 +45,7 @@ async def offer(service: Service, query: KVQuery) -> KVOffer:
 
 
 async def missing(service: Service, wanted: MissingKV) -> MissingKV:
-    """Those of these files that are not here. Raises Conflict for another model."""
+    """Keys of `names` without a file here. Raises Conflict for another model."""
     check_identity(service, wanted.identity)
     store = service.peers.store
 

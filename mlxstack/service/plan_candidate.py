@@ -1,4 +1,4 @@
-"""Preset or model as the planner sees it: its weights, caches and load."""
+"""Candidate of the planner: weights, caches and load of a preset."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ class Candidate(Struct, frozen=True):
 
     @property
     def weights(self) -> Weights:
-        """Weights in memory. Raises Unsupported where neither files nor mlx-lm tell them."""
+        """Weights in memory. Raises Unsupported where they are unknown."""
         built = self.reply.shape.weights if self.reply.shape is not None else None
         weights = self.files.weights or built
         if weights is None and self.files.hub_bytes:
@@ -62,7 +62,7 @@ class Candidate(Struct, frozen=True):
 
     @property
     def n_trained(self) -> int:
-        """Context length of the training in tokens; 0 when the config has none."""
+        """Context length of the training in tokens; 0 if unknown."""
         config: dict[str, Any] = self.files.config
         text = config.get("text_config") or {}
         return int({**config, **text}.get("max_position_embeddings") or 0)
@@ -74,7 +74,7 @@ class Candidate(Struct, frozen=True):
         return quantized(geometry, bits, self.preset.kv.group_size)
 
     def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
-        """Load of a service of this preset; its KV budget is a share of `total_bytes`.
+        """Load of a preset's service; KV gets a share of `total_bytes`.
 
         Raises Unsupported.
         """
@@ -99,7 +99,7 @@ class Candidate(Struct, frozen=True):
         )
 
     def _budget(self, total_bytes: int | None) -> Budget | None:
-        """A fixed share for KV; None where it has what is left, and for an embedding model."""
+        """Budget of a fixed share; None for `auto` and embedding models."""
         if total_bytes is None or self.preset.kind is ServiceKind.EMBEDDING:
             return None
         pct = self.preset.prefix_cache.memory_budget_pct
@@ -128,7 +128,7 @@ def of_files(preset: Preset, files: ModelFiles) -> Candidate:
 
 
 def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
-    """The candidates of several presets with their models' files, by one child process."""
+    """Candidates of presets with their models' files, by one child process."""
     drafts = {at: draft for at, (preset, _) in enumerate(pairs) if (draft := _draft_of(preset))}
     files = [*(files for _, files in pairs), *(files for _, files in drafts.values())]
     replies = shapes_of([one.config for one in files])
@@ -139,7 +139,7 @@ def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
 
 
 def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
-    """The draft model of a preset; None before anything is known of it."""
+    """Draft model of a preset; None while nothing is known of it."""
     if preset.model.draft is None:
         return None
     alone = Preset(model=ModelSpec(id=preset.model.draft))
@@ -150,7 +150,7 @@ def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
 
 
 def shipped(home: Home) -> list[Candidate]:
-    """One candidate for each chat model that the presets name, the embedded one left out.
+    """One candidate per chat model of the presets, without the embedded one.
 
     Presets that cannot be read, and models of which nothing is known, are passed over.
     """

@@ -11,14 +11,15 @@ import pytest
 from mlxstack.core.engine_snapshot import Snapshot
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, prompt_of
+from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 PATH = "/v1/chat/completions"
-LONG = {"max_tokens": 700, "ignore_eos": True}
+LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
-def until(live: Running, is_so: Callable[[Snapshot], bool], limit_s: float = 20) -> Snapshot:
+def until(live: Running, is_so: Callable[[Snapshot], bool], limit_s: float = 60) -> Snapshot:
     """The first snapshot of which this is true."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
@@ -38,7 +39,7 @@ def post(live: Running, body: dict[str, Any]) -> httpx.Response:
 
 
 def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Client) -> None:
-    bodies = [chat_body(prompt_of(20, seed), max_tokens=200, ignore_eos=True) for seed in range(4)]
+    bodies = [chat_body(prompt_of(20, seed), max_tokens=120, ignore_eos=True) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(post, live, body) for body in bodies]
         until(live, lambda s: len(s.waiting) == 1 and n_busy(s) == 3)
@@ -50,7 +51,7 @@ def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Cl
     assert "llamacpp:requests_processing 3.0" in metrics
     assert all_busy.status_code == 503
     assert all_busy.json()["error"]["message"] == "no slot available"
-    alone = [chat(http, prompt_of(20, seed), **LONG | {"max_tokens": 200}) for seed in range(4)]
+    alone = [chat(http, prompt_of(20, seed), **LONG | {"max_tokens": 120}) for seed in range(4)]
     assert [a.json()["choices"] for a in found] == [a["choices"] for a in alone]
 
 
@@ -158,7 +159,7 @@ def test_b12_a_decoding_slot_shows_its_progress(live: Running, http: httpx.Clien
     assert one["id_task"] == two["id_task"] > 0
 
 
-@pytest.mark.parametrize("action", ["erase", "save", "restore"])
+@pytest.mark.parametrize("action", ["erase", *in_soak("save", "restore")])
 def test_x9_a_slot_action_whose_client_left_is_not_done(
     live: Running, http: httpx.Client, action: str
 ) -> None:

@@ -114,13 +114,15 @@ def test_tui(tmp_path: Path) -> None:
     sizes = ("80x24", "200x50")
     rows = ["no dashboard", *(f"a dashboard of {size}" for size in sizes)]
     assert column(told.tables[0], "Service") == rows
-    alone = told.raw["alone"]
-    assert len(alone) == 2
+    assert len(told.raw["alone"]) == 2
+    spent = "service cpu per token"
+    (around,) = told.raw[f"{spent} alone"]
     for i, size in enumerate(sizes):
         (seen,), (frames,), (cpu,) = (told.raw[f"{k} {size}"] for k in ("watched", "frames", "cpu"))
         assert min(seen, cpu) > 0
         assert 0 <= frames <= 5
-        cost = 100 * (1 - seen / (sum(alone) / 2))
+        (watched,) = told.raw[f"{spent} {size}"]
+        cost = 100 * (watched / around - 1)
         assert told.targets[2 * i].value == pytest.approx(cost)
     assert [target.unit for target in told.targets] == ["%"] * 4
 

@@ -11,6 +11,7 @@ from mlxstack.core.preset import ModelSpec, Preset, Speculation
 from mlxstack.host.memory_budget import memory_limit
 from mlxstack.host.presets import builtin_folder
 from mlxstack.policy.capacity import MARGIN_BYTES
+from mlxstack.policy.live_sharing import MOST_SPARE
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
 
@@ -109,6 +110,24 @@ def test_a13_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
     changed = run(tmp_path, *words).stdout
     assert "does not fit into 25.9 GiB; what would fit: --set " in changed
     assert "--set slots.count=3" in changed
+
+
+def test_agents_with_a_common_beginning_hold_it_once(tmp_path: Path) -> None:
+    words = ("plan", "qwen3-coder-30b-a3b", "--memory", "64GB", "--agents", "8", "--ctx", "32k")
+    apart = told(tmp_path, *words, "--shared", "20000")
+    shared = apart["shared"]
+    assert (shared["n_agents"], shared["n_tokens"], shared["is_on"]) == (8, 19968, False)
+    assert shared["copied_bytes"] == apart["wanted"]["kv_bytes"]
+    saved = shared["copied_bytes"] - shared["shared_bytes"]
+    assert saved == 19968 * 96 * KIB * (8 - 1 - MOST_SPARE)
+    assert shared["max_agents"] > shared["max_agents_copied"] == apart["wanted"]["max_agents"]
+    on = ("--set", "prefix_cache.live_sharing=auto")
+    together = told(tmp_path, *words, "--shared", "20000", *on)
+    assert together["wanted"]["kv_bytes"] == shared["shared_bytes"]
+    assert together["wanted"]["max_agents"] == shared["max_agents"]
+    assert told(tmp_path, *words, "--shared", "1000", *on)["shared"] is None
+    text = run(tmp_path, *words, "--shared", "20000").stdout
+    assert "8 agents share 19,968 tokens" in " ".join(text.split())
 
 
 def test_c15_disk_of_an_agent_of_50k_tokens_counts_the_window_once(tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ class Outcome(Struct, frozen=True):
     bytes_after: int
 
 
-def crowd(model: Path, home: Path, seconds: float, seed: int) -> Outcome:
+def crowd(model: Path, home: Path, seconds: float, seed: int, n_tails: int = 24) -> Outcome:
     """Run for `seconds`; raises AssertionError at the first wrong token."""
     random = Random(seed)
     pool = [
         prompt(h, seed=1) + prompt(random.randrange(2, 160), seed=n)
-        for n in range(24)
+        for n in range(n_tails)
         for h in HEADS
     ]
     with running(preset_of(model, slots=SlotSpec(count=4, n_ctx=512)), home) as driver:

@@ -1,4 +1,4 @@
-"""`bench dev serve`: what agents get from a server, and from another one beside it."""
+"""`bench dev serve`: agents on our server and a reference."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ class SilenceBounds(Struct, frozen=True):
 
 
 def results(found: dict[str, Found], plan: ServePlan, bounds: SilenceBounds) -> Results:
-    """The tables of all servers side by side; targets of the first one. Of what was played."""
+    """Tables of all servers' scenes, and targets of the first."""
     first = next(iter(found.values()))
     names = played(plan.scenes)
     tables = [TABLES[name](found, plan) for name in names if name != "counts"]
@@ -103,7 +103,7 @@ def _chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
 
 
 def crowd_row(name: str, one: Found, n: int, plan: ServePlan) -> tuple[str, ...]:
-    """All passes of one crowd together; speedup is throughput against one agent alone."""
+    """Row of a crowd's passes; speedup is throughput against one agent."""
     latency, tokens = one[f"crowd {n}: latency"], sum(one[f"crowd {n}: tokens"])
     took = sum(one[f"crowd {n}: seconds"])
     speedup = ratio(throughput(one, n), throughput(one, plan.crowd[0]))
@@ -188,7 +188,7 @@ def _team(found: dict[str, Found], plan: ServePlan) -> ReportTable:
 
 
 def _counts(found: dict[str, Found]) -> tuple[ReportTable, ...]:
-    """One table, if anybody counts."""
+    """One table, if a server counts tokens."""
     rows = tuple(
         (
             name,

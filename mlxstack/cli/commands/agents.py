@@ -1,4 +1,4 @@
-"""`agents`: list, fork, move, rewind, pin and delete the agents of a running service."""
+"""`agents`: list, fork, move, rewind, pin and delete agents."""
 
 from typing import Annotated, Any
 

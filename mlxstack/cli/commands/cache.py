@@ -1,4 +1,4 @@
-"""`cache`: contents and hit rates of the KV cache; warm, unpin, clear, explain a miss."""
+"""`cache`: inspect, warm, pin and clear KV; explain misses."""
 
 import time
 from pathlib import Path

@@ -39,6 +39,10 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     agents: Annotated[
         int | None, typer.Option("--agents", "--slots", min=1, help="Agents at the same time.")
     ] = None,
+    shared: Annotated[
+        str | None,
+        typer.Option(help="Tokens that all agents of a preset begin with, such as 20k."),
+    ] = None,
     recommend: Annotated[
         bool, typer.Option("--recommend", help="Rank the presets for this load.")
     ] = False,
@@ -67,13 +71,14 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     home = home_from(os.environ)
     contexts = [tokens_of(one) for one in ctx or ()]
+    n_shared = 0 if shared is None else tokens_of(shared)
     there = _memory(memory)
     if simulate or scenario or speeds_of:
         candidate = None if wanted is None else _candidate(wanted, there, sets)
         _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
         return
     if wanted is not None and not (recommend or table):
-        _forecast(_candidate(wanted, there, sets), there, agents, contexts, json)
+        _forecast(_candidate(wanted, there, sets), there, agents, contexts, n_shared, json)
     elif recommend or (agents is not None and not table):
         _recommend(home, there, agents or DEFAULT_AGENTS, contexts, json)
     else:
@@ -125,13 +130,14 @@ def _forecast(
     there: "MemoryBudget",
     agents: int | None,
     contexts: list[int],
+    n_shared: int,
     json: bool,
 ) -> None:
     from mlxstack.cli.plan.estimate import CONTEXTS, forecast
     from mlxstack.cli.plan.tables import show_forecast
 
     load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
-    found = forecast(candidate, there, load, contexts or CONTEXTS)
+    found = forecast(candidate, there, load, contexts or CONTEXTS, n_shared)
     as_json(found) if json else show_forecast(found)
 
 

@@ -50,7 +50,7 @@ def pull(
 
 
 def _spec(model: str, revision: str | None) -> "ModelSpec":
-    """The hub id that a preset or a person names. Raises Misuse for what is not of the hub."""
+    """Hub id of a preset or argument. Raises Misuse for others."""
     from mlxstack.cli.exit_codes import Misuse
     from mlxstack.core.preset import ModelSpec
     from mlxstack.host import presets
@@ -68,7 +68,7 @@ def _spec(model: str, revision: str | None) -> "ModelSpec":
 
 @contextmanager
 def _progress(wanted: "Download") -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, else a line now and then; call it with the bytes that came in."""
+    """Progress bar, or lines without a terminal; call with received bytes."""
     if sys.stderr.isatty():
         with _bar(wanted) as report:
             yield report

@@ -117,7 +117,7 @@ def engine_request(
 
 
 def path_of(*parts: str) -> str:
-    """Path of a resource. Raises Misuse for a part that would change the path."""
+    """Path of a resource. Raises Misuse for unsafe parts."""
     odd = [part for part in parts if part in {"", ".", ".."}]
     if odd:
         raise Misuse(f"invalid name `{odd[0]}`")

@@ -48,7 +48,7 @@ def swap(
 
 @contextmanager
 def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
-    """The body's field for a preset: its name, or the id of a copy for the time of the call.
+    """Body field of a preset: its name, or a handover id.
 
     The service takes no path from a client, since any page or user of this machine can be one.
     A file in the home shows that the caller is its owner. Raises SetupError for an invalid file.

@@ -128,7 +128,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 def _up_one(
     wanted: "LaunchRequest", loaded: "LoadedPreset", foreground: bool, if_needed: bool, json: bool
 ) -> "ServiceState | None":
-    """Start a service; returns the one that runs already, where that is enough."""
+    """Start a service, or return the sufficient running one."""
     import asyncio
 
     from mlxstack.cli.services import launch
@@ -152,7 +152,7 @@ def _up_one(
 
 
 class Front(NamedTuple):
-    """A gateway as it was asked for."""
+    """Start request of a gateway."""
 
     name: str
     mode: str | None
@@ -224,7 +224,7 @@ def restart(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Stop a service and start it again from its preset, read anew."""
+    """Restart a service from its preset, read again."""
     from mlxstack.cli.services import gateway, launch
     from mlxstack.cli.services.memory_refusal import check_memory
     from mlxstack.cli.target import is_gateway, known_service
@@ -255,7 +255,7 @@ def restart(
 
 
 def _owner(name: str, home: "Home") -> "ServiceState | None":
-    """Whose the name is; who is about to leave is waited for, and what the dead left is cleared."""
+    """Owner of the name, after departures and cleaning of dead ones."""
     from mlxstack.host import services
     from mlxstack.host.process import wait_gone
     from mlxstack.host.service_state import Phase, owner

@@ -40,7 +40,7 @@ QUIET = {
     "PYTHONUTF8": "1",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
-"""Each line at once, in UTF-8, and none about PyTorch, which nobody needs here."""
+"""Worker environment: unbuffered UTF-8 lines, no PyTorch warnings."""
 
 SAVING_S = PARKING_S + 3.0
 FAILED_START_PATIENCE_S = 2.0
@@ -48,11 +48,11 @@ PROBE_S = 0.1
 LOG_LINE = re.compile(r"\S+ \S+ (?:(?:INFO|WARNING|ERROR) \S+|\[supervisor \d+\]) (.+)")
 ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
 DOWNLOADING = "downloading "
-"""So begins the line by which a worker tells, again and again, how much of its model came in."""
+"""Prefix of the log lines of a worker's load progress."""
 
 
 class LaunchRequest(Struct, frozen=True):
-    """Start request: a preset by name or path, and `--set` texts, from folder `cwd`."""
+    """Start request: preset name or path, `--set` texts, folder `cwd`."""
 
     preset: str
     sets: tuple[str, ...]
@@ -67,7 +67,7 @@ def resolve(wanted: LaunchRequest, home: Home) -> presets.LoadedPreset:
 
 
 def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> ServiceSpec:
-    """Check everything that can be checked, and write down what the worker is to serve."""
+    """Check a start, and write the worker's spec."""
     make_home(home)
     preset = _with_port(loaded.preset)
     preflight.check(preset, home)
@@ -97,13 +97,13 @@ def write(wanted: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
 
 
 def url_of(server: ServerSpec) -> str:
-    """Where a client on this computer finds the service."""
+    """URL of the service for local clients."""
     host = reachable(server.host)
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
 def start(plan: ServiceSpec, timeout_s: float, progress: Callable[[str], None]) -> ServiceState:
-    """Start in the background and wait until healthy. Raises Broken with the reason.
+    """Start in the background until healthy. Raises Broken.
 
     A download that goes on may take as long as it takes. Whatever goes wrong, Ctrl-C included,
     nothing is left running.
@@ -119,7 +119,7 @@ def start(plan: ServiceSpec, timeout_s: float, progress: Callable[[str], None]) 
 def wait_for(
     state: ServiceState, timeout_s: float, progress: Callable[[str], None]
 ) -> ServiceState:
-    """Wait until a service that somebody else started is healthy. Raises Broken."""
+    """Wait until a service of another launch is healthy. Raises Broken."""
     return asyncio.run(_until_healthy(state.plan, None, timeout_s, progress))
 
 
@@ -149,7 +149,7 @@ async def _until_healthy(
 
 
 async def probe(client: Client) -> HealthResponse:
-    """The health of a service; one that does not answer is not ready."""
+    """Health of a service; without an answer it is not ready."""
     try:
         return await client.health()
     except Unreachable as why:

@@ -35,7 +35,7 @@ class LocalActions(Struct, frozen=True):
     modes: tuple[str, ...]
 
     def described_presets(self) -> dict[str, str]:
-        """Return the presets, each with size, fit and download state of its model.
+        """Presets with size, fit and download state of their models.
 
         A child process computes the sizes of models that are not downloaded: it takes seconds.
         """
@@ -52,13 +52,13 @@ class LocalActions(Struct, frozen=True):
         return found | dict(zip(known, described, strict=True))
 
     def log(self, service: str) -> list[str]:
-        """Return the last lines of the log of a service, as far back as one page."""
+        """Last lines of a service's log, at most a page."""
         return tail(Home(self.home).log_file(service), LOG_LINES)
 
     async def switch_mode(self, mode: str) -> str:
         """Output of a command. Raises Broken with its error.
 
-        Whoever leaves the dashboard meanwhile leaves no half of a switch: the command goes on.
+        The command runs to its end, also when the dashboard is left meanwhile.
         """
         with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
             process = self._begin(mode, told, errors)
@@ -89,7 +89,7 @@ def here(home: Home) -> LocalActions:
 
 
 def _described(found: Candidate, room: MemoryRoom) -> str:
-    """Size of the weights, whether the preset fits into memory, and whether they are here."""
+    """Weight bytes, fit of the preset, and presence on disk."""
     try:
         told = size(found.weights.n_bytes())
         refuse_if_too_big(found, room)

@@ -1,4 +1,4 @@
-"""Parking: packs contexts into the prefix cache, piece by piece, and restores them.
+"""Parking: packs contexts into the prefix cache, and restores them.
 
 Runs on the MLX thread. Long contexts are packed in steps, so that decoding never waits for all.
 """
@@ -26,7 +26,7 @@ Piece = tuple[int, int]
 
 
 class IndexedContext(Struct, frozen=True):
-    """A context in the index: its path, its checkpoints, and which of these keys are new."""
+    """Context in the index: path, checkpoints, and its new keys."""
 
     segments: tuple[str, ...]
     checkpoints: tuple[str, ...]
@@ -41,7 +41,7 @@ class ContextParker:
         self._memory = memory
 
     def park(self, context: SlotContext, now: float) -> IndexedContext:
-        """Keep a copy of what is not known yet of this context, in memory."""
+        """Copy the unknown part of this context to memory."""
         shelved = self.index_context(context, now)
         self._memory.pin_in_memory((*shelved.segments, *shelved.checkpoints))
         self._recall(context, shelved, now)
@@ -74,7 +74,7 @@ class ContextParker:
                 retention.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
 
     def _recall(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
-        """Copy to memory the records of this context that lie on disk only, without a read.
+        """Copy a context's records on disk to memory, without a read.
 
         Where the context left a segment before its end, only the file has the rest.
         """
@@ -89,7 +89,7 @@ class ContextParker:
                 self._memory.put(self._memory.index.nodes[key].record, part, now)
 
     def index_context(self, context: SlotContext, now: float) -> IndexedContext:
-        """Put what is not known yet of this context into the index, to be written and let go."""
+        """Index the unknown part of this context, for writing only."""
         context.checkpoint()
         chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
@@ -140,7 +140,7 @@ class ContextParker:
         n_room: int,
         now: float,
     ) -> None:
-        """Make the context the parked prefix of the plan; all its keys are in memory.
+        """Restore the parked prefix of the plan, which is in memory.
 
         The tokens of `shared`, which is no longer than the plan, are held and not copied. There is
         room for `n_room` tokens.
@@ -242,7 +242,7 @@ class IncrementalPack:
         return self._context.version == self._version
 
     def go_on(self) -> bool:
-        """Pack a piece; False when at most one is left, or the context has changed."""
+        """Pack a piece; False at the last one or after a change."""
         if self._n_left == 0 or not self.is_current:
             return False
         self._n_left -= 1
@@ -250,7 +250,7 @@ class IncrementalPack:
 
 
 class BackgroundSteps:
-    """Runs long work in steps; `post` runs a function on the MLX thread between two steps.
+    """Runs long work in steps on the MLX thread, through `post`.
 
     While `is_decoding`, pauses between the steps bound the delay of tokens.
     """
@@ -260,7 +260,7 @@ class BackgroundSteps:
         self._is_decoding = is_decoding
 
     def run(self, step: Callable[[], bool], end: End) -> None:
-        """Take steps until one returns False, then call `end` with None or the error."""
+        """Step until one returns False, then call `end` with any error."""
         began = time.perf_counter()
         try:
             is_more = step()

@@ -1,4 +1,4 @@
-"""Prefix lookup: how much of a prompt is cached, and why not more."""
+"""Prefix lookup: cached tokens of a prompt, and the miss reason."""
 
 from array import array
 from collections import OrderedDict
@@ -24,7 +24,7 @@ MOST_PROMPT_BYTES = 64 << 20
 """Bytes of all last prompts; a small KV budget gives them less."""
 
 PROMPT_SHARE = 32
-"""The last prompts take at most this part of the KV budget: 1 / PROMPT_SHARE."""
+"""Maximum KV budget of the last prompts: 1 / PROMPT_SHARE."""
 
 KEY_BYTES = 80
 """A block key in a chain: 32 bytes, and what Python adds."""
@@ -75,7 +75,10 @@ class PrefixLookup:
     def find(
         self, request: Request, slots: Sequence[SlotContext], slot: int, *, may_read: bool = True
     ) -> tuple[ReusePlan, CacheMiss | None]:
-        """The best restore point of the prompt, on disk if it `may_read`, and the miss."""
+        """Best restore point of the prompt, and the miss.
+
+        KV on disk counts if it `may_read`.
+        """
         chains, before = self._chains(request), self._before(request, slots)
         clues = self._clues(request, chains, before)
         if not request.use_cache:
@@ -97,7 +100,7 @@ class PrefixLookup:
         return reuse_plan.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
 
     def remember(self, request: Request) -> None:
-        """Record the prompt of an assigned slot, for shared prefixes and the agent's next miss."""
+        """Record an assigned prompt, for shared prefixes and later misses."""
         chains = self._chains(request)
         self._shared_prefixes.observe(_conversation(request, chains[0]), chains[0], request)
         name = request.agent or request.display_name
@@ -124,7 +127,7 @@ class PrefixLookup:
         return self._prompts.get(agent)
 
     def keys_of(self, agent: str) -> tuple[str, ...]:
-        """The records that hold the longest known part of its last prompt, root first."""
+        """Records of an agent's longest known last prompt, root first."""
         last = self._prompts.get(agent)
         if last is None:
             return ()
@@ -147,7 +150,7 @@ class PrefixLookup:
         )
 
     def forget(self, agent: str) -> None:
-        """The next prompt of this agent is compared to nothing of its own."""
+        """Forget the agent's last prompt as reference for misses."""
         if last := self._prompts.pop(agent, None):
             self.n_bytes -= last.n_bytes
 

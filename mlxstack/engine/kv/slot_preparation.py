@@ -1,4 +1,4 @@
-"""Puts a prompt on a slot: finds what can be reused, parks what would be lost, moves KV."""
+"""Slot preparation: reuse of KV, parking and memory admission."""
 
 import logging
 import time
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 ROOM_EVERY = 16
 SIBLING_SHARE = 64
-"""The answers of siblings get at most this part of the KV budget."""
+"""Maximum KV budget of sibling answers: 1 / SIBLING_SHARE."""
 
 
 class SlotKVManager:
-    """KV of all slots: reuse, parking, memory admission. Runs on the MLX thread.
+    """KV of all slots: reuse, parking, memory admission. MLX thread only.
 
     A token adds `bytes_per_token` to a live context. The device has room for `array_limit` bytes
     of arrays; 0 without a limit.
@@ -67,7 +67,7 @@ class SlotKVManager:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of all live contexts, and of the last prompts and answers, to compare with.
+        """Bytes of live contexts, last prompts and answers, shared ones once.
 
         A checkpoint that is shared or parked too counts once, and so does a shared prefix.
         """
@@ -103,11 +103,11 @@ class SlotKVManager:
         return self._parker.shared_prefixes.learned
 
     def need(self, request: Request) -> int:
-        """Bytes of live KV for the prompt and the beginning of its answer."""
+        """Bytes of live KV for the prompt and its answer's start."""
         return self.bytes_per_token * room_for(request)
 
     def too_big(self, request: Request) -> OutOfMemory:
-        """The refusal of a request that never fits the KV budget, with the numbers."""
+        """Error for a request beyond the KV budget, with numbers."""
         return OutOfMemory(
             f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the "
             "whole "
@@ -118,11 +118,11 @@ class SlotKVManager:
     def plan(
         self, request: Request, slot: int, *, may_read: bool
     ) -> tuple[ReusePlan, CacheMiss | None]:
-        """Plan the reuse for this prompt in this slot, and explain the miss."""
+        """Plan the reuse for a prompt in a slot; explain the miss."""
         return self.lookup.find(request, self.slots, slot, may_read=may_read)
 
     def load(self, request: Request, plan: ReusePlan, then: Callable[[], None]) -> bool:
-        """Whether parts of the plan must be read from disk first; `then` is called after."""
+        """Start the plan's disk reads, if any; `then` follows."""
         if self.memory.missing(plan):
             for context in self.slots:
                 if context.n_shared and context.salt == request.salt:
@@ -203,13 +203,13 @@ class SlotKVManager:
         return prefix
 
     def share_restored(self, context: SlotContext) -> None:
-        """Let a context that was read from a slot file hold the prefix of live ones."""
+        """Share the prefix of live ones with a restored context."""
         shared = self._share(context, context.tokens, context.salt)
         if shared is not None:
             context.adopt(shared)
 
     def park(self, context: SlotContext, spared: int = 0) -> IndexedContext | None:
-        """Keep what the memory does not know yet of this context, and write it to disk.
+        """Park unknown KV of this context, and write it to disk.
 
         The context keeps its checkpoint at position `spared`. None if it cannot be kept.
         """
@@ -223,14 +223,14 @@ class SlotKVManager:
         return shelved
 
     def end_request(self, slot: int) -> None:
-        """Detach the context of a finished request; an agent's goes to disk if so configured."""
+        """Detach a finished request's context; write an agent's if configured."""
         self.slots[slot].detach()
         self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self._store_in_pieces(self.slots[slot])
 
     def note_growth(self) -> None:
-        """An idle context has grown: enforce the KV budget at the end of this step."""
+        """Note growth of an idle context; the step enforces the budget."""
         self._is_room_due = True
 
     def maintain(self, turn: int, idle: Sequence[int]) -> None:
@@ -254,7 +254,7 @@ class SlotKVManager:
             self.flush_and_clear(self.slots[slot])
 
     def reserve_memory(self, context: SlotContext, n_bytes: int) -> None:
-        """Make room for a context of `n_bytes` in the place of this one.
+        """Make room for a context of `n_bytes` instead of this one.
 
         Raises OutOfMemory when the budget can never hold it.
         """
@@ -320,7 +320,7 @@ class SlotKVManager:
             context.clear()
 
     def park_all(self) -> FlushResult:
-        """Write all contexts that may be on disk; slots stay as they are."""
+        """Write all contexts that may be on disk; slots stay."""
         before = self.archive.n_written
         held = [context for context in self.slots if len(context)]
         for context in held:
@@ -332,12 +332,12 @@ class SlotKVManager:
         return FlushResult(len(held), self.archive.n_written - before)
 
     def store(self, context: SlotContext) -> None:
-        """Write what is not on disk yet of this context; memory lets it go again."""
+        """Write this context's missing KV; memory releases it."""
         if self._is_stored(context):
             self._write(context, self._parker.index_context(context, time.monotonic()))
 
     def is_storing(self, slot: int) -> bool:
-        """Whether the last answer of this slot is still being packed for the disk."""
+        """Whether this slot's last answer is still being packed."""
         return id(self.slots[slot]) in self._storing
 
     def _store_in_pieces(self, context: SlotContext) -> None:

@@ -1,4 +1,4 @@
-"""Slot restore: reads KV files directly into the buffers of new caches (zero-copy).
+"""Slot restore: reads KV files into new caches' buffers (zero-copy).
 
 Manifests are read on the reader thread, KV files on several threads; arrays are made on the MLX
 thread.
@@ -68,7 +68,7 @@ Shape = tuple[str, tuple[int, ...]]
 
 
 class TensorBuffer(Struct, frozen=True):
-    """One part of one layer: `n_row` bytes for each token of each head.
+    """Buffer of a layer's part: `n_row` bytes per token and head.
 
     `base` is uint8 of (heads * room * n_row); `view` are the same bytes.
     """
@@ -81,7 +81,7 @@ class TensorBuffer(Struct, frozen=True):
 
 
 class RestoreBuffers:
-    """Made and adopted on the MLX thread; other threads fill the `rows` of each segment.
+    """Buffers of a restore; other threads fill each segment's `rows`.
 
     `heads` are those of the segments, ascending; each may begin before the end of the one before,
     which is used up to there. Raises Damaged when they do not fit together.
@@ -98,7 +98,7 @@ class RestoreBuffers:
             self._check(head)
 
     def buffers(self, at: int) -> Iterator[memoryview]:
-        """Destination buffers of the planes of segment `at`, in the order of its file.
+        """Buffers for the planes of segment `at`, in file order.
 
         The last one also clears the room after its tokens.
         """
@@ -175,7 +175,7 @@ READERS = 4
 
 
 class RestoreSources(Struct, frozen=True):
-    """Source of slot files and their KV, and the identity they must have."""
+    """Stores of slot files and their KV, and the required identity."""
 
     store: KVStore
     slot_files: SlotFileStore
@@ -183,7 +183,7 @@ class RestoreSources(Struct, frozen=True):
 
 
 class RestoreRequest(Struct, frozen=True):
-    """Which file is to become which context, of at most `n_ctx` tokens.
+    """Restore of a slot file to a context of at most `n_ctx` tokens.
 
     `room` makes room for a number of bytes, or raises a StackError.
     """
@@ -195,7 +195,7 @@ class RestoreRequest(Struct, frozen=True):
 
 
 class RestoreSource(Struct, frozen=True):
-    """A slot file and what the files of its KV claim; its checkpoints are read already."""
+    """Slot file with its KV headers and checkpoints, already read."""
 
     manifest: Manifest
     heads: tuple[KVFileHeader, ...]

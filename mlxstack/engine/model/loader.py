@@ -1,4 +1,4 @@
-"""Loads a model by mlx-lm, finds out what its KV depends on, and makes caches for slots."""
+"""Loads models by mlx-lm, and finds their KV identity and caches."""
 
 import json
 import logging
@@ -31,14 +31,14 @@ ADAPTER = ("adapter_config.json", "adapters.safetensors")
 """Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
 
 MOST_MORE_TOKENS = 256
-"""Tolerated difference between the vocabularies of draft model and target, at the end."""
+"""Tolerated surplus of the larger vocabulary of draft and target."""
 
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
 
 
 class LoadedModel(Struct, frozen=True):
-    """A model in memory with its tokenizer (mlx-lm's wrapper) and what is known of it."""
+    """Model in memory with its tokenizer (mlx-lm's wrapper) and facts."""
 
     model: Any
     tokenizer: Any
@@ -46,7 +46,7 @@ class LoadedModel(Struct, frozen=True):
 
 
 def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
-    """Load weights and tokenizer, on the calling thread. Raises SetupError in plain words.
+    """Load weights and tokenizer on the calling thread. Raises SetupError.
 
     On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
     half-precision matrices on a CPU an order of magnitude slower.
@@ -69,7 +69,7 @@ def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
 
 
 def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
-    """Load the draft model of a model. Raises SetupError when the two do not fit."""
+    """Load a draft model. Raises SetupError for a different vocabulary."""
     assert spec.draft is not None
     try:
         draft = load(ModelSpec(id=spec.draft), KVSpec())
@@ -98,7 +98,7 @@ def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str
 
 
 def locate(spec: ModelSpec) -> Path:
-    """The folder of the model: the embedded one, a local folder, or the hub's snapshot.
+    """Folder of the model: embedded, local, or the hub's snapshot.
 
     Raises SetupError when there is no such model.
     """
@@ -115,7 +115,7 @@ def locate(spec: ModelSpec) -> Path:
 
 
 def weights_digest(path: Path) -> str:
-    """A digest of all weight files: their hub blob names where there are any, else their bytes."""
+    """Digest of all weight files, from hub blob names if any."""
     digest = xxhash.xxh3_128()
     for file in sorted(path.glob("*.safetensors")):
         kv_file = file.resolve().name
@@ -126,7 +126,7 @@ def weights_digest(path: Path) -> str:
 
 
 def code_digest(path: Path, config: dict[str, Any]) -> str:
-    """A digest of the model's own Python code and of ModelOpt's settings; "" without either.
+    """Digest of the model's Python code and ModelOpt settings, or "".
 
     The file that config.json names may import any other Python file of the folder.
     """
@@ -149,7 +149,7 @@ def adapter_digest(path: Path) -> str:
 
 
 def _adapted(model: Any, spec: ModelSpec) -> Any:
-    """The model with its adapter. Raises SetupError when the two do not fit."""
+    """Model with its adapter. Raises SetupError for a misfit."""
     try:
         model = mlx_utils.load_adapters(model, spec.adapter)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:

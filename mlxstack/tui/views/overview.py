@@ -90,7 +90,7 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
 
 
 def _shared(model: DashboardState) -> tuple[Line, ...]:
-    """How many agents hold one copy of a common prefix."""
+    """Number of agents that hold one copy of a common prefix."""
     return tuple(
         (TextCell(f"{len(one.slots)} agents share {one.n_tokens:,} tokens of KV"),)
         for one in model.frame.snapshot.shared

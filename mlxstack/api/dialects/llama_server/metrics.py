@@ -104,7 +104,7 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
 
 
 def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
-    """Misses of the prefix cache by reason, and the tokens and seconds that they lost."""
+    """Prefix cache misses by reason, with the tokens and seconds lost."""
     rows = (
         ("cache_misses", "Requests that reused less than they could", [m.n_misses for m in losses]),
         ("cache_lost_tokens", "Tokens computed again after a miss", [m.n_lost for m in losses]),
@@ -118,7 +118,7 @@ def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
 
 
 def peer_metrics(peers: tuple[PeerView, ...]) -> Iterator[Metric]:
-    """What was fetched from each peer, and whether it failed last."""
+    """KV fetched from each peer, and prefills on it."""
     counts = (
         ("fetched_tokens", "Prompt tokens fetched from a peer", "n_fetched_tokens"),
         ("fetched_bytes", "Bytes of KV files fetched from a peer", "n_fetched_bytes"),
