@@ -71,12 +71,12 @@ class ChatSession:
 
         path = path_of("v1", "agents", agent, "history")
         try:
-            told = await self._client.get(path, dict[str, Any])
+            history = await self._client.get(path, dict[str, Any])
         except NotFound:
             self.start_over()
             self._agent = agent
             return f"new agent {agent}"
-        self._agent, self._messages = agent, list(told["messages"])
+        self._agent, self._messages = agent, list(history["messages"])
         return f"{agent} continues after {len(self._messages)} messages"
 
     async def answer(self, text: str, say: Say) -> ChatTurn:

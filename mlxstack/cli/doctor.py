@@ -241,22 +241,22 @@ def _port(home: Home) -> Iterator[CheckResult]:
 def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """MLX's device, read in a child process, since MLX may crash."""
     try:
-        told = _ask_mlx(env)
+        facts = _ask_mlx(env)
     except (OSError, ValueError, subprocess.SubprocessError) as why:
         remedy = "pip install mlx-stack into this environment again, and read what MLX says"
         yield CheckResult(
             CheckLevel.BAD, "device", f"MLX does not start: {_last_line(why)}", remedy
         )
         return
-    most = f", at most {size(told['limit_bytes'])} at once" if told["limit_bytes"] else ""
-    detail = f"MLX computes on the {told['kind']}, {told['name']}{most}"
-    if sys.platform == "darwin" and told["kind"] != "gpu":
+    most = f", at most {size(facts['limit_bytes'])} at once" if facts["limit_bytes"] else ""
+    detail = f"MLX computes on the {facts['kind']}, {facts['name']}{most}"
+    if sys.platform == "darwin" and facts["kind"] != "gpu":
         remedy = "use a native arm64 Python; a virtual machine has no GPU"
         yield CheckResult(CheckLevel.WARN, "device", detail, remedy)
     else:
         yield CheckResult(CheckLevel.OK, "device", detail)
-    if told["limit_bytes"]:
-        yield from large_weights(home, told["limit_bytes"])
+    if facts["limit_bytes"]:
+        yield from large_weights(home, facts["limit_bytes"])
 
 
 def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
@@ -354,11 +354,11 @@ def _ask_mlx(env: Mapping[str, str]) -> dict[str, Any]:
     done = subprocess.run(
         command, env={**env, **for_mlx(env)}, capture_output=True, timeout=LONGEST_S, check=True
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
 def _last_line(why: Exception) -> str:
-    said = getattr(why, "stderr", None) or b""
-    lines = said.decode(errors="replace").strip().splitlines()
+    stderr = getattr(why, "stderr", None) or b""
+    lines = stderr.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else str(why)

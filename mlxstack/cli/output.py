@@ -108,12 +108,12 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
-    told, line = time.monotonic(), ""
+    printed_at, line = time.monotonic(), ""
 
     def report(now: str) -> None:
-        nonlocal told, line
-        if now != line and time.monotonic() - told >= LINE_S:
-            told, line = time.monotonic(), now
+        nonlocal printed_at, line
+        if now != line and time.monotonic() - printed_at >= LINE_S:
+            printed_at, line = time.monotonic(), now
             tell(now)
 
     return report

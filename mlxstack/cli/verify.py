@@ -256,11 +256,11 @@ class Verifier:
     def hits(self) -> None:
         """Repeat of a prompt, next turn, fork, parked context."""
         first = self.prompt()
-        said = self.ask(first, slot=0)
+        answer = self.ask(first, slot=0)
         self.identity(
             "same prompt again", first, self.ask(first, slot=0), len(first) - 1, KVSource.SLOT
         )
-        known = first + said.tokens
+        known = first + answer.tokens
         later = known + self.words(N_NEW)
         response = self.ask(later, slot=0)
         self.identity("next turn", later, response, len(known) - 1, KVSource.SLOT)

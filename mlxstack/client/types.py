@@ -45,19 +45,19 @@ class PropsResponse(Struct, frozen=True):
     @property
     def remarks(self) -> tuple[str, ...]:
         """Conditions that an operator should know, as sentences."""
-        found = []
+        notes = []
         if self.is_sleeping:
-            found.append("unloaded while idle")
+            notes.append("unloaded while idle")
         if self.why_not_batching:
-            found.append(f"decoding slot by slot: {self.why_not_batching}")
+            notes.append(f"decoding slot by slot: {self.why_not_batching}")
         if self.draft_model:
-            found.append(f"drafting with {self.draft_model}")
+            notes.append(f"drafting with {self.draft_model}")
         if self.prevents_sleep:
-            found.append("prevents idle sleep")
+            notes.append("prevents idle sleep")
         if self.why_not_preventing_sleep:
-            found.append(f"does not prevent idle sleep: {self.why_not_preventing_sleep}")
-        found.extend(f"peer {trouble}" for trouble in self.peer_troubles)
-        return tuple(found)
+            notes.append(f"does not prevent idle sleep: {self.why_not_preventing_sleep}")
+        notes.extend(f"peer {trouble}" for trouble in self.peer_troubles)
+        return tuple(notes)
 
 
 class NextToken(Struct, frozen=True):

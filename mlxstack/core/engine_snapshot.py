@@ -69,6 +69,8 @@ class Counters(Struct, frozen=True):
 
     The drafted and accepted tokens include those of the draft model.
 
+    Records and bytes are those that rank 0 sent to the other ranks.
+
     Early tokens are of turns begun early; they are no prompt tokens of a request.
     """
 
@@ -95,6 +97,8 @@ class Counters(Struct, frozen=True):
     n_early_tokens: int = 0
     n_early_used: int = 0
     n_early_wasted: int = 0
+    n_rank_records: int = 0
+    n_rank_bytes: int = 0
 
     def plus(self, other: "Counters") -> "Counters":
         """The totals of both; of `n_tokens_max` the larger one."""

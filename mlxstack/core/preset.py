@@ -446,6 +446,13 @@ class Preset(Strict, frozen=True):
         ServiceKind,
         Meta(description="`chat` generates text; `embedding` serves vectors and has no slots."),
     ] = ServiceKind.CHAT
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Machines that compute this model together, this one first, by the "
+            "addresses at which they reach each other; none: this one alone."
+        ),
+    ] = ()
     slots: SlotSpec = field(default_factory=SlotSpec)
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)

@@ -31,6 +31,7 @@ from mlxstack.core.errors import (
     InvalidSlot,
     Loading,
     SetupError,
+    StackError,
     describe_error,
 )
 from mlxstack.core.kv_transfer import RemoteKV
@@ -42,7 +43,15 @@ from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.draft_model import DraftModel
-from mlxstack.engine.device_memory import DeviceMemory, memory_plan
+from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
+from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.engine.distributed.mirrors import (
+    MirroredContext,
+    MirroredPrefixCache,
+    MirroredRunner,
+    MirroredStore,
+)
+from mlxstack.engine.distributed.wire import Agreement
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.kv_exchange import KVExchange
 from mlxstack.engine.kv.park import BackgroundSteps
@@ -84,6 +93,7 @@ class EngineCore:
 
     The KV budget is a share of `memory_bytes`, by default of this computer or MLX_STACK_MEMORY.
     Saved contexts of agents are recorded in `manifests`; `remote` has KV of other services.
+    `ranks` are those of a model that several machines compute together.
     """
 
     def __init__(
@@ -95,6 +105,7 @@ class EngineCore:
         memory_bytes: int | None = None,
         manifests: AgentManifestStore | None = None,
         remote: RemoteKV | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         self._preset = preset
         here = this_memory(os.environ) if memory_bytes is None else memory_of(memory_bytes)
@@ -104,6 +115,7 @@ class EngineCore:
         self._slot_files = slot_files
         self._manifests = manifests
         self._remote = remote
+        self._ranks = ranks
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._snapshot = Snapshot()
@@ -123,6 +135,8 @@ class EngineCore:
 
     def start(self) -> Future[ModelFacts]:
         """Load the model on the MLX thread. The future raises SetupError."""
+        if self._ranks is not None:
+            self._ranks.on_lost = self._fail_load
         self._thread.start()
         return self._loaded
 
@@ -190,14 +204,24 @@ class EngineCore:
         return time.monotonic() - self._turned_at if self._has_work else 0.0
 
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the thread runs, and all other ranks do."""
+        return self._thread.is_alive() and not self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Reason why another rank was lost; empty while none was."""
+        return self._ranks.lost if self._ranks is not None else ""
 
     def stop(self, drain_s: float) -> Future[None]:
         """Drain requests for at most `drain_s` seconds, then end the thread."""
         if self._thread.ident is None and not self._stopped.done():
             self._stopped.set_result(None)
         until = time.monotonic() + drain_s
+        if self.trouble:
+            # The thread may wait for another rank for ever.
+            gone: Future[None] = Future()
+            gone.set_result(None)
+            return gone
 
         def begin() -> None:
             self._drain_until = until
@@ -244,6 +268,11 @@ class EngineCore:
         if self._stopped.done():
             self._fail_owed()
 
+    def _fail_load(self, error: StackError) -> None:
+        """Fail a load that may wait for a lost rank; no-op later."""
+        with suppress(InvalidStateError):
+            self._loaded.set_exception(error)
+
     def _fail_owed(self) -> None:
         """Fail all open futures of an engine that has ended."""
         for future in tuple(self._owed):
@@ -261,6 +290,8 @@ class EngineCore:
             self._live()
         finally:
             self._unload()
+            if self._ranks is not None:
+                self._ranks.end()
             # Without this MLX aborts the process at exit: its stream threads are still running.
             mx.clear_streams()
             self._stopped.set_result(None)
@@ -281,48 +312,52 @@ class EngineCore:
             facts = self._load()
         except Exception as error:
             device.clear_traceback_frames(error)
-            self._loaded.set_exception(error)
+            with suppress(InvalidStateError):
+                self._loaded.set_exception(error)
             return
-        self._loaded.set_result(facts)
+        with suppress(InvalidStateError):
+            self._loaded.set_result(facts)
         try:
             self._serve()
-            self._turns.slot_kv.park_all()
+            if not self.trouble:
+                self._turns.slot_kv.park_all()
         finally:
             self._archive.close()
 
     def _load(self) -> ModelFacts:
         preset = self._preset
-        loaded = loader.load(preset.model, preset.kv)
+        world = self._ranks.open(preset) if self._ranks is not None else None
+        loaded = loader.load(preset.model, preset.kv, world)
         maker = CacheFactory(loaded.model, preset.kv)
         log.info("trying how %s decodes and rewinds", preset.model.id)
         self._device_memory.apply()
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
         # Its random KV is as long as the model's windows.
         device.release()
-        facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
+        n_ranks = self._ranks.size if self._ranks is not None else 1
+        identity = loader.kv_identity(loaded.facts.identity, verdict.kv, preset.kv, size=n_ranks)
+        facts = replace(loaded.facts, identity=identity)
         self.tokenizer = loaded.tokenizer
         draft_model, n_draft_bytes = self._load_draft(loaded, verdict)
         key = facts.identity.key()
         needs = replace(facts, n_bytes=facts.n_bytes + n_draft_bytes)
         plan = memory_plan(preset, needs, self._memory, self._device_memory.limits())
-        memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
-        self._archive = DiskTier(
-            self._store, self._slot_files, memory, key, self._post, self._manifests
-        )
+        bytes_per_token = kv_bytes_per_token(ModelRunner(loaded.model), maker)
+        if self._ranks is not None:
+            agreement = Agreement(loaded.facts.identity, verdict, bytes_per_token)
+            plan = self._ranks.agree(agreement, plan)
+        memory, slots, runner, store = self._parts(loaded.model, verdict, maker, key, plan)
+        self._archive = DiskTier(store, self._slot_files, memory, key, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
-        slots = [SlotContext(maker) for _ in range(preset.slots.count)]
         pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
-        runner = ModelRunner(
-            loaded.model, is_batching=verdict.is_batching, is_ragged=verdict.is_ragged
-        )
         slot_kv = SlotKVManager(
             slots,
             memory,
             self._archive,
             pieces,
             preset.agents.persist,
-            kv_bytes_per_token(runner, maker),
+            bytes_per_token,
             plan.array_limit,
             _sharing(preset, runner, maker) if verdict.can_share else NO_SHARING,
         )
@@ -331,9 +366,8 @@ class EngineCore:
         is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
         costs = measure_widths(runner, maker) if is_drafting else UNMEASURED
         batch = Batch(runner, costs, draft_model)
-        remote = None
-        if self._remote is not None:
-            remote = RemotePrefill(self._remote, self._exchange, self._post)
+        kv, post = self._exchange, self._post
+        remote = RemotePrefill(self._remote, kv, post) if self._remote is not None else None
         self._turns = EngineLoop(
             batch,
             slot_kv,
@@ -349,6 +383,28 @@ class EngineCore:
         self._verdict = verdict
         self._publish()
         return facts
+
+    def _parts(
+        self,
+        model: Any,
+        check: BatchingCheck,
+        maker: CacheFactory,
+        key: str,
+        plan: MemoryPlan,
+    ) -> tuple[PrefixCache, list[SlotContext], ModelRunner, KVStore]:
+        """Prefix cache, contexts, runner and store, mirrored on other ranks."""
+        spec, budget, ranks = self._preset.prefix_cache, plan.kv_budget, self._ranks
+        each, start = range(self._preset.slots.count), maker.quantized_start
+        if ranks is None:
+            runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+            cache = PrefixCache(key, spec, budget, start)
+            return cache, [SlotContext(maker) for _ in each], runner, self._store
+        return (
+            MirroredPrefixCache(ranks, key, spec, budget, start),
+            [MirroredContext(maker, ranks) for _ in each],
+            MirroredRunner(model, ranks, is_batching=check.is_batching, is_ragged=check.is_ragged),
+            MirroredStore(self._store, ranks),
+        )
 
     def _load_draft(
         self, loaded: LoadedModel, verdict: BatchingCheck
@@ -370,10 +426,12 @@ class EngineCore:
 
     def _serve(self) -> None:
         n_failures = 0
-        while not self._is_done():
+        while not (self.trouble or self._is_done()):
             try:
                 self._listen()
                 self._turns.step(self._tell)
+                if self._ranks is not None:
+                    self._ranks.flush()
                 n_failures = 0
             except Exception as error:
                 n_failures += 1
@@ -383,6 +441,9 @@ class EngineCore:
                 if n_failures >= MOST_FAILURES:
                     raise
             self._publish()
+        if self.trouble:
+            self._turns.end_all(Broken(self.trouble))
+            self._turns.flush(self._tell)
 
     def _listen(self) -> None:
         """Handle all messages; wait for one when there is nothing to do."""
@@ -435,8 +496,12 @@ class EngineCore:
     def _publish(self) -> None:
         self._turned_at = time.monotonic()
         self._has_work = self._is_busy or not self._inbox.empty()
+        now, ranks = self._turns.snapshot(), self._ranks
+        if ranks is not None:
+            sent = replace(now.counters, n_rank_records=ranks.n_records, n_rank_bytes=ranks.n_bytes)
+            now = replace(now, counters=sent)
         self._snapshot = replace(
-            self._turns.snapshot(),
+            now,
             is_batching=self._verdict.is_batching and self._preset.batch.enabled,
             why_not_batching=self._verdict.why_not,
             kv_budget_bytes=self._turns.slot_kv.memory.budget,
@@ -451,9 +516,3 @@ def _sharing(preset: Preset, runner: ModelRunner, maker: CacheFactory) -> LiveSh
     if not spec.enabled or spec.live_sharing is LiveSharingMode.OFF:
         return NO_SHARING
     return LiveSharing(spec.block_size, least_shared(measure_sharing(runner, maker)))
-
-
-def _identity(facts: ModelFacts, verdict: BatchingCheck, preset: Preset) -> Any:
-    kv = preset.kv
-    precision = f"{kv.bits}/{kv.group_size}@{kv.quantized_start}" if kv.bits < 16 else "16"
-    return replace(facts.identity, kv=f"{precision} {verdict.kv}")

@@ -73,6 +73,11 @@ class EmbeddingEngine:
         """Seconds since the texts at work were taken up; 0 when idle."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
+    @property
+    def trouble(self) -> str:
+        """As `EngineCore.trouble`: no other rank takes part."""
+        return ""
+
     def is_alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()

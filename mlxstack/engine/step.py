@@ -284,7 +284,9 @@ class EngineLoop:
     def _schedule(self) -> None:
         now = time.monotonic()
         shared, promised = self._matches.shared, self._matches.promised
-        self._state, actions = schedule(self._state, now, self._limits, shared, promised)
+        self._state, actions = schedule(
+            self._state, now, self._limits, shared, promised, self._saved_bytes
+        )
         for action in actions:
             if isinstance(action, AssignSlot):
                 self._guard(
@@ -298,6 +300,18 @@ class EngineLoop:
             elif isinstance(action, RunSlotAction):
                 work, _ = self._works.pop(action.action.id)
                 work(self.slots[action.action.slot])
+
+    def _saved_bytes(self, request_id: str, slot: int) -> int:
+        """Bytes of KV that sharing saves with this request in the slot.
+
+        A slot that waits for another service may share less in the end: nothing counts.
+        """
+        if self._remote is not None:
+            return 0
+        active = [
+            one.slot for one in self._live.values() if one.is_assigned and one.slot is not None
+        ]
+        return self.slot_kv.saved_bytes(active, self._live[request_id].request, slot)
 
     def _assign_slot(self, queued: QueuedRequest, slot: int) -> None:
         live = self._live[queued.request]

@@ -1,4 +1,4 @@
-"""ASGI application of a gateway: check, choose a member, wait for it, pass bytes through."""
+"""Gateway's ASGI application: checks requests, and forwards them to members."""
 
 from functools import cache, partial
 from typing import Any, cast
@@ -98,7 +98,7 @@ class Gateway:
         response: RelayedResponse,
         request: WaitingRequest,
     ) -> None:
-        """Pass a request on once its member is loaded, again where that ended before it answered.
+        """Forward a request to its loaded member, once more if lost.
 
         Raises Broken when it ended twice, or may have changed the history of an agent, and Busy.
         """
@@ -142,7 +142,7 @@ class Gateway:
         return forward
 
     def _choose(self, scope: Scope, body: bytes) -> MemberGate:
-        """Member of a request by its model, its agent, or the default. Raises UnknownModel."""
+        """Member by model, agent, or default. Raises UnknownModel."""
         wanted = _named(scope) or _model(body)
         if wanted is not None:
             name = self._names.get(wanted) or self._names.get(wanted.removesuffix(LATEST))
@@ -175,7 +175,7 @@ async def _read(
 
 
 async def _break_off(scope: Scope, response: RelayedResponse, error: StackError) -> None:
-    """End a stream that began with the error; of another response the connection is closed."""
+    """End a begun stream with the error; else close the connection."""
     dialect = dialect_of(scope["path"])
     if response.media_type.startswith(dialect.stream_type):
         body = msgspec.json.encode(dialect.error_body(error, request_id(cast(HTTPScope, scope))))
@@ -199,7 +199,7 @@ def _named(scope: Scope) -> str | None:
 
 
 def _model(body: bytes) -> str | None:
-    """The body's `model`, or Ollama's former `name`; None where the body is no JSON object."""
+    """The body's `model` or `name` (older Ollama); None without JSON."""
     try:
         found = msgspec.json.decode(body, type=ModelField)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Own answers of the gateway: health, models, metrics. None of them wakes a member."""
+"""Gateway's own responses: health, models, metrics; members stay unloaded."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -57,7 +57,7 @@ async def health(members: TheMembers) -> dict[str, Any]:
 
 @get(["/v1/models", "/models"], opt=PUBLIC)
 async def list_models(members: TheMembers, spec: TheSpec) -> dict[str, Any]:
-    """List every member: loaded, or to be loaded by the first request for it."""
+    """List every member, loaded or loadable."""
     cards = await asyncio.gather(*(model_card(one, spec) for one in members.by_name.values()))
     models = [{"name": card["id"], "model": card["id"], "type": "model"} for card in cards]
     return {
@@ -137,7 +137,7 @@ async def list_agents(
 
 @get("/metrics", opt=OF_ALL)
 async def metrics(members: TheMembers) -> Response[bytes]:
-    """Numbers of the gateway in Prometheus' format; `?model=` asks a member for its own."""
+    """Gateway metrics for Prometheus; `?model=` gives a member's own."""
     every = members.by_name.values()
     found = await asyncio.gather(*(one.look() for one in every))
     loaded = {
@@ -168,7 +168,7 @@ async def metrics(members: TheMembers) -> Response[bytes]:
 
 @post(["/v1/models/load", "/v1/models/unload"], opt=OF_ALL)
 async def change_models() -> None:
-    """Refuse changes: the members of a gateway are those it was started with."""
+    """Refuse changes: the members are fixed at the start."""
     raise Unsupported(
         "a gateway loads and unloads its members itself; start it again with other members"
     )
@@ -199,7 +199,7 @@ async def _gathered(
     key: str,
     known: Callable[[GatewayMember], Any] | None,
 ) -> list[Any]:
-    """Lists of members as one; an entry of what is `known` for each that does not run."""
+    """Merge the members' lists; unloaded ones give their `known` entry."""
     every = list(members)
     entries: list[Any] = []
     for one, body in zip(
@@ -245,7 +245,7 @@ def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:
 
 
 async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
-    """Entry of a member: its own where it runs, else of what is known before its start."""
+    """Entry of a running member, else as known before its start."""
     body, phase = await asyncio.gather(_read(member, "/v1/models"), member.look())
     name, *others = member.spec.names
     known = {"id": name, "object": "model", "owned_by": "mlx-stack", "type": "model"}

@@ -1,4 +1,4 @@
-"""Runs one gateway in this process: binds, serves, stops its members at the end."""
+"""Gateway process: binds, serves, and stops its members."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ CANNOT_START = 78
 
 
 def run(spec: GatewaySpec) -> int:
-    """Serve until SIGTERM or SIGINT; returns 0, or 78 when a restart would not help."""
+    """Serve until SIGTERM or SIGINT; returns 0, or 78 (bad configuration)."""
     try:
         uvloop.run(_run(spec))
     except SetupError as error:

@@ -5,7 +5,7 @@ import gc
 
 
 def trim_heap() -> bool:
-    """Free garbage cycles and return free pages; whether any were. Callable by any thread.
+    """Collect garbage, and return free pages; whether any. Thread-safe.
 
     glibc keeps what threads have freed until the end of an arena is free, macOS until the
     computer is short of memory. Other C libraries return it by themselves; there, nothing more is

@@ -103,7 +103,7 @@ def need(load: ServiceLoad) -> MemoryNeed:
 
 
 def _shared_bytes(load: ServiceLoad) -> int:
-    """Bytes that the slots hold less because they share; the one copy may have room to spare."""
+    """Bytes saved by one copy, which may have room to spare."""
     if load.n_slots < 2:
         return 0
     n_tokens = min(load.n_shared, load.n_ctx)

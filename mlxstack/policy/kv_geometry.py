@@ -132,7 +132,7 @@ class ModelShape(Struct, frozen=True):
     """The caches, weights and widths of a model, as mlx-lm builds it.
 
     `widened` is the geometry where MLX computes in float32. `weights` is None where only the
-    files tell their precision.
+    files tell their precision. `can_shard`: several machines can compute it together.
     """
 
     geometry: Geometry
@@ -142,6 +142,7 @@ class ModelShape(Struct, frozen=True):
     n_heads: int
     inner: int
     n_vocab: int
+    can_shard: bool = False
 
 
 class ShapeReply(Struct, frozen=True):
@@ -169,6 +170,22 @@ def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
             "kv.group_size",
         )
     return replace(geometry, bits=bits, group_size=group_size)
+
+
+def divided(geometry: Geometry, n_ranks: int) -> Geometry:
+    """Geometry of one of several ranks; latents are not divided."""
+    return replace(geometry, layers=tuple(_share(layer, n_ranks) for layer in geometry.layers))
+
+
+def _share(layer: Layer, n_ranks: int) -> Layer:
+    if layer.kind is LayerKind.LATENT:
+        return layer
+    return replace(
+        layer,
+        k_heads=-(-layer.k_heads // n_ranks),
+        v_heads=-(-layer.v_heads // n_ranks),
+        state_bytes=-(-layer.state_bytes // n_ranks),
+    )
 
 
 def _bounded_rows(layer: Layer, n_tokens: int, chunk: int) -> int:

@@ -73,7 +73,7 @@ async def sample(service: Service, interval_s: float) -> None:
 
 
 async def return_memory(service: Service, interval_s: float) -> None:
-    """Return freed memory to the system after requests or other work, when none is under way.
+    """Return freed memory to the system after work, once idle.
 
     Status feeds and refused bodies do not enter the gate: their work shows as CPU time.
     """

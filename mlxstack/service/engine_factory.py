@@ -15,6 +15,7 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
 from mlxstack.engine import device
 from mlxstack.engine.core import EngineCore
+from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.model import hub_download, loader
 from mlxstack.engine.template_check import check_template
@@ -67,7 +68,9 @@ class EngineFactory:
         agent_store: AgentStore,
         source: Path | None,
         peers: Peers | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
+        self._ranks = ranks
         self._home = home
         self._store = store
         self._dispatcher = dispatcher
@@ -93,6 +96,7 @@ class EngineFactory:
             self._dispatcher.deliver,
             manifests=self._agent_store,
             remote=self._peers if preset.server.peers else None,
+            ranks=self._ranks,
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
@@ -155,6 +159,11 @@ class EngineFactory:
 
         Raises SetupError.
         """
+        if self._ranks is not None or preset.hosts:
+            raise SetupError(
+                "the model of a service with `hosts` is not changed while it runs; stop it, and "
+                "start another preset"
+            )
         path = loader.locate(preset.model)
         if preset.model.draft is not None:
             loader.locate(ModelSpec(id=preset.model.draft))
@@ -223,6 +232,7 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
     store = DiskKVStore(home / "kv")
     peers = Peers(preset.server.peers, store)
-    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers)
+    ranks = RankGroup(preset.hosts) if preset.hosts else None
+    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers, ranks)
     engine = engine_factory.engine(preset)
     return Service(preset, dispatcher, engine, agent_store, engine_factory, peers)

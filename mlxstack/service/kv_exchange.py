@@ -21,10 +21,10 @@ async def match(service: Service, query: KVQuery) -> KVMatch:
     Raises Conflict.
     """
     _check(service, query)
-    found = service.generator.match_kv(query.tokens, query.salt)
+    matching = service.generator.match_kv(query.tokens, query.salt)
     snapshot = service.snapshot()
     is_idle = not snapshot.waiting and n_processing(snapshot) < len(snapshot.slots)
-    n_tokens = await asyncio.wrap_future(found)
+    n_tokens = await asyncio.wrap_future(matching)
     return KVMatch(n_tokens, prompt_rate(snapshot.counters), is_idle)
 
 
@@ -44,15 +44,15 @@ async def offer(service: Service, query: KVQuery) -> KVOffer:
     return KVOffer(len(manifest.tokens), manifest.segments, manifest.checkpoints, manifest.n_bytes)
 
 
-async def missing(service: Service, wanted: MissingKV) -> MissingKV:
+async def missing(service: Service, query: MissingKV) -> MissingKV:
     """Keys of `names` without a file here. Raises Conflict for another model."""
-    check_identity(service, wanted.identity)
+    check_identity(service, query.identity)
     store = service.peers.store
 
     def look() -> tuple[str, ...]:
-        return tuple(key for key in wanted.keys if not store.has(wanted.identity, key))
+        return tuple(key for key in query.keys if not store.has(query.identity, key))
 
-    return MissingKV(wanted.identity, await asyncio.to_thread(look))
+    return MissingKV(query.identity, await asyncio.to_thread(look))
 
 
 async def receive(

@@ -59,7 +59,7 @@ def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTI
     try:
         load = candidate.load(room.memory.half_bytes, room.memory.total)
     except BadRequest as why:
-        if (why.param or "").startswith("kv."):
+        if (why.param or "").startswith(("kv.", "hosts")):
             raise SetupError(f"{why.param}: {why.message}") from why
         unknown = why.message
         try:

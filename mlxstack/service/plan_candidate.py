@@ -15,7 +15,7 @@ from mlxstack.host.model_files import ModelFiles
 from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.policy import workspace
 from mlxstack.policy.capacity import Budget, ServiceLoad
-from mlxstack.policy.kv_geometry import Geometry, ModelShape, ShapeReply, quantized
+from mlxstack.policy.kv_geometry import Geometry, ModelShape, ShapeReply, divided, quantized
 from mlxstack.service.model_shapes import shapes_of
 
 SINGLE = 4
@@ -70,8 +70,14 @@ class Candidate(Struct, frozen=True):
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
         """The caches where half precision takes `half_bytes`. Raises Unsupported."""
         shape = self.shape
+        if self.preset.hosts and not shape.can_shard:
+            raise Unsupported(
+                f"mlx-lm cannot divide models of type '{self.architecture}' between machines",
+                "hosts",
+            )
         geometry = shape.widened if half_bytes == SINGLE else shape.geometry
-        return quantized(geometry, bits, self.preset.kv.group_size)
+        own = divided(geometry, max(1, len(self.preset.hosts)))
+        return quantized(own, bits, self.preset.kv.group_size)
 
     def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
         """Load of a preset's service; KV gets a share of `total_bytes`.
@@ -84,7 +90,7 @@ class Candidate(Struct, frozen=True):
         bytes_beside = workspace.workspace_bytes(shape, chunk, slots.count) * (half_bytes // 2)
         if half_bytes != SINGLE:
             bytes_beside += workspace.peak_score_bytes(shape, bits, chunk, slots.n_ctx)
-        weights, draft = self.weights.n_bytes(half_bytes), self.draft
+        weights, draft = self._own_weights(half_bytes), self.draft
         if draft is not None:
             weights += draft.weights.n_bytes(half_bytes)
         return ServiceLoad(
@@ -97,6 +103,17 @@ class Candidate(Struct, frozen=True):
             budget=self._budget(total_bytes),
             draft=Geometry(()) if draft is None else draft.geometry(half_bytes),
         )
+
+    def _own_weights(self, half_bytes: int) -> int:
+        """Weights in the memory of one machine.
+
+        Of several, each has a share of the layers; embeddings and output stay whole.
+        """
+        n_bytes, n_ranks = self.weights.n_bytes(half_bytes), max(1, len(self.preset.hosts))
+        if n_ranks == 1:
+            return n_bytes
+        ends = min(n_bytes, 2 * self.shape.n_vocab * self.shape.hidden * half_bytes)
+        return ends + -(-(n_bytes - ends) // n_ranks)
 
     def _budget(self, total_bytes: int | None) -> Budget | None:
         """Budget of a fixed share; None for `auto` and embedding models."""

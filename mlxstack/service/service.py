@@ -184,7 +184,7 @@ class Service:
     def peers(self) -> Peers:
         """Exchange of KV files with other services. Raises as `require`, and Unsupported."""
         self.require()
-        if self._peers is None or isinstance(self.engine, Embedder):
+        if self._peers is None or isinstance(self.engine, Embedder) or self.preset.hosts:
             raise Unsupported("this service exchanges no KV with others")
         return self._peers
 
@@ -419,7 +419,7 @@ class Service:
             if (silent := self.engine.stalled_s()) > GIVE_UP_S:
                 self._fail_all(f"the engine has not finished a turn for {silent:.0f} s")
             await asyncio.sleep(WATCH_S)
-        self.give_up("the engine's thread has died")
+        self.give_up(self.engine.trouble or "the engine's thread has died")
 
     def _fail_all(self, reason: str) -> None:
         what = f"{reason}; see the service log. A supervised service starts again by itself"

@@ -94,9 +94,9 @@ class IncomingKVFile:
         """Verify bytes, identity and key; move into place. Raises Damaged."""
         os.lseek(self._fd, 0, os.SEEK_SET)
         with self._store.disk.open(self._fd) as file:
-            found = _verified(file)
-        if found != self._name:
-            raise Damaged(f"the KV file {self._name[1]} holds {found[0]}/{found[1]}")
+            name = _verified(file)
+        if name != self._name:
+            raise Damaged(f"the KV file {self._name[1]} holds {name[0]}/{name[1]}")
         try:
             self._store.disk.barrier(self._fd)
             self._temporary.replace(self._path)

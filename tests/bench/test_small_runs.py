@@ -59,6 +59,7 @@ def test_z1_z2_e17_engine(tmp_path: Path) -> None:
     assert all(min(values) > 0 for values in told.raw.values())
 
 
+@pytest.mark.soak
 def test_drafts(tmp_path: Path) -> None:
     told = run("drafts", tmp_path)
     (table,) = told.tables
@@ -76,6 +77,7 @@ def test_drafts(tmp_path: Path) -> None:
     assert all(min(v) > 0 for name, v in told.raw.items() if name.endswith(counted))
 
 
+@pytest.mark.soak
 def test_early(tmp_path: Path) -> None:
     told = run("early", tmp_path)
     turns, beside = told.tables
@@ -109,6 +111,7 @@ def test_head(tmp_path: Path) -> None:
     assert all(min(v) > 0 for name, v in told.raw.items() if "policy" not in name)
 
 
+@pytest.mark.soak
 def test_tui(tmp_path: Path) -> None:
     told = run("tui", tmp_path)
     sizes = ("80x24", "200x50")
@@ -161,6 +164,7 @@ def test_k2_k5_d13_d19_cache(tmp_path: Path) -> None:
     assert next(t for t in told.targets if t.name.startswith("hot TTFT saved")).value >= 0
 
 
+@pytest.mark.soak
 def test_k1_k3_serve_beside_another_server_and_count_tokens(tmp_path: Path) -> None:
     told = run("peers", tmp_path)
     titles = [table.title for table in told.tables]
@@ -247,6 +251,7 @@ def test_the_command_names_every_scene() -> None:
     assert bench.SCENES == tuple(SCENES) == SERVE.scenes
 
 
+@pytest.mark.soak
 def test_gateway(tmp_path: Path) -> None:
     told = run("gateway", tmp_path)
     ways, idle = told.tables

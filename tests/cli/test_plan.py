@@ -14,6 +14,7 @@ from mlxstack.policy.capacity import MARGIN_BYTES
 from mlxstack.policy.live_sharing import MOST_SPARE
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
+from tests.repetition import in_soak
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -31,7 +32,9 @@ def told(home: Path, *words: str, **env: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("words", [("--table",), ("--memory", "24GB", "--ctx", "4096")])
+@pytest.mark.parametrize(
+    "words", [("--table",), *in_soak((("--memory", "24GB", "--ctx", "4096"),))]
+)
 def test_a13_f7_the_table_of_the_published_geometries(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -162,7 +165,10 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
 
 @pytest.mark.parametrize(
     "words",
-    [("--recommend", "--agents", "10", "--ctx", "32k"), ("--agents", "10", "--ctx", "8192")],
+    [
+        ("--recommend", "--agents", "10", "--ctx", "32k"),
+        *in_soak((("--agents", "10", "--ctx", "8192"),)),
+    ],
 )
 def test_a14_models_are_ranked_for_a_load(tmp_path: Path, words: tuple[str, ...]) -> None:
     found = told(tmp_path, "plan", *words, "--memory", "48GB")
@@ -294,3 +300,18 @@ def test_a_draft_model_is_planned_with_its_weights_and_contexts(model_of: ModelO
     assert both.draft == beside.geometry
     unknown = Preset(model=ModelSpec(id=target.id, draft="org/not-here"))
     assert of_preset(unknown).load(half_bytes=4) == plain
+
+
+def test_two_machines_hold_half_of_the_layers_each(tmp_path: Path) -> None:
+    words = ("plan", "qwen3-coder-30b-a3b", "--ctx", "32k", "--agents", "3")
+    alone = told(tmp_path, *words, "--memory", "24GB")
+    pair = told(tmp_path, *words, "--hosts", "2x24GB")
+    assert pair["spec"]["growth_bytes"] * 2 == alone["spec"]["growth_bytes"]
+    assert not alone["wanted"]["fits"] and pair["wanted"]["fits"]
+
+
+def test_machines_that_cannot_be_planned_are_refused(tmp_path: Path) -> None:
+    gemma = run(tmp_path, "plan", "gemma4-26b-a4b", "--hosts", "2x24GB")
+    assert gemma.returncode and "cannot divide" in gemma.stderr
+    for words in (("demo", "--hosts", "3"), ("demo", "--hosts", "1x24GB"), ("--hosts", "2x24GB")):
+        assert "--hosts" in run(tmp_path, "plan", *words).stderr

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
-from mlxstack.core.engine_events import KVSource
+from mlxstack.core.engine_events import KVSource, RequestFinished, SlotAssigned, TokenSampled
 from mlxstack.core.preset import DiskSpec, KVSpec, LiveSharingMode, PrefixCacheSpec, SlotSpec
 from mlxstack.core.request import Request
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -200,6 +200,40 @@ def test_kinds_that_do_not_share_copy_as_before(
             tokens = HEAD + prompt(20, seed=i)
             assert driver.answer(tokens, 4, slot=i) == driver.cold(tokens, 4, slot=2)
         assert shared(driver) == [0] * 4
+
+
+@pytest.mark.parametrize("mode", LiveSharingMode)
+def test_a_shared_prefix_is_admitted_once(
+    mode: LiveSharingMode, model_of: ModelOf, tmp_path: Path
+) -> None:
+    """Of four contexts of 1,024 tokens the budget holds two and a half, or one and four tails."""
+    budget = 5 << 20
+    cache = PrefixCacheSpec(memory_budget_pct=50, live_sharing=mode, disk=DiskSpec(enabled=False))
+    preset = preset_of(model_of("tiny"), slots=FOUR, prefix_cache=cache)
+    head = prompt(900, seed=7)
+    prompts = [head + prompt(20, seed=i) for i in range(4)]
+    with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
+        if mode is LiveSharingMode.AUTO:
+            kv_of(driver).sharing = FORCED
+        asks = [driver.submit(prompts[0], 80)]
+        driver.until(asks[0], TokenSampled, 2)
+        asks += [driver.submit(tokens, 80) for tokens in prompts[1:]]
+        most = 0
+        for ask in asks:
+            driver.seated(ask)
+            n_bytes = driver.engine._do(lambda loop: loop.slot_kv.live_bytes).result(timeout=60)
+            most = max(most, n_bytes)
+        for ask in asks:
+            driver.finish(ask)
+        n_active, n_together = 0, 0
+        for event in driver.listener.log:
+            n_active += isinstance(event, SlotAssigned) - isinstance(event, RequestFinished)
+            n_together = max(n_together, n_active)
+        answers = [driver.tokens(ask)[:12] for ask in asks]
+        assert n_together == (4 if mode is LiveSharingMode.AUTO else 2)
+        # Contexts of finished requests may stay for some steps more; with `auto` none has finished.
+        assert most <= budget or mode is LiveSharingMode.OFF
+        assert answers[3] == driver.cold(prompts[3], 12)
 
 
 def fill(loop: EngineLoop, slot: int, tokens: tuple[int, ...]) -> None:

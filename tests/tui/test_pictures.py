@@ -8,6 +8,8 @@ from mlxstack.tui.recording import read_recording
 from tests.tui import scenes, shots
 from tests.tui.conftest import Shoot
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parent / "tapes" / "demo.jsonl"
 NARROW = (80, 24)
 WIDE = (120, 40)

@@ -17,6 +17,8 @@ from tests.tui import scenes
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
 
+pytestmark = pytest.mark.slow
+
 SIZES = ((80, 24), (120, 40), (200, 50))
 STATES = (scenes.empty, scenes.busy, scenes.overloaded, scenes.disconnected, scenes.loading)
 

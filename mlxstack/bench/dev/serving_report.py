@@ -30,9 +30,10 @@ def results(found: dict[str, Found], plan: ServePlan, bounds: SilenceBounds) -> 
     tables += _counts(found) if "counts" in names else ()
     targets = [*(_joining_targets(first, bounds) if "joining" in names else ())]
     targets += _count_targets(first) if "counts" in names else ()
-    charts = (_chart(found, plan),) if "crowds" in names else ()
+    charts = [*((_crowd_chart(found, plan),) if "crowds" in names else ())]
+    charts += (_pause_chart(found, plan),) if "joining" in names else ()
     raw = {f"{who}: {what}": v for who, one in found.items() for what, v in one.items()}
-    return Results(tuple(tables), tuple(targets), raw, charts)
+    return Results(tuple(tables), tuple(targets), raw, tuple(charts))
 
 
 def _joining_targets(one: Found, bounds: SilenceBounds) -> tuple[BenchTarget, ...]:
@@ -93,13 +94,20 @@ def _crowds(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     return ReportTable("Agents at once", heads, rows, note)
 
 
-def _chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
+def _crowd_chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
     bars = [
         Bar(f"{n} {name}", rate := throughput(one, n), f"{rate:.0f}")
         for n in plan.crowd
         for name, one in found.items()
     ]
     return BarChart("Tokens per second by agents at once", tuple(bars))
+
+
+def _pause_chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
+    worst = {name: max(one["gaps joining"], default=0.0) for name, one in found.items()}
+    bars = [Bar(name, value, seconds(value)) for name, value in worst.items()]
+    title = f"Worst pause of three agents while {plan.split.total} tokens join"
+    return BarChart(title, tuple(bars))
 
 
 def crowd_row(name: str, one: Found, n: int, plan: ServePlan) -> tuple[str, ...]:

@@ -124,8 +124,8 @@ def gc(
     from mlxstack.core.commands import GCScope
 
     bounds = sweeps.bounds(max_bytes, older_than)
-    wanted = structs.replace(bounds, scope=GCScope.KV, is_dry=dry_run)
-    sweeps.show(sweeps.collect(wanted, name, url), json)
+    collection = structs.replace(bounds, scope=GCScope.KV, is_dry=dry_run)
+    sweeps.show(sweeps.collect(collection, name, url), json)
 
 
 def render(view: "CacheView") -> str:

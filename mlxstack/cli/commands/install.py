@@ -158,9 +158,9 @@ def _job(named: str, sets: list[str], loaded: "LoadedPreset") -> "LoginJob":
 def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
     """Run commands in order; the message of the first failure, else None."""
     for words in commands:
-        told = _run(words)
-        if told is not None:
-            return f"`{' '.join(words)}`: {told}"
+        failure = _run(words)
+        if failure is not None:
+            return f"`{' '.join(words)}`: {failure}"
     return None
 
 
@@ -169,5 +169,5 @@ def _run(words: tuple[str, ...]) -> str | None:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except UNTOLD as why:
         return str(why)
-    said = (done.stderr or done.stdout).strip()
-    return None if done.returncode == 0 else said or f"exit code {done.returncode}"
+    output = (done.stderr or done.stdout).strip()
+    return None if done.returncode == 0 else output or f"exit code {done.returncode}"

@@ -93,8 +93,8 @@ def gc(
     """
     from msgspec import structs
 
-    wanted = structs.replace(sweeps.bounds(max_bytes, older_than), agent=agent, is_dry=dry_run)
-    sweeps.show(sweeps.collect(wanted, name, url), json)
+    collection = structs.replace(sweeps.bounds(max_bytes, older_than), agent=agent, is_dry=dry_run)
+    sweeps.show(sweeps.collect(collection, name, url), json)
 
 
 def engine_request(

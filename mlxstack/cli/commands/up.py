@@ -61,6 +61,10 @@ Draft = Annotated[
 ModeOption = Annotated[
     str | None, typer.Option("--mode", help="The members of this mode, at one address.")
 ]
+HostsOption = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", help="Machines that compute it together, this one first."),
+]
 
 
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
@@ -80,6 +84,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    hosts: HostsOption = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay attached.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run.")] = False,
     sets: Set = None,
@@ -103,17 +108,18 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if bool(models) == (mode is not None):
         raise Misuse("name what to serve, or a mode by --mode")
     if not models or len(models) > 1:
-        if ctx or slots or kv_bits or draft or dry_run:
-            raise Misuse("--ctx, --slots, --kv-bits, --draft and --dry-run go with one model")
+        if ctx or slots or kv_bits or draft or hosts or dry_run:
+            raise Misuse(
+                "--ctx, --slots, --kv-bits, --draft, --hosts and --dry-run go with one model"
+            )
         front = Front(name or mode or FRONT, mode, host, port)
         _up_gateway(front, models or [], tuple(sets or ()), foreground, if_needed, json)
         return
-    given = (("server.host", host), ("server.port", port), ("name", name))
-    texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
-    if draft is not None:
-        texts += [f"model.draft={draft}", "speculation=auto"]
+    texts = _settings(
+        {"server.host": host, "server.port": port, "name": name, "model.draft": draft}, hosts
+    )
     sizes = model_request.sizes_of(ctx, slots, kv_bits)
-    found = model_request.request_for(models[0], home, sizes, tuple(texts))
+    found = model_request.request_for(models[0], home, sizes, (*(sets or ()), *texts))
     wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
     loaded = launch.resolve(wanted, home)
     if found.derived is not None and not json:
@@ -123,6 +129,14 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         return
     if (owner := _up_one(wanted, loaded, foreground, if_needed, json)) is not None:
         _settle_for(owner, port, loaded.preset, json)
+
+
+def _settings(given: dict[str, str | int | None], hosts: str | None) -> list[str]:
+    """Options as settings, as `--set` takes them; a draft model switches drafts on."""
+    texts = [f"{key}={value}" for key, value in given.items() if value is not None]
+    if given["model.draft"] is not None:
+        texts.append("speculation=auto")
+    return texts if hosts is None else [*texts, f"hosts=[{hosts}]"]
 
 
 def _up_one(
@@ -281,8 +295,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
     props = asyncio.run(running_props(plan.url, preset))
     if json:
-        told = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
-        as_json(_facts(state, began) | told)
+        notes = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
+        as_json(_facts(state, began) | notes)
         return
     seconds = time.monotonic() - began
     total = plan.n_slots * plan.n_ctx
@@ -292,8 +306,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     )
     for remark in props.remarks:
         note(f"warning: {remark}")
-    for said in props.template_notes:
-        note(f"warning: chat template: {said}")
+    for finding in props.template_notes:
+        note(f"warning: chat template: {finding}")
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 

@@ -102,9 +102,10 @@ class Fit(Struct, frozen=True):
 
 
 class SharedFit(Struct, frozen=True):
-    """KV of agents that begin with the same `n_tokens`, in a copy for each and in one for all.
+    """KV of agents with a common beginning, copied and shared.
 
-    `is_on`: the preset shares it; then all other figures count it once.
+    They begin with the same `n_tokens`. `is_on`: the preset shares them; then all other figures
+    count one copy.
     """
 
     n_agents: int

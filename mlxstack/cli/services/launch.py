@@ -59,14 +59,14 @@ class LaunchRequest(Struct, frozen=True):
     cwd: Path
 
 
-def resolve(wanted: LaunchRequest, home: Home) -> presets.LoadedPreset:
+def resolve(request: LaunchRequest, home: Home) -> presets.LoadedPreset:
     """The preset after the environment and the command line. Raises SetupError."""
     over: list[Override] = overrides.from_environment(os.environ)
-    over += [overrides.from_option(text) for text in wanted.sets]
-    return presets.load(wanted.preset, home, over, wanted.cwd)
+    over += [overrides.from_option(text) for text in request.sets]
+    return presets.load(request.preset, home, over, request.cwd)
 
 
-def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> ServiceSpec:
+def prepare(request: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> ServiceSpec:
     """Check a start, and write the worker's spec."""
     make_home(home)
     preset = _with_port(loaded.preset)
@@ -74,22 +74,22 @@ def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> 
     fitted = memory_refusal.check_memory(preset, home, os.environ)
     if fitted.unchecked is not None:
         note(f"warning: {fitted.unchecked}")
-    return write(wanted, fitted.preset, home)
+    return write(request, fitted.preset, home)
 
 
-def write(wanted: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
+def write(request: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
     """Write down what the worker is to serve."""
     write_json(home.preset_file(preset.name), preset)
     env = hardware.for_mlx(os.environ)
     return ServiceSpec(
         name=preset.name,
         root=str(home.root),
-        preset=wanted.preset,
+        preset=request.preset,
         url=url_of(preset.server),
         worker=(*_worker_command(), str(home.preset_file(preset.name))),
         env=env | {"MLX_STACK_HOME": str(home.root)} | QUIET,
-        overrides=wanted.sets,
-        cwd=str(wanted.cwd),
+        overrides=request.sets,
+        cwd=str(request.cwd),
         n_slots=preset.slots.count,
         n_ctx=preset.slots.n_ctx,
         patience=RestartPolicy(grace_s=preset.server.drain_s + SAVING_S),
@@ -129,7 +129,7 @@ async def _until_healthy(
     timeout_s: float,
     progress: Callable[[str], None],
 ) -> ServiceState:
-    deadline, told = time.monotonic() + timeout_s, ""
+    deadline, last_line = time.monotonic() + timeout_s, ""
     async with Client(plan.url, timeout_s=5.0) as client:
         while time.monotonic() < deadline:
             _raise_if_dead(plan, process)
@@ -138,8 +138,8 @@ async def _until_healthy(
             if state is not None and state.worker is not None and health.is_ready:
                 return state
             line = _last_line(plan)
-            if _said(line).startswith(DOWNLOADING) and line != told:
-                deadline, told = time.monotonic() + timeout_s, line
+            if _said(line).startswith(DOWNLOADING) and line != last_line:
+                deadline, last_line = time.monotonic() + timeout_s, line
             progress(_said(line) or health.message)
             await asyncio.sleep(PROBE_S)
     raise Broken(

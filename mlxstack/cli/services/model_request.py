@@ -105,8 +105,8 @@ def show_reasons(derived: DerivedPreset) -> None:
 
 def _sections(given: SlotSizes) -> list[tuple[str, str]]:
     slots = {"count": given.n_slots, "n_ctx": given.n_ctx}
-    told = ", ".join(f"{key}: {value}" for key, value in slots.items() if value is not None)
-    found = [("slots", f"{{{told}}}")] if told else []
+    sizes = ", ".join(f"{key}: {value}" for key, value in slots.items() if value is not None)
+    found = [("slots", f"{{{sizes}}}")] if sizes else []
     return [*found, ("kv", f"{{bits: {given.bits}}}")] if given.bits is not None else found
 
 

@@ -97,5 +97,5 @@ def _own_command(*words: str) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ, check=False)
     if done.returncode:
         sys.exit(done.returncode)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

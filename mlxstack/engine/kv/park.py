@@ -109,7 +109,7 @@ class ContextParker:
     def hold_in_prefix(
         self, context: SlotContext, path: Sequence[PathStep], n_tokens: int, now: float
     ) -> None:
-        """Let segments of its first `n_tokens` look into the shared prefix of a context."""
+        """Rebase segments of the first `n_tokens` onto a context's shared prefix."""
         for step in prefix_index.cut_path(tuple(path), min(n_tokens, context.n_shared)):
             node = self._memory.index.nodes[step.key]
             if step.upto == prefix_index.end_of(node.record) and not node.is_writing:
@@ -155,6 +155,11 @@ class ContextParker:
             fresh.room(n_room),
         )
         marks = [self._memory.get(plan.checkpoint)] if plan.checkpoint else []
+        fresh.note_sources(
+            [step.key for step in plan.path],
+            [plan.checkpoint] if plan.checkpoint else [],
+            fresh.room(n_room),
+        )
         fresh.load(
             request.tokens[: plan.position],
             spans,
@@ -205,9 +210,10 @@ class ContextParker:
         return key, True
 
     def _trail(self, context: SlotContext) -> KnownPrefix | None:
-        """Position of the parent segment; for less than a block, a segment of its own is better.
+        """Position of the parent segment, where it is worth sharing.
 
-        The one it shares may be long and another agent's, and would be stored and kept with it.
+        For less than a block, an own segment is better: the parent may be long and another
+        agent's, and would be stored and kept with it.
         """
         trail = context.parent_segment()
         return trail if trail and trail.n_common >= self._memory.spec.block_size else None
@@ -274,7 +280,7 @@ class BackgroundSteps:
         self._rest(now + REST * (now - began), lambda: self.run(step, end))
 
     def _rest(self, due: float, go_on: Callable[[], None]) -> None:
-        """Continue in the first step after `due`, or in the next one while no slot decodes."""
+        """Continue after `due`, or at once while no slot decodes."""
 
         def wake() -> None:
             if self._is_decoding() and time.perf_counter() < due:

@@ -155,7 +155,7 @@ class PrefixLookup:
             self.n_bytes -= last.n_bytes
 
     def _is_over(self) -> bool:
-        """Whether the last prompts take too many bytes; the newest one is always kept."""
+        """Whether the last prompts exceed their bytes; one always stays."""
         return len(self._prompts) > 1 and self.n_bytes > self._most_bytes
 
     def _chains(self, request: Request) -> tuple[BlockHashes, ...]:
@@ -195,7 +195,7 @@ class PrefixLookup:
         )
 
     def _before(self, request: Request, slots: Sequence[SlotContext]) -> Sequence[int]:
-        """The prompt to which this one is compared: the agent's last, else the nearest live one."""
+        """Reference prompt: the agent's last, else the nearest live one."""
         last = self._last(request)
         if last is not None:
             return last.tokens
@@ -209,14 +209,14 @@ class PrefixLookup:
 
 
 def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
-    """The miss, with what the prompt would have had to go on with."""
+    """Cache miss with the tokens of the cached continuation."""
     if miss is None or miss.at is None:
         return miss
     return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
 
 
 def _conversation(request: Request, chain: BlockHashes) -> str:
-    """Conversation of a request: agent, session hint, else its tokens after the head."""
+    """Conversation by agent, session hint, else first tokens."""
     head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
     head_hash = block_hash.hash_at(
         chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS)
@@ -225,7 +225,7 @@ def _conversation(request: Request, chain: BlockHashes) -> str:
 
 
 def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -> ReuseSource:
-    """A live context as a source, to the token where it can be cut."""
+    """Reuse source of a live context, up to its cuttable end."""
     n_common = 0
     is_usable = source is KVSource.SLOT or context.is_storable
     if context.salt == request.salt and is_usable:
@@ -260,7 +260,7 @@ class PrefixOverlapCache:
         return self._known[key]
 
     def promised(self, request_id: str, other_id: str) -> int:
-        """Prompt tokens that the prefill of the other request computes too, if worth a wait.
+        """Prompt tokens of another request's prefill, if worth a wait.
 
         A context that can be cut is forked to the token, any other one at its checkpoints.
         """

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
@@ -80,6 +81,7 @@ def segment_of(context: SlotContext, start: int, end: int) -> Segment:
     prefix = context.prefix
     if prefix is not None and end <= prefix.n_tokens:
         return PrefixSegment(start, end, prefix.whole)
+    context.note_packed(start, end)
     return pack(context, start, end)
 
 
@@ -168,7 +170,7 @@ def _signature(part: mx.array) -> tuple[Any, ...]:
 
 
 def _unpack(segment: Segment, start: int, stop: int) -> list[mx.array]:
-    """The parts in layer order, each (1, heads, stop - start, dim), counted in the segment."""
+    """Parts in layer order, (1, heads, stop - start, dim)."""
     if isinstance(segment, PrefixSegment):
         return segment.prefix.span(segment.start + start, segment.start + stop)
     taken = [0] * len(segment.groups)
@@ -202,14 +204,21 @@ def file_of(record: prefix_index.Record, part: Segment | StateCheckpoint, identi
     if isinstance(part, PackedSegment):
         assert isinstance(record, prefix_index.SegmentMeta)
         names = tuple(name.hex() for name in record.blocks)
-        kind, start, end = SEGMENT, part.start, part.end
     else:
         assert isinstance(record, prefix_index.CheckpointMeta)
         names = (record.state.hex(),)
-        kind, start, end = CHECKPOINT, 0, part.position
-    about = RecordMeta(record.parent, names, json.dumps(layout_of(part)))
+    return file_with(RecordMeta(record.parent, names, ""), record.key, part, identity)
+
+
+def file_with(
+    about: RecordMeta, key: str, part: PackedSegment | StateCheckpoint, identity: str
+) -> KVFile:
+    """The file of these arrays; `about` gets their layout."""
+    about = replace(about, layout=json.dumps(layout_of(part)))
     planes = tuple(to_plane(array) for array in arrays_of(part))
-    return KVFile(record.key, kind, identity, start, end, planes, _text(about))
+    if isinstance(part, PackedSegment):
+        return KVFile(key, SEGMENT, identity, part.start, part.end, planes, _text(about))
+    return KVFile(key, CHECKPOINT, identity, 0, part.position, planes, _text(about))
 
 
 def part_of(file: KVFile) -> PackedSegment | StateCheckpoint:

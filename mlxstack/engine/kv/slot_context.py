@@ -115,7 +115,7 @@ class SlotContext:
 
     @property
     def can_share(self) -> bool:
-        """Whether a prefix can be shared with other contexts: none that will be quantized later."""
+        """Whether prefixes can be shared: never with later quantization."""
         is_shareable = any(cache_adapters.can_share(leaf) for leaf in self.leaves)
         return is_shareable and self.is_storable and not self._maker.quantized_start
 
@@ -198,6 +198,14 @@ class SlotContext:
         return (
             KnownPrefix(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
         )
+
+    def note_packed(self, start: int, end: int) -> None:
+        """Hook of `engine.distributed`: these tokens were packed, to be parked next."""
+
+    def note_sources(
+        self, segments: Sequence[str], checkpoints: Sequence[str], n_room: int
+    ) -> None:
+        """Hook of `engine.distributed`: `load` is next, with the KV of these keys."""
 
     def new_empty(self, n_tokens: int = 0) -> "SlotContext":
         """Empty context of the same model, with caches for `n_tokens`."""

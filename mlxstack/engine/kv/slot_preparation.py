@@ -19,7 +19,7 @@ from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.prefix_lookup import PrefixLookup
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
+from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing, PrefixUse, saved_bytes
 from mlxstack.policy.prefix_index import PathStep, common_prefix
 from mlxstack.policy.reuse_plan import ReusePlan
 from mlxstack.policy.shared_prefixes import SharedPrefixTokens
@@ -178,6 +178,25 @@ class SlotKVManager:
         self, mine: SlotContext, tokens: Sequence[int], salt: str, path: Sequence[PathStep] = ()
     ) -> LivePrefix | None:
         """The longest prefix of these tokens that live contexts or segments of `path` can share."""
+        donor, longest = self._donor(mine, tokens, salt)
+        existing = self._existing(donor, longest, len(tokens), path)
+        if existing is not None or not longest:
+            return existing
+        # The first split holds the context of the donor twice for a moment.
+        n_bytes = donor.cache_bytes
+        if self.array_limit and mx.get_active_memory() + n_bytes > self.array_limit:
+            return None
+        prefix, now = donor.share(longest), time.monotonic()
+        self._parker.hold_in_prefix(donor, self._parker.path_of(donor), longest, now)
+        return prefix
+
+    def _donor(
+        self, mine: SlotContext, tokens: Sequence[int], salt: str
+    ) -> tuple[SlotContext, int]:
+        """Live context with the longest prefix to share, and its tokens.
+
+        The context itself and 0 if there is none.
+        """
         longest, donor = 0, mine
         for other in self.slots:
             if other is mine or other.salt != salt or not self.sharing.split_point(len(other)):
@@ -186,21 +205,46 @@ class SlotKVManager:
             rank = n_tokens, n_tokens == other.n_shared
             if n_tokens and rank > (longest, longest == donor.n_shared) and other.can_share:
                 longest, donor = n_tokens, other
+        return donor, longest
+
+    def _existing(
+        self, donor: SlotContext, longest: int, n_tokens: int, path: Sequence[PathStep]
+    ) -> LivePrefix | None:
+        """Shared prefix in segments of `path` or the donor, if any."""
         parked, n_parked = self.memory.prefix_of(path)
-        n_parked = self.sharing.split_point(min(n_parked, len(tokens)))
+        n_parked = self.sharing.split_point(min(n_parked, n_tokens))
         is_new = longest > donor.n_shared
         if parked is not None and n_parked >= max(1, longest if is_new else longest + 1):
             return parked.cut(n_parked)
-        # The first split holds the context of the donor twice for a moment.
-        n_bytes = donor.cache_bytes if is_new else 0
-        has_room = not self.array_limit or mx.get_active_memory() + n_bytes <= self.array_limit
-        if not longest or not has_room:
+        return donor.share(longest) if longest and not is_new else None
+
+    def saved_bytes(self, active: Sequence[int], request: Request, slot: int) -> int:
+        """Bytes that these slots and this request save by sharing.
+
+        Of the request only a prefix counts that exists already.
+        """
+        held = [one for i in active if (one := self.slots[i].prefix) is not None]
+        if held and (expected := self._expected_prefix(request, slot)) is not None:
+            held.append(expected)
+        return saved_bytes(
+            [
+                PrefixUse(id(one.whole), one.n_tokens * one.bytes_per_token, one.whole.n_bytes)
+                for one in held
+            ]
+        )
+
+    def _expected_prefix(self, request: Request, slot: int) -> LivePrefix | None:
+        """Existing prefix that `prepare_slot` will give this request."""
+        plan, _ = self.plan(request, slot, may_read=True)
+        mine = self.slots[slot]
+        if self.memory.missing(plan):
             return None
-        prefix = donor.share(longest)
-        if is_new:
-            path, now = self._parker.path_of(donor), time.monotonic()
-            self._parker.hold_in_prefix(donor, path, longest, now)
-        return prefix
+        if plan.source is KVSource.SLOT:
+            n_tokens = min(mine.n_shared, self.sharing.split_point(plan.position))
+            return mine.prefix.cut(n_tokens) if mine.prefix is not None and n_tokens else None
+        tokens = request.tokens[: plan.position]
+        donor, longest = self._donor(mine, tokens, request.salt)
+        return self._existing(donor, longest, len(tokens), plan.path)
 
     def share_restored(self, context: SlotContext) -> None:
         """Share the prefix of live ones with a restored context."""
@@ -290,7 +334,7 @@ class SlotKVManager:
         self._refuse_beyond_device(n_bytes)
 
     def _shortage(self, n_bytes: int) -> int:
-        """Bytes to ask of the budget so that the device has room for `n_bytes` more."""
+        """Bytes to free so that the device holds `n_bytes` more."""
         if not self.array_limit:
             return 0
         parked = self.memory.n_bytes
@@ -298,7 +342,7 @@ class SlotKVManager:
         return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
 
     def _refuse_beyond_device(self, n_bytes: int) -> None:
-        """Raises OutOfMemory when the device has no room: Metal would end the process."""
+        """Raise OutOfMemory without device memory: Metal would end the process."""
         if self._is_beyond_device(n_bytes):
             self.drop_drafts()
         held = int(mx.get_active_memory())
@@ -341,7 +385,7 @@ class SlotKVManager:
         return id(self.slots[slot]) in self._storing
 
     def _store_in_pieces(self, context: SlotContext) -> None:
-        """Store in pieces, unless the context changes; its next user stores it then."""
+        """Store in pieces; after a change the next user stores."""
         if not self._is_stored(context):
             return
         packing = self.archive.incremental_pack(context)

@@ -12,6 +12,7 @@ import xxhash
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_utils
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
@@ -20,6 +21,7 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.hub_download import fetch
+from mlxstack.engine.model.sharding import shard
 from mlxstack.host.preset_paths import expanded
 from mlxstack.store import kv_file_format
 
@@ -45,8 +47,10 @@ class LoadedModel(Struct, frozen=True):
     facts: ModelFacts
 
 
-def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
+def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     """Load weights and tokenizer on the calling thread. Raises SetupError.
+
+    With a `group` of MLX only the shard of this rank is read.
 
     On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
     half-precision matrices on a CPU an order of magnitude slower.
@@ -55,13 +59,17 @@ def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
     n_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     log.info("loading %s, %s of weights", spec.id, size(n_bytes))
     try:
-        model, config = mlx_utils.load_model(path, trust_remote_code=spec.trust_remote_code)
+        model, config = mlx_utils.load_model(
+            path, lazy=group is not None, trust_remote_code=spec.trust_remote_code
+        )
         tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     # Some model files end the program when a package of theirs is missing.
     except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
         raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {error}") from error
     if spec.adapter is not None:
         model = _adapted(model, spec)
+    if group is not None:
+        shard(model, group, spec.id)
     if not has_gpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
@@ -112,6 +120,15 @@ def locate(spec: ModelSpec) -> Path:
     if spec.id.startswith(("/", "./", "../", "~")):
         raise SetupError(f"there is no folder {local}; give a model folder or a hub id")
     return fetch(spec)
+
+
+def kv_identity(
+    identity: Identity, kinds: str, kv: KVSpec, rank: int = 0, size: int = 1
+) -> Identity:
+    """Identity of KV in caches of these kinds, for one rank."""
+    precision = f"{kv.bits}/{kv.group_size}@{kv.quantized_start}" if kv.bits < 16 else "16"
+    shard_name = f" rank {rank} of {size}" if size > 1 else ""
+    return replace(identity, kv=f"{precision} {kinds}{shard_name}")
 
 
 def weights_digest(path: Path) -> str:

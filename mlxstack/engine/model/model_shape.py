@@ -82,6 +82,7 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
         n_heads=n_heads,
         inner=inner or 4 * hidden,
         n_vocab=n_vocab,
+        can_shard=hasattr(model, "shard"),
     )
 
 

@@ -34,6 +34,9 @@ class ModelRunner:
     `is_ragged` False runs a slot of several tokens apart from the others.
     """
 
+    can_run_ahead = True
+    """Whether a pass takes tokens that are not computed yet."""
+
     def __init__(self, model: Any, *, is_batching: bool = True, is_ragged: bool = True) -> None:
         self.model = model
         self.is_batching = is_batching

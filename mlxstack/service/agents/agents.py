@@ -247,13 +247,13 @@ async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> Agent
     peer = service.peers.at(to)
     async with _editing(service, agent):
         record = _record(service, agent)
-        found = await asyncio.to_thread(service.agent_store.read, agent)
+        history = await asyncio.to_thread(service.agent_store.read, agent)
         await _vacate(service, agent, is_kept=True)
         await asyncio.wrap_future(service.generator.after_writes())
         identity = service.facts.identity.key()
         manifest = await asyncio.to_thread(service.agent_store.manifest, agent, identity)
         try:
-            moved = MovedAgent(found.messages, found.facts, manifest)
+            moved = MovedAgent(history.messages, history.facts, manifest)
             n_sent, n_tokens = await service.peers.push(peer, agent, moved)
         except StackError as error:
             raise Conflict(f"agent {agent} was not moved and stays here: {error}") from error

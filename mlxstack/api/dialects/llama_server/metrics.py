@@ -83,6 +83,8 @@ def own_counters(now: Counters, service: Service) -> Numbers:
         ("early_tokens", "Tokens of next turns begun early", now.n_early_tokens),
         ("early_tokens_used", "Tokens begun early that the next request used", now.n_early_used),
         ("early_tokens_wasted", "Tokens begun early in vain", now.n_early_wasted),
+        ("rank_records", "Records that rank 0 sent, one per forward pass", now.n_rank_records),
+        ("rank_bytes", "Bytes of records sent to the other ranks", now.n_rank_bytes),
         ("requests_failed", "Requests that broke", now.n_failed),
         ("requests_refused", "Requests that found the queue full", now.n_refused),
         (

@@ -79,8 +79,8 @@ async def send_file(
     store = service.peers.store
     about = await asyncio.to_thread(kv_transfer.info, store, identity, key)
     etag = f'"{about.checksum}"'
-    found = RANGE.fullmatch(request.headers.get("range", ""))
-    start = int(found[1]) if found and request.headers.get("if-range", etag) == etag else 0
+    match = RANGE.fullmatch(request.headers.get("range", ""))
+    start = int(match[1]) if match and request.headers.get("if-range", etag) == etag else 0
     if start >= about.n_bytes:
         raise BadRequest(f"the file has {about.n_bytes} bytes", "range")
 
