@@ -61,6 +61,7 @@ Draft = Annotated[
 ModeOption = Annotated[
     str | None, typer.Option("--mode", help="The members of this mode, at one address.")
 ]
+IfNeeded = Annotated[bool, typer.Option("--if-needed", help="Succeed when it is already running.")]
 HostsOption = Annotated[
     str | None,
     typer.Option(metavar="A,B", help="Machines that compute it together, this one first."),
@@ -89,9 +90,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run.")] = False,
     sets: Set = None,
     json: Json = False,
-    if_needed: Annotated[
-        bool, typer.Option("--if-needed", help="Succeed when it is already running.")
-    ] = False,
+    if_needed: IfNeeded = False,
 ) -> None:
     """Start a service and wait until it is healthy.
 
