@@ -18,16 +18,21 @@ help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, name, ":"); printf "  make %-8s %s\n", name[1], $$2}'
 
 # pip compiles with one process, and thousands of models of transformers that are never imported.
+COMPILE := $(BIN)/python -m compileall -q -j 0 -x "transformers/models/[b-z]"
+
 $(VENV)/installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
-	@$(BIN)/python -m compileall -q -j 0 -x 'transformers/models/[b-z]' $(VENV)/lib || true
+	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
-$(VENV)/ready: $(VENV)/installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . --group dev
-	@touch $@
+# One resolution for the package and the tools; `pip install --group` came with pip 25.1.
+$(VENV)/ready: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e . --group dev
+	@$(COMPILE) $(VENV)/lib || true
+	@touch $(VENV)/installed $@
 
 setup: $(VENV)/ready ## Install the package and the developers' tools into .venv
 
@@ -45,7 +50,7 @@ check: setup ## Format, lint, types, floors
 
 $(VENV)/clients/ready: tests/clients/requirements.txt
 	@test -x $(VENV)/clients/bin/python || $(PYTHON) -m venv $(VENV)/clients
-	@$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
+	@$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
 		|| echo "aider and litellm cannot be installed; their tests say so and are skipped"
 
 programs: setup $(VENV)/clients/ready ## Install aider and litellm for the tests, in an environment of their own
@@ -61,12 +66,14 @@ clients: programs ## Real coding agents, those that are installed, against a scr
 suite: setup ## The tests alone
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Checks compute while tests wait. Their output comes after that of the tests, whole.
 test: ## Everything that CI runs; says at its end how long each phase took
-	@code=0; for phase in setup "check programs" suite; do \
-		began=$$(date +%s); $(MAKE) --no-print-directory -j2 $$phase || code=$$?; \
-		took="$$took$${took:+, }$$phase $$(($$(date +%s) - began)) s"; \
-		[ $$code = 0 ] || break; \
-	done; echo "make test: $$took"; exit $$code
+	@began=$$(date +%s); $(MAKE) --no-print-directory -j2 setup programs || exit; \
+	ready=$$(date +%s); code=0; \
+	{ $(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1; } & \
+	$(MAKE) --no-print-directory suite || code=$$?; \
+	wait $$! || { code=$$?; echo "make check failed:"; }; cat $(VENV)/check.log; \
+	echo "make test: setup $$((ready - began)) s, tests and checks $$(($$(date +%s) - ready)) s"; exit $$code
 
 fast: setup ## The pure rooms only, in seconds
 	@$(FAST) $(BIN)/python -m pytest -q -m 'not mlx and not slow and not net' tests/policy tests/text

@@ -3,6 +3,7 @@
 import gc
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from hypothesis import HealthCheck, settings
 from tests import forked
 
 ModelOf = Callable[[str], Path]
+LENGTHS = {"slow": 4.0, "mlx": 2.0, "net": 2.0}
+UNMARKED = 0.1
+"""Seconds that a test is expected to take by its marker, to order the files."""
 
 # A shell that starts us in the background ignores it for us, and for every program that we start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,13 +60,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave repetition to `make soak`; run slow files first, so that no worker waits at the end."""
+    """Leave repetition to `make soak`; run long files first, so that no worker waits at the end."""
     if not config.getoption("--soak"):
         repeated = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=repeated)
         items[:] = [item for item in items if item not in repeated]
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    length = Counter[Path]()
+    for item in items:
+        marked = (n for name, n in LENGTHS.items() if item.get_closest_marker(name))
+        length[item.path] += max(marked, default=UNMARKED)
+    items.sort(key=lambda item: -length[item.path])
 
 
 def pytest_collection_finish() -> None:

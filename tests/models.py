@@ -64,6 +64,27 @@ SINKS: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCAB,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
 HYBRID: dict[str, Any] = {
     "model_type": "qwen3_next",
     "hidden_size": 64,

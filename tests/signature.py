@@ -5,6 +5,7 @@
 
 import ast
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -19,6 +20,19 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
 
+MOST_WORDS = 12
+"""Words of the first line of a docstring, by the style page of docs/contributing.md."""
+
+HEADLESS = re.compile(r"(What|Who|How|Which|Those|Of) ")
+PEOPLE = re.compile(
+    r"\b(nobody|somebody|whoever|everybody|anybody|someone|anyone)\b", re.IGNORECASE
+)
+BRITISH = re.compile(
+    r"\b\w*(behaviour|colour|favour|neighbour|optimis(?!m|t)|normalis|tokenis|quantis|serialis"
+    r"|summaris|initialis|recognis|organis|prioritis)\w*",
+    re.IGNORECASE,
+)
+
 
 class Signature(Struct, frozen=True):
     """Lines per file and per function, ascending, and what breaks the rules by name."""
@@ -29,6 +43,8 @@ class Signature(Struct, frozen=True):
     longest_function: str
     bare: tuple[str, ...]
     same_class_names: tuple[str, ...]
+    long_summaries: tuple[str, ...]
+    badly_worded: tuple[str, ...]
     cycle: tuple[str, ...]
     n_public: int
 
@@ -50,6 +66,17 @@ def measure(root: Path = ROOT) -> Signature:
         ),
         same_class_names=tuple(
             sorted(name for name, n in _classes(trees.values()).items() if n > 1)
+        ),
+        long_summaries=tuple(
+            f"{_name(root, file)}: {summary}"
+            for file, tree in trees.items()
+            for summary in _summaries(tree)
+            if len(summary.split()) > MOST_WORDS
+        ),
+        badly_worded=tuple(
+            f"{_name(root, file)}: {text}"
+            for file, tree in trees.items()
+            for text in _badly_worded(tree)
         ),
         cycle=_cycle({_name(root, f): set(_imports(t)) for f, t in trees.items()}),
         n_public=len(public),
@@ -77,6 +104,26 @@ def _functions(tree: ast.AST) -> Iterator[Def]:
 def _classes(trees: Iterable[ast.AST]) -> Counter[str]:
     nodes = (node for tree in trees for node in ast.walk(tree))
     return Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+
+
+def _docstrings(tree: ast.AST) -> Iterator[str]:
+    documented = ast.Module | ast.ClassDef | Def
+    texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
+    return (text for text in texts if text)
+
+
+def _summaries(tree: ast.AST) -> Iterator[str]:
+    """First lines of all docstrings."""
+    return (text.splitlines()[0] for text in _docstrings(tree))
+
+
+def _badly_worded(tree: ast.AST) -> Iterator[str]:
+    """Docstrings with a headless first line, people for mechanisms, or British spelling."""
+    return (
+        text.splitlines()[0]
+        for text in _docstrings(tree)
+        if HEADLESS.match(text) or PEOPLE.search(text) or BRITISH.search(text)
+    )
 
 
 def _length(node: Def) -> int:
@@ -129,6 +176,9 @@ def main() -> None:
     console.print(f"lines: {sum(found.files):,}   functions: {len(found.functions):,}")
     console.print(
         f"public functions annotated: {found.n_public - len(found.bare)}/{found.n_public}"
+    )
+    console.print(
+        f"first lines of docstrings above {MOST_WORDS} words: {len(found.long_summaries)}"
     )
     console.print(f"class names of two classes: {', '.join(found.same_class_names) or 'none'}")
     console.print(f"import cycle: {' -> '.join(found.cycle) or 'none'}")

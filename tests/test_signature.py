@@ -6,6 +6,9 @@ import pytest
 
 from tests.signature import Signature, measure, percentile
 
+MOST_LONG_SUMMARIES = 200
+"""First lines of docstrings that are longer than the style page allows."""
+
 
 @pytest.fixture(scope="module")
 def house() -> Signature:
@@ -29,6 +32,15 @@ def test_no_two_classes_share_a_name(house: Signature) -> None:
     assert house.same_class_names == ()
 
 
+def test_docstrings_begin_with_a_short_line(house: Signature) -> None:
+    # The limit only ever falls.
+    assert len(house.long_summaries) <= MOST_LONG_SUMMARIES, "\n".join(house.long_summaries)
+
+
+def test_docstrings_name_things_in_american_english(house: Signature) -> None:
+    assert house.badly_worded == ()
+
+
 def test_no_import_cycle(house: Signature) -> None:
     assert house.cycle == ()
 
@@ -41,9 +53,23 @@ def test_the_measure_finds_what_it_looks_for(tmp_path: Path) -> None:
     (room / "two.py").write_text("import mlxstack.one\n" + "x = 1\n" * 400)
     for name in ("three", "four"):
         (room / f"{name}.py").write_text("class Same:\n    pass\n")
+    for name, text in (
+        ("long", "One two three four five six seven eight nine ten eleven twelve thirteen."),
+        ("what", "What is kept."),
+        ("people", "Nobody reads it."),
+        ("british", "Optimised."),
+        ("good", "Keep it: organic, optimistic, colorful."),
+    ):
+        (room / f"{name}.py").write_text(f'"""{text}"""\n')
     found = measure(room)
     assert found.bare == ("mlxstack.one.bare",)
     assert set(found.cycle) == {"mlxstack.one", "mlxstack.two"}
     assert found.same_class_names == ("Same",)
     assert found.files[-1] == 401
+    assert [line.partition(":")[0] for line in found.long_summaries] == ["mlxstack.long"]
+    assert {line.partition(":")[0] for line in found.badly_worded} == {
+        "mlxstack.what",
+        "mlxstack.people",
+        "mlxstack.british",
+    }
     assert found.functions == (2,)

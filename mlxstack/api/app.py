@@ -24,7 +24,7 @@ CLIENT_LEFT = 499
 
 
 def create_app(service: Service) -> Litestar:
-    """All routes of the service. The service itself is started and stopped by its owner."""
+    """Application with all routes; its owner starts and stops the service."""
     server = service.preset.server
     routes = chain(*(dialect.routes for dialect in DIALECTS), [metrics_route(service)])
     return Litestar(

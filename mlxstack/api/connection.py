@@ -1,4 +1,4 @@
-"""Bounds connections: their number, the time of a request to arrive and of an answer to be taken.
+"""Connection limits: count, time to receive a request, time to take output.
 
 A client needs no key to open a connection, so idle ones must not use up the descriptors. The length
 of answers and the time until they come are not bounded here.
@@ -8,7 +8,7 @@ import asyncio
 import logging
 import resource
 import time
-from typing import Any
+from typing import Any, cast
 
 import h11
 import msgspec
@@ -27,8 +27,9 @@ SHARE_OF_DESCRIPTORS = 0.75
 UNREAD = "/v1/"
 HEAD_S = 30.0
 BODY_S = 300.0
+MOST_HELD_BYTES = 64 * 1024
 STALLED_S = 300.0
-"""Seconds in which a client must take the part of its answer that waits for it."""
+"""Seconds for a client to take its pending output."""
 
 REQUEST_TIMEOUT = 408
 ACCEPT_FAILED = "socket.accept() out of system resource"
@@ -43,8 +44,52 @@ def connection_limit() -> int:
     return min(MOST_CONNECTIONS, int(soft * SHARE_OF_DESCRIPTORS))
 
 
+class JoinedWrites:
+    """Transport that sends the writes of one iteration of the event loop as one.
+
+    Head and body of a short answer are one packet then, for which the client wakes once.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: list[bytes] = []
+        self._n_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send the data in this iteration, at once where it is long."""
+        if not data:
+            return
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+        self._n_bytes += len(data)
+        if self._n_bytes > MOST_HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send all that was written."""
+        data = b"".join(self._held)
+        self._held.clear()
+        self._n_bytes = 0
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection after all that was written."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._held.clear()
+        self._transport.abort()
+
+
 class BoundedConnection(H11Protocol):
-    """A connection with time limits for the head and the body of a request.
+    """Connection with time limits for a request's head and body.
 
     It is over h11: httptools would keep any data before a body, however long.
 
@@ -67,6 +112,8 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit the connection, or refuse it with 503."""
         super().connection_made(transport)
+        self._writes = JoinedWrites(transport, self.loop)
+        self.transport = cast(asyncio.Transport, self._writes)
         self.waiting_since = self.loop.time()
         self._set_deadline()
         if len(self.connections) > connection_limit() and not self._close_longest_waiting():
@@ -85,6 +132,7 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, which may be here already."""
+        self._writes.flush()
         self._cancel_deadline()
         self.waiting_since = self.loop.time()
         super().on_response_complete()
@@ -109,7 +157,7 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
 
     def _set_deadline(self) -> None:
-        """Start the time limit of the part that is missing, unless it runs already."""
+        """Start the time limit of the missing part, unless it runs."""
         if self.transport.is_closing():
             self._cancel_deadline()
         elif self.is_waiting:
@@ -147,7 +195,7 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
 
     def _close_longest_waiting(self) -> bool:
-        """Close the other connection that has waited longest for a request, if any."""
+        """Close the other connection that has waited longest for a request."""
         others = (
             connection
             for connection in self.connections
@@ -189,7 +237,7 @@ class BoundedConnection(H11Protocol):
 
 
 class AcceptReporter:
-    """Exception handler of an event loop: failures to accept are one line a minute."""
+    """Exception handler of an event loop: logs accept failures once a minute."""
 
     def __init__(self) -> None:
         self._last: float | None = None

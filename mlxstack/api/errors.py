@@ -58,7 +58,7 @@ def nearest(table: ErrorTable[T], error: errors.StackError) -> T:
 
 
 def context_sizes(error: errors.StackError) -> dict[str, int]:
-    """The sizes that llama-server adds to the error of a prompt that is too long."""
+    """Token counts that llama-server adds to a too-long prompt's error."""
     if isinstance(error, errors.TooLong):
         return {"n_prompt_tokens": error.got, "n_ctx": error.limit}
     return {}
@@ -93,7 +93,7 @@ def to_stack_error(problem: Exception) -> errors.StackError:
 
 
 def _validation(problem: ValidationException) -> errors.BadRequest:
-    """Litestar lists what is wrong with which field; the first one is enough."""
+    """First of the invalid fields that Litestar lists."""
     faults = problem.extra if isinstance(problem.extra, list) else []
     if not faults or not isinstance(faults[0], dict):
         return errors.BadRequest(problem.detail)

@@ -4,7 +4,7 @@ Guards are coroutines because Litestar sends plain functions through a thread, e
 """
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -40,7 +40,7 @@ DialectOf = Callable[[str], Dialect]
 
 
 def request_id(scope: Scope) -> str:
-    """`req_` and 32 hex digits, the same for the whole life of a request."""
+    """Request id: `req_` and 32 hex digits, constant during the request."""
     state: dict[str, Any] = scope.setdefault("state", {})
     return str(state.setdefault("request_id", f"req_{uuid.uuid4().hex}"))
 
@@ -60,17 +60,20 @@ def host_check(server: ServerSpec) -> Callable[[Connection], None]:
     )
 
 
-def key_check(server: ServerSpec, dialect_of: DialectOf) -> Callable[[Connection], ApiKey | None]:
+def key_check(
+    server: ServerSpec, dialect_of: DialectOf
+) -> Callable[[Mapping[str, str], str], ApiKey | None]:
     """Require one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
 
-    The check raises Unauthorized, or returns the key; None where none are configured.
+    The check of headers and path raises Unauthorized, or returns the key; None where none are
+    configured.
     """
     known = [as_key(key) for key in server.api_keys]
 
-    def check(connection: Connection) -> ApiKey | None:
+    def check(headers: Mapping[str, str], path: str) -> ApiKey | None:
         if not known:
             return None
-        given = _key(connection, dialect_of(connection.scope["path"]))
+        given = _key(headers, dialect_of(path))
         if given is None:
             raise Unauthorized(
                 "an API key is needed: send it as `Authorization: Bearer` or `x-api-key`"
@@ -95,13 +98,13 @@ def host_guard(server: ServerSpec) -> Guard:
 
 
 def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
-    """`key_check` for every route that is not public; the key stays in the connection's state."""
+    """`key_check` for every private route; stores the key in the connection."""
     check = key_check(server, dialect_of)
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         if handler.opt.get("is_public"):
             return
-        key = check(connection)
+        key = check(connection.headers, connection.scope["path"])
         if key is not None:
             attach_key(connection, key)
             if handler.opt.get("is_of_all"):
@@ -120,15 +123,15 @@ def cors(server: ServerSpec) -> CORSConfig:
     )
 
 
-def _key(connection: Connection, dialect: Dialect) -> str | None:
-    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+def _key(headers: Mapping[str, str], dialect: Dialect) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else None
-    header = connection.headers.get("x-api-key")
+    header = headers.get("x-api-key")
     return header or bearer if dialect.prefers_x_api_key else bearer or header
 
 
 def attach_key(connection: Connection, key: ApiKey) -> None:
-    """Keep the key with the connection. Raises Forbidden where the path names others' agents."""
+    """Attach the key to the connection. Raises Forbidden for others' agents."""
     connection.state.key = key
     agent = connection.path_params.get("agent")
     if isinstance(agent, str):
@@ -152,7 +155,7 @@ def apply_key_policy(options: GenerationOptions, connection: Connection) -> Gene
 
 
 def salt_of(connection: Connection, own: str = "") -> str:
-    """Salt of a request's KV: the key's and its own as one, or none."""
+    """Salt of a request's KV: the key's and its own combined."""
     key: ApiKey = connection.state.get("key") or ApiKey("")
     return msgspec.json.encode((key.salt, own)).decode() if key.salt or own else ""
 
@@ -186,7 +189,7 @@ def can_access(connection: Connection, agent: str) -> bool:
 
 
 def check_raise(connection: Connection, wanted: Priority | None) -> None:
-    """Raises Forbidden when a key would raise an agent's priority above its own tier."""
+    """Raise Forbidden when a key would exceed its own priority tier."""
     key: ApiKey | None = connection.state.get("key")
     if key is not None and wanted is not None and wanted < _priority(key):
         raise Forbidden(
@@ -209,7 +212,7 @@ def _check(key: ApiKey, agent: str) -> None:
 
 
 def _is_named(key: ApiKey, agent: str) -> bool:
-    """Match an agent against the key; conversations without a name match no key of some agents."""
+    """Match an agent against the key; unnamed conversations match no scoped key."""
     return not key.agents or any(
         fnmatchcase(agent, pattern) and not is_implicit(agent) for pattern in key.agents
     )

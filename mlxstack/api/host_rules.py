@@ -1,4 +1,4 @@
-"""Rules for Host and Origin: against DNS rebinding and requests of foreign pages."""
+"""Host and Origin rules against DNS rebinding and cross-site requests."""
 
 import ipaddress
 import re
@@ -11,7 +11,7 @@ from mlxstack.core.preset import ServerSpec
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
 CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
-"""Docker's and Podman's names for the host of a container; no registry has `.internal`."""
+"""Container host names of Docker and Podman; `.internal` is no TLD."""
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
 
 HostRules = Callable[[Mapping[str, str], str | None], None]
@@ -19,7 +19,7 @@ HostRules = Callable[[Mapping[str, str], str | None], None]
 
 
 def host_rules(server: ServerSpec) -> HostRules:
-    """Refuse requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
+    """Refuse requests that a web page forged (DNS rebinding, CSRF).
 
     A Host may be a loopback name, any IP literal (a rebound page never has one), a configured name,
     or, for peers in private networks, a name of this machine that no domain registry can give away:
@@ -57,7 +57,7 @@ def host_pattern(server: ServerSpec) -> str:
 
 
 def _machine_names(hostname: str) -> frozenset[str]:
-    """Name that containers use for this machine, and its own name in multicast DNS."""
+    """Names of this machine: for containers, and in multicast DNS."""
     own = hostname.partition(".")[0].lower()
     return CONTAINER_HOSTS | ({f"{own}.local"} if own else set())
 
@@ -80,7 +80,10 @@ def _bare(host: str) -> str:
 
 
 def _is_address(host: str) -> bool:
-    """True for an IP address without a zone: Python takes any text after `%`."""
+    """True for an IP address without a zone.
+
+    Python takes any text after `%`.
+    """
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

@@ -21,7 +21,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn without its signal handlers: they would end the process by the signal itself."""
+    """uvicorn server without signal handlers, which would end the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -29,7 +29,7 @@ class UvicornServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, with a queue in the kernel that is longer than asyncio's turns of accepting."""
+        """Start with a kernel queue longer than asyncio's accept batch."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

@@ -20,7 +20,7 @@ ErrorBody = Callable[[StackError, str], dict[str, Any]]
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """One API: its routes, and how its clients expect errors, heartbeats and keys.
+    """API dialect: its routes, and its errors, heartbeats and keys.
 
     A request belongs to the dialect with the longest of the `prefixes` of its path. `statuses`
     are those that differ from `STATUSES`. `heartbeat` keeps a stream open before its first event;

@@ -1,4 +1,4 @@
-"""API dialects of this service; a new dialect is one more line here."""
+"""API dialects of this service, one line each."""
 
 from mlxstack.api import protocols
 from mlxstack.api.dialects.anthropic import routes as anthropic

@@ -230,7 +230,7 @@ def _user(body: Fields) -> Any:
 
 
 def _biases(bias: LogitBias | None) -> list[tuple[int | str, float]]:
-    """Biases of token ids and, as llama-server takes them, of the tokens of texts.
+    """Logit biases by token id or, as in llama-server, by text.
 
     The keys of an object are ids where they are numbers. Raises BadRequest.
     """
@@ -273,7 +273,7 @@ def _one_bias(pair: Any) -> tuple[int | str, float]:
 
 
 def prompts(sent: Prompts) -> tuple[Prompt, ...]:
-    """One prompt or several, each a text, or token ids and texts in a row.
+    """One prompt or several, each of text, token ids, or both.
 
     As for llama-server, a list that holds a token id is one prompt. Raises BadRequest for an empty
     list.
@@ -325,12 +325,12 @@ def hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = None) ->
 
 
 def client_name(headers: Mapping[str, str]) -> str:
-    """The product in the User-Agent, without its version; "" if there is none."""
+    """Product in the User-Agent, without its version; "" without one."""
     return _said(headers.get("user-agent")).partition("/")[0][:MAX_CHARS]
 
 
 def _of_user(user: str) -> str | None:
-    """Claude Code wraps its session into the user's id, as JSON or as a suffix."""
+    """Session in a Claude Code user id, as JSON or suffix."""
     if not user:
         return None
     try:
@@ -355,7 +355,7 @@ def _named(client: str, name: str) -> str:
 
 
 def names(service: Service) -> tuple[str, ...]:
-    """Alias first, then the model's id; of a folder only its last name."""
+    """Model names: alias first, then id, or a folder's last name."""
     return tuple(dict.fromkeys((service.name, plain(service.preset.model.id))))
 
 

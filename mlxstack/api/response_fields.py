@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Timings(Struct, frozen=True):
-    """cache_n + prompt_n = prompt tokens; 0.0 where a rate has no meaning.
+    """Timings: cache_n + prompt_n = prompt tokens; undefined rates are 0.0.
 
     As in llama-server, `draft_n` is there only if something was drafted.
     """
@@ -140,7 +140,7 @@ LEAST = -9999.0
 
 
 class Alternative(Struct, frozen=True):
-    """A token that could have been chosen. `bytes` is exact where `token` cannot be."""
+    """Alternative token; `bytes` is exact where `token` cannot be."""
 
     id: int
     token: str

@@ -1,4 +1,4 @@
-"""Runs admitted requests: to a whole response unless the client leaves, or to a stream."""
+"""Runs admitted requests: to a whole response, or as a stream."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -68,7 +68,7 @@ async def answer_whole(
 async def answer_stream(
     service: Service, groups: Sequence[Sequence[AdmittedRequest]], renderer: Renderer
 ) -> Stream:
-    """Stream the replies, one group after the other, those of a group side by side.
+    """Stream groups of replies in turn, each group in parallel.
 
     Headers carry the cache numbers if the first request gets its slot within a second.
     """
@@ -139,7 +139,7 @@ def check_all(n_prompts: int, n: int, service: Service) -> None:
 
 
 def copies(order: AdmittedRequest, n: int) -> tuple[AdmittedRequest, ...]:
-    """The order, and others with other seeds; only the first is its agent's."""
+    """The order, and copies with other seeds, which have no agent."""
     return (order, *(_copy(order, i) for i in range(1, n)))
 
 
@@ -154,7 +154,7 @@ def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
 def cache_headers(
     request: EngineRequest, first: ResponsePart, work: RequestTimings
 ) -> dict[str, str]:
-    """Response headers with the cache numbers, if the reply begins with its start."""
+    """Cache headers of a response whose first part is GenerationStarted."""
     agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
     if not isinstance(first, GenerationStarted):
         return agent

@@ -34,7 +34,7 @@ CANNOT_START = 78
 
 
 def run(preset: Preset, home: Path, source: Path | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns 0, or 78 when a restart would not help.
+    """Serve until SIGTERM or SIGINT; returns 0, or 78 for bad configuration.
 
     `source` is the file of the preset; a change of the model rewrites it.
     """
@@ -62,7 +62,10 @@ async def _run(preset: Preset, home: Path, source: Path | None) -> int:
 
 
 def _leave(service: Service, code: int) -> None:
-    """Exit within EXIT_S, at once while MLX computes: a normal exit would abort there."""
+    """Exit within EXIT_S, at once while MLX computes.
+
+    A normal exit would abort there.
+    """
     if service.is_engine_left:
         log.warning("the engine has not ended its step; what it has not saved yet is lost")
         logging.shutdown()
@@ -75,7 +78,7 @@ def _leave(service: Service, code: int) -> None:
 async def serve(
     service: Service, server: uvicorn.Server, listener: socket.socket, leaving: asyncio.Event
 ) -> int:
-    """Serve on a bound socket until `leaving` is set; the exit code of the process.
+    """Serve on a bound socket until `leaving`; returns the exit code.
 
     It is 1 when the engine dies, or the web server ends, without having been asked to.
     """

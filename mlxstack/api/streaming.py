@@ -1,4 +1,4 @@
-"""Frames of a stream, heartbeats, and the one loop that streams every reply."""
+"""Streaming driver: frames, heartbeats, and the one loop of all dialects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ LINE_ENDS = {end: f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 
 
 class Renderer(Protocol):
-    """Turns the parts of the replies to one request into frames of a dialect."""
+    """Renders the parts of replies as frames of a dialect."""
 
     media_type: str = EVENT_STREAM
 
@@ -91,14 +91,14 @@ def _one_line(data: Any) -> bytes:
 
 
 def keepalive(n_done: int, n_prompt: int) -> bytes:
-    """Comment that keeps a connection open and carries the progress of the prompt."""
+    """SSE comment that keeps a connection open, with prompt progress."""
     return f": keepalive {n_done}/{n_prompt}\n\n".encode()
 
 
 async def frames(
     first: ResponsePart, parts: NumberedParts, renderer: Renderer
 ) -> AsyncGenerator[bytes, None]:
-    """Stream from its opening to its closing frame, or to the error that ended it.
+    """Stream from the opening to the closing frame, or an error.
 
     `first` is the first part of the first reply, `parts` are all others.
     """
@@ -130,7 +130,7 @@ def streamed(
 
 
 async def interleaved(replies: Sequence[Parts]) -> NumberedParts:
-    """Parts of all replies as they come, each with the index of its reply.
+    """Merge the parts of all replies, each with its reply's index.
 
     The first failure ends them all, and so does leaving the iterator.
     """

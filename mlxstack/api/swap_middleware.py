@@ -38,7 +38,7 @@ class StreamField(Struct):
 
 
 def swap_gate_middleware(service: "Service", app: Any) -> App:
-    """Put the application behind the gate, for all requests that change or generate.
+    """Gate all requests that change or generate during a model swap.
 
     Before a closed gate wait only requests with a key, no more than `queue.max_waiting`, and no
     body over the limit. Requests without an answer when the gate is interrupted get the reason as
@@ -46,7 +46,7 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     """
     waiting: set[WaitingRequest] = set()
     server = service.preset.server
-    checks = (guards.host_check(server), guards.key_check(server, dialect_of))
+    check_host, check_key = guards.host_check(server), guards.key_check(server, dialect_of)
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:
@@ -72,8 +72,9 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
                 service.gate.leave()
             return
         try:
-            for check in checks:
-                check(ASGIConnection(cast(HTTPScope, scope)))
+            connection: guards.Connection = ASGIConnection(cast(HTTPScope, scope))
+            check_host(connection)
+            check_key(connection.headers, scope["path"])
             _check_room(len(waiting), service.preset.queue.max_waiting)
             held = WaitingRequest(service.preset.server.max_body_bytes, scope, receive, response)
             await held.wait(service.gate, app, waiting)
@@ -135,7 +136,7 @@ class WaitingRequest:
         self._failure = b""
 
     async def wait(self, gate: Gate, app: App, waiting: "set[WaitingRequest]") -> None:
-        """Wait until the gate opens or the client leaves, listed in `waiting` until then."""
+        """Wait in `waiting` until the gate opens or the client leaves."""
         waiting.add(self)
         try:
             if not self._is_read:
@@ -202,7 +203,7 @@ class WaitingRequest:
         )
 
     async def _pass_on(self, message: Message) -> None:
-        """Send a message of the application, without a head that was sent already."""
+        """Forward a message of the application, the head only once."""
         if not self._is_begun:
             await self._send(message)
         elif message["type"] == "http.response.start":

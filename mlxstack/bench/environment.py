@@ -27,7 +27,7 @@ class Conditions(Struct, frozen=True):
 
 
 def child_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every process that is measured: OpenBLAS and huge pages for all."""
+    """Environment of every measured process: OpenBLAS and huge pages."""
     return {**env, **for_mlx(env)}
 
 

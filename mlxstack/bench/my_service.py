@@ -1,4 +1,4 @@
-"""Speed of a running service: prefill and decode by prompt length, agents at once, cold and warm.
+"""Speed of a running service by prompt length and agents.
 
 All requests go to agents of their own under one `cache_salt`, so that nothing in the cache helps
 the cold ones and nothing stays on disk; the agents are deleted at the end.
@@ -23,7 +23,7 @@ N_ANSWER = 48
 """Tokens of each answer, so that a rate has enough of them."""
 
 RESERVE = 160
-"""Tokens of a slot that the answer, the second question and the template need."""
+"""Slot tokens for answer, second question and template."""
 
 WORDS = (
     *("agent", "array", "batch", "branch", "build", "cache", "class", "commit", "compile", "error"),
@@ -55,7 +55,7 @@ class PromptSpeed(Struct, frozen=True):
 
 
 class AgentsSpeed(Struct, frozen=True):
-    """Agents that decode at once: tokens per second of all, and of each on average."""
+    """Speed of concurrent agents: tokens per second, total and mean."""
 
     n_agents: int
     total_tps: float
@@ -126,7 +126,7 @@ class Trial:
         self._words_per_token = 1.0
 
     async def calibrate(self) -> None:
-        """Learn how many words make a token; this also loads what a first request loads."""
+        """Calibrate words per token, which also warms the service."""
         few, many = [
             (await self.ask([self.question(n)], self.agent(), 2)).usage.prompt_tokens
             for n in (20, 220)
@@ -181,7 +181,7 @@ class Trial:
 
 
 async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> list[PromptSpeed]:
-    """Measure the first length, then each that a slot holds and the time allows."""
+    """Measure the first length, then all that slots and time allow."""
     found: list[PromptSpeed] = []
     longest, tps = 0, 0.0
     for wanted in LENGTHS:
@@ -232,7 +232,7 @@ async def _by_agents(trial: Trial, n_slots: int, say: Say) -> list[AgentsSpeed]:
 
 
 def _agents_speed(answers: Sequence[Answer]) -> AgentsSpeed:
-    """Rates between the first token of the last agent to begin and the first end.
+    """Rates while all agents decode, from last start to first end.
 
     Outside of that time not all of them decode. Answers that do not overlap have no common rate;
     theirs is that of all tokens from the first to the last.

@@ -21,7 +21,7 @@ def spread(values: Sequence[float]) -> MedianRange:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that `percent` of all values do not exceed, linearly interpolated; 0 of none."""
+    """Linearly interpolated percentile of the values; 0 of none."""
     if len(values) < 2:
         return values[0] if values else 0.0
     if percent >= 100:

@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 class ChatTurn(Struct, frozen=True):
-    """Cost of one answer: tokens, seconds to the first token, tokens per second after it."""
+    """Cost of an answer: tokens, seconds to first token, generation rate."""
 
     usage: CallUsage
     ttft_s: float
@@ -26,7 +26,7 @@ class ChatTurn(Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """Reused and new prompt tokens, and the rate of generation, on one line."""
+        """One line of reused and new prompt tokens, and generation rate."""
         if self.is_stopped:
             return "[stopped]"
         usage, cached = self.usage, self.usage.cached_tokens
@@ -66,17 +66,17 @@ class ChatSession:
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     async def continue_agent(self, agent: str) -> str:
-        """Take the messages of an agent; a sentence that says how many there are."""
+        """Load an agent's messages; returns a sentence with their count."""
         from mlxstack.cli.commands.slots import path_of
 
         path = path_of("v1", "agents", agent, "history")
         try:
-            told = await self._client.get(path, dict[str, Any])
+            history = await self._client.get(path, dict[str, Any])
         except NotFound:
             self.start_over()
             self._agent = agent
             return f"new agent {agent}"
-        self._agent, self._messages = agent, list(told["messages"])
+        self._agent, self._messages = agent, list(history["messages"])
         return f"{agent} continues after {len(self._messages)} messages"
 
     async def answer(self, text: str, say: Say) -> ChatTurn:

@@ -15,7 +15,7 @@ def service_names(incomplete: str) -> list[str]:
 
 
 def agent_names(incomplete: str) -> list[str]:
-    """Agents of the running services whose ids begin so; none where a service does not answer."""
+    """Ids of agents in running services, by prefix; errors yield none."""
     import asyncio
 
     from mlxstack.host import services

@@ -1,4 +1,4 @@
-"""`doctor`: checks of the machine, the home and the models, one function each."""
+"""`doctor`: checks of machine, home and models, one function each."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from mlxstack.service import plan_candidate
 
 LONGEST_S = 60.0
 WEIGHTS_SHARE = 0.9
-"""Share of the working set beyond which weights leave too little for KV and activations."""
+"""Maximum weights share of the working set, for KV and activations."""
 HALF_DOWNLOADS = "*/blobs/*.incomplete"
 LOW_DISK_BYTES = 5 * 2**30
 LOW_MEMORY_BYTES = 8 * 2**30
@@ -90,7 +90,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
 
 
 def _all_of(check: Iterator[CheckResult]) -> Iterator[CheckResult]:
-    """Results of one check; a file that it may not read is a result too."""
+    """Results of a check; an unreadable file is one too."""
     try:
         yield from check
     except OSError as why:
@@ -214,7 +214,7 @@ def _services(home: Home) -> Iterator[CheckResult]:
 
 
 def _left_behind(home: Home) -> Iterator[CheckResult]:
-    """Half-written files of a killed process; a running service may still write to them."""
+    """Partial files of killed processes; a running service may own some."""
     if services.running(home):
         return
     stored = (file for part in (home.kv, home.slots, home.agents) for file in part.rglob(UNSTORED))
@@ -239,24 +239,24 @@ def _port(home: Home) -> Iterator[CheckResult]:
 
 
 def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
-    """Device that MLX computes on, read in a child process, since MLX may crash."""
+    """MLX's device, read in a child process, since MLX may crash."""
     try:
-        told = _ask_mlx(env)
+        facts = _ask_mlx(env)
     except (OSError, ValueError, subprocess.SubprocessError) as why:
         remedy = "pip install mlx-stack into this environment again, and read what MLX says"
         yield CheckResult(
             CheckLevel.BAD, "device", f"MLX does not start: {_last_line(why)}", remedy
         )
         return
-    most = f", at most {size(told['limit_bytes'])} at once" if told["limit_bytes"] else ""
-    detail = f"MLX computes on the {told['kind']}, {told['name']}{most}"
-    if sys.platform == "darwin" and told["kind"] != "gpu":
+    most = f", at most {size(facts['limit_bytes'])} at once" if facts["limit_bytes"] else ""
+    detail = f"MLX computes on the {facts['kind']}, {facts['name']}{most}"
+    if sys.platform == "darwin" and facts["kind"] != "gpu":
         remedy = "use a native arm64 Python; a virtual machine has no GPU"
         yield CheckResult(CheckLevel.WARN, "device", detail, remedy)
     else:
         yield CheckResult(CheckLevel.OK, "device", detail)
-    if told["limit_bytes"]:
-        yield from large_weights(home, told["limit_bytes"])
+    if facts["limit_bytes"]:
+        yield from large_weights(home, facts["limit_bytes"])
 
 
 def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
@@ -329,7 +329,7 @@ def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
 
 
 def template_notes(folder: Path, env: Mapping[str, str], home: Home) -> tuple[str, ...]:
-    """What `mlx-stack template` notes on a model, remembered by the digest of its files."""
+    """Template notes of a model, cached by digest of its files."""
     digest = xxhash.xxh3_128(__version__.encode())
     for name in TEMPLATE_FILES:
         file = folder / name
@@ -354,11 +354,11 @@ def _ask_mlx(env: Mapping[str, str]) -> dict[str, Any]:
     done = subprocess.run(
         command, env={**env, **for_mlx(env)}, capture_output=True, timeout=LONGEST_S, check=True
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
 def _last_line(why: Exception) -> str:
-    said = getattr(why, "stderr", None) or b""
-    lines = said.decode(errors="replace").strip().splitlines()
+    stderr = getattr(why, "stderr", None) or b""
+    lines = stderr.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else str(why)

@@ -66,7 +66,10 @@ ELSEWHERE = {
     "help": "mlx-stack --help",
     "benchmark": "mlx-stack bench",
 }
-"""Verbs of Ollama, LM Studio, oMLX, Rapid-MLX and vLLM, and their equivalents here."""
+"""Verbs of similar tools, and their equivalents here.
+
+Ollama, LM Studio, oMLX, Rapid-MLX and vLLM.
+"""
 
 
 class VerbGroup(TyperGroup):
@@ -159,7 +162,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    """Run one verb; an error is one sentence on stderr and an exit code (`exit_codes.py`)."""
+    """Run a verb; errors become one stderr line and exit code."""
     sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -188,7 +191,7 @@ def _run() -> None:
 
 
 class PipeWriter(io.FileIO):
-    """Output that ends the process quietly once its reader has closed the pipe.
+    """Output that exits quietly once the pipe is closed.
 
     Raises SystemExit, which passes through click and rich; both would make a failure of it.
     """
@@ -206,7 +209,7 @@ class PipeWriter(io.FileIO):
 
 
 def _tolerant(stream: TextIO) -> TextIO:
-    """Escape characters that the encoding lacks; a closed pipe ends the process quietly."""
+    """Escape unencodable characters; exit quietly on a closed pipe."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:
@@ -228,7 +231,7 @@ def _leave(number: int, _: object) -> None:
 
 
 def _one_line(error: UsageError) -> str:
-    """Message of a command line that does not parse, and where its options are listed."""
+    """Message for an unparsable command line, with a help pointer."""
     message = " ".join(error.format_message().split()).rstrip(".")
     message = message.replace(NO_INTEGER, "not a whole number")
     if "mlx-stack " in message or error.ctx is None:

@@ -1,4 +1,4 @@
-"""Output of the command: tables and JSON on stdout, all else on stderr."""
+"""Output of commands: tables and JSON on stdout, else on stderr."""
 
 import sys
 import time
@@ -28,11 +28,11 @@ STYLES = {
     **dict.fromkeys(("crashed", "bad"), "bold red"),
     "stopped": "dim",
 }
-"""Colors of states, which are StrEnums; other text that reads alike has none."""
+"""Colors of StrEnum states; plain text has none."""
 
 
 def as_json(value: object) -> None:
-    """`value` as indented JSON on stdout; types without a JSON form, such as a path, as text."""
+    """Print `value` as indented JSON; unknown types become text."""
     import msgspec
 
     typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
@@ -46,7 +46,7 @@ def note(text: str) -> None:
 def table(
     heads: Iterable[str], rows: Iterable[Iterable[object]], least: Sequence[str] = ()
 ) -> None:
-    """Print a table as wide as the terminal; in a pipe every row is one line.
+    """Print a table in terminal width; pipes get unwrapped rows.
 
     Where it does not fit, text wraps between words, then the columns of `least` are left out,
     the first one first. A name, id or URL is never cut: one that is too long for its column runs
@@ -73,7 +73,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 def layout(
     heads: list[str], rows: "list[list[Text]]", width: int, least: Sequence[str] = ()
 ) -> "list[Text]":
-    """Lines of a table within `width` cells; columns without any text are left out."""
+    """Lines of a table within `width` cells, without empty columns."""
     shown = [i for i in range(len(heads)) if not rows or any(row[i].plain for row in rows)]
     narrowest = [_narrowest(head, [row[i] for row in rows]) for i, head in enumerate(heads)]
     for head in least:
@@ -92,7 +92,7 @@ def layout(
 
 @contextmanager
 def spinner(what: str) -> Iterator[Callable[[str], None]]:
-    """A turning line on stderr while something takes its time; call it with what happens now.
+    """Spinner on stderr; call it with the current activity.
 
     Where that is no terminal, a line now and then.
     """
@@ -108,12 +108,12 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
-    told, line = time.monotonic(), ""
+    printed_at, line = time.monotonic(), ""
 
     def report(now: str) -> None:
-        nonlocal told, line
-        if now != line and time.monotonic() - told >= LINE_S:
-            told, line = time.monotonic(), now
+        nonlocal printed_at, line
+        if now != line and time.monotonic() - printed_at >= LINE_S:
+            printed_at, line = time.monotonic(), now
             tell(now)
 
     return report
@@ -147,7 +147,7 @@ def _total(widths: list[int]) -> int:
 
 
 def _squeezed(widths: list[int], width: int) -> list[int] | None:
-    """Widths that fit, the widest columns made narrower first; None where they cannot."""
+    """Widths that fit, from narrowing the widest columns, or None."""
     fitting = list(widths)
     while (excess := _total(fitting) - width) > 0:
         widest = max(fitting)
@@ -160,7 +160,7 @@ def _squeezed(widths: list[int], width: int) -> list[int] | None:
 def _widths(
     heads: list[str], rows: "list[list[Text]]", shown: list[int], narrowest: list[int], width: int
 ) -> list[int]:
-    """Widths of the shown columns: what is to spare goes to those that would wrap."""
+    """Column widths; spare space goes to wrapping columns."""
     spare = width - _total(narrowest)
     widths = []
     for i, least in zip(shown, narrowest, strict=True):
@@ -172,7 +172,7 @@ def _widths(
 
 
 def _line(cells: "list[Text]", widths: list[int], width: int) -> "list[Text]":
-    """One row, as many lines as its longest cell needs; no word is broken."""
+    """Lines of a row, wrapped between words."""
     from rich.console import Console
     from rich.text import Text
 

@@ -8,7 +8,7 @@ from mlxstack.host.home import Home
 
 
 class PresetListing(Struct, frozen=True):
-    """One preset. `error` says why it cannot be used, and then the rest is empty."""
+    """Listed preset; with an `error` the rest is empty."""
 
     name: str
     source: str

@@ -1,4 +1,4 @@
-"""Target of a verb: the named service, the only one, or one at a URL."""
+"""Target of a verb: service by name, URL, or the only one."""
 
 import os
 from urllib.parse import urlsplit
@@ -34,7 +34,7 @@ class ServiceTarget(Struct, frozen=True):
 
 
 def known_service(home: Home, name: str | None) -> ServiceState:
-    """A service of this home, running or not. Raises Unreachable for an unknown name."""
+    """Service of this home, running or not. Raises Unreachable."""
     known = services.names(home)
     if name is None:
         return _only(services.running(home) or _states(home, known))
@@ -71,20 +71,20 @@ def is_gateway(plan: ServiceSpec) -> bool:
 
 
 def usable_key(served: Preset | ServedAt) -> str | None:
-    """API key of this preset or gateway; None where it has none in clear text."""
+    """API key of a preset or gateway; None if stored as hash."""
     texts = (key if isinstance(key, str) else key.key for key in served.server.api_keys)
     return next((text for text in texts if not text.startswith("sha256:")), None)
 
 
 def key_of(text: str | None, giver: str) -> str | None:
-    """Check a key given by `giver`. Raises Misuse where no header can carry it."""
+    """Check a key of `giver`. Raises Misuse where headers forbid it."""
     if text and not (text.isascii() and text.isprintable()):
         raise Misuse(f"{giver} holds no key: a key has printable ASCII characters only")
     return text or None
 
 
 def address(text: str) -> str:
-    """Normalize a URL: without a final `/v1`. Raises Misuse for an invalid one."""
+    """URL without a final `/v1`. Raises Misuse for an invalid one."""
     url = text.rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""`verify`: every path of KV on the real weights, against the same prompt cold and alone.
+"""`verify`: all KV paths on real weights, against a cold run.
 
 The engine has a temporary home; no agent of the user is read or written.
 """
@@ -45,7 +45,7 @@ from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 
 N_HEAD, N_OWN, N_NEW, N_ANSWER = 384, 96, 24, 24
-"""Tokens of the head that prompts share, of their own rest, of a next turn, of an answer."""
+"""Tokens of shared head, own rest, next turn, and answer."""
 
 N_CTX = 4096
 MOST_SLOTS = 4
@@ -53,13 +53,13 @@ PART = 50
 """Words that are tokenized at once."""
 
 EXACT, ROUNDED = 1e-3, 0.5
-"""Allowed differences of log probabilities: MLX on a CPU computes in float32, a GPU rounds."""
+"""Tolerated log probability differences: float32 CPU, rounding GPU."""
 
 MOST_KV = 1.05
 """Of the planned bytes: KV of windows may still grow a little."""
 
 LATE = 1.5
-"""Of the stall bound; the last chunk before it may have been slower than expected."""
+"""Tolerated multiple of the stall bound, as chunk sizes adapt."""
 
 WAIT_S = 600.0
 GREEDY = SamplingParams(top_logprobs=2)
@@ -67,7 +67,10 @@ Say = Callable[[str], None]
 
 
 class VerifyPlan(Struct, frozen=True):
-    """Prompt lengths of the prefill curve, the last one joins decoding rows; steps per width."""
+    """Prompt lengths of the prefill curve, and decode steps per width.
+
+    The last prompt joins decoding rows.
+    """
 
     lengths: tuple[int, ...] = (256, 1024, 3072)
     n_steps: int = 48
@@ -97,7 +100,7 @@ class VerifyReport(Struct, frozen=True):
 
 
 class EngineProbe:
-    """An engine in a home of its own, and the events of its requests."""
+    """Engine in its own home, with its requests' events."""
 
     def __init__(self, preset: Preset, home: Path) -> None:
         self.preset = preset
@@ -150,7 +153,7 @@ class EngineProbe:
         self.engine.run_slot_command(command).result(WAIT_S)
 
     def until_begun(self, slot: int) -> int:
-        """Wait for the early turn in a slot; its tokens, 0 if none begins."""
+        """Wait for an early turn in a slot; its tokens, else 0."""
         end = time.monotonic() + WAIT_S / 10
         while time.monotonic() < end:
             view = self.engine.snapshot().slots[slot]
@@ -173,7 +176,7 @@ class EngineProbe:
 
 @contextmanager
 def probe(preset: Preset, home: Path) -> Iterator[EngineProbe]:
-    """A loaded engine; stopped at the end. Raises SetupError when it does not load."""
+    """Loaded engine, stopped at the end. Raises SetupError."""
     found = EngineProbe(preset, home)
     found.engine.start().result()
     try:
@@ -251,13 +254,13 @@ class Verifier:
             self.identity(f"batch, row {i + 1} of {len(ids)}", tokens, one, 0)
 
     def hits(self) -> None:
-        """The same prompt again, its next turn, a fork, a parked context."""
+        """Repeat of a prompt, next turn, fork, parked context."""
         first = self.prompt()
-        said = self.ask(first, slot=0)
+        answer = self.ask(first, slot=0)
         self.identity(
             "same prompt again", first, self.ask(first, slot=0), len(first) - 1, KVSource.SLOT
         )
-        known = first + said.tokens
+        known = first + answer.tokens
         later = known + self.words(N_NEW)
         response = self.ask(later, slot=0)
         self.identity("next turn", later, response, len(known) - 1, KVSource.SLOT)
@@ -271,7 +274,7 @@ class Verifier:
         self.identity("parked", later, response, len(later) - 1, KVSource.PARKED)
 
     def tenant(self) -> None:
-        """Another tenant sends a prompt that is parked, and live in another slot."""
+        """Another tenant sends a prompt that is parked and live."""
         tokens = self.prompt()
         self.ask(tokens, slot=0)
         self.ask(self.words(N_HEAD), slot=0)
@@ -313,7 +316,7 @@ class Verifier:
         self.identity("restart", tokens, response, n_known, KVSource.DISK)
 
     def drafts(self, tokens: Sequence[int], cold: GreedyResponse) -> None:
-        """Drafts that are right, and drafts that are wrong, against an engine without drafts."""
+        """Right and wrong drafts, against an engine without drafts."""
         if not self._probe.engine.snapshot().is_drafting:
             self.note("drafts", CheckLevel.WARN, "the model cannot take tokens back; no drafts")
             return
@@ -354,7 +357,7 @@ class Verifier:
         self.note("stall of decoding rows", level, f"{told}, bound {1000 * bound_s:.0f} ms")
 
     def memory(self, plan: VerifyPlan, planned: int) -> None:
-        """Bytes of KV a token beyond all windows against the plan; all KV against its budget."""
+        """KV bytes per token against the plan, and KV against budget."""
         n = plan.lengths[-1]
         tokens, n_bytes = self.words(n), []
         for length in (n // 2, n):
@@ -375,7 +378,7 @@ class Verifier:
 def compare(
     cold: GreedyResponse, other: GreedyResponse, tolerance: float
 ) -> tuple[CheckLevel, str]:
-    """Compare tokens and log probabilities; a tie within the tolerance is no fault."""
+    """Compare tokens and log probabilities; ties within tolerance pass."""
     n = common_prefix(cold.tokens, other.tokens)
     each = zip(cold.logprobs[:n], other.logprobs[:n], strict=True)
     drift = max((abs(a - b) for a, b in each), default=0.0)
@@ -393,7 +396,7 @@ def compare(
 
 
 def verified(preset: Preset) -> Preset:
-    """The preset as it is verified: all caches on, and few, short slots."""
+    """Preset for verification: all caches on, few short slots."""
     slots = preset.slots
     n_slots = max(2, min(slots.count, MOST_SLOTS))
     cache = preset.prefix_cache

@@ -1,4 +1,4 @@
-"""The dashboard as a page for browsers on this computer, served by textual-serve."""
+"""Dashboard in local browsers, served by textual-serve."""
 
 import base64
 import binascii
@@ -69,7 +69,7 @@ class WebDashboard(Server):
         note(f"dashboard at {self.public_url}/ for browsers on this computer; Ctrl-C ends it")
 
     async def handle_index(self, request: web.Request) -> web.Response:
-        """Return the page; its address is the one that the browser knows."""
+        """Return the page, for the address in the browser."""
         page = PAGE.replace("{host}", escape(request.host)).replace("{focus}", FOCUS)
         return web.Response(text=page, content_type="text/html")
 
@@ -90,7 +90,7 @@ class WebDashboard(Server):
 
 
 def serve(options: Sequence[str], port: int, key: str | None) -> None:
-    """Serve `mlx-stack tui` with these options. Raises SetupError where the port is taken."""
+    """Serve `mlx-stack tui` with options. Raises SetupError for a taken port."""
     try:
         listener = socket.create_server((HOST, port))
     except OSError as why:
@@ -102,7 +102,7 @@ def serve(options: Sequence[str], port: int, key: str | None) -> None:
 
 
 def _given_key(header: str) -> str:
-    """Key of an Authorization header: a bearer, or the password that a browser asked for."""
+    """Key of an Authorization header: bearer, or a browser's password."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()

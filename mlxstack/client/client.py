@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -48,12 +47,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     async def health(self) -> HealthResponse:
@@ -84,7 +78,7 @@ class Client:
         return await self._get(path, kind)
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Any other POST with a JSON body and a JSON object as its answer."""
+        """POST of a JSON body; the JSON object of the response."""
         return decode((await self._checked("POST", path, body)).content, dict[str, Any])
 
     async def delete(self, path: str) -> dict[str, Any]:
@@ -112,7 +106,7 @@ class Client:
     async def chat_stream(
         self, messages: list[dict[str, Any]], **body: Any
     ) -> AsyncGenerator[ChatResponse, None]:
-        """The same, chunk by chunk. Leaving the iteration cancels the generation."""
+        """Stream the chunks of a generation; leaving the iteration cancels it."""
         options = {"stream_options": {"include_usage": True}}
         asked = {"messages": messages, "stream": True, **options, **body}
         async with (
@@ -130,7 +124,7 @@ class Client:
     async def feed(
         self, path: str, silence_s: float = 30.0
     ) -> AsyncGenerator[ServerSentEvent | FeedLost, None]:
-        """Server-sent events for ever: after each break a FeedLost, then the next try.
+        """Server-sent events for ever, with a FeedLost at each break.
 
         `silence_s` is the longest silence of a healthy feed, comments included.
         """

@@ -1,4 +1,4 @@
-"""Responses of a service as frozen structs; keys without use here are ignored."""
+"""Frozen structs of a service's responses; unused keys are ignored."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class GenerationSettings(Struct, frozen=True):
 
 
 class PropsResponse(Struct, frozen=True):
-    """Part of GET /props that our own clients use; `props_raw` has all of it.
+    """Subset of GET /props for our own clients; `props_raw` has all.
 
     `why_not_batching` is the reason why running slots do not share a forward pass. MLX holds
     `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers. `template_notes` are the
@@ -45,19 +45,19 @@ class PropsResponse(Struct, frozen=True):
     @property
     def remarks(self) -> tuple[str, ...]:
         """Conditions that an operator should know, as sentences."""
-        found = []
+        notes = []
         if self.is_sleeping:
-            found.append("unloaded while idle")
+            notes.append("unloaded while idle")
         if self.why_not_batching:
-            found.append(f"decoding slot by slot: {self.why_not_batching}")
+            notes.append(f"decoding slot by slot: {self.why_not_batching}")
         if self.draft_model:
-            found.append(f"drafting with {self.draft_model}")
+            notes.append(f"drafting with {self.draft_model}")
         if self.prevents_sleep:
-            found.append("prevents idle sleep")
+            notes.append("prevents idle sleep")
         if self.why_not_preventing_sleep:
-            found.append(f"does not prevent idle sleep: {self.why_not_preventing_sleep}")
-        found.extend(f"peer {trouble}" for trouble in self.peer_troubles)
-        return tuple(found)
+            notes.append(f"does not prevent idle sleep: {self.why_not_preventing_sleep}")
+        notes.extend(f"peer {trouble}" for trouble in self.peer_troubles)
+        return tuple(notes)
 
 
 class NextToken(Struct, frozen=True):

@@ -6,14 +6,14 @@ from msgspec import Struct
 
 
 class SaveSlot(Struct, frozen=True):
-    """Write the context of `slot` to the slot file `name`, when the slot is idle."""
+    """Write the context of the idle `slot` to the slot file `name`."""
 
     slot: int
     name: str
 
 
 class RestoreSlot(Struct, frozen=True):
-    """Replace the context of `slot` by the one in the slot file `name`, when the slot is idle."""
+    """Replace the context of the idle `slot` by a slot file."""
 
     slot: int
     name: str
@@ -71,14 +71,14 @@ SlotCommandResult = SlotSaveResult | SlotRestoreResult | SlotEraseResult
 
 
 class GCScope(StrEnum):
-    """Scope of garbage collection: KV that no saved context names, or saved contexts too."""
+    """Scope of garbage collection: unreferenced KV only, or saved contexts too."""
 
     KV = "kv"
     ALL = "all"
 
 
 class CollectGarbage(Struct, frozen=True):
-    """Delete the least recently used files from the disk, never files in use.
+    """Delete the least recently used files that are not in use.
 
     Until `max_bytes` are left, and everything older than `max_age_s` seconds; None is no bound.
     With an `agent`, only files that this agent alone refers to, and only those are counted.
@@ -101,7 +101,7 @@ class PinnedPrefix(Struct, frozen=True):
 
 
 class AgentKVLocation(Struct, frozen=True):
-    """Location of an agent's last prompt: `n_tokens`, in bytes of memory and of disk.
+    """Location of an agent's last prompt of `n_tokens`, with bytes per tier.
 
     Bytes in both tiers count in both; several agents may share them.
     """
@@ -120,7 +120,7 @@ class FlushResult(Struct, frozen=True):
 
 
 class GCItem(Struct, frozen=True):
-    """One file to delete; `ref` is the identity and key of a KV file."""
+    """File to delete; `ref` is the identity and key of KV."""
 
     title: str
     path: str

@@ -16,7 +16,7 @@ class Role(StrEnum):
 
 
 class ToolCall(Struct, frozen=True):
-    """A call the model made. `arguments` is an object; a string only if it would not parse."""
+    """Tool call of the model; unparsable `arguments` are a string."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ class Message(Struct, frozen=True):
 
 
 class Tool(Struct, frozen=True):
-    """A function the model may call. A deferred tool is known to the parser, not to the prompt."""
+    """Function the model may call; deferred ones are not in the prompt."""
 
     name: str
     description: str = ""
@@ -59,5 +59,5 @@ class Conversation(Struct, frozen=True):
 
     @property
     def is_first_turn(self) -> bool:
-        """Whether the model has said nothing yet."""
+        """Whether there is no assistant message yet."""
         return all(message.role is not Role.ASSISTANT for message in self.messages)

@@ -18,7 +18,7 @@ class KVSource(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Reason why a generation ended. The service finds text-level stops, not the engine."""
+    """Reason why a generation ended; the service detects text-level stops."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
 
 
 class RequestTimings(Struct, frozen=True):
-    """Cost of a request. Times in seconds; cached + computed = prompt tokens.
+    """Cost of a request in seconds; cached + computed = prompt tokens.
 
     Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
     """
@@ -44,12 +44,12 @@ class RequestTimings(Struct, frozen=True):
     n_accepted: int = 0
 
     def lost_s(self, n_lost: int) -> float:
-        """Seconds of the prefill that went into this many of the computed tokens."""
+        """Seconds of prefill for `n_lost` of the computed tokens."""
         return self.prefill_s * n_lost / max(1, self.n_prompt - self.n_cached)
 
 
 class CacheMiss(Struct, frozen=True):
-    """Reason why less was reused than could have been, and the `n_lost` tokens it cost.
+    """Reason why less was reused than possible, and the tokens lost.
 
     `at` is the token where the prompt diverged; `instead` are the tokens with which the prompt
     that it was compared to goes on.
@@ -66,7 +66,7 @@ class CacheMiss(Struct, frozen=True):
 
 
 class EarlyUse(Struct, frozen=True):
-    """Tokens of an early turn: `n_begun` computed before the prompt came, `n_used` reused."""
+    """Early-turn tokens: `n_begun` computed before the prompt, `n_used` reused."""
 
     n_begun: int
     n_used: int
@@ -80,7 +80,7 @@ class RequestQueued(Struct, frozen=True):
 
 
 class SlotAssigned(Struct, frozen=True):
-    """The request has a slot, and `n_cached` of its prompt tokens need not be computed.
+    """Slot for the request; `n_cached` prompt tokens need no prefill.
 
     `early`: its agent's next turn was begun early, rightly or not.
     """
@@ -94,7 +94,7 @@ class SlotAssigned(Struct, frozen=True):
 
 
 class PrefillProgress(Struct, frozen=True):
-    """`n_done` of `n_prompt` prompt tokens are in the KV cache, reused ones included."""
+    """Prompt tokens in the KV cache so far, reused ones included."""
 
     request: str
     n_done: int
@@ -102,7 +102,7 @@ class PrefillProgress(Struct, frozen=True):
 
 
 class TokenSampled(Struct, frozen=True):
-    """One sampled token. `logprob` and `top` (token, logprob) only when asked for."""
+    """Sampled token; `logprob` and `top` (token, logprob) on request."""
 
     request: str
     token: int

@@ -1,4 +1,4 @@
-"""The state of the engine at one instant, as an immutable value that any thread may read."""
+"""Immutable state of the engine at one instant, readable on any thread."""
 
 from enum import StrEnum
 
@@ -19,7 +19,7 @@ class RequestPhase(StrEnum):
 
 
 class SlotView(Struct, frozen=True):
-    """One slot. `n_tokens` is what its context holds now; `idle_s` counts since the last use.
+    """Slot: `n_tokens` in its context, `idle_s` since the last use.
 
     `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
     came from. Of `n_drafted` draft tokens `n_accepted` are among the decoded ones. While the slot
@@ -69,6 +69,8 @@ class Counters(Struct, frozen=True):
 
     The drafted and accepted tokens include those of the draft model.
 
+    Records and bytes are those that rank 0 sent to the other ranks.
+
     Early tokens are of turns begun early; they are no prompt tokens of a request.
     """
 
@@ -95,6 +97,8 @@ class Counters(Struct, frozen=True):
     n_early_tokens: int = 0
     n_early_used: int = 0
     n_early_wasted: int = 0
+    n_rank_records: int = 0
+    n_rank_bytes: int = 0
 
     def plus(self, other: "Counters") -> "Counters":
         """The totals of both; of `n_tokens_max` the larger one."""
@@ -104,7 +108,7 @@ class Counters(Struct, frozen=True):
 
 
 class SharedKVView(Struct, frozen=True):
-    """A prefix of `n_tokens` that these slots hold in one copy of `n_bytes`."""
+    """Prefix of `n_tokens` that several slots share in one copy."""
 
     slots: tuple[int, ...]
     n_tokens: int

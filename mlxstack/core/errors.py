@@ -1,4 +1,4 @@
-"""Error hierarchy with messages for users; each API dialect has its own envelope for them.
+"""Error hierarchy with user-facing messages; each API dialect adds its envelope.
 
 StackError
 ├── BadRequest             the caller sent something that cannot work
@@ -80,7 +80,7 @@ class NotFound(StackError):
 
 
 class UnknownModel(NotFound):
-    """A model of this name is not served, and the preset is strict."""
+    """No model of this name is served, and the preset is strict."""
 
 
 class Conflict(StackError):
@@ -92,7 +92,7 @@ class SlotTaken(Conflict):
 
 
 class Busy(StackError):
-    """Nothing is wrong, but there is no room now; try again in `retry_after` seconds."""
+    """No capacity now; retry after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ class Broken(StackError):
 
 
 class DiskFull(StackError):
-    """The disk, or the share of it that the preset allows, has no room for this."""
+    """Disk full, or the preset's share of it."""
 
 
 class Damaged(StackError):
@@ -120,11 +120,11 @@ class Damaged(StackError):
 
 
 class Unreadable(Damaged):
-    """The disk would not read a stored file now; what is in it may be sound."""
+    """Read error of a stored file, whose content may be sound."""
 
 
 class UnknownVersion(Damaged):
-    """A stored file of a format version that this release does not read.
+    """Stored file of a format version that this release cannot read.
 
     It counts as a miss and is left as it is: the release that wrote it may come back.
     """
@@ -135,7 +135,7 @@ class SetupError(StackError):
 
 
 def describe_error(error: Exception, what: str) -> StackError:
-    """A StackError as it is; anything else as Broken: the engine failed on `what`."""
+    """A StackError as it is; any other error as Broken, during `what`."""
     if isinstance(error, StackError):
         return error
     return Broken(f"the engine failed on {what}: {type(error).__name__}: {error}")

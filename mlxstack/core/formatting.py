@@ -12,7 +12,7 @@ def size(n_bytes: float) -> str:
 
 
 def printable(text: str, width: int | None = None) -> str:
-    """Foreign text on one line: control characters escaped, cut to `width` with an ellipsis.
+    """Escape control characters of foreign text; cut it to `width`.
 
     Escape sequences, line ends and characters that turn the direction of writing have no effect.
     """
@@ -23,7 +23,7 @@ def printable(text: str, width: int | None = None) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines, whose line ends and tabs stay."""
+    """Escape control characters, but keep line ends and tabs."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
     )

@@ -1,4 +1,4 @@
-"""KV between services: prompts to fetch, and the bodies of the paths under `/kv`."""
+"""KV exchange between services: prompts to fetch, bodies of `/kv` paths."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from mlxstack.core.ports import Manifest
 
 
 class RemotePrompt(Struct, frozen=True):
-    """A prompt that may be prefilled by another service, as the engine sees it.
+    """Prompt that another service may prefill, as the engine sees it.
 
     `n_here` of its tokens are cached here, and the rest takes `local_s` seconds here (0: unknown)
     beside `n_decoding` requests that decode. A token has `token_bytes` of KV.
@@ -33,18 +33,19 @@ class RemoteKV(Protocol):
         compute_here: Callable[[], None],
         done: Callable[[Manifest | None], None],
     ) -> Callable[[], None] | None:
-        """Bring KV of a prompt into the store; the function to cancel it, None without a peer.
+        """Bring a prompt's KV into the store; returns a cancel function.
 
-        On any thread, `compute_here` is called when prefill is to go on here meanwhile, and
-        `done` in the end, with the files that came if any.
+        None without a peer. On any thread, `compute_here` is called when prefill is to go on here
+        meanwhile, and `done` in the end, with the files that came if any.
         """
         ...
 
 
 class KVQuery(Struct, frozen=True):
-    """Body of POST /kv/match and /kv/prefill: tokens of a model, by its `Identity.key()`.
+    """Body of POST /kv/match and /kv/prefill: tokens and model identity.
 
-    `salt` is that of their KV. With `is_computed`, what is missing is computed first.
+    The model is given by its `Identity.key()`. `salt` is that of their KV. With `is_computed`, what
+    is missing is computed first.
     """
 
     identity: str
@@ -66,7 +67,7 @@ class KVMatch(Struct, frozen=True):
 
 
 class KVOffer(Struct, frozen=True):
-    """Answer of POST /kv/prefill: the files that hold the first `n_tokens`, and their bytes."""
+    """Answer of POST /kv/prefill: the KV files of `n_tokens`, with sizes."""
 
     n_tokens: int = 0
     segments: tuple[str, ...] = ()
@@ -75,14 +76,14 @@ class KVOffer(Struct, frozen=True):
 
 
 class MissingKV(Struct, frozen=True):
-    """Body and answer of POST /kv/missing: files of a model; those that are not there."""
+    """Body and answer of POST /kv/missing: file keys, those missing."""
 
     identity: str
     keys: tuple[str, ...]
 
 
 class MovedAgent(Struct, frozen=True):
-    """Body of PUT /v1/agents/{id}/kv: history, facts, and the saved context if there is one."""
+    """Body of PUT /v1/agents/{id}/kv: history, facts, saved context if any."""
 
     messages: tuple[dict[str, Any], ...]
     facts: dict[str, Any]
@@ -104,7 +105,7 @@ class AgentMove(Struct, frozen=True):
 
 
 class PeerView(Struct, frozen=True):
-    """State of a peer: totals since the start, and measured speed of the link (0: unknown).
+    """Status of a peer: totals, and measured link speed (0: unknown).
 
     `trouble` is the last failure; it is left alone for `pause_s` more seconds.
     """

@@ -41,14 +41,17 @@ class SamplingDefaults(Struct, frozen=True):
 
 
 class Weights(Struct, frozen=True):
-    """Composition of weights: `packed` bytes of quantized numbers, and plain floats by size."""
+    """Weights by storage: `packed` quantized bytes, plain floats by size."""
 
     packed: int = 0
     n_half: int = 0
     n_single: int = 0
 
     def n_bytes(self, half_bytes: int = 2) -> int:
-        """Bytes in memory; `half_bytes` is 4 where half precision is widened (MLX on a CPU)."""
+        """Bytes in memory; `half_bytes` is 4 where half precision is widened.
+
+        MLX widens it on a CPU.
+        """
         return self.packed + self.n_half * half_bytes + self.n_single * 4
 
 

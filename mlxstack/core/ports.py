@@ -20,7 +20,7 @@ class TensorBytes(Struct, frozen=True):
 
 
 class KVFile(Struct, frozen=True):
-    """Content of one stored file: KV of the tokens [start, end) of a prefix.
+    """Stored file: KV of the tokens [start, end) of a prefix.
 
     `kind` is "segment" (sliceable layers) or "checkpoint" (the others, at exactly `end`).
     `identity` is `Identity.key()`. `meta` is for the engine alone, opaque to the store.
@@ -66,7 +66,7 @@ class KVStore(Protocol):
         ...
 
     def flush(self) -> None:
-        """Make all written files durable, at the cost of one flush. Raises StackError."""
+        """Make all written files durable by one flush. Raises StackError."""
         ...
 
     def read(self, identity: str, key: str) -> KVFile:
@@ -74,7 +74,7 @@ class KVStore(Protocol):
         ...
 
     def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> GCResult:
-        """Make room for `n_bytes` more, sparing the (identity, key) in use; what had to go.
+        """Free `n_bytes`, sparing files in use; returns the deleted ones.
 
         Raises DiskFull when there is none.
         """
@@ -85,7 +85,7 @@ class KVStore(Protocol):
         ...
 
     def note(self, identity: str, data: bytes) -> None:
-        """Store a small note beside the KV files of this identity. Raises StackError."""
+        """Store a note beside this identity's KV files. Raises StackError."""
         ...
 
     def noted(self, identity: str) -> bytes | None:
@@ -104,15 +104,15 @@ class KVStore(Protocol):
         ...
 
     def heads(self, identity: str) -> Iterator[KVFileHeader]:
-        """Headers of all files of one identity, unchecked; damaged files are set aside."""
+        """Headers of one identity's files, unchecked; damaged files are set aside."""
         ...
 
 
 class ConstraintState(Protocol):
-    """State of structured output for one response. Used by one thread at a time."""
+    """Structured-output state of one response; not thread-safe."""
 
     def mask(self) -> bytes | None:
-        """One bit per token, lowest first: whether it may come next. None: every token may."""
+        """Bit mask of the allowed tokens, lowest first; None: all."""
         ...
 
     def advance(self, token: int) -> None:
@@ -125,7 +125,7 @@ class ConstraintState(Protocol):
         ...
 
     def forced_tokens(self) -> Sequence[int]:
-        """The next tokens as far as the grammar leaves no choice but how to tokenize them."""
+        """Next tokens that the grammar forces, up to a tokenization choice."""
         ...
 
     def position(self) -> object:
@@ -146,7 +146,7 @@ class Constraint(Protocol):
 
 
 class Manifest(Struct, frozen=True):
-    """A saved context: its tokens, and the KV files that hold them, in order.
+    """Saved context: its tokens and, in order, their KV files.
 
     `model` is the name of the model for display; `salt` the tenant of the tokens.
     """
@@ -168,7 +168,7 @@ class SlotFileStore(Protocol):
         ...
 
     def check_replaceable(self, name: str) -> None:
-        """Raises BadRequest, or Conflict when a file of this name is not a slot file."""
+        """Raise BadRequest for a bad name, Conflict for a foreign file."""
         ...
 
     def write(self, name: str, manifest: Manifest) -> int:
@@ -184,7 +184,7 @@ class AgentManifestStore(Protocol):
     """The saved contexts of agents. Callable from any thread."""
 
     def put(self, agent: str, manifest: Manifest) -> None:
-        """Replace what is saved of this agent for the manifest's model. Raises StackError."""
+        """Replace an agent's saved context for the manifest's model. Raises StackError."""
         ...
 
     def identities(self, agent: str) -> frozenset[str]:

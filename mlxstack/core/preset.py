@@ -1,4 +1,4 @@
-"""A preset: which model, how many slots, how much context, which cache budget, which port.
+"""Preset of a service: model, slots, context, cache budgets, server.
 
 Strict: unknown keys and impossible values are refused where the file is read.
 """
@@ -14,11 +14,11 @@ Seconds = Annotated[float, Meta(gt=0)]
 Percent = Annotated[float, Meta(gt=0, le=90)]
 
 AUTO: Literal["auto"] = "auto"
-"""All memory that weights, compute buffers and the system's reserve leave to KV."""
+"""All memory that weights, compute buffers and system reserve leave."""
 
 
 PARKING_S = 10.0
-"""Seconds after the drain in which an engine ends its step and parks the KV of its agents."""
+"""Seconds after the drain for the last step and parking."""
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -33,14 +33,14 @@ class ServiceKind(StrEnum):
 
 
 class EvictionPolicy(StrEnum):
-    """Which parked segment goes first."""
+    """Eviction order of parked segments."""
 
     LRU = "lru"
     LRU_FREQUENCY = "lru_frequency"
 
 
 class ModelSpec(Strict, frozen=True):
-    """`id` is "demo", a folder, or a hub id; so is `draft`. All else is optional."""
+    """Model: `id` and `draft` are "demo", a folder, or a hub id."""
 
     id: Annotated[
         str,
@@ -72,7 +72,10 @@ class ModelSpec(Strict, frozen=True):
 
 
 class SlotSpec(Strict, frozen=True):
-    """`n_ctx` is tokens per slot; `save_path` is where slot files go (default: under the home)."""
+    """Slots: `n_ctx` tokens each; slot files go to `save_path`.
+
+    By default that is under the home.
+    """
 
     count: Annotated[
         Annotated[int, Meta(ge=1, le=256)],
@@ -145,7 +148,7 @@ class QueueSpec(Strict, frozen=True):
 
 
 class WarmPrefix(Strict, frozen=True):
-    """A prefix to compute at start and pin by name; exactly one of the files is given."""
+    """Prefix to compute at start and pin; exactly one file is given."""
 
     name: Annotated[str, Meta(description="The name by which the prefix is pinned.")]
     tokens_file: Annotated[str | None, Meta(description="A JSON list of token ids.")] = None
@@ -154,7 +157,7 @@ class WarmPrefix(Strict, frozen=True):
 
 
 class DiskSpec(Strict, frozen=True):
-    """`max_bytes` of stored KV, and `max_age_s` seconds since last use; None is no bound."""
+    """Disk bounds: `max_bytes`, and `max_age_s` since last use; None: unbounded."""
 
     enabled: Annotated[
         bool, Meta(description="Keep KV on disk too, so that it outlives the process.")
@@ -178,14 +181,14 @@ class MetricsSpec(Strict, frozen=True):
 
 
 class Anticipation(StrEnum):
-    """Whether the next turns of agents are begun early."""
+    """Early prefill of the expected next turns."""
 
     AUTO = "auto"
     OFF = "off"
 
 
 class LiveSharingMode(StrEnum):
-    """Whether live contexts hold one copy of a common prefix."""
+    """Sharing of one copy of a common prefix among live contexts."""
 
     AUTO = "auto"
     OFF = "off"
@@ -249,7 +252,7 @@ class Persist(StrEnum):
 
 
 class AgentsSpec(Strict, frozen=True):
-    """`persist: after_turn` writes what a turn added, so that even a crash loses nothing."""
+    """Persistence of agents; `after_turn` survives even a crash."""
 
     persist: Annotated[
         Persist,
@@ -337,7 +340,10 @@ class ApiKey(Strict, frozen=True):
 
 
 class PeerSpec(Strict, frozen=True):
-    """Another service of the same model. Without a `key_file` its key is in MLX_STACK_PEER_KEY."""
+    """Peer that serves the same model.
+
+    Without a `key_file` its key is in MLX_STACK_PEER_KEY.
+    """
 
     url: Annotated[str, Meta(description="Its URL, such as `http://127.0.0.1:7119`.")]
     key_file: Annotated[
@@ -346,7 +352,7 @@ class PeerSpec(Strict, frozen=True):
 
 
 class Residency(StrEnum):
-    """Whether a model behind a gateway stays in memory."""
+    """Residency of a model behind a gateway."""
 
     ALWAYS = "always"
     AUTO = "auto"
@@ -422,7 +428,7 @@ class ServerSpec(Strict, frozen=True):
 
 
 class Speculation(StrEnum):
-    """Whether rows bring draft tokens to a decode step."""
+    """Speculative decoding: draft tokens in decode steps."""
 
     AUTO = "auto"
     OFF = "off"
@@ -440,6 +446,13 @@ class Preset(Strict, frozen=True):
         ServiceKind,
         Meta(description="`chat` generates text; `embedding` serves vectors and has no slots."),
     ] = ServiceKind.CHAT
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Machines that compute this model together, this one first, by the "
+            "addresses at which they reach each other; none: this one alone."
+        ),
+    ] = ()
     slots: SlotSpec = field(default_factory=SlotSpec)
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)

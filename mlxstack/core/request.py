@@ -1,4 +1,4 @@
-"""One generation request in tokens, as the scheduler and the engine see it."""
+"""Generation request in tokens, for scheduler and engine."""
 
 from enum import IntEnum
 
@@ -8,7 +8,10 @@ from mlxstack.core.ports import Constraint
 
 
 class Priority(IntEnum):
-    """Lower goes first. Given by the endpoint or the key's tier, never by the body."""
+    """Priority of an endpoint or key tier; lower goes first.
+
+    The body never sets it.
+    """
 
     HIGH = 0
     NORMAL = 1

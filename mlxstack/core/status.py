@@ -1,4 +1,4 @@
-"""Status of a running service at one instant; every field has a default.
+"""Status of a running service at an instant; all fields have defaults.
 
 A section that is None is not reported by this service. Fields that a reader does not know are
 ignored, so that older dashboards follow newer services. No field holds a whole prompt.
@@ -12,7 +12,7 @@ from mlxstack.core.request import Priority
 
 
 class ServiceFacts(Struct, frozen=True):
-    """Facts of a service. `budget_bytes` bounds KV in memory; 0 means no bound.
+    """Service facts; `budget_bytes` bounds KV in memory, 0: unbounded.
 
     `health` is "loading", "ok", "stalled", "broken", "swapping" or "stopping". `n_ctx` is tokens
     per slot.
@@ -31,7 +31,7 @@ class ServiceFacts(Struct, frozen=True):
 
 
 class MissView(Struct, frozen=True):
-    """A miss: a request reused less than it could; `reason` as in `CacheMiss`.
+    """Cache miss of a request; `reason` as in `CacheMiss`.
 
     `at` is the token where the prompt diverged: `text_shared` comes just before it,
     `text_cached` is what the cache goes on with, `text_sent` what the prompt goes on with.
@@ -51,7 +51,7 @@ class MissView(Struct, frozen=True):
 
 
 class MissSums(Struct, frozen=True):
-    """Misses of one reason since the start, and the tokens and seconds that they lost."""
+    """Misses of one reason since the start: tokens and seconds lost."""
 
     reason: str
     n_misses: int = 0
@@ -74,9 +74,9 @@ class WindowSums(Struct, frozen=True):
 
 
 class PrefixView(Struct, frozen=True):
-    """A prefix that is kept. `agents` share it; `places` ("memory", "disk") hold all of it.
+    """Cached prefix; `agents` share it, `places` hold all of it.
 
-    `opening` are its first words, where they are known.
+    A place is "memory" or "disk". `opening` are its first words, where they are known.
     """
 
     id: str
@@ -92,7 +92,7 @@ class PrefixView(Struct, frozen=True):
 
 
 class CacheView(Struct, frozen=True):
-    """The memory beside the live contexts, in bytes; a budget of None has no bound.
+    """Prefix cache beside the live contexts, in bytes; budget None: unbounded.
 
     `shared` prefixes count once in `memory_bytes`. `prefixes` come with the most useful first,
     `misses` with the latest first (of many, those that lost most), `losses` with the most seconds
@@ -128,7 +128,7 @@ class TurnView(Struct, frozen=True):
 
 
 class AgentKVView(Struct, frozen=True):
-    """KV of an agent for one model; `place` is "live", "memory" or "disk"."""
+    """KV of an agent for one model; `place`: "live", "memory" or "disk"."""
 
     model: str
     n_tokens: int = 0
@@ -137,10 +137,10 @@ class AgentKVView(Struct, frozen=True):
 
 
 class AgentView(Struct, frozen=True):
-    """A named conversation; `place` is "live", "parked" or "disk", `slot` only when live.
+    """Named conversation; `place` is "live", "parked" or "disk".
 
-    `turns` are the latest ones, oldest first. Of `n_drafted` draft tokens `n_accepted` are among
-    the generated ones.
+    It has a `slot` only when live. `turns` are the latest ones, oldest first. Of `n_drafted` draft
+    tokens `n_accepted` are among the generated ones.
     """
 
     id: str
@@ -192,7 +192,7 @@ class RequestView(Struct, frozen=True):
 
 
 class ThroughputSample(Struct, frozen=True, array_like=True):
-    """Tokens computed, generated and reused since the start, at `at`, seconds since 1970."""
+    """Token counts since the start, at `at` seconds since 1970."""
 
     at: float
     n_prompt: int
@@ -201,7 +201,7 @@ class ThroughputSample(Struct, frozen=True, array_like=True):
 
 
 class MemoryView(Struct, frozen=True):
-    """Memory of the computer in bytes, and what this service holds of it.
+    """Memory of the computer in bytes, and this service's share.
 
     `workspace_bytes` are the rest of the process: arrays of MLX that are neither weights nor KV,
     freed buffers that it keeps, the program itself. `available_bytes` are free without swapping.
@@ -219,7 +219,7 @@ class MemoryView(Struct, frozen=True):
 
 
 class LoadView(Struct, frozen=True):
-    """A model that is being loaded: bytes in memory of all its weights, after `elapsed_s`.
+    """Loading model: bytes of its weights in memory, after `elapsed_s`.
 
     While it is downloaded, they are bytes on disk of all that were missing.
     """

@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 
 class RunBetweenSteps(Protocol):
-    """Runs `work` on the MLX thread between two steps; the future gets its result or error."""
+    """Run `work` on the MLX thread between two steps; returns a future.
+
+    The future gets its result or error.
+    """
 
     def __call__(self, work: Callable[[EngineLoop], T]) -> Future[T]: ...
 
@@ -38,7 +41,7 @@ class PrefixCacheAdmin:
         self._run = run
 
     def stats(self, limit: int = 20) -> Future[CacheView]:
-        """Show the cache, with at most `limit` prefixes. Live contexts count as memory."""
+        """Cache statistics with at most `limit` prefixes; live contexts count as memory."""
         return self._run(lambda loop: _view(loop.slot_kv, loop.ledger, limit))
 
     def locate_agents(self, agents: tuple[str, ...]) -> Future[tuple[AgentKVLocation, ...]]:
@@ -46,15 +49,18 @@ class PrefixCacheAdmin:
         return self._run(lambda loop: tuple(loop.slot_kv.lookup.locate(agent) for agent in agents))
 
     def pin(self, name: str, tokens: Tokens, salt: str = "") -> Future[PinnedPrefix]:
-        """Keep the longest known part of these tokens under `name` until it is unpinned."""
+        """Pin the longest known part of these tokens under `name`."""
         return self._run(lambda loop: _pin(loop.slot_kv, name, tokens, salt))
 
     def pin_known(self, name: str, prefix_id: str) -> Future[PinnedPrefix]:
-        """Keep the prefix that has this id in `CacheView`. The future raises NotFound."""
+        """Pin the prefix with this id in `CacheView`; may raise NotFound."""
         return self._run(lambda loop: _pin_known(loop.slot_kv, name, prefix_id))
 
     def pin_agent(self, agent: str) -> Future[PinnedPrefix]:
-        """Keep the longest known part of an agent's last prompt under the name of `pin_of`."""
+        """Pin the longest known part of an agent's last prompt.
+
+        The name is that of `pin_of`.
+        """
         return self._run(lambda loop: _pin_agent(loop.slot_kv, agent))
 
     def unpin(self, name: str) -> Future[None]:
@@ -62,7 +68,7 @@ class PrefixCacheAdmin:
         return self._run(lambda loop: _unpin(loop.slot_kv, name))
 
     def release_agent(self, agent: str, *, is_kept: bool) -> Future[FreedBytes]:
-        """Drop an agent's claim on KV, and free what no other agent claims.
+        """Release an agent's claim on KV; free what no other claims.
 
         With `is_kept`, KV that is not on disk stays in memory.
         """
@@ -73,22 +79,22 @@ class PrefixCacheAdmin:
         return self._run(lambda loop: tuple(prefix.tokens for prefix in loop.slot_kv.learned))
 
     def retain(self, tokens: Tokens) -> Future[None]:
-        """Park the known part of a shared prefix, so that it outlives its slot."""
+        """Park the known part of a shared prefix; protect it from eviction."""
         return self._run(lambda loop: _park_nearest(loop.slot_kv, tokens, ""))
 
     def clear(self) -> Future[FreedBytes]:
-        """Evict all parked KV from memory that is neither in use nor pinned."""
+        """Evict parked KV from memory, neither in use nor pinned."""
         return self._run(
             lambda loop: FreedBytes(loop.slot_kv.memory.make_room(0, MemoryPressure.CRITICAL))
         )
 
     def reclaim(self, level: int) -> Future[FreedBytes]:
-        """Free memory under pressure: level 1 evicts cold parked KV, 2 all that is not in use."""
+        """Reclaim memory: level 1 evicts cold parked KV, 2 all unused."""
         return self._run(lambda loop: reclaim(loop, MemoryPressure(level)))
 
 
 def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
-    """Evict what the pressure asks for, and end early turns. Runs on the MLX thread."""
+    """Evict by pressure and end early turns, on the MLX thread."""
     if pressure is not MemoryPressure.CALM:
         loop.end_early()
         loop.slot_kv.drop_drafts()
@@ -98,7 +104,7 @@ def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
 
 
 def _pin(slot_kv: SlotKVManager, name: str, tokens: Tokens, salt: str) -> PinnedPrefix:
-    """Park a live context that begins with the tokens first, so that there is KV to pin."""
+    """Pin tokens; a live context that begins with them is parked first."""
     _park_nearest(slot_kv, tokens, salt)
     known = slot_kv.lookup.kept(tokens, salt, slot_kv.slots[0])
     return _add_pin(slot_kv, PinnedPrefixName(name, known.keys, known.position, time.monotonic()))

@@ -1,4 +1,4 @@
-"""Engine core: one thread that owns MLX, fed through an inbox, answering with events.
+"""Engine core: the thread that owns MLX, with inbox and events.
 
 Load, inference, evaluation and saving of arrays happen on this thread and nowhere else.
 """
@@ -31,6 +31,7 @@ from mlxstack.core.errors import (
     InvalidSlot,
     Loading,
     SetupError,
+    StackError,
     describe_error,
 )
 from mlxstack.core.kv_transfer import RemoteKV
@@ -42,7 +43,15 @@ from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.draft_model import DraftModel
-from mlxstack.engine.device_memory import DeviceMemory, memory_plan
+from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
+from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.engine.distributed.mirrors import (
+    MirroredContext,
+    MirroredPrefixCache,
+    MirroredRunner,
+    MirroredStore,
+)
+from mlxstack.engine.distributed.wire import Agreement
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.kv_exchange import KVExchange
 from mlxstack.engine.kv.park import BackgroundSteps
@@ -72,11 +81,11 @@ T = TypeVar("T")
 Message = Callable[[], None]
 
 MOST_FAILURES = 3
-"""Failed steps in a row after which the engine itself counts as broken."""
+"""Failed steps in a row until the engine itself is broken."""
 LOADING_S = 0.05
-"""Seconds without a message after which an engine that only waits for KV looks at deadlines."""
+"""Seconds without messages between deadline checks while only KV loads."""
 QUIET_S = 2.0
-"""Seconds without a message after which the idle engine checks its prefix index."""
+"""Idle seconds without messages until the prefix index is checked."""
 
 
 class EngineCore:
@@ -84,6 +93,7 @@ class EngineCore:
 
     The KV budget is a share of `memory_bytes`, by default of this computer or MLX_STACK_MEMORY.
     Saved contexts of agents are recorded in `manifests`; `remote` has KV of other services.
+    `ranks` are those of a model that several machines compute together.
     """
 
     def __init__(
@@ -95,6 +105,7 @@ class EngineCore:
         memory_bytes: int | None = None,
         manifests: AgentManifestStore | None = None,
         remote: RemoteKV | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         self._preset = preset
         here = this_memory(os.environ) if memory_bytes is None else memory_of(memory_bytes)
@@ -104,6 +115,7 @@ class EngineCore:
         self._slot_files = slot_files
         self._manifests = manifests
         self._remote = remote
+        self._ranks = ranks
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._snapshot = Snapshot()
@@ -122,12 +134,14 @@ class EngineCore:
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
-        """Load the model on the MLX thread. The future raises SetupError when that fails."""
+        """Load the model on the MLX thread. The future raises SetupError."""
+        if self._ranks is not None:
+            self._ranks.on_lost = self._fail_load
         self._thread.start()
         return self._loaded
 
     def submit(self, request: Request) -> None:
-        """Admit a request. Its events come through `deliver`, the last one finished or failed."""
+        """Admit a request; `deliver` gets its events, finished or failed last."""
         self._post(lambda: self._turns.submit(request))
 
     def begin_early(self, request: Request, after: str) -> None:
@@ -144,7 +158,7 @@ class EngineCore:
         self._post(lambda: self._turns.cancel(request_id))
 
     def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
-        """Save, restore or erase a slot once it is idle. The future raises StackErrors."""
+        """Save, restore or erase an idle slot. The future raises StackErrors."""
         future: Future[SlotCommandResult] = Future()
         if not 0 <= act.slot < self._preset.slots.count:
             future.set_exception(InvalidSlot(act.slot, self._preset.slots.count))
@@ -162,23 +176,23 @@ class EngineCore:
         return self._begin(lambda done: copy_outcome(self._archive.gc.collect(wanted), done))
 
     def match_kv(self, tokens: tuple[int, ...], salt: str) -> Future[int]:
-        """How many of the first tokens are cached."""
+        """Number of cached tokens at the prompt's start."""
         return self._do(lambda _: self._exchange.match(tokens, salt))
 
     def export_kv(self, tokens: tuple[int, ...], salt: str) -> Future[Manifest]:
-        """Write the cached KV of the first tokens to disk. The future raises StackErrors."""
+        """Write the first tokens' cached KV to disk. The future raises StackErrors."""
         return self._begin(lambda done: self._exchange.export(tokens, salt, done))
 
     def import_kv(self, manifest: Manifest) -> Future[int]:
-        """Use KV files that another service sent; how many tokens. The future raises Damaged."""
+        """Import KV files of a service; their tokens. The future raises Damaged."""
         return self._begin(lambda done: self._exchange.adopt(manifest, done))
 
     def reserve_disk(self, n_bytes: int) -> Future[GCResult]:
-        """Make room for files of another service. The future raises DiskFull or Busy."""
+        """Make room for a service's files. The future raises DiskFull, Busy."""
         return self._begin(lambda done: copy_outcome(self._archive.gc.reserve(n_bytes), done))
 
     def after_writes(self) -> Future[None]:
-        """Wait until all that was to be written by now is on disk, or has failed."""
+        """Wait until all pending writes are on disk, or have failed."""
         return self._begin(lambda done: copy_outcome(self._archive.after_writes(), done))
 
     def snapshot(self) -> Snapshot:
@@ -186,18 +200,28 @@ class EngineCore:
         return self._snapshot
 
     def stalled_s(self) -> float:
-        """Watchdog: seconds without a finished step while there is work; 0 when idle."""
+        """Watchdog: seconds without a finished step despite work; 0 when idle."""
         return time.monotonic() - self._turned_at if self._has_work else 0.0
 
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the thread runs, and all other ranks do."""
+        return self._thread.is_alive() and not self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Reason why another rank was lost; empty while none was."""
+        return self._ranks.lost if self._ranks is not None else ""
 
     def stop(self, drain_s: float) -> Future[None]:
-        """Let running requests finish for at most `drain_s` seconds, then end the thread."""
+        """Drain requests for at most `drain_s` seconds, then end the thread."""
         if self._thread.ident is None and not self._stopped.done():
             self._stopped.set_result(None)
         until = time.monotonic() + drain_s
+        if self.trouble:
+            # The thread may wait for another rank for ever.
+            gone: Future[None] = Future()
+            gone.set_result(None)
+            return gone
 
         def begin() -> None:
             self._drain_until = until
@@ -244,6 +268,11 @@ class EngineCore:
         if self._stopped.done():
             self._fail_owed()
 
+    def _fail_load(self, error: StackError) -> None:
+        """Fail a load that may wait for a lost rank; no-op later."""
+        with suppress(InvalidStateError):
+            self._loaded.set_exception(error)
+
     def _fail_owed(self) -> None:
         """Fail all open futures of an engine that has ended."""
         for future in tuple(self._owed):
@@ -261,6 +290,8 @@ class EngineCore:
             self._live()
         finally:
             self._unload()
+            if self._ranks is not None:
+                self._ranks.end()
             # Without this MLX aborts the process at exit: its stream threads are still running.
             mx.clear_streams()
             self._stopped.set_result(None)
@@ -281,48 +312,52 @@ class EngineCore:
             facts = self._load()
         except Exception as error:
             device.clear_traceback_frames(error)
-            self._loaded.set_exception(error)
+            with suppress(InvalidStateError):
+                self._loaded.set_exception(error)
             return
-        self._loaded.set_result(facts)
+        with suppress(InvalidStateError):
+            self._loaded.set_result(facts)
         try:
             self._serve()
-            self._turns.slot_kv.park_all()
+            if not self.trouble:
+                self._turns.slot_kv.park_all()
         finally:
             self._archive.close()
 
     def _load(self) -> ModelFacts:
         preset = self._preset
-        loaded = loader.load(preset.model, preset.kv)
+        world = self._ranks.open(preset) if self._ranks is not None else None
+        loaded = loader.load(preset.model, preset.kv, world)
         maker = CacheFactory(loaded.model, preset.kv)
         log.info("trying how %s decodes and rewinds", preset.model.id)
         self._device_memory.apply()
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
         # Its random KV is as long as the model's windows.
         device.release()
-        facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
+        n_ranks = self._ranks.size if self._ranks is not None else 1
+        identity = loader.kv_identity(loaded.facts.identity, verdict.kv, preset.kv, size=n_ranks)
+        facts = replace(loaded.facts, identity=identity)
         self.tokenizer = loaded.tokenizer
         draft_model, n_draft_bytes = self._load_draft(loaded, verdict)
         key = facts.identity.key()
         needs = replace(facts, n_bytes=facts.n_bytes + n_draft_bytes)
         plan = memory_plan(preset, needs, self._memory, self._device_memory.limits())
-        memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
-        self._archive = DiskTier(
-            self._store, self._slot_files, memory, key, self._post, self._manifests
-        )
+        bytes_per_token = kv_bytes_per_token(ModelRunner(loaded.model), maker)
+        if self._ranks is not None:
+            agreement = Agreement(loaded.facts.identity, verdict, bytes_per_token)
+            plan = self._ranks.agree(agreement, plan)
+        memory, slots, runner, store = self._parts(loaded.model, verdict, maker, key, plan)
+        self._archive = DiskTier(store, self._slot_files, memory, key, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
-        slots = [SlotContext(maker) for _ in range(preset.slots.count)]
         pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
-        runner = ModelRunner(
-            loaded.model, is_batching=verdict.is_batching, is_ragged=verdict.is_ragged
-        )
         slot_kv = SlotKVManager(
             slots,
             memory,
             self._archive,
             pieces,
             preset.agents.persist,
-            kv_bytes_per_token(runner, maker),
+            bytes_per_token,
             plan.array_limit,
             _sharing(preset, runner, maker) if verdict.can_share else NO_SHARING,
         )
@@ -331,9 +366,8 @@ class EngineCore:
         is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
         costs = measure_widths(runner, maker) if is_drafting else UNMEASURED
         batch = Batch(runner, costs, draft_model, limits.pace)
-        remote = None
-        if self._remote is not None:
-            remote = RemotePrefill(self._remote, self._exchange, self._post)
+        kv, post = self._exchange, self._post
+        remote = RemotePrefill(self._remote, kv, post) if self._remote is not None else None
         self._turns = EngineLoop(
             batch,
             slot_kv,
@@ -350,10 +384,32 @@ class EngineCore:
         self._publish()
         return facts
 
+    def _parts(
+        self,
+        model: Any,
+        check: BatchingCheck,
+        maker: CacheFactory,
+        key: str,
+        plan: MemoryPlan,
+    ) -> tuple[PrefixCache, list[SlotContext], ModelRunner, KVStore]:
+        """Prefix cache, contexts, runner and store, mirrored on other ranks."""
+        spec, budget, ranks = self._preset.prefix_cache, plan.kv_budget, self._ranks
+        each, start = range(self._preset.slots.count), maker.quantized_start
+        if ranks is None:
+            runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+            cache = PrefixCache(key, spec, budget, start)
+            return cache, [SlotContext(maker) for _ in each], runner, self._store
+        return (
+            MirroredPrefixCache(ranks, key, spec, budget, start),
+            [MirroredContext(maker, ranks) for _ in each],
+            MirroredRunner(model, ranks, is_batching=check.is_batching, is_ragged=check.is_ragged),
+            MirroredStore(self._store, ranks),
+        )
+
     def _load_draft(
         self, loaded: LoadedModel, verdict: BatchingCheck
     ) -> tuple[DraftModel | None, int]:
-        """The draft model of the preset, if any, and the bytes of its weights."""
+        """Draft model of the preset, if any, and bytes of its weights."""
         spec = self._preset.model
         if spec.draft is None:
             return None, 0
@@ -370,10 +426,12 @@ class EngineCore:
 
     def _serve(self) -> None:
         n_failures = 0
-        while not self._is_done():
+        while not (self.trouble or self._is_done()):
             try:
                 self._listen()
                 self._turns.step(self._tell)
+                if self._ranks is not None:
+                    self._ranks.flush()
                 n_failures = 0
             except Exception as error:
                 n_failures += 1
@@ -383,6 +441,9 @@ class EngineCore:
                 if n_failures >= MOST_FAILURES:
                     raise
             self._publish()
+        if self.trouble:
+            self._turns.end_all(Broken(self.trouble))
+            self._turns.flush(self._tell)
 
     def _listen(self) -> None:
         """Handle all messages; wait for one when there is nothing to do."""
@@ -435,8 +496,12 @@ class EngineCore:
     def _publish(self) -> None:
         self._turned_at = time.monotonic()
         self._has_work = self._is_busy or not self._inbox.empty()
+        now, ranks = self._turns.snapshot(), self._ranks
+        if ranks is not None:
+            sent = replace(now.counters, n_rank_records=ranks.n_records, n_rank_bytes=ranks.n_bytes)
+            now = replace(now, counters=sent)
         self._snapshot = replace(
-            self._turns.snapshot(),
+            now,
             is_batching=self._verdict.is_batching and self._preset.batch.enabled,
             why_not_batching=self._verdict.why_not,
             kv_budget_bytes=self._turns.slot_kv.memory.budget,
@@ -446,14 +511,8 @@ class EngineCore:
 
 
 def _sharing(preset: Preset, runner: ModelRunner, maker: CacheFactory) -> LiveSharing:
-    """When live contexts share a prefix: where attention was measured to be no slower."""
+    """Live sharing from the prefix length where attention is no slower."""
     spec = preset.prefix_cache
     if not spec.enabled or spec.live_sharing is LiveSharingMode.OFF:
         return NO_SHARING
     return LiveSharing(spec.block_size, least_shared(measure_sharing(runner, maker)))
-
-
-def _identity(facts: ModelFacts, verdict: BatchingCheck, preset: Preset) -> Any:
-    kv = preset.kv
-    precision = f"{kv.bits}/{kv.group_size}@{kv.quantized_start}" if kv.bits < 16 else "16"
-    return replace(facts.identity, kv=f"{precision} {verdict.kv}")

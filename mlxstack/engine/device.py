@@ -22,33 +22,39 @@ from threading import Lock
 import mlx.core as mx
 
 MIN_BOUND = 32 * 2**20
-"""Bytes; MLX's own limit on a CPU. Less is not worth the allocations that follow."""
+"""Minimum limit of the buffer cache; MLX's own on a CPU.
+
+Less is not worth the allocations that follow.
+"""
 
 LOADING = Lock()
-"""Held while MLX reads from a Python object; waiting for it releases the GIL."""
+"""Lock while MLX reads a Python object; waiting releases the GIL."""
 
 
 def synchronize() -> None:
-    """Wait until no kernel runs. A computation that failed was reported where it was asked for."""
+    """Wait for all kernels; a failed computation was reported before."""
     with suppress(RuntimeError):
         mx.synchronize()
 
 
 def release() -> None:
-    """Empty the cache. MLX thread only: a buffer may be freed only when no kernel uses it."""
+    """Empty MLX's buffer cache, on the MLX thread between kernels.
+
+    A buffer may be freed only when no kernel uses it.
+    """
     synchronize()
     with LOADING:
         mx.clear_cache()
 
 
 def active_bytes() -> int:
-    """Bytes of all arrays in use, MLX's cached buffers not among them. Thread-safe."""
+    """Bytes of all arrays in use, without cached buffers. Thread-safe."""
     gc.collect()
     return int(mx.get_active_memory())
 
 
 def clear_traceback_frames(error: BaseException | None) -> None:
-    """Clear traceback frames, so that a stored exception keeps no MLX arrays alive."""
+    """Clear traceback frames, so that stored exceptions keep no arrays."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -60,7 +66,7 @@ def has_gpu() -> bool:
 
 
 def told() -> dict[str, object]:
-    """Kind and name of the device, and its recommended working set in bytes; 0: none.
+    """Device kind, name and recommended working set in bytes; 0: none.
 
     Metal recommends less than the memory of the computer.
     """

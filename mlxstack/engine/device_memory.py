@@ -1,4 +1,4 @@
-"""Memory limits of MLX while a model is loaded, on a device that recommends a working set.
+"""Memory limits of MLX for a model, within the recommended working set.
 
 Metal ends the process when it runs out of memory, so the limits must hold before that. A CPU
 recommends nothing: there every limit stays as it is.
@@ -33,11 +33,11 @@ from mlxstack.policy.workspace import peak_score_bytes, score_bytes, workspace_b
 log = logging.getLogger(__name__)
 
 MIN_BUDGET = 64 * 2**20
-"""Bytes of KV that `auto` gives at least, where weights alone exceed what the planner allows."""
+"""Minimum KV bytes of `auto`, where weights exceed the plan."""
 
 
 class DeviceLimits(Struct, frozen=True):
-    """Bytes: the cache of freed buffers, and all arrays together; 0 where there is no limit."""
+    """Limits in bytes: cached buffers, and all arrays; 0: unlimited."""
 
     cache_bytes: int = 0
     array_bytes: int = 0
@@ -63,7 +63,7 @@ class DeviceMemory:
         return DeviceLimits(buffer_cache_limit(working_set), memory_limit(working_set))
 
     def apply(self) -> None:
-        """Set the limits of MLX, and keep weights resident while the model is idle."""
+        """Set MLX's limits, and keep weights resident while idle."""
         limits = self.limits()
         if not limits.array_bytes or self._previous is not None:
             return
@@ -74,7 +74,7 @@ class DeviceMemory:
         )
 
     def restore(self) -> None:
-        """Set the limits as they were before `apply`; no computation may be in flight."""
+        """Restore the limits from before `apply`, with no computation in flight."""
         device.synchronize()
         if self._previous is None:
             return
@@ -133,7 +133,7 @@ def memory_plan(
 
 
 def _shape(config: dict[str, Any]) -> ModelShape | None:
-    """The shape as the planner sees it; None for a model that it cannot build."""
+    """Shape as the planner sees it; None for an unknown model."""
     try:
         return shape_of_config(config)
     except Unsupported as why:

@@ -1,4 +1,4 @@
-"""Early turns: expected next prompts, computed in idle slots. Runs on the MLX thread."""
+"""Early turns: prefill of expected prompts in idle slots. MLX thread only."""
 
 import time
 from array import array
@@ -27,7 +27,7 @@ MOST_HISTORIES = 2 * MOST_AGENTS
 
 
 class EarlyPrompt:
-    """An expected prompt, computed from `start` to `end`; `version` is that of its context."""
+    """Expected prompt, prefilled from `start` to `end` of context `version`."""
 
     def __init__(self, request: Request, version: int) -> None:
         self.request = request
@@ -61,7 +61,7 @@ class EarlyPrefill:
         return self._prompts[slot].version == self._slot_kv.slots[slot].version
 
     def prepare(self, slot: int) -> int | None:
-        """Find the cached beginning; its length, or None if the rest is not worth computing."""
+        """Find the cached prefix; its length, None for a worthless rest."""
         prompt, context = self._prompts[slot], self._slot_kv.slots[slot]
         request = prompt.request
         plan, _ = self._slot_kv.plan(request, slot, may_read=False)
@@ -77,7 +77,7 @@ class EarlyPrefill:
         return plan.position
 
     def compute(self, slot: int, n_tokens: int, idle: Sequence[int]) -> int:
-        """Compute a chunk; the position after it. `idle` slots may be parked for room."""
+        """Prefill a chunk; the new position. `idle` slots may be parked."""
         prompt, context = self._prompts[slot], self._slot_kv.slots[slot]
         request, start = prompt.request, len(context)
         self._slot_kv.admit_growth(context, self._slot_kv.need(request), idle)
@@ -121,7 +121,7 @@ class EarlyPrefill:
         return use
 
     def _history(self, request: Request) -> EarlyHistory:
-        """History of the agent; a new one begins with that of its client."""
+        """History of the agent; a new one starts with its client's."""
         known = self._histories.get(("agent", _name(request)))
         return first_history(self._client_history(request)) if known is None else known
 

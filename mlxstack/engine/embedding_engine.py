@@ -1,4 +1,4 @@
-"""The engine of an embedding preset: one thread that owns MLX and turns texts into vectors.
+"""Embedding engine: one thread that owns MLX and embeds texts.
 
 A text's vector is the hidden state of its last token, as Qwen3-Embedding and other embedders
 made of language models are trained: https://huggingface.co/Qwen/Qwen3-Embedding-0.6B
@@ -46,7 +46,7 @@ class EmbeddingEngine:
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
-        """Load the model on the MLX thread. The future raises SetupError when that fails."""
+        """Load the model on the MLX thread. The future raises SetupError."""
         self._thread.start()
         return self._loaded
 
@@ -72,6 +72,11 @@ class EmbeddingEngine:
     def stalled_s(self) -> float:
         """Seconds since the texts at work were taken up; 0 when idle."""
         return 0.0 if self._began is None else time.monotonic() - self._began
+
+    @property
+    def trouble(self) -> str:
+        """As `EngineCore.trouble`: no other rank takes part."""
+        return ""
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""
@@ -126,7 +131,7 @@ def embed(runner: ModelRunner, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
 
 
 def batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of texts that go through the model together: of like length, at most MOST_TOKENS."""
+    """Batches of text indices by similar length, at most MOST_TOKENS each."""
     made: list[list[int]] = []
     for at in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         if not made or (len(made[-1]) + 1) * lengths[at] > MOST_TOKENS:
@@ -136,7 +141,7 @@ def batches(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _pooled(runner: ModelRunner, texts: Sequence[Tokens]) -> list[bytes]:
-    """Attention is causal: what is padded on the right changes nothing before it."""
+    """Hidden states of the last tokens; causal attention ignores right padding."""
     longest = max(len(text) for text in texts)
     padded = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
     states: Any = runner.hidden_states(padded)

@@ -1,4 +1,4 @@
-"""Remote prefill: KV of a prompt from another service, while other slots go on."""
+"""Remote prefill: KV of a prompt from a peer, beside other slots."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Ready = Callable[[], None]
 
 
 class RemotePrefill:
-    """Asks `remote` for KV of prompts. Runs on the MLX thread, on which `post` runs functions."""
+    """Fetches KV of prompts through `remote`. MLX thread only, by `post`."""
 
     def __init__(self, remote: RemoteKV, exchange: KVExchange, post: CallSoon) -> None:
         self._remote = remote
@@ -34,7 +34,7 @@ class RemotePrefill:
         token_bytes: int,
         ready: Ready,
     ) -> bool:
-        """Whether another service is asked. `ready` is called when the slot need not wait longer.
+        """Ask a peer; False if none is asked. `ready` ends the wait.
 
         It is called again when fetched KV is here while the prompt is computed.
         """
@@ -62,7 +62,7 @@ class RemotePrefill:
         return cancel is not None
 
     def end(self, request_id: str) -> None:
-        """Cancel what is still asked for a request; no-op if nothing is."""
+        """Cancel the pending fetch of a request, if any."""
         cancel = self._cancels.pop(request_id, None)
         if cancel is not None:
             cancel()

@@ -29,7 +29,7 @@ class RequestState:
         self.drafter: Drafter | None = None
 
     def choose(self, token: int, now: float, n_ctx: int) -> FinishReason | None:
-        """Count a sampled token; the finish reason if it is the request's last.
+        """Count a sampled token; the finish reason if it was the last.
 
         `n_ctx` tokens fit the slot, prompt and answer together.
         """
@@ -62,7 +62,7 @@ class RequestState:
 
 
 def queued_request_of(request: Request, n_bytes: int) -> QueuedRequest:
-    """The request as the scheduler sees it, with `n_bytes` of expected live KV."""
+    """Request for the scheduler, with `n_bytes` of expected live KV."""
     return QueuedRequest(
         request=request.id,
         n_prompt=len(request.tokens),

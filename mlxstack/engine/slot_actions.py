@@ -1,4 +1,4 @@
-"""Slot actions: saves, restores and erases slots, each when its slot is idle."""
+"""Slot actions: save, restore and erase idle slots."""
 
 import itertools
 import logging
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class SlotActionRunner:
-    """Belongs to the MLX thread. `publish` makes the new state visible before the answer."""
+    """Runs slot actions. MLX thread only; `publish` precedes each answer."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class SlotActionRunner:
         self._ids = (f"action-{n}" for n in itertools.count())
 
     def run(self, act: SlotCommand, future: "Future[SlotCommandResult]") -> None:
-        """Do it as soon as the slot is idle; the future gets the result or the StackError."""
+        """Run once the slot is idle; the future raises StackErrors."""
 
         def lost(error: StackError) -> None:
             if future.set_running_or_notify_cancel():

@@ -52,7 +52,7 @@ class EngineStats:
         self.count(n_early_tokens=n_tokens, n_model_calls=1)
 
     def decoded(self, seconds: float, n_tokens: int, plain_share: float = 1.0) -> None:
-        """A decode step was scheduled or read; it is over once tokens came out.
+        """Time decode steps, scheduled or read; one ends with its tokens.
 
         Without drafts it takes `plain_share` of the seconds. Prefill chunks are sized by that:
         drafts leave room for them, not they for drafts.
@@ -97,11 +97,11 @@ class EngineStats:
             self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
 
     def saved_s(self, n_cached: int) -> float:
-        """Seconds of prefill that reusing so many tokens saved, at the measured speed."""
+        """Prefill seconds saved by reused tokens, at the measured speed."""
         return self.expected_s(0, n_cached)
 
     def expected_s(self, start: int, n_tokens: int) -> float:
-        """Seconds of prefill from position `start` on, at the measured speed; 0 if unknown."""
+        """Prefill seconds from position `start`, as measured; 0 if unknown."""
         return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, start, n_tokens)
 
 
@@ -113,7 +113,7 @@ def build_snapshot(
     n_ctx: int,
     turn: int,
 ) -> Snapshot:
-    """Build the snapshot; `shown` maps each slot to its current or last request."""
+    """Build the snapshot; `shown` are each slot's current or last requests."""
     now = time.monotonic()
     left = {e.slot: e.n_prompt - 1 - e.position for e in state.early if e.position is not None}
     views = tuple(

@@ -1,4 +1,4 @@
-"""One engine step: schedule, decode a token per running slot, prefill a chunk, deliver.
+"""Engine step: schedule, decode, prefill a chunk, deliver events.
 
 No thread and no queue here: `EngineLoop` is driven by `engine.core`, and by tests directly.
 """
@@ -61,12 +61,11 @@ from mlxstack.policy.scheduler_state import (
 log = logging.getLogger(__name__)
 
 GROWTH_EVERY, GROWTH_EVERY_DRAFTING = 64, 8
-"""Steps between two checks that the device has room for the rows to grow; with drafts a row grows
-by up to 17 tokens per step."""
+"""Steps between memory checks for growing rows; drafts add up to 17 tokens."""
 GROWTH = 256
-"""Tokens that are admitted ahead per row: the step by which mlx-lm's caches grow."""
+"""Tokens admitted ahead per row: the growth of mlx-lm's caches."""
 MOST_LOADS = 3
-"""Disk reads per request; after them it starts from the KV in memory."""
+"""Maximum disk reads per request; then it starts from memory."""
 
 Events = tuple[Event, ...]
 Deliver = Callable[[Events], None]
@@ -75,7 +74,7 @@ OnLost = Callable[[StackError], None]
 
 
 class EngineLoop:
-    """State of a serving engine: scheduler, contexts, batch. Owned by one thread, without locks.
+    """Serving engine: scheduler, contexts, batch. One thread, no locks.
 
     MLX's cache of freed buffers is emptied at the end of a step when it exceeds
     `max_cached_bytes`.
@@ -117,18 +116,18 @@ class EngineLoop:
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model that drafts for rows, None where there is none or it broke."""
+        """Draft model for rows; None without one, or after a failure."""
         model = self.batch.draft_model
         return None if model is None or model.is_broken else model.name
 
     @property
     def has_early_turn(self) -> bool:
-        """Whether the next turn of an agent can be begun now, while there is no other work."""
+        """Whether an early turn can begin now, without other work."""
         return may_compute_early(self._state)
 
     @property
     def is_only_loading(self) -> bool:
-        """Whether every request with a slot waits for KV from disk or from another service."""
+        """Whether all requests with slots wait for KV to arrive."""
         states = {slot.state for slot in self._state.slots}
         is_computing = states & {SlotState.PREFILLING, SlotState.RUNNING}
         return SlotState.LOADING in states and not (is_computing or self.batch.is_busy)
@@ -155,7 +154,7 @@ class EngineLoop:
         self._state = scheduler_state.enqueue(self._state, queued)
 
     def begin_early(self, request: Request, after: str) -> None:
-        """Compute the expected next prompt of the request `after` in its slot, while it is idle.
+        """Begin an early turn after the request `after`, in its idle slot.
 
         Nothing happens when the slot has been used since.
         """
@@ -184,7 +183,7 @@ class EngineLoop:
     def when_idle(
         self, action_id: str, slot: int, work: Work, on_lost: OnLost | None = None
     ) -> None:
-        """Call `work` with the slot's context once the slot is idle, and hold the slot.
+        """Call `work` with the idle slot's context, and hold the slot.
 
         `release` or `renew` ends the action. If the context is cleared by an error before the
         action begins, only `on_lost` is called, where there is one.
@@ -210,7 +209,7 @@ class EngineLoop:
         return (last.request.agent or last.request.display_name) if last else None
 
     def step(self, deliver: Deliver) -> None:
-        """Run one step. Events are delivered before a prefill chunk, and at the end."""
+        """Run a step; events are delivered before prefill and at the end."""
         self._n_steps += 1
         self._schedule()
         self._state, chunk = next_prefill_chunk(self._state, self.ledger.speed, self._limits.pace)
@@ -235,7 +234,7 @@ class EngineLoop:
         self.slot_kv.maintain(self._n_steps, scheduler_state.idle_slots(self._state))
 
     def release_buffers(self) -> None:
-        """Empty MLX's buffer cache once no step is in flight; its tokens are received."""
+        """Empty MLX's buffer cache, with no step in flight."""
         self._decode(self.batch.sync)
         device.release()
 
@@ -251,7 +250,7 @@ class EngineLoop:
             self._end(live, RequestFailed(live.request.id, error))
 
     def fail_all(self, error: StackError) -> None:
-        """Fail every request with this error and clear its slot; other slots stay."""
+        """Fail every request with an error; other slots stay."""
         self.end_early()
         self.batch.reset()
         for request_id in list(self._live):
@@ -286,7 +285,9 @@ class EngineLoop:
     def _schedule(self) -> None:
         now = time.monotonic()
         shared, promised = self._matches.shared, self._matches.promised
-        self._state, actions = schedule(self._state, now, self._limits, shared, promised)
+        self._state, actions = schedule(
+            self._state, now, self._limits, shared, promised, self._saved_bytes
+        )
         for action in actions:
             if isinstance(action, AssignSlot):
                 self._guard(
@@ -301,6 +302,18 @@ class EngineLoop:
                 work, _ = self._works.pop(action.action.id)
                 work(self.slots[action.action.slot])
 
+    def _saved_bytes(self, request_id: str, slot: int) -> int:
+        """Bytes of KV that sharing saves with this request in the slot.
+
+        A slot that waits for another service may share less in the end: nothing counts.
+        """
+        if self._remote is not None:
+            return 0
+        active = [
+            one.slot for one in self._live.values() if one.is_assigned and one.slot is not None
+        ]
+        return self.slot_kv.saved_bytes(active, self._live[request_id].request, slot)
+
     def _assign_slot(self, queued: QueuedRequest, slot: int) -> None:
         live = self._live[queued.request]
         live.slot, live.seated_at = slot, time.monotonic()
@@ -309,7 +322,7 @@ class EngineLoop:
         self._prepare_slot(live, slot)
 
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
-        """Reuse known KV; KV on disk is read first, while other slots go on."""
+        """Reuse known KV; disk reads come first, beside other slots."""
         may_read = live.n_loads < MOST_LOADS
         plan, miss = self.slot_kv.plan(live.request, slot, may_read=may_read)
         if self._is_fetching(live, slot, plan.position) or self._is_loading(live, slot, plan):
@@ -340,7 +353,7 @@ class EngineLoop:
         return True
 
     def _is_fetching(self, live: RequestState, slot: int, n_here: int) -> bool:
-        """Whether the slot waits for another service from now on, which is asked once."""
+        """Whether the slot now waits for a peer, asked once."""
         if self._remote is None or live.is_fetched:
             return False
         live.is_fetched = True
@@ -360,7 +373,7 @@ class EngineLoop:
             self._guard(request_id, partial(go_on, live, slot))
 
     def _kv_fetched(self, request_id: str, slot: int) -> None:
-        """KV of another service is here, or will not come while the slot waits."""
+        """Handle KV of a peer, or its absence while waiting."""
         live = self._live.get(request_id)
         if live is not None and self._state.slot(slot).state is SlotState.PREFILLING:
             self._guard(request_id, partial(self._switch, live, slot))
@@ -372,7 +385,7 @@ class EngineLoop:
             self._remote.end(live.request.id)
 
     def _switch(self, live: RequestState, slot: int) -> None:
-        """Go on from fetched KV where that is a block further than the prefill here."""
+        """Continue from fetched KV where it is a block ahead."""
         plan, _ = self.slot_kv.plan(live.request, slot, may_read=live.n_loads < MOST_LOADS)
         n_gained = plan.position - len(self.slots[slot])
         if n_gained < self._limits.pace.block or self._is_loading(live, slot, plan):
@@ -400,7 +413,7 @@ class EngineLoop:
         self._advance(live, len(context))
 
     def _prefill_draft(self, deliver: Deliver) -> None:
-        """Compute a chunk of the draft model's context of a row, within the bound of a stall."""
+        """Prefill a chunk of a row's draft model, within the stall bound."""
         model = self.batch.draft_model
         if model is None:
             return
@@ -415,7 +428,7 @@ class EngineLoop:
             self.slot_kv.note_growth()
 
     def _compute_early(self, chunk: EarlyChunk) -> None:
-        """Compute a chunk of an early turn; an exception ends it, and fails no request."""
+        """Prefill a chunk of an early turn; exceptions end only it."""
         turn = chunk.turn
         if self.slot_kv.is_storing(turn.slot):
             return
@@ -458,7 +471,7 @@ class EngineLoop:
             self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[RowToken]]) -> None:
-        """Run or collect a step; an exception fails its rows, not the service."""
+        """Run or collect a step; an exception fails only its rows."""
         if not self.batch.is_busy:
             return
         began = time.perf_counter()
@@ -476,7 +489,7 @@ class EngineLoop:
             self._break([row.slot], reason)
 
     def _admit_growth(self) -> None:
-        """Fail rows that the device has no room to decode on: Metal would end the process."""
+        """Fail rows without device memory: Metal would end the process."""
         for row in tuple(self.batch.rows):
             queued = self._state.slot(row.slot).queued
             assert queued is not None
@@ -522,7 +535,7 @@ class EngineLoop:
         self._emit(last)
 
     def _keep(self, slot: int) -> None:
-        """Store the context of a finished request; an error does not fail the request."""
+        """Store a finished request's context; an error is only logged."""
         try:
             self.slot_kv.end_request(slot)
         except Exception as error:
@@ -545,7 +558,7 @@ class EngineLoop:
                 self._fail(queued.request, error)
 
     def _log(self, request_id: str, error: Exception) -> None:
-        """Log an error that the client cannot act on, with its traceback and the request id."""
+        """Log an internal error with its traceback and request id."""
         if not isinstance(error, StackError) or isinstance(error, Broken):
             request = self._live[request_id].request.request_id or request_id
             log.error("request %s failed in the engine: %s", request, error, exc_info=error)
@@ -557,7 +570,7 @@ class EngineLoop:
         self._end(live, RequestFailed(request_id, plain))
 
     def _clear(self, slot: int, error: StackError) -> None:
-        """Empty a broken context, and tell the slot actions that were to save it."""
+        """Empty a broken context, and notify slot actions that need it."""
         self.slots[slot].clear()
         for pending in self._state.actions:
             _, on_lost = self._works[pending.id]

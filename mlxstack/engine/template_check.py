@@ -1,4 +1,4 @@
-"""Tries the chat template of a model in a process of its own, which a limit of CPU time ends.
+"""Checks a chat template in a child process with a CPU limit.
 
 A template is a program: one that loops for ever would keep a thread of the service for ever.
 """
@@ -18,14 +18,14 @@ from mlxstack.core.errors import SetupError
 from mlxstack.text.prompt import PromptMaker
 
 CPU_S = 10
-"""CPU seconds for the conversations by which `text.template` learns what a template takes."""
+"""CPU seconds for the probing conversations of `text.template`."""
 STALL_S = 120.0
-"""Seconds for the whole process, which may have to wait for a slow disk."""
+"""Seconds for the whole process, slow disks included."""
 READ = frozenset({".json", ".jinja"})
 
 
 def check_template(folder: Path) -> None:
-    """Raise SetupError when the chat template of a model folder does not come to its end.
+    """Raise SetupError when a model's chat template does not terminate.
 
     Whatever else is wrong with it is reported by the load.
     """
@@ -35,7 +35,7 @@ def check_template(folder: Path) -> None:
 
 @lru_cache(maxsize=64)
 def _check(folder: Path, _files: tuple[tuple[str, int], ...]) -> None:
-    """Check once for each state of the files; a refusal is not cached."""
+    """Check once per state of the files; refusals are not cached."""
     command = [sys.executable, "-m", __spec__.name, str(folder), str(CPU_S)]
     nothing = subprocess.DEVNULL
     try:

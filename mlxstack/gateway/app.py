@@ -1,17 +1,16 @@
-"""ASGI application of a gateway: check, choose a member, wait for it, pass bytes through."""
+"""Gateway's ASGI application: checks requests, and forwards them to members."""
 
-from collections import OrderedDict
-from pathlib import Path
+from functools import cache, partial
 from typing import Any, cast
 from urllib.parse import parse_qs
 
 import msgspec
-from litestar.connection import ASGIConnection
 from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import guards
 from mlxstack.api.guards import request_id
+from mlxstack.api.host_rules import host_rules
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.swap_middleware import (
     READING,
@@ -25,15 +24,14 @@ from mlxstack.api.swap_middleware import (
     refuse,
 )
 from mlxstack.core.errors import Broken, Busy, Loading, StackError, UnknownModel
+from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.listing import is_own, own_app
 from mlxstack.gateway.members import MemberGate, Members
-from mlxstack.gateway.spec import GatewaySpec, home_of, internal_key, names_of
+from mlxstack.gateway.spec import GatewaySpec, internal_key, names_of
 from mlxstack.gateway.upstream import MemberLost
-from mlxstack.store.agent_folder_name import folder_of, is_agent
 
 AGENTS = "/v1/agents/"
 AGENT_HEADER = b"x-mlx-stack-agent"
-MOST_AGENTS = 10_000
 MOST_WAITING = 256
 MOST_SENT = 2
 """Times that a request is sent whose member ended before it answered."""
@@ -52,23 +50,18 @@ class ModelField(Struct):
     name: Any = None
 
 
-class ManifestModel(Struct):
-    """The model in the manifest of an agent's KV."""
-
-    model: str = ""
-
-
 class Gateway:
     """One address for all members: an ASGI application."""
 
     def __init__(self, spec: GatewaySpec, members: Members) -> None:
         self._spec, self._members = spec, members
-        self._own = cast(App, own_app(spec, members))
-        self._check_host = guards.host_check(spec.server)
+        self._agents = AgentMembers(spec)
+        self._own = cast(App, own_app(spec, members, self._agents))
+        self._check_host = host_rules(spec.server)
         self._check_key = guards.key_check(spec.server, dialect_of)
         self._waiting: set[WaitingRequest] = set()
-        self._agents: OrderedDict[str, str] = OrderedDict()
         self._names = names_of(spec)
+        self._internal_key = cache(partial(internal_key, spec.secret))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -79,9 +72,10 @@ class Gateway:
             return
         response = RelayedResponse(send)
         try:
-            connection: Any = ASGIConnection(cast(HTTPScope, scope))
-            self._check_host(connection)
-            key = internal_key(self._spec.secret, self._check_key(connection))
+            headers = _headers(scope)
+            peer = scope["client"][0] if scope["client"] else None
+            self._check_host(headers, peer)
+            key = self._internal_key(self._check_key(headers, scope["path"]))
             limit = self._spec.server.max_body_bytes
             request = WaitingRequest(limit, scope, receive, response)
             body = await request.read_body()
@@ -104,7 +98,7 @@ class Gateway:
         response: RelayedResponse,
         request: WaitingRequest,
     ) -> None:
-        """Pass a request on once its member is loaded, again where that ended before it answered.
+        """Forward a request to its loaded member, once more if lost.
 
         Raises Broken when it ended twice, or may have changed the history of an agent, and Busy.
         """
@@ -137,7 +131,7 @@ class Gateway:
         async def forward(scope: Scope, receive: Receive, send: Send) -> None:
             async def noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    if message["status"] == UNAVAILABLE and not await member.process.is_healthy():
+                    if message["status"] == UNAVAILABLE and not await member.process.status():
                         raise MemberLost("it does not serve its model", is_sent=False)
                     if scope["method"] == "POST":
                         self._note_agent(message, member)
@@ -148,7 +142,7 @@ class Gateway:
         return forward
 
     def _choose(self, scope: Scope, body: bytes) -> MemberGate:
-        """Member of a request by its model, its agent, or the default. Raises UnknownModel."""
+        """Member by model, agent, or default. Raises UnknownModel."""
         wanted = _named(scope) or _model(body)
         if wanted is not None:
             name = self._names.get(wanted) or self._names.get(wanted.removesuffix(LATEST))
@@ -158,27 +152,13 @@ class Gateway:
                 raise UnknownModel(f"model {wanted!r} is not served here; /v1/models lists those")
         elif scope["path"].startswith(AGENTS):
             agent = scope["path"].removeprefix(AGENTS).partition("/")[0]
-            return self._member_of(agent) or self._members.default
+            return self._members.by_name[self._agents.find(agent) or self._spec.default]
         return self._members.default
-
-    def _member_of(self, agent: str) -> MemberGate | None:
-        """Member that served an agent last: since the start, else by the KV on disk."""
-        name = self._agents.get(agent)
-        if name is None and is_agent(agent):
-            folder = home_of(self._spec).agents / folder_of(agent)
-            files = sorted(folder.glob("*/manifest.json"), key=_age, reverse=True)
-            models = (_manifest_model(file) for file in files)
-            name = next((self._names[one] for one in models if one in self._names), None)
-        return self._members.by_name[name] if name is not None else None
 
     def _note_agent(self, message: Message, member: MemberGate) -> None:
         for header, value in message["headers"]:
             if header == AGENT_HEADER:
-                agent = value.decode("latin-1")
-                self._agents[agent] = member.spec.name
-                self._agents.move_to_end(agent)
-        while len(self._agents) > MOST_AGENTS:
-            self._agents.popitem(last=False)
+                self._agents.note(value.decode("latin-1"), member.spec.name)
 
 
 async def _read(
@@ -195,12 +175,19 @@ async def _read(
 
 
 async def _break_off(scope: Scope, response: RelayedResponse, error: StackError) -> None:
-    """End a stream that began with the error; of another response the connection is closed."""
+    """End a begun stream with the error; else close the connection."""
     dialect = dialect_of(scope["path"])
     if response.media_type.startswith(dialect.stream_type):
         body = msgspec.json.encode(dialect.error_body(error, request_id(cast(HTTPScope, scope))))
         frame = dialect.error_frame(body)
         await response.send({"type": "http.response.body", "body": frame, "more_body": False})
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """Headers by lower-case name, the first of equal ones."""
+    return {
+        name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"][::-1]
+    }
 
 
 def _named(scope: Scope) -> str | None:
@@ -212,24 +199,10 @@ def _named(scope: Scope) -> str | None:
 
 
 def _model(body: bytes) -> str | None:
-    """The body's `model`, or Ollama's former `name`; None where the body is no JSON object."""
+    """The body's `model` or `name` (older Ollama); None without JSON."""
     try:
         found = msgspec.json.decode(body, type=ModelField)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     model = found.name if found.model is None else found.model
     return model if isinstance(model, str) else None
-
-
-def _age(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _manifest_model(file: Path) -> str:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=ManifestModel).model
-    except (OSError, msgspec.MsgspecError):
-        return ""

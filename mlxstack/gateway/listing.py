@@ -1,4 +1,4 @@
-"""Own answers of the gateway: health, models, metrics. None of them wakes a member."""
+"""Gateway's own responses: health, models, metrics; members stay unloaded."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -24,15 +24,17 @@ from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import UnknownModel, Unsupported
 from mlxstack.core.preset import ServiceKind
+from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.processes import json_of
-from mlxstack.gateway.spec import GatewayMember, GatewaySpec
+from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key
 
 LM_STUDIO = "/api/v0/models"
 METRICS_TYPE = "text/plain; version=0.0.4"
 
 TheMembers = NamedDependency[Members]
 TheSpec = NamedDependency[GatewaySpec]
+TheAgentMembers = NamedDependency[AgentMembers]
 
 
 @get("/", opt=PUBLIC)
@@ -55,7 +57,7 @@ async def health(members: TheMembers) -> dict[str, Any]:
 
 @get(["/v1/models", "/models"], opt=PUBLIC)
 async def list_models(members: TheMembers, spec: TheSpec) -> dict[str, Any]:
-    """List every member: loaded, or to be loaded by the first request for it."""
+    """List every member, loaded or loadable."""
     cards = await asyncio.gather(*(model_card(one, spec) for one in members.by_name.values()))
     models = [{"name": card["id"], "model": card["id"], "type": "model"} for card in cards]
     return {
@@ -109,11 +111,35 @@ async def get_lm_studio_model(members: TheMembers, name: FromPath[str]) -> dict[
     return dict(entry)
 
 
+@get("/v1/agents")
+async def list_agents(
+    request: Request[Any, Any, Any],
+    members: TheMembers,
+    spec: TheSpec,
+    agent_members: TheAgentMembers,
+) -> dict[str, Any]:
+    """List the agents of all members that run, the last used first.
+
+    One that several members know is shown by the member that served it last.
+    """
+    key = internal_key(spec.secret, request.state.get("key"))
+    every = list(members.by_name.values())
+    bodies = await asyncio.gather(*(_read(one, "/v1/agents", key) for one in every))
+    found: dict[str, dict[str, Any]] = {}
+    for member, body in zip(every, bodies, strict=True):
+        for entry in (body or {}).get("data", ()):
+            shown = entry | {"member": member.spec.name}
+            other = found.setdefault(entry["id"], shown)
+            if other is not shown and agent_members.find(entry["id"]) == member.spec.name:
+                found[entry["id"]] = shown
+    return {"object": "list", "data": sorted(found.values(), key=lambda one: one["idle_s"])}
+
+
 @get("/metrics", opt=OF_ALL)
 async def metrics(members: TheMembers) -> Response[bytes]:
-    """Numbers of the gateway in Prometheus' format; `?model=` asks a member for its own."""
+    """Gateway metrics for Prometheus; `?model=` gives a member's own."""
     every = members.by_name.values()
-    found = await asyncio.gather(*(_phase(one) for one in every))
+    found = await asyncio.gather(*(one.look() for one in every))
     loaded = {
         one.spec.name: phase is MemberPhase.LOADED for one, phase in zip(every, found, strict=True)
     }
@@ -142,7 +168,7 @@ async def metrics(members: TheMembers) -> Response[bytes]:
 
 @post(["/v1/models/load", "/v1/models/unload"], opt=OF_ALL)
 async def change_models() -> None:
-    """Refuse changes: the members of a gateway are those it was started with."""
+    """Refuse changes: the members are fixed at the start."""
     raise Unsupported(
         "a gateway loads and unloads its members itself; start it again with other members"
     )
@@ -173,7 +199,7 @@ async def _gathered(
     key: str,
     known: Callable[[GatewayMember], Any] | None,
 ) -> list[Any]:
-    """Lists of members as one; an entry of what is `known` for each that does not run."""
+    """Merge the members' lists; unloaded ones give their `known` entry."""
     every = list(members)
     entries: list[Any] = []
     for one, body in zip(
@@ -218,15 +244,9 @@ def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:
     }
 
 
-async def _phase(member: MemberGate) -> MemberPhase:
-    """Phase of a member, which unloads its model by itself when it is idle."""
-    health = await _read(member, "/health") or {}
-    return MemberPhase.UNLOADED if health.get("status") == "unloaded" else member.phase
-
-
 async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
-    """Entry of a member: its own where it runs, else of what is known before its start."""
-    body, phase = await asyncio.gather(_read(member, "/v1/models"), _phase(member))
+    """Entry of a running member, else as known before its start."""
+    body, phase = await asyncio.gather(_read(member, "/v1/models"), member.look())
     name, *others = member.spec.names
     known = {"id": name, "object": "model", "owned_by": "mlx-stack", "type": "model"}
     own: dict[str, Any] = next(
@@ -246,12 +266,12 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     }
 
 
-async def _read(member: MemberGate, path: str) -> dict[str, Any] | None:
+async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[str, Any] | None:
     """JSON of a member that runs; None from one that does not answer."""
     if not member.is_running:
         return None
     try:
-        answer = await member.process.call("GET", path)
+        answer = await member.process.call("GET", path, key=key)
     except httpx.HTTPError:
         return None
     return json_of(answer) if answer.status_code == 200 else None
@@ -259,9 +279,10 @@ async def _read(member: MemberGate, path: str) -> dict[str, Any] | None:
 
 ROUTES: list[Any] = [
     root, probe, health, list_models, get_model, version, list_tags, list_processes,
-    list_lm_studio_models, get_lm_studio_model, metrics, change_models,
+    list_lm_studio_models, get_lm_studio_model, list_agents, metrics, change_models,
 ]  # fmt: skip
-EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path)
+AGENTS = "/v1/agents"
+EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path) - {AGENTS}
 PREFIXES = ("/v1/models/", "/models/", "/api/v0/models/")
 
 
@@ -269,16 +290,18 @@ def is_own(method: str, path: str) -> bool:
     """Whether the gateway answers a request itself."""
     if method == "OPTIONS":
         return True
-    return (path.rstrip("/") or "/") in EXACT or path.startswith(PREFIXES)
+    plain = path.rstrip("/") or "/"
+    return plain in EXACT or path.startswith(PREFIXES) or (plain == AGENTS and method == "GET")
 
 
-def own_app(spec: GatewaySpec, members: Members) -> Litestar:
+def own_app(spec: GatewaySpec, members: Members, agent_members: AgentMembers) -> Litestar:
     """Application of the gateway's own routes, with the guards of a service."""
     return Litestar(
         route_handlers=ROUTES,
         dependencies={
             "members": Provide(lambda: members, sync_to_thread=False),
             "spec": Provide(lambda: spec, sync_to_thread=False),
+            "agent_members": Provide(lambda: agent_members, sync_to_thread=False),
         },
         guards=[guards.host_guard(spec.server), guards.key_guard(spec.server, dialect_of)],
         exception_handlers={Exception: _answer},

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from enum import StrEnum
 from typing import Any
 
@@ -19,7 +19,7 @@ log = logging.getLogger("mlxstack.gateway")
 
 
 WATCH_S = 5.0
-"""Seconds between looks at members whose process may have started again."""
+"""Seconds between looks at members, which may have started again or unloaded their models."""
 
 
 class MemberPhase(StrEnum):
@@ -34,19 +34,25 @@ class MemberPhase(StrEnum):
 class MemberGate:
     """One member, with the requests inside it and before it; a gate for requests."""
 
-    def __init__(self, spec: GatewayMember, secret: str, changed: asyncio.Event) -> None:
+    def __init__(
+        self,
+        spec: GatewayMember,
+        secret: str,
+        changed: asyncio.Event,
+        left: Callable[["MemberGate"], None],
+    ) -> None:
         self.spec = spec
         self.process = MemberProcess(spec, secret)
         self.upstream = Upstream(self.process.url)
         self.phase = MemberPhase.UNLOADED
-        self.is_closed = self.is_lost = False
+        self.is_closed = self.is_lost = self._is_known = False
         self.n_active = 0
         self.n_requests = 0
         self.n_loads = 0
         self._loaded_at = self._used_at = 0.0
         self._pid: int | None = None
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
-        self._changed = changed
+        self._changed, self._left = changed, left
 
     @property
     def n_waiting(self) -> int:
@@ -60,8 +66,8 @@ class MemberGate:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process was seen since the gateway began, and has not been lost."""
-        return self.n_loads > 0 and self.phase is not MemberPhase.LOADING
+        """Whether its process answered since the gateway began, and has not been lost."""
+        return self._is_known and self.phase is not MemberPhase.LOADING
 
     def view(self, now: float) -> MemberView:
         """The member as the decision sees it."""
@@ -98,7 +104,7 @@ class MemberGate:
         """Count a request as over."""
         self.n_active -= 1
         self._used_at = time.monotonic()
-        self._changed.set()
+        self._left(self)
 
     @property
     def is_restarted(self) -> bool:
@@ -114,39 +120,77 @@ class MemberGate:
 
     async def load(self) -> None:
         """Have the process answer, and let the requests in; a failure fails those that wait."""
-        self.phase, self.is_lost = MemberPhase.LOADING, False
-        began = time.monotonic()
-        try:
-            await self.process.ensure()
-        except StackError as error:
-            self.phase = MemberPhase.UNLOADED
-            log.error("%s", error.message)
-            self._refuse(error)
-            self._changed.set()
-            return
-        self.upstream.close()
-        self.upstream = Upstream(self.process.url)
-        self.n_loads += 1
-        self._loaded_at = self._used_at = time.monotonic()
-        self.phase, self.is_closed = MemberPhase.LOADED, False
-        log.info("%s answers after %.1f s", self.spec.name, self._loaded_at - began)
-        self._admit()
-        self._changed.set()
+        if await self._answers() is not None:
+            self.n_loads += 1
+            self._open(is_wanted=True)
+
+    async def adopt(self) -> None:
+        """Find out whether a process that runs has its model loaded; an unloaded one stays so.
+
+        A loaded model without waiting requests counts as unused: it leaves before others.
+        """
+        pid = self.process.worker_pid
+        status = await self._answers()
+        if status == MemberPhase.UNLOADED:
+            self._note_unloaded(pid)
+        elif status is not None:
+            self._open(is_wanted=bool(self._waiting))
+
+    async def look(self) -> MemberPhase:
+        """Phase now; a member unloads its model by itself when that is idle."""
+        if self.phase is MemberPhase.LOADED and not self.n_active:
+            pid, n_requests = self.process.worker_pid, self.n_requests
+            status = await self.process.status()
+            is_idle = self.phase is MemberPhase.LOADED and self.n_requests == n_requests
+            if is_idle and status == MemberPhase.UNLOADED:
+                self._note_unloaded(pid)
+        return self.phase
 
     async def unload(self) -> None:
         """Give its memory back; it holds its reservation until then."""
         self.phase = MemberPhase.UNLOADING
+        pid = self.process.worker_pid
         await self.process.unload()
-        self._pid = self.process.worker_pid
-        self.phase, self.is_closed = MemberPhase.UNLOADED, False
-        log.info("%s is unloaded", self.spec.name)
-        self._changed.set()
+        self._note_unloaded(pid)
 
     def reopen(self) -> None:
         """Let requests in that waited for another member which came first."""
         self.is_closed = False
         if self.phase is MemberPhase.LOADED:
             self._admit()
+
+    async def _answers(self) -> str | None:
+        """Wait for the process; its status, None after a failure, which fails those that wait."""
+        self.phase, self.is_lost = MemberPhase.LOADING, False
+        began = time.monotonic()
+        try:
+            status = await self.process.ensure()
+        except StackError as error:
+            self.phase = MemberPhase.UNLOADED
+            log.error("%s", error.message)
+            self._refuse(error)
+            self._changed.set()
+            return None
+        self.upstream.close()
+        self.upstream = Upstream(self.process.url)
+        self._is_known = True
+        log.info("%s answers %s after %.1f s", self.spec.name, status, time.monotonic() - began)
+        return status
+
+    def _open(self, *, is_wanted: bool) -> None:
+        if is_wanted:
+            self._loaded_at = self._used_at = time.monotonic()
+        self.phase, self.is_closed = MemberPhase.LOADED, False
+        self._admit()
+        self._changed.set()
+
+    def _note_unloaded(self, pid: int | None) -> None:
+        """Note the end of its reservation; `pid` is the worker that unloaded its model."""
+        # Another worker, also the first one after a pause without any, has loaded it again.
+        self._pid = pid or 0
+        self.phase, self.is_closed = MemberPhase.UNLOADED, False
+        log.info("%s is unloaded", self.spec.name)
+        self._changed.set()
 
     def _admit(self) -> None:
         while self._waiting:
@@ -176,7 +220,8 @@ class Members:
         self._changes: set[asyncio.Task[None]] = set()
         self.n_unloads = 0
         self.by_name = {
-            one.name: MemberGate(one, spec.secret, self._changed) for one in spec.members
+            one.name: MemberGate(one, spec.secret, self._changed, self._note_left)
+            for one in spec.members
         }
 
     @property
@@ -188,6 +233,7 @@ class Members:
         """Load and unload members, until cancelled."""
         try:
             self._resume()
+            self._begin(self._watch())
             while True:
                 self._changed.clear()
                 await self._wait(self._step().look_at)
@@ -206,14 +252,28 @@ class Members:
     def _resume(self) -> None:
         """Load the members that stay loaded, and take over those that run already."""
         for one in self.by_name.values():
-            if one.spec.residency is Residency.ALWAYS or one.process.is_running:
+            if one.process.is_running:
+                self._adopt(one)
+            elif one.spec.residency is Residency.ALWAYS:
                 self._load(one)
+
+    def _note_left(self, member: MemberGate) -> None:
+        """Decide again after a request where its member leaves when idle, or others wait."""
+        is_leaving = member.is_closed or member.spec.residency is Residency.NEVER
+        if is_leaving or any(one.n_waiting for one in self.by_name.values()):
+            self._changed.set()
+
+    async def _watch(self) -> None:
+        """Look at the members in turns."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await asyncio.gather(*(one.look() for one in self.by_name.values()))
 
     def _step(self) -> ResidencyStep:
         now = time.monotonic()
         for one in self.by_name.values():
             if one.is_lost or one.is_restarted:
-                self._load(one)
+                self._adopt(one)
         views = [one.view(now) for one in self.by_name.values()]
         step = residency_step(views, self._spec.budget, self._spec.linger_s, now)
         for name, one in self.by_name.items():
@@ -242,6 +302,10 @@ class Members:
     def _load(self, one: MemberGate) -> None:
         one.phase, one.is_lost = MemberPhase.LOADING, False
         self._begin(one.load())
+
+    def _adopt(self, one: MemberGate) -> None:
+        one.phase, one.is_lost = MemberPhase.LOADING, False
+        self._begin(one.adopt())
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(change)

@@ -24,6 +24,9 @@ HOST = "127.0.0.1"
 LOOK_S = 0.1
 CALL_S = 5.0
 STOP_S = 2.0
+OK = 200
+PASSING = frozenset({409, 503})
+"""Answers of a member that loads its model, or that a late request keeps from unloading."""
 
 
 class MemberProcess:
@@ -60,14 +63,14 @@ class MemberProcess:
         if state is not None:
             self._plan, self.url = state.plan, state.plan.url
 
-    async def ensure(self) -> None:
-        """Wait until the member answers, started if it does not run. Raises Broken."""
+    async def ensure(self) -> str:
+        """Wait until the member answers, started if it does not run; its status. Raises Broken."""
         deadline = time.monotonic() + self._member.startup_timeout_s
         if not self.is_running:
             await asyncio.to_thread(self._start)
         while time.monotonic() < deadline:
-            if await self.is_healthy():
-                return
+            if status := await self.status():
+                return status
             if why := self._why_ended():
                 await asyncio.to_thread(self._reap)
                 log_file = self._plan.home.log_file(self._plan.name)
@@ -89,20 +92,31 @@ class MemberProcess:
         errors = [line for line in state.last_log_lines if "error" in line.lower()]
         return (errors or [state.exit_summary or "it was stopped"])[-1]
 
-    async def is_healthy(self) -> bool:
-        """Whether it answers that it serves, or would after a load."""
+    async def status(self) -> str:
+        """Its status while it serves, or would after a load; "" from one that does not answer."""
         with suppress(httpx.HTTPError):
-            return (await self.call("GET", "/health")).status_code == 200
-        return False
+            answer = await self.call("GET", "/health")
+            if answer.status_code == OK:
+                return str((json_of(answer) or {}).get("status") or "ok")
+        return ""
 
     async def unload(self) -> None:
-        """Unload its model, its KV on disk; a member that does not is stopped."""
-        with suppress(httpx.HTTPError):
-            limit_s = self._member.startup_timeout_s
-            answer = await self.call("POST", "/v1/models/unload", limit_s)
-            if answer.status_code == 200:
-                return
-            log.warning("%s is stopped, it did not unload: %s", self._plan.name, answer.text)
+        """Unload its model, its KV on disk; a member that does not is stopped.
+
+        A worker that ended meanwhile is started by its supervisor with its model, and asked again.
+        """
+        deadline = time.monotonic() + self._member.startup_timeout_s
+        why = "it does not answer"
+        while self.is_running and (left_s := deadline - time.monotonic()) > 0:
+            with suppress(httpx.TransportError):
+                answer = await self.call("POST", "/v1/models/unload", left_s)
+                if answer.status_code == OK:
+                    return
+                why = answer.text
+                if answer.status_code not in PASSING:
+                    break
+            await asyncio.sleep(LOOK_S)
+        log.warning("%s is stopped, it did not unload: %s", self._plan.name, why)
         await self.stop()
 
     async def stop(self) -> None:
@@ -113,9 +127,14 @@ class MemberProcess:
             await asyncio.to_thread(services.stop, self._plan.home, state, patience_s)
             await asyncio.to_thread(self._reap)
 
-    async def call(self, method: str, path: str, timeout_s: float = CALL_S) -> httpx.Response:
-        """Call it with the key of the gateway."""
-        return await self._client.request(method, self.url + path, timeout=timeout_s)
+    async def call(
+        self, method: str, path: str, timeout_s: float = CALL_S, key: str | None = None
+    ) -> httpx.Response:
+        """Call it with a key that it accepts, by default the gateway's own."""
+        headers = {"authorization": f"Bearer {key}"} if key is not None else None
+        return await self._client.request(
+            method, self.url + path, timeout=timeout_s, headers=headers
+        )
 
     def _reap(self) -> None:
         """Take the exit code of a supervisor that has ended."""

@@ -1,9 +1,11 @@
-"""Runs one gateway in this process: binds, serves, stops its members at the end."""
+"""Gateway process: binds, serves, and stops its members."""
 
 import asyncio
 import logging
 import signal
 from math import ceil
+
+import uvloop
 
 from mlxstack.api.connection import AcceptReporter
 from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_config
@@ -20,9 +22,9 @@ CANNOT_START = 78
 
 
 def run(spec: GatewaySpec) -> int:
-    """Serve until SIGTERM or SIGINT; returns 0, or 78 when a restart would not help."""
+    """Serve until SIGTERM or SIGINT; returns 0, or 78 (bad configuration)."""
     try:
-        asyncio.run(_run(spec))
+        uvloop.run(_run(spec))
     except SetupError as error:
         log.error("%s", error.message)
         return CANNOT_START

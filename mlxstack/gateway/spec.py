@@ -14,7 +14,7 @@ LINGER_S = 10.0
 
 
 class ModelSummary(Struct, frozen=True):
-    """Facts of a model before its first start, empty where unknown; `n_bytes` of weights."""
+    """Facts of a model before its first start; empty if unknown."""
 
     kind: ServiceKind = ServiceKind.CHAT
     architecture: str = ""
@@ -41,7 +41,7 @@ class GatewayMember(Struct, frozen=True):
 
 
 class GatewaySpec(Struct, frozen=True):
-    """`secret` derives the keys that members accept; `default` is the member for other names.
+    """Spec of a gateway; `secret` derives the keys for its members.
 
     Of `budget` bytes the loaded members together may take; one stays for `linger_s` at least.
     Members that are `handed_over` go on when the gateway ends, for another one.
@@ -58,7 +58,7 @@ class GatewaySpec(Struct, frozen=True):
 
 
 def internal_key(secret: str, key: ApiKey | None) -> str:
-    """Key by which the gateway calls members for the holder of `key`; None: without keys."""
+    """Member key for the holder of `key`; None without keys."""
     holder = key.key if key is not None else ""
     return hmac.new(secret.encode(), holder.encode(), hashlib.sha256).hexdigest()
 
@@ -74,7 +74,7 @@ def home_of(spec: GatewaySpec) -> Home:
 
 
 def names_of(spec: GatewaySpec) -> dict[str, str]:
-    """Member of each name: services before models before ids, of two the first member."""
+    """Members by name: services, then models, then ids; first wins."""
     found: dict[str, str] = {}
     for one in spec.members:
         found.setdefault(one.name, one.name)

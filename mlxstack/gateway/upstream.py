@@ -1,4 +1,4 @@
-"""HTTP client of a member: connections that are kept, bodies that are passed on as they come."""
+"""HTTP client of a member, with connection reuse and streamed bodies."""
 
 import asyncio
 import time
@@ -18,6 +18,8 @@ MOST_HELD_BYTES = 256 * 1024
 """Bytes of a response that wait for the client before the connection is read no further."""
 
 CONNECT_S = 5.0
+WATCH_S = 0.02
+"""Seconds until a client that leaves is noticed."""
 
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -33,7 +35,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class MemberLost(Exception):
-    """The member did not answer, or stopped in the middle of an answer.
+    """No response of the member, or an incomplete one.
 
     `is_sent` tells that it may have read the request.
     """
@@ -44,7 +46,7 @@ class MemberLost(Exception):
 
 
 class ResponseReader:
-    """Callbacks of the parser: what has come of a response and was not passed on yet."""
+    """Parser callbacks that collect a response for forwarding."""
 
     def __init__(self) -> None:
         self.headers: list[Header] = []
@@ -99,7 +101,7 @@ class MemberConnection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """False for one that was closed, or that the member may be closing."""
+        """Whether the connection is open, and not about to close."""
         is_open = not (self._fault or self.transport.is_closing())
         return is_open and time.monotonic() - self.idle_at < KEPT_S
 
@@ -108,7 +110,7 @@ class MemberConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; stop reading while too much of it waits for the client."""
+        """Parse received bytes; pause while the client is behind."""
         try:
             self._parser.feed_data(data)
         except HttpParserError as why:
@@ -131,7 +133,7 @@ class MemberConnection(asyncio.Protocol):
         self.transport.writelines((head, body))
 
     async def relay(self, send: Send, *, has_body: bool) -> bool:
-        """Pass the response on as it comes; True where the connection can be used again.
+        """Forward the response; True if the connection is reusable.
 
         Raises MemberLost.
         """
@@ -168,25 +170,34 @@ class Upstream:
     async def forward(
         self, scope: Any, body: bytes, key: str, receive: Receive, send: Send
     ) -> bool:
-        """Pass a request on and its response back; False where the client left.
+        """Forward a request and its response; False for a disconnect.
 
         Raises MemberLost.
         """
         connection = await self._connect()
-        leaving = asyncio.create_task(until_disconnect(receive))
-        leaving.add_done_callback(
-            lambda task: None if task.cancelled() else connection.transport.abort()
-        )
-        is_kept = False
+        leaving: asyncio.Task[Any] | None = None
+
+        def watch() -> None:
+            nonlocal leaving
+            leaving = asyncio.create_task(until_disconnect(receive))
+            leaving.add_done_callback(
+                lambda task: None if task.cancelled() else connection.transport.abort()
+            )
+
+        # Most responses are there before a task would be worth its time.
+        watching = asyncio.get_running_loop().call_later(WATCH_S, watch)
+        is_kept = is_left = False
         try:
             connection.send(request_head(scope, len(body), key), body)
             is_kept = await connection.relay(send, has_body=scope["method"] != "HEAD")
         except MemberLost:
-            if not leaving.done():
+            if leaving is None or not leaving.done():
                 raise
         finally:
-            is_left = leaving.done()
-            await cancel(leaving)
+            watching.cancel()
+            if leaving is not None:
+                is_left = leaving.done()
+                await cancel(leaving)
             if is_kept and not is_left:
                 self._keep(connection)
             else:
@@ -222,7 +233,7 @@ class Upstream:
 
 
 def request_head(scope: Any, n_body: int, key: str) -> bytes:
-    """Head of the request to a member: the client's, with the key of the gateway."""
+    """Request head for the member, with the gateway's key."""
     target = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]

@@ -15,7 +15,7 @@ KEY_VARIABLE = "MLX_STACK_CLIENT_KEY"
 NO_KEY = "none-needed"
 CLAUDE_COMPACT_TOKENS = 33_000
 CLAUDE_LEAST_TOKENS = 65_536
-"""Tokens that Claude Code keeps free before it compacts, and the least comfortable context."""
+"""Claude Code's compaction reserve, and its least comfortable context, in tokens."""
 
 CLAUDE_MODELS = (
     "ANTHROPIC_DEFAULT_HAIKU_MODEL",
@@ -28,7 +28,7 @@ MAX_OUTPUT_TOKENS = 32_000
 
 
 class Endpoint(Struct, frozen=True):
-    """A service: `url` without a path, the `model` name it answers to, tokens per slot."""
+    """Service for a client: pathless `url`, `model` name, tokens per slot."""
 
     url: str
     model: str
@@ -42,7 +42,7 @@ class Endpoint(Struct, frozen=True):
 
     @property
     def max_output(self) -> int:
-        """Tokens that an answer may have, so that most of the context is left to the prompt."""
+        """Tokens for an answer that leave most of the context."""
         return min(MAX_OUTPUT_TOKENS, self.n_ctx // 4)
 
 
@@ -62,7 +62,7 @@ class ClientSetup(Struct, frozen=True):
 
 
 def claude(service: Endpoint, folder: Path) -> ClientSetup:
-    """Claude Code; without the context size it assumes a million tokens and never compacts."""
+    """Claude Code, with the context size; without it never compacts."""
     del folder
     is_small = service.n_ctx < CLAUDE_LEAST_TOKENS
     return ClientSetup(
@@ -84,7 +84,7 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
 
 
 def codex(service: Endpoint, folder: Path) -> ClientSetup:
-    """Codex: a provider in a CODEX_HOME of ours; it speaks the Responses API only."""
+    """Codex: a provider in an own CODEX_HOME, over the Responses API."""
     text = (
         f"model = {_toml(service.model)}\n"
         f'model_provider = "mlx-stack"\n'
@@ -104,7 +104,7 @@ def codex(service: Endpoint, folder: Path) -> ClientSetup:
 
 
 def opencode(service: Endpoint, folder: Path) -> ClientSetup:
-    """opencode: a provider in a file of ours, merged over the user's own settings."""
+    """OpenCode: a provider in an own file, merged over user settings."""
     limit = {"context": service.n_ctx, "output": service.max_output}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -127,7 +127,7 @@ def opencode(service: Endpoint, folder: Path) -> ClientSetup:
 
 
 def aider(service: Endpoint, folder: Path) -> ClientSetup:
-    """aider: an OpenAI endpoint, and the sizes of a model that it does not know."""
+    """aider: an OpenAI endpoint, and sizes of its unknown model."""
     name = f"openai/{service.model}"
     sizes = {"max_input_tokens": service.n_ctx, "max_output_tokens": service.max_output}
     costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}

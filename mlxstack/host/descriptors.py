@@ -17,12 +17,12 @@ OPEN_FILES = 8192
 """Soft limit to ask launchd for, whose default is 256."""
 
 WANTED = (65_536, 10_240)
-"""Soft limits to try, the largest first; older macOS accepts no more than 10,240."""
+"""Soft limits to try; older macOS accepts at most 10,240."""
 
 
 @contextlib.contextmanager
 def kept_limit() -> Iterator[None]:
-    """Guard the import of mlx-lm: check the limit before, raise it again after.
+    """Preserve the descriptor limit during mlx-lm's import, which lowers it.
 
     Raises SetupError before the import where the hard limit is too low.
     """
@@ -52,7 +52,10 @@ def require_limit() -> None:
 
 
 def raise_soft_limit() -> int:
-    """Raise the soft limit as far as the hard limit and `WANTED` allow; the limit now in force."""
+    """Raise the soft limit up to the hard limit and `WANTED`.
+
+    Returns the limit in force.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in WANTED:
         target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

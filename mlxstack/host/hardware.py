@@ -1,4 +1,4 @@
-"""Chip, cores and memory of this machine, and the BLAS of MLX on Linux."""
+"""Hardware of this machine: chip, cores, memory; MLX's BLAS on Linux."""
 
 import platform
 import subprocess
@@ -16,7 +16,7 @@ THREADED_FOLDERS = ("openblas-pthread", "openblas-openmp", "openblas-serial")
 
 
 class Hardware(Struct, frozen=True):
-    """`chip` as its maker calls it; bytes of memory; cores that programs may use."""
+    """Hardware: `chip` by its vendor's name, memory in bytes, usable cores."""
 
     system: str
     chip: str
@@ -38,7 +38,7 @@ def this_hardware() -> Hardware:
 
 
 def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """`Apple M3 Max`, `AMD EPYC 7B13` ...; the architecture when the system does not tell."""
+    """Chip name, such as `Apple M3 Max`, else the architecture."""
     if platform.system() == "Darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -52,7 +52,7 @@ def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def find_openblas(folders: tuple[str, ...] = LIBRARY_FOLDERS) -> Path | None:
-    """The OpenBLAS to preload on Linux, the threaded build first; None elsewhere or without it.
+    """OpenBLAS to preload on Linux, preferably threaded; else None.
 
     MLX's CPU wheel links the slow reference BLAS; preloading this one is all that it takes.
     """
@@ -69,7 +69,7 @@ def find_openblas(folders: tuple[str, ...] = LIBRARY_FOLDERS) -> Path | None:
 
 
 def preload(env: Mapping[str, str], agent_store: Path | None) -> dict[str, str]:
-    """The variables to add to `env` so that a child uses `library`; empty when it does already."""
+    """Variables for a child's `env` to preload `library`; empty if set."""
     already = env.get("LD_PRELOAD", "")
     if agent_store is None or "openblas" in already:
         return {}
@@ -77,7 +77,7 @@ def preload(env: Mapping[str, str], agent_store: Path | None) -> dict[str, str]:
 
 
 def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
-    """The variables to add for glibc's malloc: huge pages, and few arenas; empty elsewhere.
+    """Variables for glibc's malloc: huge pages, few arenas; else empty.
 
     MLX on a CPU takes its arrays from malloc, and touching fresh pages of 4 KiB costs more than
     filling them does. Each arena keeps what threads have freed, so that a burst of requests
@@ -95,5 +95,5 @@ def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
 
 
 def for_mlx(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables to add to `env` of a process that computes with MLX here."""
+    """Variables for a process that computes with MLX here."""
     return preload(env, find_openblas()) | malloc_tunables(env, platform.system())

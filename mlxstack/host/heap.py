@@ -1,23 +1,21 @@
 """Returns freed heap memory to the system."""
 
 import ctypes
-from functools import cache
-from typing import Any
+import gc
 
 
 def trim_heap() -> bool:
-    """Give the free pages of all arenas back; whether anything was given. Callable by any thread.
+    """Collect garbage, and return free pages; whether any. Thread-safe.
 
-    glibc keeps what threads have freed until the end of an arena is free. Other C libraries give
-    it back by themselves; there, nothing is done.
+    glibc keeps what threads have freed until the end of an arena is free, macOS until the
+    computer is short of memory. Other C libraries return it by themselves; there, nothing more is
+    done.
     """
-    trim = _malloc_trim()
-    return trim is not None and bool(trim(0))
-
-
-@cache
-def _malloc_trim() -> Any:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim.argtypes = [ctypes.c_size_t]
-    return trim
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        return bool(libc.malloc_trim(ctypes.c_size_t(0)))
+    if hasattr(libc, "malloc_zone_pressure_relief"):
+        libc.malloc_zone_pressure_relief.restype = ctypes.c_size_t
+        return bool(libc.malloc_zone_pressure_relief(None, ctypes.c_size_t(0)))
+    return False

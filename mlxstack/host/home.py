@@ -11,7 +11,7 @@ HOME_VARIABLE = "MLX_STACK_HOME"
 
 
 class Home(Struct, frozen=True):
-    """The folders under `root`; all of them are private to their owner (0700)."""
+    """Private (0700) folders under `root`."""
 
     root: Path
 
@@ -75,7 +75,7 @@ class Home(Struct, frozen=True):
         return self.run / "gateways" / f"{name}.json"
 
     def handover_file(self, handover: str) -> Path:
-        """A resolved preset that a command hands to a running service, by a random id."""
+        """Resolved preset for a running service, by a random id."""
         return self.run / "handovers" / f"{handover}.json"
 
     def log_file(self, name: str) -> Path:
@@ -99,7 +99,7 @@ def home_from(env: Mapping[str, str]) -> Home:
 
 
 def make_private(folder: Path) -> None:
-    """Create `folder` and its missing parents with 0700; SetupError when that cannot be."""
+    """Create a folder and its parents with 0700. Raises SetupError."""
     try:
         missing = [one for one in (folder, *folder.parents) if not one.exists()]
         for one in reversed(missing):

@@ -51,7 +51,7 @@ logging.getLogger("huggingface_hub").setLevel("ERROR")
 
 
 class Download(Struct, frozen=True):
-    """Bytes of the files of a repository: all, the weights, and those that are not here yet."""
+    """Bytes of a repository's files: all, weights, and missing ones."""
 
     model: str
     n_bytes: int
@@ -65,7 +65,7 @@ def cache_folder() -> Path:
 
 
 def plan(model: str, revision: str | None = None) -> Download:
-    """Ask the hub for the files of a model; nothing is downloaded. Raises SetupError."""
+    """Ask the hub for a model's files, without download. Raises SetupError."""
     n_begun = 0
     try:
         files = _files(model, revision)
@@ -84,7 +84,7 @@ def plan(model: str, revision: str | None = None) -> Download:
 
 
 def check_disk(download: Download) -> None:
-    """Raises SetupError where the disk of the hub's cache cannot hold what is missing."""
+    """Raise SetupError where the cache's disk is too small."""
     folder = cache_folder()
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
     free = shutil.disk_usage(there).free
@@ -97,7 +97,7 @@ def check_disk(download: Download) -> None:
 
 
 def download(model: str, revision: str | None, report: Report) -> Path:
-    """Bring a model here, and tell `report` of each bytes that came. Raises SetupError.
+    """Download a model; `report` gets the bytes of each chunk.
 
     It goes on where an earlier one ended, inside a weight file too.
     """
@@ -139,7 +139,7 @@ def _missing(files: Any) -> list[str]:
 
 
 def _delete_abandoned(model: str, before: float) -> None:
-    """Delete parts of files that killed downloads of other revisions or programs left."""
+    """Delete partial files that killed downloads left."""
     for part in blobs_folder(model).glob("*.incomplete"):
         with suppress(FileNotFoundError):
             if part.stat().st_mtime < before:
@@ -147,7 +147,7 @@ def _delete_abandoned(model: str, before: float) -> None:
 
 
 def fetch_config(model: str, revision: str | None = None) -> Path:
-    """Bring the small files that plans are made from, and return the config. Raises SetupError."""
+    """Download the small planning files; returns the config. Raises SetupError."""
     if not isinstance(try_to_load_from_cache(model, SMALL_FILES[0], revision=revision), str):
         # A download retries for half a minute without network; this question does not.
         try:
@@ -172,7 +172,7 @@ def fetch_config(model: str, revision: str | None = None) -> Path:
 
 
 def refusal(model: str, error: BaseException) -> SetupError:
-    """An error of the hub's client as one sentence with cause and remedy."""
+    """Error message for a hub client's failure, with cause and remedy."""
     if isinstance(error, errors.DryRunError) and error.__cause__ is not None:
         error = error.__cause__
     match error:
@@ -241,7 +241,7 @@ def _listed_files(model: str) -> Sequence[str]:
 
 
 def _near(model: str) -> str:
-    """`; did you mean ...?` with models of the hub whose names are like this one."""
+    """Suggest hub models with similar names: `; did you mean ...?`"""
     name = model.rpartition("/")[2]
     try:
         ids = [one.id for one in HfApi().list_models(search=name, limit=N_NEAR)]

@@ -1,4 +1,4 @@
-"""Liveness probe of a worker: reports one that has been stuck too long."""
+"""Liveness probe: reports a worker that is stuck."""
 
 import json
 from contextlib import closing
@@ -10,11 +10,11 @@ from msgspec import Struct
 from mlxstack.host.service_state import RestartPolicy
 
 LOADING = "Loading model"
-"""llama-server's words, and ours, for a model that is not there yet; that may take hours."""
+"""Answers of llama-server and ours during loads, which may take hours."""
 
 
 class HealthProbe(Struct, frozen=True):
-    """One look at /health: `is_well` is no status of 500 or more, except 503 while loading.
+    """Result of /health: `is_well` below status 500, or while loading.
 
     `said` is its complaint; None when it did not answer at all. Who refuses us is alive too.
     """
@@ -24,7 +24,7 @@ class HealthProbe(Struct, frozen=True):
 
 
 def probe(url: str, timeout_s: float) -> HealthProbe:
-    """Ask a worker how it is, waiting at most `timeout_s` for each part of its answer."""
+    """Probe a worker's health with timeout `timeout_s` per phase."""
     try:
         with closing(HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)) as caller:
             caller.request("GET", "/health")
@@ -48,7 +48,7 @@ class LivenessMonitor:
         self._n_ill = 0
 
     def observe(self, beat: HealthProbe) -> str | None:
-        """The reason why the worker counts as stuck after this probe, None while it does not."""
+        """Reason why the worker now counts as stuck, else None."""
         is_silent = beat.said is None
         self._has_spoken = self._has_spoken or not is_silent
         self._n_silent = self._n_silent + 1 if is_silent else 0

@@ -16,7 +16,7 @@ from mlxstack.host.model_reference import lm_studio_folders
 
 
 class LocalModel(Struct, frozen=True):
-    """A model on disk; `last_used` is seconds since the epoch, 0 if unknown.
+    """Model on disk; `last_used` in Unix seconds, 0 if unknown.
 
     `where` is the hub's cache or LM Studio; an incomplete one lacks files of its weights.
     """

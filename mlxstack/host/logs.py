@@ -35,7 +35,7 @@ class RotatingLog:
 
 
 def rotate(path: Path, max_bytes: int = MAX_BYTES) -> None:
-    """Move what a log holds to `.1` when it is more than `max_bytes`.
+    """Rotate a log to `.1` when it exceeds `max_bytes`.
 
     The file itself stays, because launchd and systemd have it open and append to it.
     """
@@ -45,7 +45,7 @@ def rotate(path: Path, max_bytes: int = MAX_BYTES) -> None:
 
 
 def tail(path: Path, n_lines: int) -> list[str]:
-    """The last `n_lines` lines, going back into rotated files as far as needed."""
+    """Last `n_lines` lines, rotated files included."""
     lines: list[str] = []
     for file in [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, N_KEPT + 1))]:
         if len(lines) >= n_lines or not file.exists():
@@ -55,7 +55,7 @@ def tail(path: Path, n_lines: int) -> list[str]:
 
 
 def _last_lines(path: Path, n_lines: int) -> list[str]:
-    """Read from the end as far as needed; a long log costs no more than a short one."""
+    """Last lines, read from the end, whatever the log's length."""
     with path.open("rb") as file:
         n_all, n_bytes, end = file.seek(0, os.SEEK_END), BLOCK_BYTES, b""
         while len(end) < n_all and end.count(b"\n") <= n_lines:
@@ -66,7 +66,7 @@ def _last_lines(path: Path, n_lines: int) -> list[str]:
 
 
 def follow(path: Path, wait: Callable[[], None]) -> Iterator[str]:
-    """Lines written from now on, for ever; `wait` passes the time when there are none.
+    """Follow new lines for ever; `wait` passes the time between.
 
     When the file is rotated, the rest of the old one comes first.
     """

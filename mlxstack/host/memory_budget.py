@@ -16,15 +16,15 @@ VARIABLE = "MLX_STACK_MEMORY"
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
 POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 LEAST_BYTES, MOST_BYTES = 2**20, 2**50
-"""Bounds of an amount that may be meant; beyond them it is a slip."""
+"""Plausible bounds of a memory amount; beyond is a typo."""
 CUDA_PACKAGES = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 LARGE_MAC_BYTES = 36 * 2**30
 SMALL_MAC_SHARE, LARGE_MAC_SHARE = 2 / 3, 3 / 4
-"""Share of memory that macOS lets the GPU wire, below and from 36 GiB."""
+"""GPU share of memory on macOS, below and from 36 GiB."""
 
 BUFFER_CACHE_SHARE, MAX_BUFFER_CACHE_BYTES = 0.04, 2 * 2**30
-"""Limit of freed buffers on a GPU: a share of the working set, and bytes."""
+"""Limit of freed GPU buffers: share of the working set, bytes."""
 
 LINUX_SHARE = 0.9
 """The rest is for the system and for what else runs."""
@@ -59,7 +59,7 @@ def memory_of(total: int) -> MemoryBudget:
 
 
 def mac_memory(text: str) -> MemoryBudget:
-    """Budget of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
+    """Budget of a Mac with `text` memory, e.g. 24GB. Raises SetupError."""
     total = bytes_of(text)
     unit = "" if text.strip()[-1:].isalpha() else " GB"
     usable = memory_limit(mac_share(total))
@@ -67,23 +67,23 @@ def mac_memory(text: str) -> MemoryBudget:
 
 
 def mac_share(total: int) -> int:
-    """The bytes of `total` that the GPU of a Mac may use, unless its owner changed that."""
+    """Bytes of `total` for a Mac's GPU, by default or sysctl."""
     share = LARGE_MAC_SHARE if total >= LARGE_MAC_BYTES else SMALL_MAC_SHARE
     return int(total * share)
 
 
 def buffer_cache_limit(working_set: int) -> int:
-    """Bytes of freed buffers that MLX may keep on a GPU with this working set."""
+    """Bytes of freed buffers for MLX under this working set."""
     return min(MAX_BUFFER_CACHE_BYTES, int(working_set * BUFFER_CACHE_SHARE))
 
 
 def memory_limit(working_set: int) -> int:
-    """Bytes of this working set that models may hold beside the cache of freed buffers."""
+    """Bytes of this working set for models, beside freed buffers."""
     return working_set - buffer_cache_limit(working_set)
 
 
 def bytes_of(text: str) -> int:
-    """`24`, `24GB`, `24 GiB`, `24g` and `24576M` all mean the same, as memory is sold.
+    """Bytes of `24`, `24GB`, `24 GiB`, `24g` or `24576M`, all equal.
 
     Raises SetupError for nonsense, and for less than a MiB or more than 1,024 TiB.
     """

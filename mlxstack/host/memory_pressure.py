@@ -26,7 +26,7 @@ memory killer reacts at 7 % (70 ms of a second), for the latency of a screen.
 """
 
 ALL_STALLED = 30.0
-"""Percent of ten seconds in which all tasks waited for memory at once.
+"""Threshold in percent of ten seconds of full memory stalls.
 
 Half of the 60 % at which systemd-oomd kills by default, so that KV goes before a process does.
 """
@@ -45,7 +45,7 @@ class PressureLevel(IntEnum):
 
 
 def pressure_level() -> PressureLevel:
-    """The kernel's verdict; by the share of memory in use where the kernel gives none."""
+    """Pressure level of the kernel, or else by the used share."""
     verdict = of_mac(sysctl(PRESSURE_LEVEL)) if sys.platform == "darwin" else of_psi(_psi())
     return of_share(psutil.virtual_memory().percent / 100) if verdict is None else verdict
 
@@ -77,7 +77,7 @@ def of_mac(value: int | None) -> PressureLevel | None:
 
 
 def sysctl(name: bytes) -> int | None:
-    """An integer of the macOS kernel, without a child process; None when it has none."""
+    """Integer sysctl of macOS, without a child process; None if missing."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
         call = ctypes.CDLL(None).sysctlbyname

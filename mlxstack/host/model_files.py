@@ -23,7 +23,7 @@ FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 
 
 class ModelFiles(Struct, frozen=True):
-    """A model's `config` as read from `source`; `weights` is None when their files are not here.
+    """Model files: `config` from `source`; `weights` is None if absent.
 
     An excerpt holds only those fields that decide sizes. `hub_bytes` is the size of the files on
     the hub, 0 where it was not asked.
@@ -37,7 +37,7 @@ class ModelFiles(Struct, frozen=True):
 
 
 def find_model(spec: ModelSpec, excerpts: Path, asks_hub: bool = False) -> ModelFiles:
-    """The folder of the model, its snapshot from the hub, or the excerpt of its config.
+    """Find a model: folder, hub snapshot, or config excerpt.
 
     `excerpts` is a folder of JSON files that name their model; a model in none of these places
     is looked for on the hub where `asks_hub` says so. Raises SetupError.
@@ -63,7 +63,7 @@ def find_model(spec: ModelSpec, excerpts: Path, asks_hub: bool = False) -> Model
 
 
 def whole_snapshot(model: str, revision: str | None = None) -> Path | None:
-    """The folder of a downloaded model; None where files of it are missing."""
+    """Folder of a complete download; None where files are missing."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow, and rarely needed
     from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
 
@@ -76,7 +76,7 @@ def whole_snapshot(model: str, revision: str | None = None) -> Path | None:
 
 
 def refuse_gguf(folder: Path) -> None:
-    """Raises SetupError for a folder of GGUF files, and for one without a config."""
+    """Raise SetupError for a GGUF folder, or one without config."""
     if (folder / CONFIG).is_file():
         return
     if any(folder.glob("*.gguf")):
@@ -96,7 +96,7 @@ def read_config(path: Path) -> ModelFiles:
 
 
 def measured(folder: Path) -> Weights | None:
-    """The sum of all tensors that mlx-lm loads, from the headers of their files.
+    """Bytes of all tensors that mlx-lm loads, from file headers.
 
     None when there are none, or some of the files that the index names are missing.
     """
@@ -115,7 +115,7 @@ def measured(folder: Path) -> Weights | None:
 
 
 def weights_on_disk(spec: ModelSpec) -> int:
-    """Bytes of the weight files on this computer; 0 when there are none."""
+    """Bytes of the weight files on this computer; 0 without any."""
     folder = _folder(spec)
     files = folder.glob("model*.safetensors") if folder is not None else ()
     return sum(file.stat().st_size for file in files)
@@ -151,7 +151,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """The table of a safetensors file: 8 bytes of length, then JSON (safetensors' format)."""
+    """Header of a safetensors file: 8 bytes of length, then JSON."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         return _parsed(stream.read(min(length, LONGEST_HEADER)), file)

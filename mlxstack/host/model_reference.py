@@ -28,7 +28,10 @@ class ReferenceKind(StrEnum):
 
 
 class Reference(Struct, frozen=True):
-    """A preset by name or file, or a model by hub id or folder; `name` is the service's name."""
+    """Preset by name or file, or model by id or folder.
+
+    `name` is that of the service.
+    """
 
     kind: ReferenceKind
     id: str
@@ -59,7 +62,7 @@ def lm_studio_folders() -> list[Path]:
 
 
 def lm_studio_model(model: str) -> Path | None:
-    """The folder of a model that LM Studio downloaded; None where there is none."""
+    """Folder of a model that LM Studio downloaded; None without one."""
     folders = (folder / model for folder in lm_studio_folders())
     return next((one for one in folders if (one / CONFIG).is_file()), None)
 
@@ -72,7 +75,7 @@ def _folder(given: str) -> Path | None:
 
 
 def _of_folder(folder: Path) -> Reference:
-    """A model folder, a repository of the hub's cache, or a snapshot in one."""
+    """Model folder, hub cache repository, or a snapshot in one."""
     repository = next((one for one in (folder, *folder.parents[:2]) if _is_repository(one)), None)
     if repository is None:
         refuse_gguf(folder)

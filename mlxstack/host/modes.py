@@ -19,7 +19,7 @@ Value = str | int | float | bool | None
 
 
 class Member(Struct, frozen=True, omit_defaults=True):
-    """A preset by name or path, and keys of it that are different in this mode."""
+    """Preset by name or path, with the keys that this mode overrides."""
 
     preset: str
     set: dict[str, Value] = {}
@@ -50,7 +50,7 @@ class Active(Struct, frozen=True):
 
 
 def listed(home: Home) -> dict[str, Path]:
-    """Every mode by name; a user's own goes before a builtin one of the same name."""
+    """Modes by name; a user's own precedes a builtin one."""
     found: dict[str, Path] = {}
     for folder in (presets.builtin_folder() / FOLDER, home.presets / FOLDER):
         files = sorted(folder.iterdir()) if folder.is_dir() else []

@@ -26,7 +26,10 @@ PREFIX = "MLX_STACK_"
 
 
 class Override(Struct, frozen=True):
-    """`raw` as typed for the key path `keys`; `label` is the option or variable it came from."""
+    """Override of the key path `keys`: `raw` text, and its `label`.
+
+    The label is the option or variable that it came from.
+    """
 
     keys: tuple[str, ...]
     raw: str
@@ -48,7 +51,7 @@ def variables() -> dict[str, tuple[str, ...]]:
 
 
 def from_environment(env: Mapping[str, str]) -> list[Override]:
-    """The overrides in `env`. A misspelt key of a known section is refused."""
+    """Overrides in `env`; misspelt keys of known sections are refused."""
     known = variables()
     unknown = unknown_variables(env)
     if unknown:
@@ -57,7 +60,7 @@ def from_environment(env: Mapping[str, str]) -> list[Override]:
 
 
 def unknown_variables(env: Mapping[str, str]) -> list[str]:
-    """Variables that begin like a section of the preset but name no key of it."""
+    """Variables that resemble preset keys but name none."""
     shapes = children(PRESET).items()
     sections = [name for name, shape in shapes if isinstance(shape, mi.StructType)]
     heads = tuple(f"{PREFIX}{name.upper()}_" for name in sections)
@@ -66,7 +69,7 @@ def unknown_variables(env: Mapping[str, str]) -> list[str]:
 
 
 def document(overrides: Iterable[Override], folder: Path) -> SourcedDocument:
-    """The overrides as a document; later ones win. Raises SetupError for an unknown key."""
+    """Overrides as a document; later ones win. Raises SetupError."""
     values: dict[str, Any] = {}
     marks: dict[Keys, SourceLocation] = {}
     for one in overrides:

@@ -10,7 +10,7 @@ VARIABLE = "MLX_STACK_LIFELINE"
 
 
 def follow_supervisor(env: Mapping[str, str]) -> None:
-    """Watch the pipe whose other end only the supervisor holds; without one, do nothing.
+    """Watch the supervisor's pipe, and end with it; otherwise no-op.
 
     At its end, however the supervisor died, this process gets SIGTERM to drain, and is ended
     for good after the seconds that the supervisor put into the variable.

@@ -14,14 +14,14 @@ from mlxstack.host.services import running
 
 
 def check(preset: Preset, home: Home) -> None:
-    """Raises SetupError or Taken with what is in the way; creates the slot files' folder."""
+    """Check a start, creating the slot folder. Raises SetupError, Taken."""
     check_model(preset)
     check_slot_folder(preset)
     check_port(preset.server, home)
 
 
 def check_model(preset: Preset) -> None:
-    """A folder must be there and hold a model; a hub id must look like one."""
+    """Check a model folder, or the form of a hub id."""
     model = preset.model
     _check_model_id("model.id", model.id)
     if model.draft is not None:
@@ -31,7 +31,7 @@ def check_model(preset: Preset) -> None:
 
 
 def check_slot_folder(preset: Preset) -> None:
-    """The folder of slot files exists (0700 when new) and can be written to."""
+    """Check that the slot folder exists (0700 if new), is writable."""
     folder = Path(preset.slots.save_path or ".")
     try:
         make_private(folder)
@@ -46,7 +46,7 @@ def check_slot_folder(preset: Preset) -> None:
 
 
 def check_port(server: ServerSpec, home: Home) -> None:
-    """Check that the port is free, else name the process that listens, and the remedy."""
+    """Check that the port is free, else name process and remedy."""
     why = refusal(server.host, server.port)
     if why is None:
         return

@@ -16,7 +16,7 @@ FOLDER_SIGNS = ("/", "./", "../", "~")
 
 
 def is_folder(model_id: str) -> bool:
-    """Whether a model id means a folder (`./x`, `../x`, `/x`, `~/x`) rather than a hub id."""
+    """Whether a model id is a folder (`./x`, `/x`, `~/x`)."""
     return model_id in {".", ".."} or model_id.startswith(FOLDER_SIGNS)
 
 

@@ -31,7 +31,7 @@ RENAMED = {
     "server.without_key": "server.allow_unauthenticated",
     "when_to_use": "description",
 }
-"""Keys of earlier versions by their dotted paths, with their names of today."""
+"""Earlier key paths, with today's names."""
 
 NOT_SERVED = {
     "kv.swa_full": "sliding windows are always capped, since saved and parked contexts carry "
@@ -49,7 +49,7 @@ def why_unknown(keys: Keys) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema (2020-12) of a preset file, for editors; `extends` belongs to files only."""
+    """JSON schema (2020-12) of a preset file, `extends` included, for editors."""
     schema = msgspec.json.schema(Preset)
     form = schema["$defs"][Preset.__name__]
     extends = {"type": "string", "description": "Name or path of the preset that this one changes."}
@@ -62,7 +62,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _allow_short_forms(form: dict[str, Any], sections: dict[str, Any]) -> None:
-    """Accept the texts that `normalized` writes out: `model: ID`, and tokens such as `64k`."""
+    """Accept the short forms of `normalized`: `model: ID`, tokens as `64k`."""
     form["properties"]["model"] = {"anyOf": [{"type": "string"}, form["properties"]["model"]]}
     for section, key in TOKEN_KEYS:
         name = form["properties"][section]["$ref"].rpartition("/")[2]
@@ -72,7 +72,7 @@ def _allow_short_forms(form: dict[str, Any], sections: dict[str, Any]) -> None:
 
 
 def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
-    """The shape at `keys`, or None where a preset has no such key."""
+    """Schema at `keys`, or None for an unknown key."""
     for key in keys:
         below = children(shape).get(key) if isinstance(key, str) else None
         if isinstance(shape, mi.VarTupleType) and isinstance(key, int):
@@ -114,7 +114,7 @@ def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, type, mi.Field]]:
-    """Every key that holds a value: dotted, the section that it is in, and what it may hold.
+    """Every key with a value: dotted path, section, allowed values.
 
     `[]` stands for each item of a list of sections.
     """
@@ -130,7 +130,7 @@ def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, ty
 
 
 def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[Keys]:
-    """Key paths in `values` that no preset has, in the order of the file."""
+    """Unknown key paths in `values`, in the order of the file."""
     if isinstance(shape, mi.UnionType):
         shape = next((one for one in shape.types if isinstance(one, mi.StructType)), shape)
     if isinstance(values, dict) and isinstance(shape, mi.StructType):
@@ -146,7 +146,7 @@ def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[K
 
 
 def endless(values: Any, keys: Keys = ()) -> Iterator[Keys]:
-    """Key paths of numbers that JSON has no form for, such as `.inf` and `.nan`."""
+    """Key paths of numbers without JSON form: `.inf` and `.nan`."""
     if isinstance(values, dict | list):
         pairs = values.items() if isinstance(values, dict) else enumerate(values)
         for key, value in pairs:
@@ -156,7 +156,7 @@ def endless(values: Any, keys: Keys = ()) -> Iterator[Keys]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or the list of what there is when nothing is near."""
+    """Suggestion `; did you mean X?`, or else the known keys."""
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if near:
@@ -165,7 +165,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def parse(raw: str, shape: mi.Type) -> Any:
-    """A value typed by hand; what does not parse stays text, and is refused later."""
+    """Parse a typed value; unparsable text stays for a later refusal."""
     if isinstance(shape, mi.UnionType):
         if raw in {"null", "none", ""}:
             return None
@@ -211,7 +211,7 @@ def _meaning_of_one(shape: mi.Type | None) -> str:
 
 
 def normalized(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with short forms written out: `model: ID`, tokens such as `64k`, `KEY: off`."""
+    """Expand short forms: `model: ID`, tokens as `64k`, `KEY: off`."""
     result: dict[str, Any] = _with_off(values, PRESET)
     if isinstance(result.get("model"), str):
         result["model"] = {"id": result["model"]}
@@ -223,7 +223,7 @@ def normalized(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_off(values: Any, shape: mi.Type | None) -> Any:
-    """The values with `off` where YAML 1.1 made it false and the key wants a word."""
+    """Restore `off` where YAML 1.1 read false, for text keys."""
     if isinstance(values, dict):
         known = children(shape) if shape is not None else {}
         return {key: _with_off(value, known.get(key)) for key, value in values.items()}

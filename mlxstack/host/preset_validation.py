@@ -4,11 +4,18 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from mlxstack.core.preset import Preset, ServiceKind, Speculation, WarmPrefix
+from mlxstack.core.preset import (
+    LiveSharingMode,
+    Preset,
+    ServiceKind,
+    Speculation,
+    WarmPrefix,
+)
 from mlxstack.host.yaml_source import Keys
 
 Violation = tuple[Keys, str]
 
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 PEER_URL = re.compile(r"https?://[^\s/@?#]+/?")
 DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
@@ -17,6 +24,7 @@ def violations(preset: Preset) -> Iterator[Violation]:
     """Key paths with what is wrong there, worded to follow the key."""
     yield from _kv(preset)
     yield from _draft(preset)
+    yield from _hosts(preset)
     yield from _sizes(preset)
     yield from _warm(preset)
     yield from _server(preset)
@@ -38,6 +46,30 @@ def _draft(preset: Preset) -> Iterator[Violation]:
         yield ("model", "draft"), f"is {draft}, but embeddings need no drafts; remove it"
     elif preset.speculation is Speculation.OFF:
         yield ("model", "draft"), f"is {draft}, but drafts are off: set speculation: auto"
+
+
+def _hosts(preset: Preset) -> Iterator[Violation]:
+    if not preset.hosts:
+        return
+    if len(preset.hosts) < 2:
+        yield ("hosts",), "names one machine; name this one first, then the others, or none"
+    if not all(HOST.fullmatch(host) for host in preset.hosts):
+        yield ("hosts",), "must be host names or IPv4 addresses, without a port"
+    combined = (
+        (("kind",), preset.kind is ServiceKind.EMBEDDING),
+        (("model", "adapter"), preset.model.adapter is not None),
+        (("model", "draft"), preset.model.draft is not None),
+        (("speculation",), preset.speculation is not Speculation.OFF),
+        (
+            ("prefix_cache", "live_sharing"),
+            preset.prefix_cache.live_sharing is not LiveSharingMode.OFF,
+        ),
+        (("server", "peers"), bool(preset.server.peers)),
+        (("server", "idle_unload_s"), preset.server.idle_unload_s is not None),
+    )
+    for keys, is_set in combined:
+        if is_set:
+            yield keys, "does not go with `hosts`: remove one of the two"
 
 
 def _sizes(preset: Preset) -> Iterator[Violation]:

@@ -27,8 +27,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class LoadedPreset(Struct, frozen=True):
-    """A preset that passed every check; `origins` tells who gave each value: `slots.count` ->
-    `demo.yaml:8`. Keys that are not there have their default."""
+    """Valid preset; `origins` maps each set key to its source.
+
+    For example `slots.count` -> `demo.yaml:8`. Other keys have their default.
+    """
 
     preset: Preset
     source: Path
@@ -36,14 +38,14 @@ class LoadedPreset(Struct, frozen=True):
 
 
 def builtin_folder() -> Path:
-    """The presets that come with the package: inside the wheel, or beside it in a checkout."""
+    """Folder of the builtin presets, in the wheel or checkout."""
     package = Path(__file__).parent.parent
     inside = package / "presets"
     return inside if inside.is_dir() else package.parent / "presets"
 
 
 def listed(home: Home) -> dict[str, Path]:
-    """Every preset by name: a user's own goes before a builtin one, a derived one comes last."""
+    """Presets by name: own ones first, then builtin, then derived."""
     presets: dict[str, Path] = {}
     for folder in (home.derived_presets, builtin_folder(), home.presets):
         files = sorted(folder.iterdir(), key=lambda file: file.stem) if folder.is_dir() else []
@@ -52,12 +54,12 @@ def listed(home: Home) -> dict[str, Path]:
 
 
 def is_path(name: str) -> bool:
-    """Whether a preset is meant by its file rather than by its name."""
+    """Whether a preset is given by file rather than name."""
     return name.endswith(ENDINGS) or name.startswith(preset_paths.FOLDER_SIGNS)
 
 
 def from_anywhere(name: str, folder: Path | None = None) -> str:
-    """A preset's name as it is, a path absolute: it means the same wherever it is read.
+    """Preset name, or absolute path, the same from any folder.
 
     `folder` is where a relative path starts: that of the file that holds it, else the current one.
     """
@@ -67,7 +69,7 @@ def from_anywhere(name: str, folder: Path | None = None) -> str:
 
 
 def find(name: str, home: Home) -> Path:
-    """The file of a preset name or path. Raises SetupError with a near name."""
+    """File of a preset by name or path. Raises SetupError."""
     if is_path(name):
         path = Path(from_anywhere(name))
         if "\0" in name or not path.is_file():

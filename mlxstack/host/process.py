@@ -16,7 +16,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ProcessId(Struct, frozen=True):
-    """A process that cannot be confused with a later one of the same number.
+    """Process identity that a reused number cannot match.
 
     `born` is its creation in seconds since the boot with the id `boot`, where the system has such
     ids (Linux); else in seconds since the epoch.
@@ -36,7 +36,7 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether this very process runs; a zombie or a reused number is not it."""
+    """Whether exactly this process runs; not a zombie, nor a successor."""
     try:
         now = psutil.Process(process.pid)
         born, boot = _birth(now)
@@ -95,7 +95,7 @@ def held_bytes(pid: int) -> int:
 
 
 def refusal(host: str, port: int) -> OSError | None:
-    """The error of listening there, such as EADDRINUSE; None for a free port.
+    """Error of listening there, such as EADDRINUSE; None if free.
 
     Some systems let one bind beside a wildcard listener and take its calls: so we also call.
     """
@@ -114,7 +114,7 @@ def refusal(host: str, port: int) -> OSError | None:
 
 
 def reachable(host: str) -> str:
-    """The address under which a local client reaches a server bound to `host`."""
+    """Local address of a server bound to `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
@@ -127,7 +127,7 @@ def free_port(host: str) -> int:
 
 
 def listener(port: int) -> str | None:
-    """Process that listens on a port, as `name (pid 123)`; None where the system does not tell."""
+    """Process that listens on a port, `name (pid 123)`, or None."""
     for process in psutil.process_iter(["pid", "name"]):
         try:
             connections = process.net_connections(kind="tcp")
@@ -169,7 +169,7 @@ def _footprint_bytes(pid: int) -> int | None:
 
 
 def _birth(process: psutil.Process) -> tuple[float, str]:
-    """Linux counts from the boot; as a time of day that would change whenever the clock is set."""
+    """Birth on Linux since the boot: wall time jumps with the clock."""
     if not BOOT_ID.exists():
         return process.create_time(), ""
     return process.create_time() - psutil.boot_time(), BOOT_ID.read_text().strip()

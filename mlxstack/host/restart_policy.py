@@ -7,10 +7,13 @@ under it such an end is reported as success.
 from collections.abc import MutableMapping
 
 HOPELESS_CODES = (2, 4, 5)
-"""Exit codes of `up` that another try cannot mend: usage, taken, setup (see cli/exit_codes.py)."""
+"""Exit codes of `up` that no retry can fix (cli/exit_codes.py).
+
+Usage, taken, setup.
+"""
 
 LAUNCHD_VARIABLE = "MLX_STACK_LAUNCHD"
-"""Set in the environment of a launchd agent; not passed on to its children."""
+"""Variable of a launchd agent's environment; children do not inherit it."""
 
 
 def take_launchd_flag(env: MutableMapping[str, str]) -> bool:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Phase(StrEnum):
-    """Phase of the supervisor. CRASHED: it gave up; STOPPED: it was asked to end."""
+    """Phase of the supervisor; CRASHED: it gave up, STOPPED: by request."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -51,7 +51,7 @@ class RestartPolicy(Struct, frozen=True):
 
 
 class ServiceSpec(Struct, frozen=True):
-    """Spec for a supervisor: the `worker` command, with `env` added to its own.
+    """Supervisor's spec: the `worker` command, and additions to `env`.
 
     `preset` and `overrides` are as the person typed them in the folder `cwd`; `n_ctx` is tokens
     per slot.
@@ -76,7 +76,7 @@ class ServiceSpec(Struct, frozen=True):
 
 
 class ServiceState(Struct, frozen=True):
-    """State written by the supervisor. `since` is seconds since the epoch, of the last start.
+    """State by the supervisor; `since`: Unix seconds of the last start.
 
     `last_words` are the last lines of a worker that died with `exit_code` (negative: a signal);
     `died_how` tells its end in words: "was killed by SIGKILL".
@@ -94,7 +94,7 @@ class ServiceState(Struct, frozen=True):
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` (0600) so that a reader sees the old or the new content, never half."""
+    """Replace `path` (0600) atomically."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -115,7 +115,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """The value in `path`; None when it is missing or not readable as `kind`."""
+    """Value in `path`; None if missing or not a `kind`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
@@ -144,7 +144,7 @@ def owner(home: Home, name: str) -> ServiceState | None:
 
 
 def claim(state: ServiceState) -> None:
-    """Take the name of the service for the supervisor in `state`. Raises Taken if owned."""
+    """Claim a service name for the supervisor in `state`. Raises Taken."""
     home, name = state.plan.home, state.plan.name
     with _ours(home):
         other = owner(home, name)
@@ -163,7 +163,7 @@ def release(home: Home, name: str) -> None:
 
 
 def clear(home: Home, name: str) -> bool:
-    """Take the name from a supervisor that is gone; False when no such one has it."""
+    """Release a dead supervisor's name; False without one."""
     with _ours(home):
         is_stale = owner(home, name) is None and home.pid_file(name).exists()
         if is_stale:
@@ -172,7 +172,7 @@ def clear(home: Home, name: str) -> bool:
 
 
 def mark_stopped(home: Home, state: ServiceState) -> None:
-    """Write for the dead supervisor what it could not write itself, unless there is a new one."""
+    """Mark a dead supervisor as stopped, unless it has a successor."""
     name = state.plan.name
     with _ours(home):
         if owner(home, name) is None:
@@ -183,7 +183,7 @@ def mark_stopped(home: Home, state: ServiceState) -> None:
 
 @contextmanager
 def locked(path: Path, waits: bool = True) -> Iterator[None]:
-    """For one process at a time. Raises BlockingIOError when it is taken and `waits` is false."""
+    """Exclusive file lock. Raises BlockingIOError unless `waits`."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)

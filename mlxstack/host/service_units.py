@@ -23,7 +23,7 @@ RETRY_S = 30
 
 
 class LoginJob(Struct, frozen=True):
-    """Job started at login: `command` in folder `cwd` with `env`; `stop_s` seconds to drain.
+    """Login job: `command` in `cwd` with `env`; drains for `stop_s` seconds.
 
     `log` takes what is said outside of the service's own log.
     """
@@ -37,7 +37,7 @@ class LoginJob(Struct, frozen=True):
 
 
 class ServiceUnit(Struct, frozen=True):
-    """A file for the system's own supervisor, and the commands that start and end the service.
+    """Unit file of the system's supervisor, with start and stop commands.
 
     `stop` may return while the service still drains; then `probe` succeeds until it has ended.
     """
@@ -52,7 +52,7 @@ class ServiceUnit(Struct, frozen=True):
 
 
 def unit_of(job: LoginJob, env: Mapping[str, str], platform: str = sys.platform) -> ServiceUnit:
-    """The unit of a job on this system. Raises SetupError where there is no kind for it."""
+    """Unit of a job on this system. Raises SetupError without support."""
     if platform == "darwin":
         return launchd(job, Path(env.get("HOME") or "~").expanduser(), os.getuid())
     if platform == "linux":
@@ -62,7 +62,7 @@ def unit_of(job: LoginJob, env: Mapping[str, str], platform: str = sys.platform)
 
 
 def launchd(job: LoginJob, home: Path, user: int) -> ServiceUnit:
-    """A launchd agent. `Interactive` keeps macOS from slowing it down as a background job."""
+    """launchd agent, `Interactive` so that macOS does not throttle it."""
     label = f"{LABEL}.{job.name}"
     path = home / "Library" / "LaunchAgents" / f"{label}.plist"
     content = {
@@ -93,7 +93,7 @@ def launchd(job: LoginJob, home: Path, user: int) -> ServiceUnit:
 
 
 def exit_timeout_s(unit: Path) -> float:
-    """Seconds after which launchd kills the installed agent that it was told to end."""
+    """Seconds until launchd kills the stopping agent."""
     try:
         value = plistlib.loads(unit.read_bytes()).get("ExitTimeOut")
     except (OSError, ValueError, plistlib.InvalidFileException):
@@ -102,7 +102,7 @@ def exit_timeout_s(unit: Path) -> float:
 
 
 def systemd(job: LoginJob, config: Path) -> ServiceUnit:
-    """A systemd user unit. Only the supervisor gets SIGTERM, so that it drains its worker."""
+    """systemd user unit; SIGTERM goes to the supervisor alone."""
     name = f"{LABEL}-{job.name}.service"
     lines = [
         "[Unit]",

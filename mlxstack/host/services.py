@@ -33,14 +33,14 @@ def running(home: Home) -> list[ServiceState]:
 
 
 def served(home: Home) -> dict[str, Preset]:
-    """Preset that each running service serves now, by the name of the service."""
+    """Preset that each running service serves, by name."""
     named = [state.plan.name for state in running(home)]
     found = {name: read_json(home.preset_file(name), Preset) for name in named}
     return {name: preset for name, preset in found.items() if preset is not None}
 
 
 def sweep(home: Home, name: str) -> str | None:
-    """Clear the files of a dead supervisor; a sentence about them, else None.
+    """Clear a dead supervisor's files; returns a sentence, else None.
 
     A worker that outlived its supervisor is ended, so that it frees its port and its memory.
     """
@@ -57,7 +57,7 @@ def sweep(home: Home, name: str) -> str | None:
 
 @contextmanager
 def starting(home: Home, name: str, waits: bool) -> Iterator[None]:
-    """Serialize starts of one service, so that none overwrites the plan of another.
+    """Serialize starts of one service, so plans are not overwritten.
 
     Raises Taken when another start goes on and `waits` is false.
     """

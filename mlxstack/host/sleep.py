@@ -18,13 +18,13 @@ log = logging.getLogger("mlxstack.sleep")
 
 CAFFEINATE = "/usr/bin/caffeinate"
 LINGER_S = 60.0
-"""Seconds that the assertion outlives the last request: an agent runs its tools between two."""
+"""Seconds of assertion after a request, while agents run tools."""
 
 END_S = 1.0
 
 
 class SleepAssertion:
-    """A power assertion, held while at least one request runs and `linger_s` seconds longer.
+    """Power assertion during requests, and `linger_s` seconds longer.
 
     `command` is the program that holds it while it runs; None does nothing. Used from one event
     loop. `why_not` says why the last attempt to hold it failed, and is empty otherwise.
@@ -96,5 +96,5 @@ class SleepAssertion:
 
 
 def caffeinate(platform: str = sys.platform) -> tuple[str, ...] | None:
-    """The command that keeps a Mac awake until this process ends; None on other systems."""
+    """Command that keeps a Mac awake with this process, else None."""
     return (CAFFEINATE, "-i", "-w", str(os.getpid())) if platform == "darwin" else None

@@ -1,4 +1,4 @@
-"""Whether this computer can do work that nothing waits for."""
+"""Spare power: mains, calm memory and cool hardware for background work."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import psutil
 from mlxstack.host.memory_pressure import PressureLevel, pressure_level
 
 THERMAL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
-"""Level that `powermetrics` shows to root: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping.
+"""Thermal level: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping.
 
 `pmset -g therm` tells none of them on Apple silicon.
 """
@@ -19,13 +19,13 @@ WAIT_S = 2.0
 
 
 def has_spare_power() -> bool:
-    """Whether it has mains power, calm memory, and is cool where that is known."""
+    """Whether on mains, with calm memory, and cool if known."""
     is_powered = not is_on_battery(psutil.sensors_battery())
     return is_powered and pressure_level() is PressureLevel.CALM and not is_warm(thermal_level())
 
 
 def is_on_battery(battery: Any) -> bool:
-    """Whether the computer runs on battery; `battery` is psutil's status, None without one.
+    """Whether on battery, by psutil's status, None without one.
 
     A state of the plug that is unknown counts as mains, as in desktops with a UPS.
     """
@@ -33,12 +33,12 @@ def is_on_battery(battery: Any) -> bool:
 
 
 def is_warm(level: int | None) -> bool:
-    """Whether the system saves power for its temperature; an unknown level is cool."""
+    """Whether the system throttles for heat; unknown counts as cool."""
     return bool(level)
 
 
 def thermal_level() -> int | None:
-    """The thermal pressure level of macOS; None where it is not told."""
+    """Thermal pressure level of macOS; None where unknown."""
     try:
         done = subprocess.run(THERMAL, capture_output=True, text=True, timeout=WAIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

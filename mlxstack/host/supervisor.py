@@ -1,4 +1,4 @@
-"""Supervisor of one worker: start, log, restart with backoff, give up when flapping."""
+"""Supervisor of one worker: start, log, backoff restarts, crash limit."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from mlxstack.host.service_state import (
 )
 
 EX_CONFIG = 78
-"""Exit code of a worker that a restart cannot help (EX_CONFIG of sysexits.h)."""
+"""Exit code of an unrestartable worker (EX_CONFIG of sysexits.h)."""
 
 N_LAST_WORDS = 20
 
@@ -39,7 +39,7 @@ PROBE_S = 1.0
 
 
 class Supervisor:
-    """One service from its first start to its end. `echo` gets each line of the log too."""
+    """One service from start to end; `echo` gets the log lines."""
 
     def __init__(self, plan: ServiceSpec, echo: Callable[[str], None] | None = None) -> None:
         me = identify(os.getpid())
@@ -53,11 +53,11 @@ class Supervisor:
         self._deaths: list[float] = []
 
     def claim(self) -> None:
-        """Take the name of the service. Raises Taken when another supervisor has it."""
+        """Claim the service's name. Raises Taken for another supervisor's."""
         claim(self._state)
 
     async def run(self) -> int:
-        """Supervise until asked to stop (0), or until there is no hope (1). First comes `claim`."""
+        """Supervise a claimed service: 0 after a stop, 1 after crashes."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
@@ -115,7 +115,7 @@ class Supervisor:
         return code
 
     async def _until_stuck(self) -> str:
-        """Look at the worker again and again; in words, why it counts as stuck."""
+        """Probe until the worker counts as stuck; returns the reason."""
         every, pulse = self._plan.patience.look_s, LivenessMonitor(self._plan.patience)
         while True:
             await asyncio.sleep(every)
@@ -161,7 +161,7 @@ class Supervisor:
             self._write(line)
 
     async def _drain(self, pump: "asyncio.Task[None]") -> None:
-        """The last lines; a grandchild that keeps the pipe open does not hold us up."""
+        """Last output lines; a grandchild's open pipe does not block."""
         _, pending = await asyncio.wait({pump}, timeout=1.0)
         for task in pending:
             task.cancel()
@@ -179,7 +179,7 @@ class Supervisor:
         )
 
     def _next_delay(self, now: float) -> float | None:
-        """Seconds until the next start, or None when there were too many deaths."""
+        """Seconds until the next start; None after too many crashes."""
         patience = self._plan.patience
         self._deaths = [at for at in self._deaths if now - at < patience.window_s] + [now]
         if len(self._deaths) >= patience.max_crashes:
@@ -202,7 +202,7 @@ class Supervisor:
             self._echo(line)
 
     def _tell(self, **changes: object) -> None:
-        """Write down what is so now; a disk that refuses is no reason to end a worker."""
+        """Write the current state; a disk error only costs the file."""
         self._state = msgspec.structs.replace(self._state, **changes)
         file = self._plan.home.state_file(self._plan.name)
         try:

@@ -20,7 +20,7 @@ class Transfer:
             self.n_done = min(self.n_done + n_bytes, self.n_total)
 
     def text(self, now: float) -> str:
-        """`38 %, 6.2 GiB of 16.4 GiB, 95 MiB/s, 1 min 50 s left`."""
+        """Progress as text: `38 %, 6.2 GiB of 16.4 GiB, 95 MiB/s`."""
         n_done, elapsed = self.n_done, max(now - self.began, 1e-3)
         speed = n_done / elapsed
         parts = [f"{100 * n_done // max(self.n_total, 1)} %"]

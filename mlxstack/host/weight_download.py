@@ -34,7 +34,7 @@ Report = Callable[[int], None]
 
 
 class WeightFile(Struct, frozen=True):
-    """A weight file of the hub that is not in the cache; `blob` is its final place."""
+    """Missing weight file of the hub; `blob` is its final path."""
 
     url: str
     n_bytes: int
@@ -58,7 +58,7 @@ def blobs_folder(model: str) -> Path:
 
 
 def missing_weights(model: str, revision: str | None, names: Sequence[str]) -> list[WeightFile]:
-    """Ask the hub for the hashes of these files; those without one are left to its client."""
+    """Files with hashes from the hub; others stay to its client."""
     info = HfApi().model_info(model, revision=revision, files_metadata=True)
     locks = Path(constants.HF_HUB_CACHE) / ".locks" / _folder_name(model)
     files = [
@@ -77,7 +77,7 @@ def missing_weights(model: str, revision: str | None, names: Sequence[str]) -> l
 
 
 def fetch_weights(files: Sequence[WeightFile], report: Report) -> None:
-    """Complete these files, several at once. An interrupt keeps the bytes that came."""
+    """Complete these files in parallel; an interrupt keeps partial files."""
     stop = Event()
     counting = meter(report, stop=stop)
     with ThreadPoolExecutor(N_AT_ONCE) as pool:
@@ -91,7 +91,7 @@ def fetch_weights(files: Sequence[WeightFile], report: Report) -> None:
 
 
 def meter(report: Report, bars: str = "", stop: Event | None = None) -> Any:
-    """A progress class for the hub's client that counts bytes of `bars` and draws nothing."""
+    """Progress class for the hub's client, which counts bytes silently."""
 
     class Meter(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -133,7 +133,7 @@ def _fetch(file: WeightFile, counting: Any) -> None:
 
 
 def _append_rest(file: WeightFile, part: BinaryIO, counting: Any) -> None:
-    """Without an expected size: bytes of another size have another hash, which is checked."""
+    """Append the rest of a file, whose hash covers its size."""
     try:
         http_get(
             file.url,

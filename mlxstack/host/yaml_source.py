@@ -28,7 +28,10 @@ Keys = tuple[str | int, ...]
 
 
 class PlainYamlLoader(yaml.SafeLoader):
-    """Reads what stands there: YAML 1.1 makes 8 of `010`, 90 of `1:30`, and a day of a date."""
+    """Disables YAML 1.1 implicit types: octal, sexagesimal, dates.
+
+    It would make 8 of `010`, 90 of `1:30`, and a day of a date.
+    """
 
 
 PlainYamlLoader.yaml_implicit_resolvers = {
@@ -40,7 +43,7 @@ PlainYamlLoader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789
 
 
 class SourceLocation(Struct, frozen=True):
-    """Source of a value: a file and its line, or an option, or a variable.
+    """Source of a value: file and line, option, or variable.
 
     Relative paths in the value are meant from `folder`.
     """
@@ -54,7 +57,7 @@ class SourceLocation(Struct, frozen=True):
 
 
 class SourcedDocument(Struct, frozen=True):
-    """A mapping of values and the mark of every key path in it."""
+    """Mapping of values, and the source of every key path."""
 
     values: dict[str, Any]
     locations: dict[Keys, SourceLocation]
@@ -73,7 +76,7 @@ def dotted(keys: Keys) -> str:
 
 
 def read_yaml(path: Path) -> SourcedDocument:
-    """The document of a file. Raises SetupError naming the file and the line."""
+    """Document of a file. Raises SetupError with file and line."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as why:

@@ -15,7 +15,7 @@ TOKEN_BYTES = 4
 
 
 class BlockHashes(Struct, frozen=True):
-    """The keys of all full blocks of a token list, and the tokens after the last one.
+    """Block hashes of a token list, and its tokens after the last.
 
     `keys[i]` names the tokens [0, (i + 1) * block_size). Extending hashes only what is new.
     """
@@ -32,7 +32,7 @@ class BlockHashes(Struct, frozen=True):
 
     @property
     def head(self) -> bytes:
-        """Names exactly all tokens so far; the last block's key when the tail is empty."""
+        """Hash of all tokens; the last block's when the tail is empty."""
         last = self.keys[-1] if self.keys else self.root
         return _next(last, self.tail) if self.tail else last
 
@@ -67,7 +67,7 @@ def hash_blocks(salt: bytes, tokens: Sequence[int], block_size: int) -> tuple[by
 
 
 def hash_at(chain: BlockHashes, tokens: Sequence[int], position: int) -> bytes:
-    """Names exactly the first `position` of `tokens`, of which `chain` is the chain."""
+    """Hash of the first `position` of `tokens`, whose chain is `chain`."""
     n_full = position // chain.block_size
     last = chain.keys[n_full - 1] if n_full else chain.root
     rest = tokens[n_full * chain.block_size : position]
@@ -75,12 +75,12 @@ def hash_at(chain: BlockHashes, tokens: Sequence[int], position: int) -> bytes:
 
 
 def segment_key(state: bytes, start: int) -> str:
-    """Content address of the KV of tokens [start, end), where `state` names the first `end`."""
+    """Content address of KV of [start, end); `state` names [0, end)."""
     return hashlib.sha256(b"segment" + state + struct.pack("<Q", start)).hexdigest()
 
 
 def checkpoint_key(state: bytes) -> str:
-    """Content address of the state of uncuttable layers after the tokens named by `state`."""
+    """Content address of uncuttable layers after the tokens that `state` names."""
     return hashlib.sha256(b"checkpoint" + state).hexdigest()
 
 

@@ -37,7 +37,7 @@ class RequestSums(Struct, frozen=True):
 
 
 class SlidingWindow:
-    """A sum that forgets what is older than `span_s`, in steps of a 3,600th of it."""
+    """Sum over the last `span_s`, in steps of a 3,600th."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
@@ -63,7 +63,7 @@ class SlidingWindow:
 
 
 class Rates(Struct, frozen=True):
-    """The same sums over the last minute, the last hour, and since the start."""
+    """Sums over the last minute, the last hour, and since the start."""
 
     minute: RequestSums
     hour: RequestSums

@@ -1,4 +1,4 @@
-"""Capacity: agents and context that fit into a memory, before anything is loaded."""
+"""Capacity: agents and context that fit a memory, before any load."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.policy.kv_geometry import Geometry
+from mlxstack.policy.live_sharing import MOST_SPARE
 from mlxstack.policy.prefix_index import CUT
 
 MARGIN_BYTES = 64 * 1024 * 1024
@@ -16,7 +17,7 @@ HEADER_BYTES = 4096
 
 
 class Budget(Struct, frozen=True):
-    """Share of the memory that KV may take: `pct` percent of `total` bytes."""
+    """KV budget: `pct` percent of `total` bytes of memory."""
 
     total: int
     pct: float
@@ -27,7 +28,7 @@ class Budget(Struct, frozen=True):
         return int(self.total * self.pct / 100)
 
     def holding(self, n_bytes: int) -> "Budget":
-        """This budget, or the next larger one in whole percent that holds `n_bytes`."""
+        """This budget, or the next whole percent that holds `n_bytes`."""
         if n_bytes <= self.n_bytes:
             return self
         pct = -(-n_bytes * 100 // self.total)
@@ -36,11 +37,12 @@ class Budget(Struct, frozen=True):
 
 
 class ServiceLoad(Struct, frozen=True):
-    """Memory needs of a service: bytes of `weights` and `workspace`, slots, tokens per slot.
+    """Load of a service: weights and workspace in bytes, slots, context.
 
     `chunk` is the longest prefill chunk; windows are larger while it runs.
     `budget` bounds the KV of all slots; None is no bound but the memory itself. Each slot has a
-    context of the draft model too; the weights are those of both models.
+    context of the draft model too; the weights are those of both models. The slots hold one copy of
+    their first `n_shared` tokens.
     """
 
     geometry: Geometry
@@ -51,10 +53,11 @@ class ServiceLoad(Struct, frozen=True):
     chunk: int = 512
     budget: Budget | None = None
     draft: Geometry = Geometry(())
+    n_shared: int = 0
 
 
 class MemoryNeed(Struct, frozen=True):
-    """Bytes by cause. `kv_full` grows with the context, `kv_state` has an upper bound."""
+    """Bytes by cause; `kv_full` grows with context, `kv_state` is bounded."""
 
     weights: int
     kv_full: int
@@ -74,7 +77,7 @@ class MemoryNeed(Struct, frozen=True):
 
 
 class CapacityRow(Struct, frozen=True):
-    """One line of the table: KV of one context of `n_ctx` tokens, and what of it fits.
+    """Table row: KV of one context of `n_ctx`, and agents that fit.
 
     `n_agents` are live contexts beside each other, `disk` is one saved agent.
     """
@@ -86,21 +89,29 @@ class CapacityRow(Struct, frozen=True):
 
 
 def need(load: ServiceLoad) -> MemoryNeed:
-    """The most bytes this load can take: all slots full, one of them in prefill."""
+    """Peak bytes of this load: all slots full, one of them prefilling."""
     drafts = load.draft.peak_state_bytes(load.n_ctx, load.chunk)
     settled = load.geometry.peak_state_bytes(load.n_ctx, 1) + drafts
     in_prefill = load.geometry.peak_state_bytes(load.n_ctx, load.chunk) + drafts
     full = sum(one.peak_full_bytes(load.n_ctx) for one in (load.geometry, load.draft))
     return MemoryNeed(
         weights=load.weights,
-        kv_full=full * load.n_slots,
+        kv_full=full * load.n_slots - _shared_bytes(load),
         kv_state=settled * (load.n_slots - 1) + in_prefill,
         workspace=load.workspace,
     )
 
 
+def _shared_bytes(load: ServiceLoad) -> int:
+    """Bytes saved by one copy, which may have room to spare."""
+    if load.n_slots < 2:
+        return 0
+    n_tokens = min(load.n_shared, load.n_ctx)
+    return int(load.geometry.full_bytes(n_tokens) * (load.n_slots - 1 - MOST_SPARE))
+
+
 def kv_budget(limit: int, weights: int, workspace: int) -> int:
-    """Bytes of `limit` that are left for KV beside weights and workspace; may be negative."""
+    """Bytes of `limit` beside weights and workspace; may be negative."""
     return limit - weights - workspace - MARGIN_BYTES
 
 
@@ -112,18 +123,19 @@ def fits(load: ServiceLoad, memory: int) -> bool:
 
 def max_agents(load: ServiceLoad, memory: int) -> int:
     """Number of slots of `load.n_ctx` tokens that fit. `load.n_slots` is ignored."""
-    one, two = need(replace(load, n_slots=1)), need(replace(load, n_slots=2))
-    n_agents = _more(one.total, two.total, memory)
+    first = [need(replace(load, n_slots=n)) for n in (1, 2, 3)]
+    n_agents = _more([one.total for one in first], memory)
     if load.budget is None:
         return n_agents
-    return min(n_agents, _more(one.kv, two.kv, load.budget.n_bytes))
+    return min(n_agents, _more([one.kv for one in first], load.budget.n_bytes))
 
 
-def _more(one: int, two: int, bound: int) -> int:
-    """Number that fits `bound` bytes: one takes `one`, a pair `two`."""
-    if one > bound:
-        return 0
-    return 1 + (bound - one) // (two - one) if two > one else 1
+def _more(first: Sequence[int], bound: int) -> int:
+    """Number that fits `bound` bytes; one, two and three take the `first`, others as the third."""
+    one, two, three = first
+    if two > bound or two == one:
+        return int(one <= bound)
+    return 2 + (bound - two) // (three - two) if three > two else 2
 
 
 def max_ctx(load: ServiceLoad, memory: int) -> int:

@@ -1,4 +1,4 @@
-"""Advice where a plan does not fit, and the choice among models that do."""
+"""Advice on plans that do not fit, and the choice of models."""
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
@@ -18,7 +18,7 @@ MOST_BUDGET_PCT = 90
 
 
 class CapacityOption(Struct, frozen=True):
-    """Settings with which a load would fit: slots, tokens per slot, KV bits.
+    """Settings with which a load fits: slots, context, KV bits.
 
     `budget_pct` is the share of the memory that KV then needs; None where the present one is
     enough.
@@ -31,7 +31,10 @@ class CapacityOption(Struct, frozen=True):
 
 
 class CapacityRequest(Struct, frozen=True):
-    """A model that could carry the load; `n_trained` tokens of context, 0 when unknown."""
+    """Candidate model for a load; `n_trained` is 0 when unknown.
+
+    That is the context of its training in tokens.
+    """
 
     name: str
     load: ServiceLoad
@@ -48,7 +51,7 @@ class FitLevel(IntEnum):
 
 
 class Advice(Struct, frozen=True):
-    """`load` is the wish in the highest KV precision that fits, else as it was wished.
+    """The wished `load`, in the highest KV precision that fits if any.
 
     `n_agents` of the wished context would fit, in the precision of `load`.
     """
@@ -60,7 +63,7 @@ class Advice(Struct, frozen=True):
 
 
 def precisions(load: ServiceLoad) -> Iterator[ServiceLoad]:
-    """The load as it is, then with KV of fewer bits, as far as its heads can be quantized."""
+    """The load, then with fewer KV bits where heads can be quantized."""
     yield load
     for bits in sorted(QUANTIZED_BITS, reverse=True):
         if bits < load.geometry.bits:
@@ -72,7 +75,7 @@ def precisions(load: ServiceLoad) -> Iterator[ServiceLoad]:
 
 
 def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
-    """One change that makes it fit, the least painful first; if none does, both sizes at once.
+    """Single changes that make it fit, least painful first, else both sizes.
 
     Where only the KV budget is too small, the first is a larger one. Where the memory is, each
     comes with the budget that it needs.
@@ -87,7 +90,7 @@ def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
 
 
 def option(load: ServiceLoad) -> CapacityOption:
-    """The settings of a load, and a larger share of the memory where its KV needs one."""
+    """Settings of a load, with a larger KV share where needed."""
     pct = None
     if load.budget is not None:
         larger = load.budget.holding(need(load).kv)
@@ -104,7 +107,7 @@ def _smaller(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
 
 
 def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]:
-    """The wishes in order of preference: what fits first, and of that the largest weights.
+    """Wishes that fit by order of preference, then by largest weights.
 
     8-bit KV counts as good as 16-bit, 4-bit does not.
     """
@@ -158,12 +161,12 @@ MANY_SLOTS, FEW_SLOTS = 4, 2
 def choose_sizes(
     is_fitting: Callable[[CapacityOption], bool], n_trained: int, given: SlotSizes
 ) -> CapacityOption | None:
-    """Return the sizes that serve several agents best, of those that fit; what is given holds."""
+    """Sizes within `given` that serve several agents best, of those that fit."""
     return next((one for one in _choices(n_trained, given) if is_fitting(one)), None)
 
 
 def _choices(n_trained: int, given: SlotSizes) -> Iterator[CapacityOption]:
-    """Long contexts for several agents first, then 8-bit KV, then fewer and shorter slots."""
+    """Sizes by preference: long contexts, several agents, then 8-bit KV, fewer slots."""
     most = n_trained or AGENT_TOKENS
     large, agent = min(most, LARGE_TOKENS), min(most, AGENT_TOKENS)
     shorter = [agent >> step for step in range(1, 8) if agent >> step >= SMALL_TOKENS]

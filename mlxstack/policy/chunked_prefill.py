@@ -19,7 +19,7 @@ MEMORY = 0.95
 
 
 class RegressionSums(Struct, frozen=True):
-    """Decaying sums over chunks: tokens, and per token position, cost in seconds, and products."""
+    """Decaying regression sums over chunks: tokens, positions, costs, products."""
 
     n: float = 0.0
     x: float = 0.0
@@ -29,7 +29,7 @@ class RegressionSums(Struct, frozen=True):
 
 
 class ThroughputModel(Struct, frozen=True):
-    """Measured: prefill tokens per second at position 0, and seconds of a decode step.
+    """Measured prefill tokens per second at position 0; seconds per step.
 
     Each token before a token makes it slower by the share `slowdown`: attention looks back at
     all of them. 0: not known yet.
@@ -44,7 +44,7 @@ class ThroughputModel(Struct, frozen=True):
 def observe_prefill(
     speed: ThroughputModel, start: int, n_tokens: int, seconds: float
 ) -> ThroughputModel:
-    """Update by a chunk from `start` on; the level follows at once, the slowdown slowly."""
+    """Update by a chunk; level follows at once, slowdown gradually."""
     if n_tokens < FEWEST or seconds <= 0:
         return speed
     middle = start + n_tokens / 2
@@ -57,13 +57,13 @@ def observe_prefill(
 
 
 def observe_decode(speed: ThroughputModel, seconds: float) -> ThroughputModel:
-    """Update by a decode step; slower steps count at once, faster ones gradually."""
+    """Update by a decode step: slower at once, faster gradually."""
     decode_s = max(seconds, 0.8 * speed.decode_s + 0.2 * seconds)
     return ThroughputModel(speed.prefill_tps, decode_s, speed.slowdown, speed.trend)
 
 
 def prefill_s(speed: ThroughputModel, start: int, n_tokens: int) -> float:
-    """Seconds that `n_tokens` from position `start` on will take; 0 when nothing is known."""
+    """Prefill seconds of `n_tokens` from position `start`; 0 if unknown."""
     if not speed.prefill_tps:
         return 0.0
     return n_tokens * (1 + speed.slowdown * (start + n_tokens / 2)) / speed.prefill_tps
@@ -87,7 +87,7 @@ def _add(trend: RegressionSums, n: int, x: float, y: float) -> RegressionSums:
 
 
 def _slowdown(trend: RegressionSums) -> float:
-    """Slope over intercept of the least-squares line; 0 while all chunks lie together."""
+    """Slope over intercept of the least-squares line; 0 for clustered chunks."""
     x, y = trend.x / trend.n, trend.y / trend.n
     spread = trend.xx / trend.n - x * x
     if spread < FEWEST * FEWEST:
@@ -100,7 +100,7 @@ FINEST = 16
 """Chunks shorter than a block end on multiples of this, in tokens."""
 
 HEADROOM = 0.9
-"""Share of the bound that is aimed at: the next step may have one row more than the last."""
+"""Target share of the bound; the next step may have another row."""
 
 DRAFT_SHARE = 0.05
 """Share of the seconds of a prefill chunk by which drafts may prolong the decode step beside it."""
@@ -137,7 +137,7 @@ def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
 
 
 def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
-    """Tokens of the next prefill chunk, ending on a block boundary where one is near.
+    """Tokens of the next prefill chunk, preferably to a block boundary.
 
     While other requests decode, chunk plus decode step stay inside `max_stall_s` at the measured
     throughput.

@@ -1,4 +1,4 @@
-"""Conversation identity: tells conversations apart by their user turns, and names them.
+"""Conversation identity: names conversations by their user turns.
 
 A conversation keeps its identity as long as it only grows. A client's own name for it (a hint)
 decides between conversations with equal turns; it never joins two that differ. Conversations
@@ -14,7 +14,7 @@ from msgspec import Struct
 from mlxstack.core.conversation import Conversation, Role
 
 MOST_KNOWN = 512
-"""Conversations that are remembered; the least recently heard go first."""
+"""Maximum number of remembered conversations; the least recent go first."""
 
 MOST_TURNS = 1024
 """Turns per conversation that are remembered and compared."""
@@ -24,11 +24,14 @@ N_DIGITS = 8
 IMPLICIT = re.compile(
     rf"(?:chat|claude|codex|opencode|key|user)-[0-9a-f]{{{N_DIGITS}}}(?:\.[0-9]+)?"
 )
-"""Names of `ConversationNamer`: the client of a hint, or "chat", and a digest of the head."""
+"""Names of `ConversationNamer`: client of the hint, and a digest.
+
+Without a hint the client is "chat".
+"""
 
 
 class KnownConversation(Struct, frozen=True):
-    """A named conversation: digests of the first of its `n_turns` turns, and its client's hint."""
+    """Named conversation: digests of its first turns, and its client's hint."""
 
     name: str
     turns: tuple[str, ...]
@@ -37,7 +40,7 @@ class KnownConversation(Struct, frozen=True):
 
 
 class ConversationNamer:
-    """One owner. The same conversations arriving in the same order get the same names."""
+    """Names conversations, deterministically by their order of arrival. Single owner."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, KnownConversation] = OrderedDict()
@@ -57,7 +60,7 @@ class ConversationNamer:
         return name
 
     def find(self, turns: tuple[str, ...], hint: str | None) -> str | None:
-        """The name that these turns would get; None if `name` would make a new one. O(known)."""
+        """Name these turns would get, None for a new one. O(known)."""
         known = self._find(turns, hint)
         return known.name if known else None
 
@@ -83,7 +86,7 @@ def is_implicit(name: str) -> bool:
 
 
 def user_turn_digests(conversation: Conversation, salt: str = "") -> tuple[str, ...]:
-    """Digests of the input turns, the head up to the first user turn as one.
+    """Digests of the input turns; one for the head and first turn.
 
     Another salt gives other digests and another name, so that a name cannot be guessed from text.
 
@@ -104,7 +107,10 @@ def user_turn_digests(conversation: Conversation, salt: str = "") -> tuple[str, 
 
 
 def _goes_on(known: KnownConversation, turns: tuple[str, ...], hint: str | None) -> bool:
-    """Whether these turns are the conversation again, grown or, by the same client, cut back."""
+    """Whether the turns continue the conversation, or cut it back.
+
+    Only the same client cuts a conversation back.
+    """
     n = min(len(known.turns), len(turns))
     if known.turns[:n] != turns[:n]:
         return False

@@ -218,7 +218,7 @@ def widths(
         for n in range(1, offer.n_tokens + 1)
     ]
     if layout is PassLayout.RAGGED:
-        chances.sort(key=lambda one: -one[2])
+        chances.sort(key=lambda one: (-one[2], one[1]))
     elif layout is PassLayout.PADDED:
         chances.sort(key=lambda one: offers[one[0]].n_known + one[1])
     else:

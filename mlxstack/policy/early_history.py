@@ -1,4 +1,4 @@
-"""Whether to begin the next turn of an agent early: learned from the use of earlier ones."""
+"""Decides on early turns of an agent by use of earlier ones."""
 
 from math import inf
 
@@ -8,19 +8,22 @@ FEWEST_TOKENS = 32
 """Fewer tokens are not worth a change of the context."""
 
 MOST_WASTED = 2
-"""Wasted early turns in a row after which an agent gets one an hour."""
+"""Wasted early turns in a row before an hourly limit of one."""
 
 MOST_TOKENS = 200_000
-"""Tokens of an agent that are begun early within an hour, used ones included."""
+"""Tokens of early turns per agent and hour, used ones included."""
 
 LEAST_USED = 0.5
-"""Share of the tokens that the next prompt uses, or the early turn was wasted."""
+"""Minimum used share of an early turn's tokens; below it is wasted."""
 
 HOUR_S = 3600.0
 
 
 class EarlyHistory(Struct, frozen=True):
-    """Early turns of an agent or client: `n_tokens` since `began`; `n_wasted` turns in a row."""
+    """Early turns of an agent: `n_tokens` since `began`, `n_wasted` in a row.
+
+    A client has one too.
+    """
 
     began: float = -inf
     n_tokens: int = 0
@@ -28,7 +31,7 @@ class EarlyHistory(Struct, frozen=True):
 
 
 def first_history(client: EarlyHistory) -> EarlyHistory:
-    """History of a new agent: as trusted as the other agents of its client."""
+    """History of a new agent, taken from its client's other agents."""
     return EarlyHistory(client.began, 0, client.n_wasted)
 
 

@@ -1,4 +1,4 @@
-"""Which parked records go when bytes or entries must be freed. Leaves first, so paths stay whole.
+"""Eviction order of parked records: leaves first, so paths stay whole.
 
 Order: states an agent has left behind, cold ones, shared heads. What is in use, being written or
 pinned is never listed, nor is anything it needs.
@@ -16,11 +16,11 @@ from mlxstack.core.preset import EvictionPolicy
 from mlxstack.policy.prefix_index import IndexEntry, PrefixIndex, SegmentMeta, StorageTier
 
 BOOST_S = 600.0
-"""Seconds by which every doubling of its hits makes a record look later used."""
+"""Seconds of recency that every doubling of hits is worth."""
 
 
 class MemoryPressure(IntEnum):
-    """CALM frees what is asked; HIGH drops everything cold; CRITICAL the shared heads too."""
+    """Memory pressure: CALM frees on demand, HIGH cold KV, CRITICAL shared prefixes."""
 
     CALM = 0
     HIGH = 1
@@ -40,11 +40,11 @@ DROPPED = {
     MemoryPressure.HIGH: EvictionClass.SHARED,
     MemoryPressure.CRITICAL: EvictionClass.SHARED + 1,
 }
-"""Ranks below this go under pressure, whether asked or not."""
+"""Ranks below this go under pressure, even if no bytes are needed."""
 
 
 class EvictionCandidate(Struct, frozen=True):
-    """A record as eviction sees it. `needs` is the entry that must outlive it.
+    """Eviction candidate; the entry `needs` must outlive it.
 
     `is_entry` counts towards `max_entries`; `is_fixed` may not go now.
     """
@@ -71,7 +71,7 @@ class EvictionGoal(Struct, frozen=True):
 def entries(
     index: PrefixIndex, place: StorageTier = StorageTier.MEMORY
 ) -> tuple[EvictionCandidate, ...]:
-    """Eviction candidates in memory. A parent of records in other tiers is fixed."""
+    """Eviction candidates in memory; parents of records elsewhere are fixed."""
     return tuple(
         EvictionCandidate(
             key=key,
@@ -89,7 +89,7 @@ def entries(
 
 
 def plan(entries: Iterable[EvictionCandidate], goal: EvictionGoal) -> tuple[str, ...]:
-    """Keys to evict, in order; fewer when the rest may not go. O(n log n).
+    """Keys to evict in order; fewer if not evictable. O(n log n).
 
     Request some more bytes than needed at once, rather than a few at every step.
     """
@@ -109,7 +109,7 @@ def plan(entries: Iterable[EvictionCandidate], goal: EvictionGoal) -> tuple[str,
 
 
 class _Leaves:
-    """Entries that nothing needs, the first to go first; taking one may bare another."""
+    """Leaf entries by eviction order; taking one may expose its parent."""
 
     def __init__(self, entries: Iterable[EvictionCandidate], policy: EvictionPolicy) -> None:
         self._known = {entry.key: entry for entry in entries}
@@ -138,7 +138,7 @@ class _Leaves:
 
 
 def _order(entry: EvictionCandidate, policy: EvictionPolicy) -> tuple[int, float]:
-    """Smaller goes first: the rank, then the last use, which hits make look later."""
+    """Sort key: the rank, then the last use, extended by hits."""
     boost = BOOST_S * log2(1 + entry.hits) if policy is EvictionPolicy.LRU_FREQUENCY else 0.0
     return int(entry.rank), entry.used_at + boost
 

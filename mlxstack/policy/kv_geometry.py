@@ -22,7 +22,7 @@ QUANTIZED_BITS = (4, 8)
 
 
 class LayerKind(StrEnum):
-    """Kind of a layer's cache: its growth, and whether a prefix can be cut out of it.
+    """Kind of a layer's cache: growth, and whether it can be cut.
 
     FULL and LATENT keep every token, so any prefix is a slice. SLIDING keeps the last `window`
     tokens, CHUNKED those of the current chunk, RECURRENT a state of fixed size: these exist at
@@ -41,7 +41,7 @@ SLICEABLE = frozenset({LayerKind.FULL, LayerKind.LATENT, LayerKind.SHARED})
 
 
 class Layer(Struct, frozen=True):
-    """The cache of one layer: heads and dims of keys and values, or bytes of a state."""
+    """Cache of one layer: heads and dims, or bytes of a state."""
 
     kind: LayerKind
     k_heads: int = 0
@@ -83,7 +83,7 @@ class Geometry(Struct, frozen=True):
         return sum(self.token_bytes(self.layers[i]) for i in self.full_layers)
 
     def token_bytes(self, layer: Layer) -> int:
-        """Bytes of one token in one layer; 0 for a recurrent or shared one."""
+        """Bytes per token in one layer; 0 for recurrent or shared ones."""
         return layer.k_heads * self._vector_bytes(layer, layer.k_dim) + (
             layer.v_heads * self._vector_bytes(layer, layer.v_dim)
         )
@@ -93,7 +93,7 @@ class Geometry(Struct, frozen=True):
         return self.growth * n_tokens
 
     def state_bytes(self, n_tokens: int) -> int:
-        """Bytes of the layers that cannot be cut, at `n_tokens`: what a checkpoint weighs."""
+        """Bytes of uncuttable layers at `n_tokens`: the size of a checkpoint."""
         return self._bounded_bytes(n_tokens, 0)
 
     def n_bytes(self, n_tokens: int) -> int:
@@ -101,14 +101,14 @@ class Geometry(Struct, frozen=True):
         return self.full_bytes(n_tokens) + self.state_bytes(n_tokens)
 
     def peak_full_bytes(self, n_tokens: int) -> int:
-        """The most bytes that layers which keep every token allocate up to `n_tokens`.
+        """Peak bytes of full layers, which keep every token, at `n_tokens`.
 
         Each wastes at most SLACK tokens.
         """
         return self.growth * (n_tokens + SLACK if n_tokens else 0)
 
     def peak_state_bytes(self, n_tokens: int, chunk: int) -> int:
-        """The most bytes that layers which cannot be cut allocate up to `n_tokens`, in chunks.
+        """Peak bytes of the uncuttable layers up to `n_tokens`, in chunks.
 
         A window holds at most W - 1 + chunk tokens.
         """
@@ -132,7 +132,7 @@ class ModelShape(Struct, frozen=True):
     """The caches, weights and widths of a model, as mlx-lm builds it.
 
     `widened` is the geometry where MLX computes in float32. `weights` is None where only the
-    files tell their precision.
+    files tell their precision. `can_shard`: several machines can compute it together.
     """
 
     geometry: Geometry
@@ -142,10 +142,11 @@ class ModelShape(Struct, frozen=True):
     n_heads: int
     inner: int
     n_vocab: int
+    can_shard: bool = False
 
 
 class ShapeReply(Struct, frozen=True):
-    """The shape of a model, or why there is none; `param` names the key of the config."""
+    """Shape of a model, or the error; `param` names the config key."""
 
     shape: ModelShape | None = None
     refusal: str = ""
@@ -153,7 +154,7 @@ class ShapeReply(Struct, frozen=True):
 
 
 def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
-    """The same layers with the KV of full attention in `bits`. Raises Unsupported."""
+    """The same layers with full-attention KV in `bits`. Raises Unsupported."""
     if bits == PLAIN_BITS:
         return replace(geometry, bits=bits, group_size=group_size)
     if bits not in QUANTIZED_BITS:
@@ -169,6 +170,22 @@ def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
             "kv.group_size",
         )
     return replace(geometry, bits=bits, group_size=group_size)
+
+
+def divided(geometry: Geometry, n_ranks: int) -> Geometry:
+    """Geometry of one of several ranks; latents are not divided."""
+    return replace(geometry, layers=tuple(_share(layer, n_ranks) for layer in geometry.layers))
+
+
+def _share(layer: Layer, n_ranks: int) -> Layer:
+    if layer.kind is LayerKind.LATENT:
+        return layer
+    return replace(
+        layer,
+        k_heads=-(-layer.k_heads // n_ranks),
+        v_heads=-(-layer.v_heads // n_ranks),
+        state_bytes=-(-layer.state_bytes // n_ranks),
+    )
 
 
 def _bounded_rows(layer: Layer, n_tokens: int, chunk: int) -> int:

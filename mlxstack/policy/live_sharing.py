@@ -1,4 +1,4 @@
-"""Decides when live contexts share the KV of a common prefix, and where it is split."""
+"""Live sharing: when contexts share a prefix's KV, and where."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -8,9 +8,12 @@ from msgspec import Struct
 MIN_TOKENS = 1024
 """Shorter prefixes are never shared live: a copy costs less than the second product."""
 
+MOST_SPARE = 0.25
+"""A prefix is shared without a copy where the rest of its buffers is at most this share of it."""
+
 
 class SharingCosts(Struct, frozen=True):
-    """Seconds of one layer's attention of two rows on a common prefix of `n_tokens`.
+    """Attention seconds of two rows on a prefix of `n_tokens`.
 
     `apart_s` reads the prefix once per row, `together_s` once.
     """
@@ -46,8 +49,22 @@ class LiveSharing(Struct, frozen=True):
 NO_SHARING = LiveSharing()
 
 
+class PrefixUse(Struct, frozen=True):
+    """Bytes of a shared prefix in one context, of `whole_bytes`."""
+
+    prefix: int
+    n_bytes: int
+    whole_bytes: int
+
+
+def saved_bytes(uses: Sequence[PrefixUse]) -> int:
+    """Bytes saved against a copy each; negative where buffers are larger."""
+    whole = {use.prefix: use.whole_bytes for use in uses}
+    return sum(use.n_bytes for use in uses) - sum(whole.values())
+
+
 def least_shared(curve: Sequence[SharingCosts]) -> int | None:
-    """The shortest measured prefix from which on sharing is no slower; None without one."""
+    """Shortest measured prefix whose sharing is no slower; None without one."""
     longest_first = sorted(curve, key=lambda costs: -costs.n_tokens)
     faster = [*takewhile(lambda costs: costs.together_s <= costs.apart_s, longest_first)]
     return max(MIN_TOKENS, faster[-1].n_tokens) if faster else None

@@ -1,4 +1,4 @@
-"""Prefix index: records of cached KV, the longest match of a prompt, reference counts.
+"""Prefix index: records of cached KV, longest matches, reference counts.
 
 Segments form a tree. A path covers its tokens without a gap: every child starts inside its
 parent, and a parent stays as long as it has children. So a known block key implies that all
@@ -29,7 +29,7 @@ class StorageTier(StrEnum):
 
 
 class SegmentMeta(Struct, frozen=True):
-    """KV of the tokens [start, end) for the layers that can be cut, end - start <= 2,048.
+    """KV of [start, end) in cuttable layers, at most 2,048 tokens.
 
     It continues `parent` from `start`, which may lie anywhere inside the parent. `blocks` are
     the chain keys of the full blocks whose last token lies in the segment.
@@ -61,7 +61,7 @@ Record = SegmentMeta | CheckpointMeta
 
 
 class IndexEntry(Struct):
-    """A record and its mutable state. Only the index and retention change it.
+    """Record and its state, changed by the index and retention only.
 
     `refs` counts users: an entry in use stays. `pins` are names that keep it, `guards` learned
     names that protect it, `agents` those whose newest state includes it.
@@ -82,17 +82,17 @@ class IndexEntry(Struct):
 
     @property
     def is_superseded(self) -> bool:
-        """Whether an agent has a newer state, and no request used or claimed this since."""
+        """Whether its agent moved on, and no request used it since."""
         return self.was_left and not (self.agents or self.pins or self.soft_pins)
 
     @property
     def is_shared(self) -> bool:
-        """A head of several conversations: two agents', or one with a learned name."""
+        """Whether several agents, or a learned name, share it."""
         return len(self.agents) > 1 or bool(self.soft_pins)
 
 
 class PathStep(Struct, frozen=True):
-    """One segment of a path, used from its start up to the token position `upto`."""
+    """Segment of a path, used from its start up to `upto`."""
 
     key: str
     start: int
@@ -111,21 +111,21 @@ class FoundCheckpoint(Struct, frozen=True):
 
 
 class CheckpointCandidate(Struct, frozen=True):
-    """A token position of a prompt, and the name of the tokens before it."""
+    """Token position of a prompt, and the hash before it."""
 
     position: int
     state: bytes
 
 
 class KnownPrefix(Struct, frozen=True):
-    """The last segment of a context whose tokens are known, and how many a prompt shares."""
+    """Last known segment of a context, and tokens shared with prompts."""
 
     leaf: str
     n_common: int
 
 
 class PrefixMatch(Struct, frozen=True):
-    """The longest known prefix of a prompt: `covered` tokens along `path`, root first."""
+    """Longest known prefix of a prompt: `covered` tokens along `path`."""
 
     covered: int = 0
     path: tuple[PathStep, ...] = ()
@@ -146,7 +146,7 @@ def end_of(record: Record) -> int:
 
 
 def check_fit(record: Record, parent: Record | None, block_size: int) -> None:
-    """Assert that `record` may hang on `parent`: no gap, no overlap from the parent's start."""
+    """Assert that `record` continues `parent` without gap or overlap."""
     if isinstance(record, CheckpointMeta):
         assert isinstance(parent, SegmentMeta)
         assert parent.start < record.position <= parent.end, f"{record.key} is off its segment"
@@ -165,7 +165,7 @@ STRIDE = 1024
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common prefix, in tokens; compares slices, so long ones are cheap."""
+    """Length of the longest common prefix in tokens, compared by slices."""
     end = min(len(one), len(other))
     at = 0
     while at < end and _same(one, other, at, min(at + STRIDE, end)):
@@ -202,7 +202,7 @@ class PrefixIndex:
 
     @property
     def blocks(self) -> Mapping[bytes, Mapping[str, None]]:
-        """The segments that hold the last token of each known block, to look at."""
+        """Segments with the last token of each block, for inspection."""
         return MappingProxyType(self._blocks)
 
     @property
@@ -216,7 +216,7 @@ class PrefixIndex:
         return MappingProxyType(self._forgotten)
 
     def insert(self, record: Record, place: StorageTier, now: float) -> bool:
-        """Add a record, or a place to a known one; False when nothing was new. O(blocks).
+        """Add a record or tier; False without a change. O(blocks).
 
         A known checkpoint keeps its first parent.
         """
@@ -230,7 +230,7 @@ class PrefixIndex:
         return True
 
     def lock(self, keys: Iterable[str]) -> None:
-        """Keep these records while they are in use; every lock needs its unlock."""
+        """Keep these records while in use; every lock needs its unlock."""
         for key in keys:
             self._nodes[key].refs += 1
 
@@ -250,11 +250,11 @@ class PrefixIndex:
             node.was_left = False
 
     def set_writing(self, key: str, is_writing: bool) -> None:
-        """Whether the writer holds the bytes; until it is done they stay in memory."""
+        """Set whether the writer holds the bytes, which pins them."""
         self._nodes[key].is_writing = is_writing
 
     def can_drop(self, key: str, place: StorageTier) -> bool:
-        """Whether `place` may give up this record: unused, and nothing left that needs it."""
+        """Whether `place` may drop this record, unused and unneeded."""
         node = self._nodes[key]
         if place not in node.tiers or node.refs or node.is_writing:
             return False
@@ -263,7 +263,7 @@ class PrefixIndex:
         return place is StorageTier.DISK or not node.pins
 
     def drop(self, key: str, place: StorageTier) -> None:
-        """Forget the bytes in `place`, and the record with its last place. O(blocks)."""
+        """Drop the bytes in `place`; records go with their last. O(blocks)."""
         assert self.can_drop(key, place), f"{key} cannot leave {place}"
         node = self._nodes[key]
         node.tiers.discard(place)
@@ -313,7 +313,7 @@ def match(
     cuts: Iterable[CheckpointCandidate] = (),
     trail: KnownPrefix | None = None,
 ) -> PrefixMatch:
-    """Longest known prefix of a prompt; read-only. O(log blocks + path + cuts).
+    """Longest known prefix; read-only. O(log blocks + path + cuts).
 
     `keys` are the hashes of its full blocks, `cuts` the positions between blocks of possible
     checkpoints, `trail` a context whose tokens the caller compared, exact to the token.
@@ -334,7 +334,7 @@ def match(
 
 
 def reach(index: PrefixIndex, leaf: str | None, upto: int) -> tuple[PathStep, ...]:
-    """The path from the root towards the segment `leaf`, cut at the position `upto`. O(path)."""
+    """Path from the root to `leaf`, cut at `upto`. O(path)."""
     steps: list[PathStep] = []
     while leaf is not None:
         node = index.nodes[leaf]
@@ -365,7 +365,7 @@ def last_checkpoint(index: PrefixIndex, path: tuple[PathStep, ...]) -> str | Non
 
 
 def was_known(index: PrefixIndex, keys: Sequence[bytes]) -> int:
-    """Tokens of the prompt that are known, or were before an eviction not long ago."""
+    """Known tokens of the prompt, including those evicted recently."""
     known = bisect_left(
         keys, True, key=lambda block: block not in index.blocks and block not in index.forgotten
     )
@@ -373,7 +373,7 @@ def was_known(index: PrefixIndex, keys: Sequence[bytes]) -> int:
 
 
 def _nearest(index: PrefixIndex, block: bytes) -> str:
-    """A segment that ends this block, one in memory if there is any."""
+    """Segment that ends this block, preferably one in memory."""
     keys = index.blocks[block]
     parked = (key for key in keys if StorageTier.MEMORY in index.nodes[key].tiers)
     return next(parked, next(iter(keys)))
@@ -382,7 +382,7 @@ def _nearest(index: PrefixIndex, block: bytes) -> str:
 def _checkpoints(
     index: PrefixIndex, path: tuple[PathStep, ...], keys: Sequence[bytes]
 ) -> tuple[FoundCheckpoint, ...]:
-    """Checkpoints on the path, and those that other branches took after the same blocks."""
+    """Checkpoints on the path, and other branches' after the same blocks."""
     checkpoint_keys = {index.states[block] for block in keys if block in index.states}
     for step in path:
         checkpoint_keys.update(_checkpoints_of(index, step))

@@ -1,4 +1,4 @@
-"""Sums over the KV memory, and the check of its invariants that runs when the engine is idle."""
+"""Statistics and invariants of the prefix cache, checked when idle."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def totals(index: PrefixIndex) -> Totals:
 
 
 def check_index(index: PrefixIndex, retention: Retention | None = None) -> None:
-    """Assert every invariant of the index, and of its owners. O(records + blocks)."""
+    """Assert all invariants of index and retention. O(records + blocks)."""
     for key, node in index.nodes.items():
         _check_node(index, key, node)
     n_blocks = 0

@@ -1,17 +1,17 @@
-"""Remote prefill: whether KV of a prompt comes from another service, or is computed here."""
+"""Remote prefill: choice between a local prefill and KV of peers."""
 
 from enum import StrEnum
 
 from msgspec import Struct
 
 LEAST_TOKENS = 512
-"""Fewer tokens are never asked of another service: a request there and back costs more."""
+"""Minimum tokens worth a round trip to a peer."""
 
 STALL_WEIGHT = 2.0
-"""A second of prefill here counts so much while others decode: each chunk delays their tokens."""
+"""Weight of a local prefill second while others decode."""
 
 CLEARLY = 0.8
-"""Only a service that is expected to need at most this share of the time is waited for."""
+"""Maximum expected share of the local time to wait for a peer."""
 
 PATIENCE = 1.5
 """Times the expected seconds after which a service is too slow."""
@@ -20,7 +20,7 @@ LEAST_PATIENCE_S = 2.0
 
 
 class PrefillSource(StrEnum):
-    """Where the KV of a prompt comes from: computed here, cached or computed at a peer."""
+    """Source of a prompt's KV: computed here, cached or computed remotely."""
 
     LOCAL = "local"
     FETCH = "fetch"
@@ -28,7 +28,7 @@ class PrefillSource(StrEnum):
 
 
 class PrefillFacts(Struct, frozen=True):
-    """A prompt of `n_prompt` tokens, of which `n_here` are cached here and `n_there` at a peer.
+    """Prompt of `n_prompt` tokens: `n_here` cached here, `n_there` at a peer.
 
     Speeds that are 0 are not known. Prefill of the rest takes `local_s` seconds here, beside
     `n_decoding` rows; the peer computes `remote_tps` tokens per second, at once if it
@@ -97,7 +97,7 @@ def patience_s(plan: PrefillPlan, local_s: float) -> float:
 
 
 def _fetch_s(facts: PrefillFacts, n_left: int) -> float:
-    """Seconds to fetch what is cached there and compute the rest here; 0: unknown."""
+    """Seconds to fetch the cached part and compute the rest; 0: unknown."""
     if not (facts.link_bps and facts.local_s):
         return 0.0
     n_fetched = min(facts.n_there, facts.n_prompt - 1) - facts.n_here
@@ -106,7 +106,7 @@ def _fetch_s(facts: PrefillFacts, n_left: int) -> float:
 
 
 def _remote_s(facts: PrefillFacts, n_left: int) -> float:
-    """Seconds until the peer has computed the rest and it has arrived; 0: unknown."""
+    """Seconds until the peer's prefill and transfer are complete; 0: unknown."""
     if not (facts.link_bps and facts.remote_tps):
         return 0.0
     n_computed = max(0, facts.n_prompt - 1 - facts.n_there)

@@ -1,4 +1,4 @@
-"""Residency of models behind a gateway: which is loaded, which leaves memory for it."""
+"""Residency of models behind a gateway: loads, and evictions for them."""
 
 from collections.abc import Sequence
 
@@ -78,7 +78,7 @@ def residency_step(
 def _victims(
     loaded: Sequence[MemberView], missing: int, linger_s: float, now: float
 ) -> tuple[list[MemberView], float | None]:
-    """Members that leave for `missing` bytes, and when more may leave if they are too few.
+    """Members to unload for `missing` bytes, or when more may go.
 
     None leave while those that may are too few.
     """
@@ -86,14 +86,14 @@ def _victims(
         (one for one in loaded if one.residency is not Residency.ALWAYS),
         key=lambda one: (one.residency is not Residency.NEVER, one.n_active > 0, one.used_at),
     )
-    found: list[MemberView] = []
+    victims: list[MemberView] = []
     for one in movable:
-        if sum(other.n_bytes for other in found) >= missing:
+        if sum(other.n_bytes for other in victims) >= missing:
             break
         if one.loaded_at + linger_s <= now:
-            found.append(one)
-    if sum(one.n_bytes for one in found) >= missing:
-        return found, None
+            victims.append(one)
+    if sum(one.n_bytes for one in victims) >= missing:
+        return victims, None
     ends = [one.loaded_at + linger_s for one in movable]
     return [], min((end for end in ends if end > now), default=None)
 
@@ -101,7 +101,7 @@ def _victims(
 def _not_resident(
     loaded: Sequence[MemberView], linger_s: float, now: float
 ) -> tuple[tuple[str, ...], float | None]:
-    """Idle members that do not stay without requests, and when the next one is due."""
+    """Idle members to unload now, and when the next is due."""
     ends = {
         one.name: max(one.used_at, one.loaded_at) + linger_s
         for one in loaded

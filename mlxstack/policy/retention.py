@@ -1,4 +1,4 @@
-"""Retention: claims of agents on their newest state, pins and learned prefixes by name."""
+"""Retention: agents' claims on their newest state, and named prefixes."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from mlxstack.policy.prefix_index import (
 
 
 class PinnedPrefixName(Struct, frozen=True):
-    """A named prefix: the segments it keeps, and the last checkpoint on them if there is any.
+    """Named prefix: its segments, and the last checkpoint on them.
 
     A name given by a person pins its records; a learned one only protects them.
     """
@@ -43,7 +43,10 @@ class PrefixStats(Struct, frozen=True):
 
 
 class Retention:
-    """Claims of agents and names on the records of one index. Changed with the index."""
+    """Claims of agents and names on records of one index.
+
+    Changed together with the index.
+    """
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
@@ -61,7 +64,7 @@ class Retention:
         return tuple(self._claims.items())
 
     def claim(self, agent: str, leaf: str, checkpoint: str | None = None) -> None:
-        """The newest state of `agent` ends in the segment `leaf`; its older one is superseded.
+        """Claim the segment `leaf` as newest state; the older is superseded.
 
         What the new state shares with the old one, and what others claim, is not.
         """
@@ -80,7 +83,7 @@ class Retention:
             node.was_left = True
 
     def abandon(self, keys: Iterable[str], position: int) -> None:
-        """The path of these records is left at `position`; what reaches further is evicted first.
+        """Evict first whatever reaches beyond `position` on the path.
 
         A segment that holds `position` goes as a whole: a live context has its beginning.
         """
@@ -88,14 +91,17 @@ class Retention:
             node.was_left |= end_of(node.record) > position
 
     def pin(self, name: PinnedPrefixName) -> None:
-        """Keep, or protect when learned, the records of `name`; an older `name` is replaced."""
+        """Pin the records of `name`, replacing an older one.
+
+        A learned name only protects them.
+        """
         self.unpin(name.name)
         self._names[name.name] = name
         for node in self._existing(name.keys):
             (node.soft_pins if name.is_learned else node.pins).add(name.name)
 
     def unpin(self, name: str) -> bool:
-        """Let go of a named prefix; False when there is none of this name."""
+        """Unpin a named prefix; False for an unknown name."""
         known = self._names.pop(name, None)
         if known is None:
             return False
@@ -123,7 +129,7 @@ class Retention:
         return tuple(ranked[:limit])
 
     def known(self, key: str) -> PinnedPrefixName | None:
-        """The records under the key of a `Prefix`; None when there are none any more."""
+        """Records under the key of a `Prefix`; None without any."""
         if key in self._names:
             return self._names[key]
         node = self._index.nodes.get(key)

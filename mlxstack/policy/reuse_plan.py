@@ -1,4 +1,4 @@
-"""Reuse plan of a prompt: the longest prefix at which every layer can be rebuilt.
+"""Reuse plan: longest prefix of a prompt that every layer can rebuild.
 
 Layers that keep every token can be cut anywhere; the others exist only at checkpoints, or where
 a live context stands. The longest position wins, ties go to the cheapest source, and at least
@@ -17,14 +17,14 @@ COST = {KVSource.SLOT: 0, KVSource.FORK: 1, KVSource.PARKED: 2, KVSource.DISK: 3
 
 
 class RestorePoint(Struct, frozen=True):
-    """A position at which the uncuttable layers exist; no `checkpoint` means the live state."""
+    """Position that uncuttable layers have; without `checkpoint` the live state."""
 
     position: int
     checkpoint: str | None = None
 
 
 class ReuseSource(Struct, frozen=True):
-    """One place to restore from, of which the prompt shares the first `covered` tokens.
+    """Restore source that shares the first `covered` tokens of the prompt.
 
     Positions in [`free_from`, covered] need no checkpoint: 0 when all layers can be cut, None
     when none can, between them for a live window that has not yet wrapped. `states` are usable
@@ -88,12 +88,12 @@ class MissContext(Struct, frozen=True):
 
 
 def live(source: KVSource, slot: int, n_common: int, states: Sequence[RestorePoint]) -> ReuseSource:
-    """A live context with uncuttable layers; the caller lists its own length among `states`."""
+    """Live context with uncuttable layers; `states` include its own length."""
     return ReuseSource(source, n_common, free_from=None, states=tuple(states), slot=slot)
 
 
 def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
-    """Reuse sources: memory alone, and memory with the disk where that offers more."""
+    """Reuse sources in memory alone, and with the disk where longer."""
     n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
     free_from = 0 if is_sliceable else None
     states = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints)
@@ -107,7 +107,7 @@ def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
 
 
 def plan(n_prompt: int, options: Sequence[ReuseSource]) -> ReusePlan:
-    """The best of the options, or a Plan from NONE at 0. O(options x states)."""
+    """Best plan of the options, else NONE. O(options x states)."""
     plans = [made for option in options if (made := _best(n_prompt, option)).position]
     return min(plans, key=lambda p: (-p.position, COST[p.source]), default=ReusePlan())
 
@@ -115,7 +115,7 @@ def plan(n_prompt: int, options: Sequence[ReuseSource]) -> ReusePlan:
 def explain_miss(
     chosen: ReusePlan, options: Sequence[ReuseSource], clues: MissContext
 ) -> CacheMiss | None:
-    """The reason why `chosen` reuses less than it could have; None when nothing was lost.
+    """Reason for a smaller reuse than possible; None without a loss.
 
     When the prompt diverged and a checkpoint was missing too, the larger loss is named. The last
     tokens of a known prompt that do not fill a block are no loss.

@@ -25,7 +25,7 @@ ACTIVE = frozenset((SlotState.LOADING, SlotState.PREFILLING, SlotState.RUNNING))
 
 
 class QueuedRequest(Struct, frozen=True):
-    """A queued request. `pin` is the only slot it may get; `agent` an explicit agent.
+    """Queued request; `pin` is its only allowed slot, `agent` explicit.
 
     `name` is for display. It is expected to need `n_bytes` of live KV.
     """
@@ -50,7 +50,7 @@ class SlotAction(Struct, frozen=True):
 
 
 class Slot(Struct, frozen=True):
-    """A slot. `position` of `n_prompt` tokens are prefilled; `n_tokens` is the idle context.
+    """Slot: `position` of `n_prompt` tokens prefilled, `n_tokens` while idle.
 
     An idle slot remembers `n_prompt`: the length of the last prompt in tokens, 0 if unknown,
     and `name`: the agent or conversation whose context it holds, None if unknown. `n_early`
@@ -71,12 +71,12 @@ class Slot(Struct, frozen=True):
 
     @property
     def n_left(self) -> int:
-        """Prompt tokens that prefill still has to compute; the last one belongs to decode."""
+        """Prompt tokens left for prefill; decode computes the last one."""
         return max(0, self.n_prompt - 1 - self.position)
 
 
 class EarlyTurn(Struct, frozen=True):
-    """The expected next prompt of the last conversation in an idle slot, computed in its pause.
+    """Early turn: the expected next prompt of a conversation, in its slot.
 
     `position` of `n_prompt` tokens are in KV; None until the cached ones were looked up. It has
     no output, and its slot stays idle: a request or an action that takes the slot ends it.
@@ -89,7 +89,7 @@ class EarlyTurn(Struct, frozen=True):
 
 
 class SchedulerState(Struct, frozen=True):
-    """Everything the scheduler knows.
+    """State of the scheduler.
 
     `n_rested` is the number of steps with decoding since the last chunk of an early turn.
     """
@@ -154,7 +154,7 @@ def dequeue(state: SchedulerState, request: str) -> SchedulerState:
 
 
 def begin_early(state: SchedulerState, turn: EarlyTurn) -> SchedulerState:
-    """Add an early turn, in the place of an older one of its slot."""
+    """Add an early turn, replacing an older one of its slot."""
     assert state.slot(turn.slot).state is SlotState.IDLE, f"slot {turn.slot} is in use"
     state = end_early(state, turn.slot)
     return msgspec.structs.replace(state, early=(*state.early, turn))
@@ -163,7 +163,7 @@ def begin_early(state: SchedulerState, turn: EarlyTurn) -> SchedulerState:
 def advance_early(
     state: SchedulerState, turn: EarlyTurn, position: int, n_kept: int
 ) -> SchedulerState:
-    """Move an early turn to `position`; with one token left it is over.
+    """Move an early turn to `position`; one token left ends it.
 
     Of the last prompt in the slot the context has at least `n_kept` tokens.
     """
@@ -203,7 +203,7 @@ def assign_slot(state: SchedulerState, queued: QueuedRequest, slot: int) -> Sche
 
 
 def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
-    """Mark the slot as waiting for the disk; prefill chunks go to other slots."""
+    """Mark the slot as waiting for the disk; other slots prefill."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.PREFILLING, (
         f"slot {slot} is {slot_state.state}, not prefilling"
@@ -212,7 +212,7 @@ def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
 
 
 def finish_loading(state: SchedulerState, slot: int) -> SchedulerState:
-    """Resume the prefill of a slot; its KV was read, or is lost."""
+    """Resume the prefill of a slot after a read, failed or not."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.LOADING, f"slot {slot} is {slot_state.state}, not loading"
     return _with_slot(state, msgspec.structs.replace(slot_state, state=SlotState.PREFILLING))
@@ -231,7 +231,7 @@ def advance(state: SchedulerState, slot: int, position: int) -> SchedulerState:
 
 
 def skip(state: SchedulerState, slot: int) -> SchedulerState:
-    """Give the chunk of this step to `slot`: all other prefilling slots were passed over."""
+    """Give this step's chunk to `slot`; count it for the others."""
     slots = tuple(
         msgspec.structs.replace(s, n_passed=0 if s.id == slot else s.n_passed + 1)
         if s.state is SlotState.PREFILLING

@@ -10,14 +10,14 @@ from mlxstack.core.request import Request
 from mlxstack.policy.block_hash import BlockHashes
 
 MAX_BLOCKS = 1024
-"""Blocks of a prompt that are watched; a head is rarely longer than 131,072 tokens."""
+"""Watched blocks of a prompt; heads rarely exceed 131,072 tokens."""
 
 MAX_KEYS = 65_536
 """Blocks that are remembered; the least recently seen go first."""
 
 
 class SharedPrefix(Struct, frozen=True):
-    """A head that became hot: its last block's key, and how many blocks it has."""
+    """Shared prefix: key of its last block, and number of blocks."""
 
     key: bytes
     n_blocks: int
@@ -44,7 +44,7 @@ class SharedPrefixDetector:
         return tuple(self._hot.values())
 
     def observe(self, conversation: str, keys: Sequence[bytes]) -> SharedPrefix | None:
-        """A prompt with these block keys arrived; the head it makes hot, if any. O(blocks).
+        """Count a prompt; the prefix it makes shared, if any. O(blocks).
 
         The longest head that enough conversations share is reported, once.
         """
@@ -60,7 +60,7 @@ class SharedPrefixDetector:
         return head
 
     def forget(self, key: bytes) -> None:
-        """The head is no longer hot, and may become so again; unknown keys are ignored."""
+        """Forget a shared prefix, which may be detected again; ignores unknown keys."""
         self._hot.pop(key, None)
         self._seen.pop(key, None)
 
@@ -81,14 +81,14 @@ MOST_HEADS = 64
 
 
 class SharedPrefixTokens(Struct, frozen=True):
-    """A head: the key of its last block in hexadecimal, and its tokens."""
+    """Shared prefix: hexadecimal key of its last block, and its tokens."""
 
     key: str
     tokens: tuple[int, ...]
 
 
 class SharedPrefixes:
-    """Shared prefixes with their tokens; `save` gets a new note whenever one is learned.
+    """Shared prefixes with tokens; `save` gets a note of each one learned.
 
     Heads under a tenant's salt are protected like others, but written down nowhere.
     """
@@ -101,12 +101,12 @@ class SharedPrefixes:
 
     @property
     def named(self) -> dict[str, SharedPrefix]:
-        """All heads that are shared, by the names under which they are protected."""
+        """All shared prefixes by the names that protect them."""
         return {f"learned-{head.key.hex()[:8]}": head for head in self._heads.hot}
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
-        """Those of them that are remembered with their tokens."""
+        """Shared prefixes whose tokens are known."""
         return tuple(self._learned.values())
 
     def observe(self, conversation: str, chain: BlockHashes, request: Request) -> None:

@@ -3,17 +3,17 @@
 from mlxstack.policy.kv_geometry import PLAIN_BITS, Geometry, LayerKind, ModelShape
 
 FUSED_HEAD_DIMS = frozenset({64, 80, 128})
-"""Head dims for which every MLX of 0.32 computes attention on Metal without storing scores."""
+"""Head dims whose attention is fused on Metal in MLX 0.32."""
 
 SCORE_COPIES = 2
-"""Scores and their softmax are alive at once where attention is not fused."""
+"""Copies of scores without fused attention: scores and their softmax."""
 
 MAX_SCORE_BYTES = 2**30
-"""Bytes of attention scores of one prefill chunk; longer contexts get shorter chunks."""
+"""Bytes of attention scores per chunk; long contexts get shorter chunks."""
 
 
 def workspace_bytes(shape: ModelShape, chunk: int, n_slots: int = 1) -> int:
-    """Return a generous estimate of activations: the widest layer over a chunk, and all logits."""
+    """Upper estimate of activations: widest layer per chunk, and logits."""
     heads, dim = shape.n_heads, shape.hidden // max(1, shape.n_heads)
     dim = max((layer.k_dim for layer in shape.geometry.layers), default=dim) or dim
     per_token = 6 * shape.hidden + 3 * shape.inner + 2 * heads * dim
@@ -22,7 +22,7 @@ def workspace_bytes(shape: ModelShape, chunk: int, n_slots: int = 1) -> int:
 
 
 def score_bytes(shape: ModelShape, bits: int) -> int:
-    """Return bytes of attention scores per query token and context token; 0 when fused.
+    """Bytes of attention scores per query and context token; 0: fused.
 
     `bits` is the KV precision: attention over quantized KV is never fused on a GPU.
     """
@@ -31,7 +31,10 @@ def score_bytes(shape: ModelShape, bits: int) -> int:
 
 
 def peak_score_bytes(shape: ModelShape, bits: int, chunk: int, n_ctx: int) -> int:
-    """Return the most bytes of attention scores in a prefill of `n_ctx` tokens on a GPU."""
+    """Peak bytes of attention scores in a prefill of `n_ctx` tokens.
+
+    On a GPU.
+    """
     return min(MAX_SCORE_BYTES, score_bytes(shape, bits) * chunk * n_ctx)
 
 

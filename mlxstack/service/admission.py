@@ -109,7 +109,7 @@ async def admit(
 async def admit_text(
     service: Service, prompt: str | Sequence[int | str], options: GenerationOptions
 ) -> AdmittedRequest:
-    """Admit a raw text or tokens, in whose continuation nothing is a marker."""
+    """Admit a raw text or tokens, whose continuation has no markers."""
     words = service.text_processor
     options = await _with_biases(words, options)
     check(options, _bounds(service))
@@ -180,7 +180,7 @@ def _order(
 
 
 def _named(service: Service, order: AdmittedRequest, options: GenerationOptions) -> AdmittedRequest:
-    """Set the display name, last of all: only admitted requests are remembered by name."""
+    """Set the display name, after everything that can refuse the request."""
     request = structs.replace(
         order.request, display_name=options.display_name, priority=_priority(service, options)
     )
@@ -202,9 +202,10 @@ def _guided(
 def _forced(
     words: TextProcessor, options: GenerationOptions, prompt: Prompt, has_tools: bool
 ) -> tuple[int, ...] | None:
-    """Opening tokens of a required call, None without one. Raises BadRequest for no known format.
+    """Opening tokens of a required call, None without one.
 
-    A call without a mark has no opening after the header that the prompt ends with.
+    Raises BadRequest for an unknown format. A call without a mark has no opening after the header
+    that the prompt ends with.
     """
     if options.tool_choice is not ToolChoiceMode.REQUIRED or not has_tools:
         return None
@@ -221,7 +222,7 @@ def _forced(
 
 
 async def _with_biases(words: TextProcessor, options: GenerationOptions) -> GenerationOptions:
-    """Replace biases of texts by those of their tokens; special tokens have none."""
+    """Replace biases of texts by token biases; special tokens get none."""
     overrides = options.sampling
     if not overrides.bias_texts:
         return options
@@ -237,7 +238,10 @@ async def _with_biases(words: TextProcessor, options: GenerationOptions) -> Gene
 async def _prediction(
     service: Service, words: TextProcessor, options: GenerationOptions
 ) -> tuple[int, ...]:
-    """Tokens of the predicted answer, where drafts are made. Raises BadRequest for too many."""
+    """Tokens of the predicted answer, where drafts are made.
+
+    Raises BadRequest for too many.
+    """
     if not options.predicted_text or not service.engine.snapshot().is_drafting:
         return ()
     param = "prediction.content"
@@ -330,7 +334,7 @@ def check(options: GenerationOptions, bounds: ServiceBounds) -> None:
 
 
 def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
-    """Number of tokens that may be generated. Raises TooLong when there is no room."""
+    """Number of tokens that may be generated. Raises TooLong for none."""
     if n_prompt >= n_ctx:
         raise TooLong(n_prompt, n_ctx)
     return n_ctx - n_prompt if max_tokens is None else min(max_tokens, n_ctx - n_prompt)
@@ -341,12 +345,12 @@ def _first(*values: T | None) -> T:
 
 
 def _seed(seed: int | None) -> int | None:
-    """Seed as 64 bits, or None for a random one: negative, as for llama-server."""
+    """Seed as 64 bits, or None for a random (negative) one."""
     return None if seed is None or seed < 0 else seed % 2**63
 
 
 class ConstraintInputs(Struct, frozen=True):
-    """Start of an answer: after `prompt`, with the tokens `forced` on it if a call is required."""
+    """Start of a constrained answer: `prompt`, then `forced` tokens of a call."""
 
     conversation: Conversation
     prompt: Prompt
@@ -385,7 +389,7 @@ async def _text_constraint(
 
 
 def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """Tools of which one must be called. Raises BadRequest for an unknown name."""
+    """Tools of a required call. Raises BadRequest for an unknown name."""
     if options.forced_tool is None:
         return tools
     named = tuple(tool for tool in tools if tool.name == options.forced_tool)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from mlxstack.core.commands import CollectGarbage
@@ -21,6 +22,8 @@ LOOK_S = 5.0
 SWEEP_S = 600.0
 SAMPLE_S = 1.0
 REST_S = 10.0
+WORK_S = 2.0
+"""CPU seconds without a request after which freed memory is returned."""
 
 
 async def run_tasks(
@@ -38,13 +41,13 @@ async def run_tasks(
         if spec.warm_on_startup:
             group.create_task(warm_all(service))
         if spec.metrics.enabled:
-            group.create_task(summarise(service, spec.metrics.log_interval))
+            group.create_task(log_statistics(service, spec.metrics.log_interval))
         group.create_task(watch_memory(service, level, LOOK_S))
         group.create_task(watch_disk(service, SWEEP_S))
 
 
-async def summarise(service: Service, interval_s: float) -> None:
-    """Log one line of numbers every `interval_s` seconds, without any text of requests."""
+async def log_statistics(service: Service, interval_s: float) -> None:
+    """Log a line of statistics every `interval_s` seconds, without request text."""
     await asyncio.sleep(interval_s)
     await _every(interval_s, "the summary", lambda: _tell(service))
 
@@ -70,16 +73,21 @@ async def sample(service: Service, interval_s: float) -> None:
 
 
 async def return_memory(service: Service, interval_s: float) -> None:
-    """Return freed memory to the system when no request is under way."""
-    n_before = 0
+    """Return freed memory to the system after work, once idle.
+
+    Status feeds and refused bodies do not enter the gate: their work shows as CPU time.
+    """
+    n_before, worked_s = 0, time.process_time()
 
     async def trim() -> None:
-        nonlocal n_before
+        nonlocal n_before, worked_s
         gate = service.gate
-        if gate.n_inside or gate.n_entered == n_before:
+        is_same = gate.n_entered == n_before and time.process_time() - worked_s < WORK_S
+        if gate.n_inside or is_same:
             return
         n_before = gate.n_entered
         await asyncio.to_thread(trim_heap)
+        worked_s = time.process_time()
 
     await _every(interval_s, "the return of memory", trim)
 
@@ -92,7 +100,7 @@ async def watch_memory(
 
 
 async def watch_disk(service: Service, interval_s: float) -> None:
-    """Delete KV that is too old or too much; other processes write there too."""
+    """Delete KV beyond the disk bounds, of other processes too."""
     await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
 
 

@@ -1,4 +1,4 @@
-"""Derives a preset from a model: slots, context and KV precision from its config and sizes."""
+"""Preset derivation: slots, context and KV precision from config and sizes."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ class Reason(Struct, frozen=True):
 
 
 class DerivedPreset(Struct, frozen=True):
-    """A preset for a model, how each value was found, and what the planner knows of it.
+    """Derived preset, the origin of each value, and the plan.
 
     `base` is the listed preset of the same model whose other settings are taken over.
     """
@@ -49,7 +49,7 @@ class DerivedPreset(Struct, frozen=True):
 
 
 def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes) -> DerivedPreset:
-    """Choose what a preset would say; nothing but the config is downloaded. Raises SetupError."""
+    """Choose a preset; only the config is downloaded. Raises SetupError."""
     base = _listed_for(reference.id, home)
     alias = reference.name if is_folder(reference.id) else None
     model = base.model if base is not None else ModelSpec(id=reference.id, alias=alias)
@@ -99,7 +99,7 @@ def keep(derived: DerivedPreset, home: Home, file: Path | None = None) -> Path:
 
 
 def _listed_for(model: str, home: Home) -> Preset | None:
-    """The listed preset of the model, if one serves it that was not derived."""
+    """Listed preset of the model, if a hand-written one exists."""
     for name, file in sorted(presets.listed(home).items()):
         if file.parent == home.derived_presets:
             continue
@@ -113,7 +113,7 @@ def _listed_for(model: str, home: Home) -> Preset | None:
 
 
 def _choose(candidate: Candidate, room: MemoryRoom, given: SlotSizes) -> CapacityOption | None:
-    """The best sizes that fit; None where nothing fits or the caches are unknown."""
+    """Best sizes that fit; None if nothing fits or caches are unknown."""
 
     def is_fitting(sizes: CapacityOption) -> bool:
         if sizes.bits < 16 and not given.bits and not _can_quantize(candidate):
@@ -127,7 +127,10 @@ def _choose(candidate: Candidate, room: MemoryRoom, given: SlotSizes) -> Capacit
 
 
 def _can_quantize(candidate: Candidate) -> bool:
-    """Whether quantized KV is served: latent KV is read outside of the attention function."""
+    """Whether KV can be quantized; latent KV cannot.
+
+    Latent KV is read outside of the attention function.
+    """
     shape = candidate.reply.shape
     return shape is not None and all(
         layer.kind is not LayerKind.LATENT for layer in shape.geometry.layers

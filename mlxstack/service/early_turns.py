@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.5
-"""Seconds after an answer in which most tools return: then there is nothing to begin early."""
+"""Delay of an early turn in seconds; most tools return sooner."""
 
 
 class Pause(Struct, frozen=True):
-    """The pause after the complete answer to a request, which was served in `slot`."""
+    """Pause after the complete answer to a request served in `slot`."""
 
     engine: GenerationEngine
     words: "TextProcessor"
@@ -35,7 +35,7 @@ class Pause(Struct, frozen=True):
     slot: int
 
     async def begin(self) -> None:
-        """Render the expected next prompt, and have it computed. Raises as `make` does."""
+        """Render and compute the expected next prompt. Raises as `make` does."""
         last = self.request
         scope = Scope(last.salt, last.display_name or "")
         prompt = await self.words.expected(self.conversation, self.answer, scope)

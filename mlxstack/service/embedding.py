@@ -62,7 +62,7 @@ def shortened(vector: bytes, dimensions: int) -> bytes:
 async def _vectors(
     service: Service, words: TextProcessor, texts: Sequence[Tokens]
 ) -> tuple[bytes, ...]:
-    """Batch by batch, so that other requests come between; cancellation skips the rest."""
+    """Vectors batch by batch, between other requests; cancellation skips the rest."""
     vectors: dict[int, bytes] = {}
     with service.sleep.request():
         for batch in batches([len(text) for text in texts]):

@@ -1,4 +1,4 @@
-"""Assembles services, and makes the engines and presets that a model swap needs."""
+"""Service assembly, and engines and presets for a model swap."""
 
 import logging
 import os
@@ -15,6 +15,7 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
 from mlxstack.engine import device
 from mlxstack.engine.core import EngineCore
+from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.model import hub_download, loader
 from mlxstack.engine.template_check import check_template
@@ -47,7 +48,7 @@ HANDOVER_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class CheckedModel(Struct, frozen=True):
-    """Model on disk: its folder, and the bytes of its weights, 0 if unknown."""
+    """Model on disk: folder and bytes of weights, 0 if unknown."""
 
     path: str
     n_bytes: int
@@ -67,7 +68,9 @@ class EngineFactory:
         agent_store: AgentStore,
         source: Path | None,
         peers: Peers | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
+        self._ranks = ranks
         self._home = home
         self._store = store
         self._dispatcher = dispatcher
@@ -93,6 +96,7 @@ class EngineFactory:
             self._dispatcher.deliver,
             manifests=self._agent_store,
             remote=self._peers if preset.server.peers else None,
+            ranks=self._ranks,
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
@@ -141,19 +145,25 @@ class EngineFactory:
         return _served_like(loaded, running)
 
     def with_model(self, model: str, running: Preset) -> Preset:
-        """The running preset with another model: one of the hub, or its own.
+        """The running preset with another model of the hub.
 
-        Raises BadRequest for a folder: a client chooses no files of this machine.
+        It may name its own model again. Raises BadRequest for a folder: a client chooses no files
+        of this machine.
         """
         if model not in {running.model.id, BUILTIN_MODEL}:
             _refuse_folder(model)
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> CheckedModel:
-        """Download a model and its draft; check its files, its memory and its template.
+        """Download a model and its draft; check files, memory, template.
 
         Raises SetupError.
         """
+        if self._ranks is not None or preset.hosts:
+            raise SetupError(
+                "the model of a service with `hosts` is not changed while it runs; stop it, and "
+                "start another preset"
+            )
         path = loader.locate(preset.model)
         if preset.model.draft is not None:
             loader.locate(ModelSpec(id=preset.model.draft))
@@ -177,7 +187,7 @@ class EngineFactory:
             write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
 
     def weights_bytes(self, preset: Preset) -> int:
-        """Size of the weight files of a model; 0 before they are downloaded."""
+        """Bytes of a model's weight files; 0 before they are downloaded."""
         return weights_on_disk(preset.model)
 
     def downloads(self) -> Mapping[str, Transfer]:
@@ -214,7 +224,7 @@ def slots_folder(preset: Preset, home: Path) -> Path:
 
 
 def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
-    """Service that is not started yet; `source` is the file of its resolved preset.
+    """Assemble an unstarted service; `source` is its resolved preset's file.
 
     Raises SetupError when a folder cannot be made.
     """
@@ -222,6 +232,7 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
     store = DiskKVStore(home / "kv")
     peers = Peers(preset.server.peers, store)
-    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers)
+    ranks = RankGroup(preset.hosts) if preset.hosts else None
+    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers, ranks)
     engine = engine_factory.engine(preset)
     return Service(preset, dispatcher, engine, agent_store, engine_factory, peers)

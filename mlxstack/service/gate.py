@@ -81,7 +81,7 @@ class SwapGate:
                 limit.reschedule(now)
 
     async def emptied(self, patience_s: float) -> int:
-        """Wait up to `patience_s` until no request is inside; returns how many are."""
+        """Wait up to `patience_s` until empty; the requests still inside."""
         self._emptied.clear()
         if self.n_inside:
             with suppress(TimeoutError):

@@ -60,7 +60,7 @@ ENDINGS = {
 async def stream_response(
     service: Service, order: AdmittedRequest, first_s: float, beat_s: float
 ) -> AsyncGenerator[ResponsePart, None]:
-    """Parts of a reply as they come; leaving the iterator cancels the request.
+    """Stream the parts of a reply; leaving the iterator cancels the request.
 
     The first part comes within `first_s` seconds and the next ones within `beat_s`: KeepAlive when
     there is no other. Raises the error that the engine fails with.
@@ -99,7 +99,7 @@ async def stream_response(
 
 
 async def _remember(service: Service, order: AdmittedRequest, spoken: list[SpokenPart]) -> None:
-    """Record the turn of an explicit agent before the client receives its end."""
+    """Record an explicit agent's turn before the client receives its end."""
     agent, conversation = order.request.agent, order.conversation
     if agent is not None and conversation is not None:
         await agents.record_turn(service, agent, conversation, spoken)
@@ -156,7 +156,7 @@ class ResponseAssembler:
         self._notes: list[TokenLogprob] = []
 
     def on_event(self, event: Event | None) -> list[ResponsePart]:
-        """Parts that an event adds. Raises Busy when the engine cancelled the request."""
+        """Parts that an event adds. Raises Busy for a cancelled request."""
         match event:
             case SlotAssigned():
                 return [self._on_slot_assigned(event), *self._progress(event.n_cached)]
@@ -194,7 +194,10 @@ class ResponseAssembler:
         ]
 
     def _on_token(self, chosen: TokenSampled) -> list[ResponsePart]:
-        """The first token completes the prompt; an end token is not part of the text."""
+        """Parts of a sampled token; end tokens are not text.
+
+        The first token completes the prompt.
+        """
         n_prompt = len(self._request.tokens)
         done = self._progress(n_prompt) if self._n_done < n_prompt else []
         if self._parsing.is_prefill:

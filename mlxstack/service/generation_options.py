@@ -9,7 +9,7 @@ from mlxstack.text.grammar.response_format import ResponseConstraint
 
 MAX_TOP_LOGPROBS = 20
 UNLIMITED = -1
-"""A limit of tokens that is none but the context, as in llama-server."""
+"""Token limit that means the context alone, as in llama-server."""
 
 
 class SamplingOverrides(Struct, frozen=True):
@@ -33,7 +33,7 @@ class SamplingOverrides(Struct, frozen=True):
 
 
 class ToolChoiceMode(StrEnum):
-    """Tool choice: may, must not, or must call. The prompt is the same for all."""
+    """Tool choice: allowed, forbidden or required, with the same prompt."""
 
     AUTO = "auto"
     NONE = "none"

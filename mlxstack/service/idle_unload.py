@@ -1,7 +1,6 @@
-"""Idle unload: the model leaves memory while no request comes, and the next request loads it."""
+"""Idle unload: frees the model's memory until the next request."""
 
 import asyncio
-import gc
 import logging
 import time
 
@@ -19,7 +18,7 @@ WAIT_S = 0.02
 
 
 async def unload_when_idle(service: Service) -> None:
-    """Unload the model whenever it is idle, and load it when a request waits for it."""
+    """Unload the idle model, and reload it for a waiting request."""
     while True:
         await asyncio.sleep(LOOK_S)
         if remaining_s(service) > 0:
@@ -69,7 +68,7 @@ def remaining_s(service: Service) -> float:
 
 
 async def unload(service: Service) -> None:
-    """Park all KV on disk and unload the model; requests wait at the gate from now on.
+    """Park all KV on disk, and unload the model; the gate closes.
 
     Raises Broken when parking takes too long: then the model stays. An engine that does not end
     is given up, as in a model swap.
@@ -84,7 +83,7 @@ async def unload(service: Service) -> None:
         model_swap.begin(service, service.preset, "unload", limit_s)
         freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
         service.rest(resting)
-        await asyncio.to_thread(_return_memory)
+        await asyncio.to_thread(trim_heap)
     except BaseException:
         service.gate.left_at = time.monotonic()
         service.gate.open()
@@ -95,7 +94,7 @@ async def unload(service: Service) -> None:
 
 
 async def load(service: Service) -> None:
-    """Load the model again and let the requests pass; a failure fails those that wait."""
+    """Reload the model and open the gate; a failure fails waiting requests."""
     engine_factory = model_swap.engine_factory_of(service)
     began = time.perf_counter()
     try:
@@ -111,8 +110,3 @@ async def load(service: Service) -> None:
         service.change = None
     service.gate.open()
     log.info("%s is loaded again after %.1f s", service.name, time.perf_counter() - began)
-
-
-def _return_memory() -> None:
-    gc.collect()
-    trim_heap()

@@ -1,4 +1,4 @@
-"""KV exchange: what this service offers to those that have it as a peer."""
+"""KV exchange: the service side of `/kv`, for peers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,17 +16,20 @@ MOST_FILE_BYTES = 8 << 30
 
 
 async def match(service: Service, query: KVQuery) -> KVMatch:
-    """How much of a prompt is cached, and how fast the rest would be computed. Raises Conflict."""
+    """Cached tokens of a prompt, and the prefill speed for the rest.
+
+    Raises Conflict.
+    """
     _check(service, query)
-    found = service.generator.match_kv(query.tokens, query.salt)
+    matching = service.generator.match_kv(query.tokens, query.salt)
     snapshot = service.snapshot()
     is_idle = not snapshot.waiting and n_processing(snapshot) < len(snapshot.slots)
-    n_tokens = await asyncio.wrap_future(found)
+    n_tokens = await asyncio.wrap_future(matching)
     return KVMatch(n_tokens, prompt_rate(snapshot.counters), is_idle)
 
 
 async def offer(service: Service, query: KVQuery) -> KVOffer:
-    """Compute a prompt at low priority if so asked, and write its KV to disk to be fetched.
+    """Write a prompt's KV to disk for a peer, computed if requested.
 
     Raises Conflict for another model, BadRequest, Busy, Unsupported.
     """
@@ -41,15 +44,15 @@ async def offer(service: Service, query: KVQuery) -> KVOffer:
     return KVOffer(len(manifest.tokens), manifest.segments, manifest.checkpoints, manifest.n_bytes)
 
 
-async def missing(service: Service, wanted: MissingKV) -> MissingKV:
-    """Those of these files that are not here. Raises Conflict for another model."""
-    check_identity(service, wanted.identity)
+async def missing(service: Service, query: MissingKV) -> MissingKV:
+    """Keys of `names` without a file here. Raises Conflict for another model."""
+    check_identity(service, query.identity)
     store = service.peers.store
 
     def look() -> tuple[str, ...]:
-        return tuple(key for key in wanted.keys if not store.has(wanted.identity, key))
+        return tuple(key for key in query.keys if not store.has(query.identity, key))
 
-    return MissingKV(wanted.identity, await asyncio.to_thread(look))
+    return MissingKV(query.identity, await asyncio.to_thread(look))
 
 
 async def receive(

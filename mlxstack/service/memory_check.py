@@ -1,4 +1,4 @@
-"""Memory check: does a service fit next to those that run on this computer."""
+"""Memory check: fit of a service next to the running ones."""
 
 import os
 
@@ -50,15 +50,16 @@ def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryR
 
 
 def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
-    """Raises SetupError with the sum and with options that fit, each key after `option`.
+    """Raise SetupError, with options that fit, for too large a service.
 
-    Of a model whose caches are unknown only the weights are counted; then the reason is returned.
+    Each key of an option comes after `option`. Of a model whose caches are unknown only the weights
+    are counted; then the reason is returned.
     """
     unknown = None
     try:
         load = candidate.load(room.memory.half_bytes, room.memory.total)
     except BadRequest as why:
-        if (why.param or "").startswith("kv."):
+        if (why.param or "").startswith(("kv.", "hosts")):
             raise SetupError(f"{why.param}: {why.message}") from why
         unknown = why.message
         try:

@@ -1,4 +1,4 @@
-"""Asks a child process for the shapes of models: only the engine imports MLX."""
+"""Shapes of models from a child process: only the engine imports MLX."""
 
 import os
 import subprocess

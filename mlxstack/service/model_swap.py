@@ -16,7 +16,7 @@ from mlxstack.service.service import Change, Service, ServiceHealth, ended, name
 log = logging.getLogger("mlxstack.swap")
 
 STOP_S = 30.0
-"""Seconds in which a load that took too long may still end, to free its memory."""
+"""Seconds for an overdue load to end and free its memory."""
 
 
 class SwapStep(Struct, frozen=True):
@@ -33,7 +33,7 @@ class SwapStep(Struct, frozen=True):
 
 
 class SwapReport(Struct, frozen=True):
-    """Report of a swap, with the bytes that MLX held before the load and after the unload."""
+    """Report of a model swap, with MLX memory before and after."""
 
     before: str
     after: str
@@ -48,7 +48,7 @@ async def prepare(service: Service, preset: Preset) -> CheckedModel:
 
 
 async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
-    """Serve `wanted` from now on; new requests wait at the gate until then.
+    """Serve `wanted` from now on; new requests wait at the gate.
 
     Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when the
     model is not there, Conflict when another change is under way, and Broken when it could not be
@@ -130,7 +130,7 @@ async def _drain(service: Service, drain_s: float) -> SwapStep:
 
 
 async def park(service: Service, limit_s: float) -> SwapStep:
-    """Park all KV. Raises Broken when it takes too long, before anything is unloaded."""
+    """Park all KV before the unload. Raises Broken when overdue."""
     began = time.perf_counter()
     try:
         async with asyncio.timeout(limit_s):
@@ -146,7 +146,7 @@ async def park(service: Service, limit_s: float) -> SwapStep:
 async def unload(
     service: Service, engine_factory: EngineFactory, limit_s: float, *, is_idle: bool = False
 ) -> tuple[SwapStep, int]:
-    """Unload the model; returns the step and the bytes that MLX still holds."""
+    """Unload the model; returns the step and MLX's remaining bytes."""
     before = service.engine.snapshot().active_bytes
     began = time.perf_counter()
     await service.unload_model(limit_s, is_idle=is_idle)
@@ -155,9 +155,10 @@ async def unload(
 
 
 async def try_load(service: Service, engine_factory: EngineFactory, preset: Preset) -> str:
-    """Load a preset; returns "" or the reason of the failure, whose model is freed.
+    """Load a preset; returns "" or the reason of the failure.
 
-    Raises Broken, and gives the service up, when the load took too long and does not end.
+    A model that failed is freed. Raises Broken, and gives the service up, when the load took too
+    long and does not end.
     """
     limit_s = preset.server.startup_timeout_s
     begin(service, preset, "load", limit_s + STOP_S)

@@ -38,7 +38,7 @@ ContentReader = Callable[[Content, str], str]
 
 
 class FunctionParam(Struct):
-    """The function of a call in the history; arguments usually are JSON in a string."""
+    """Function of a call in the history; `arguments` usually are a string."""
 
     name: str = ""
     arguments: str | dict[str, Any] | None = None
@@ -110,7 +110,10 @@ def assistant_message(spoken: Iterable[SpokenPart]) -> Message:
 
 
 def read_latest_user(content: Content, at: str) -> str:
-    """Text of the latest user message, one line per part. Raises BadRequest for other kinds."""
+    """Text of the latest user message, one line per part.
+
+    Raises BadRequest for other kinds.
+    """
     try:
         return plain_text(_checked(content, at), "\n")
     except Unsupported as error:
@@ -126,12 +129,12 @@ def read_prediction(content: Content, at: str) -> str:
 
 
 def read_history(content: Content, at: str) -> str:
-    """Text of an earlier message or a tool; other known kinds are noted."""
+    """Text of an earlier message or tool result; other kinds become notes."""
     return plain_text(_readable(_checked(content, at)), "\n")
 
 
 def read_system(content: Content, at: str) -> str:
-    """Text of a system prompt, whose parts follow each other without a line break."""
+    """Text of a system prompt, whose parts follow without a line break."""
     return system_text(_readable(_checked(content, at)))
 
 

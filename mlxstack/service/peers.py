@@ -1,4 +1,4 @@
-"""Peers: services to fetch KV from, to have prompts prefilled by, to move agents to."""
+"""Peers: services for KV transfer, remote prefill and moves of agents."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ KEY_VARIABLE = "MLX_STACK_PEER_KEY"
 CONNECT_S = 2.0
 MATCH_S = 2.0
 FILE_S = 30.0
-"""Seconds of silence until a transfer counts as broken; it is resumed `TRIES - 1` times."""
+"""Seconds of silence until a transfer is resumed, `TRIES - 1` times."""
 TRIES = 3
 RACE_S = 600.0
 MOST_FETCHES = 2
@@ -51,7 +51,7 @@ HEADER_BYTES = 1 << 20
 STATE_BYTES = 1 << 30
 """Bound on what checkpoints add to the KV of a prompt."""
 MEASURABLE = 1 << 20
-"""Bytes of a transfer from which on it says something about the link."""
+"""Minimum bytes of a transfer that measures the link."""
 
 T = TypeVar("T")
 
@@ -69,7 +69,10 @@ class ErrorAnswer(Struct, frozen=True):
 
 
 class Peer:
-    """One peer: calls, the measured speed of its link, its failures. Belongs to the event loop."""
+    """Peer: its calls, measured link speed and failures.
+
+    Belongs to the event loop.
+    """
 
     def __init__(self, url: str, key: str | None) -> None:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -92,7 +95,7 @@ class Peer:
         )
 
     def fail(self, why: str) -> None:
-        """Leave the peer alone for a while, twice as long after each failure in a row."""
+        """Pause the peer, twice as long after each failure in a row."""
         is_again = bool(self.view.trouble)
         pause_s = min(LONGEST_PAUSE_S, 2 * self.view.pause_s) if is_again else FIRST_PAUSE_S
         self._until = time.monotonic() + pause_s
@@ -128,7 +131,7 @@ class Peer:
             raise _broken(self.view.url, error) from error
 
     async def download(self, store: DiskKVStore, name: tuple[str, str], limit: int) -> int:
-        """Bring a file of at most `limit` bytes into the store, verified; its bytes.
+        """Download a file of at most `limit` bytes, verified; its bytes.
 
         A broken transfer goes on where it ended. Raises StackError.
         """
@@ -182,9 +185,10 @@ class Peer:
 
 
 class Peers:
-    """The peers of this service. `fetch` may be called on any thread, all else on the event loop.
+    """Peers of this service, whose KV files are in `store`.
 
-    KV files go to and come from `store`.
+    `fetch` is thread-safe, all else belongs to the event loop. KV files go to and come from
+    `store`.
     """
 
     def __init__(self, specs: tuple[str | PeerSpec, ...], store: DiskKVStore) -> None:
@@ -196,7 +200,7 @@ class Peers:
         self._n_fetches = 0
 
     def serve(self, identity: str, reserve: Callable[[int], Awaitable[object]]) -> None:
-        """Fetch KV of this identity from now on; `reserve` makes room on disk."""
+        """Fetch KV of this identity from now on; `reserve` makes disk room."""
         self._loop = asyncio.get_running_loop()
         self._identity, self._reserve = identity, reserve
 
@@ -211,7 +215,10 @@ class Peers:
         return tuple(peer.view for peer in self._peers)
 
     def at(self, url: str) -> Peer:
-        """The peer at this URL. Raises BadRequest: a client chooses no address to call."""
+        """The peer at this URL. Raises BadRequest for an unknown one.
+
+        A client chooses no address to call.
+        """
         for peer in self._peers:
             if peer.view.url == url.rstrip("/"):
                 return peer
@@ -260,7 +267,7 @@ class Peers:
     async def _from_best(
         self, prompt: RemotePrompt, compute_here: Callable[[], None]
     ) -> Manifest | None:
-        """Ask all peers, fetch from the best; None when the prompt is computed here."""
+        """Ask all peers, fetch from the best; None for local prefill."""
         ready = [peer for peer in self._peers if peer.is_ready]
         plans = await asyncio.gather(*(self._plan(peer, prompt) for peer in ready))
         options = [
@@ -285,7 +292,7 @@ class Peers:
         return None
 
     async def _plan(self, peer: Peer, prompt: RemotePrompt) -> PrefillPlan:
-        """What is to be gained from a peer; nothing from one that fails."""
+        """Prefill plan for a peer, an empty one if it fails."""
         query = KVQuery(self._identity, prompt.tokens, prompt.salt)
         try:
             match = await peer.call("POST", "/kv/match", query, KVMatch, MATCH_S)
@@ -310,7 +317,7 @@ class Peers:
     async def _bring(
         self, peer: Peer, plan: PrefillPlan, prompt: RemotePrompt, limit_s: float
     ) -> Manifest | None:
-        """Have the peer prefill if so planned, then bring its files into the store."""
+        """Bring the files into the store, after the peer's prefill if planned."""
         is_remote = plan.source is PrefillSource.REMOTE
         query = KVQuery(
             self._identity, prompt.tokens, prompt.salt, prompt.checkpoint_positions, is_remote
@@ -346,7 +353,7 @@ class Peers:
         )
 
     async def push(self, peer: Peer, agent: str, moved: MovedAgent) -> tuple[int, int]:
-        """Send an agent and the files of its KV that are missing there; bytes sent, tokens there.
+        """Send an agent and its missing KV; bytes sent, tokens there.
 
         Raises StackError.
         """
@@ -362,7 +369,10 @@ class Peers:
 
 
 def _address(spec: str | PeerSpec, environment: Mapping[str, str]) -> tuple[str, str | None]:
-    """URL and API key of a peer: from its file, or from MLX_STACK_PEER_KEY. Raises SetupError."""
+    """URL and API key of a peer.
+
+    The key is from its file, or from MLX_STACK_PEER_KEY. Raises SetupError.
+    """
     if isinstance(spec, str):
         spec = PeerSpec(spec)
     if spec.key_file is None:
@@ -374,7 +384,7 @@ def _address(spec: str | PeerSpec, environment: Mapping[str, str]) -> tuple[str,
 
 
 def _check(answer: httpx.Response) -> None:
-    """Raise StackError for an answer that is an error, with the words of the peer."""
+    """Raise StackError for an error response, with the peer's message."""
     if answer.is_success:
         return
     try:

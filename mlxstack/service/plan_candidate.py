@@ -1,4 +1,4 @@
-"""Preset or model as the planner sees it: its weights, caches and load."""
+"""Candidate of the planner: weights, caches and load of a preset."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from mlxstack.host.model_files import ModelFiles
 from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.policy import workspace
 from mlxstack.policy.capacity import Budget, ServiceLoad
-from mlxstack.policy.kv_geometry import Geometry, ModelShape, ShapeReply, quantized
+from mlxstack.policy.kv_geometry import Geometry, ModelShape, ShapeReply, divided, quantized
 from mlxstack.service.model_shapes import shapes_of
 
 SINGLE = 4
@@ -39,7 +39,7 @@ class Candidate(Struct, frozen=True):
 
     @property
     def weights(self) -> Weights:
-        """Weights in memory. Raises Unsupported where neither files nor mlx-lm tell them."""
+        """Weights in memory. Raises Unsupported where they are unknown."""
         built = self.reply.shape.weights if self.reply.shape is not None else None
         weights = self.files.weights or built
         if weights is None and self.files.hub_bytes:
@@ -62,7 +62,7 @@ class Candidate(Struct, frozen=True):
 
     @property
     def n_trained(self) -> int:
-        """Context length of the training in tokens; 0 when the config has none."""
+        """Context length of the training in tokens; 0 if unknown."""
         config: dict[str, Any] = self.files.config
         text = config.get("text_config") or {}
         return int({**config, **text}.get("max_position_embeddings") or 0)
@@ -70,11 +70,17 @@ class Candidate(Struct, frozen=True):
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
         """The caches where half precision takes `half_bytes`. Raises Unsupported."""
         shape = self.shape
+        if self.preset.hosts and not shape.can_shard:
+            raise Unsupported(
+                f"mlx-lm cannot divide models of type '{self.architecture}' between machines",
+                "hosts",
+            )
         geometry = shape.widened if half_bytes == SINGLE else shape.geometry
-        return quantized(geometry, bits, self.preset.kv.group_size)
+        own = divided(geometry, max(1, len(self.preset.hosts)))
+        return quantized(own, bits, self.preset.kv.group_size)
 
     def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
-        """Load of a service of this preset; its KV budget is a share of `total_bytes`.
+        """Load of a preset's service; KV gets a share of `total_bytes`.
 
         Raises Unsupported.
         """
@@ -84,7 +90,7 @@ class Candidate(Struct, frozen=True):
         bytes_beside = workspace.workspace_bytes(shape, chunk, slots.count) * (half_bytes // 2)
         if half_bytes != SINGLE:
             bytes_beside += workspace.peak_score_bytes(shape, bits, chunk, slots.n_ctx)
-        weights, draft = self.weights.n_bytes(half_bytes), self.draft
+        weights, draft = self._own_weights(half_bytes), self.draft
         if draft is not None:
             weights += draft.weights.n_bytes(half_bytes)
         return ServiceLoad(
@@ -98,8 +104,19 @@ class Candidate(Struct, frozen=True):
             draft=Geometry(()) if draft is None else draft.geometry(half_bytes),
         )
 
+    def _own_weights(self, half_bytes: int) -> int:
+        """Weights in the memory of one machine.
+
+        Of several, each has a share of the layers; embeddings and output stay whole.
+        """
+        n_bytes, n_ranks = self.weights.n_bytes(half_bytes), max(1, len(self.preset.hosts))
+        if n_ranks == 1:
+            return n_bytes
+        ends = min(n_bytes, 2 * self.shape.n_vocab * self.shape.hidden * half_bytes)
+        return ends + -(-(n_bytes - ends) // n_ranks)
+
     def _budget(self, total_bytes: int | None) -> Budget | None:
-        """A fixed share for KV; None where it has what is left, and for an embedding model."""
+        """Budget of a fixed share; None for `auto` and embedding models."""
         if total_bytes is None or self.preset.kind is ServiceKind.EMBEDDING:
             return None
         pct = self.preset.prefix_cache.memory_budget_pct
@@ -128,7 +145,7 @@ def of_files(preset: Preset, files: ModelFiles) -> Candidate:
 
 
 def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
-    """The candidates of several presets with their models' files, by one child process."""
+    """Candidates of presets with their models' files, by one child process."""
     drafts = {at: draft for at, (preset, _) in enumerate(pairs) if (draft := _draft_of(preset))}
     files = [*(files for _, files in pairs), *(files for _, files in drafts.values())]
     replies = shapes_of([one.config for one in files])
@@ -139,7 +156,7 @@ def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
 
 
 def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
-    """The draft model of a preset; None before anything is known of it."""
+    """Draft model of a preset; None while nothing is known of it."""
     if preset.model.draft is None:
         return None
     alone = Preset(model=ModelSpec(id=preset.model.draft))
@@ -150,7 +167,7 @@ def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
 
 
 def shipped(home: Home) -> list[Candidate]:
-    """One candidate for each chat model that the presets name, the embedded one left out.
+    """One candidate per chat model of the presets, without the embedded one.
 
     Presets that cannot be read, and models of which nothing is known, are passed over.
     """

@@ -27,7 +27,7 @@ async def look(service: Service, limit: int = 20) -> CacheView:
 
 
 class Prefix(Struct, frozen=True):
-    """Tokens of one model, made with its text processor `words`; their KV has a `salt`.
+    """Prefix in tokens of the text processor `words`, under a `salt`.
 
     `is_for_peer`: another service asked for it, with `checkpoint_positions` of its own.
     """
@@ -40,7 +40,7 @@ class Prefix(Struct, frozen=True):
 
 
 async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
-    """Compute the missing part of a prefix, then pin it under this name.
+    """Compute the missing part of a prefix, then pin it.
 
     Raises BadRequest when it is shorter than a block, or does not fit a slot, and as `warm` does.
     """
@@ -64,7 +64,7 @@ async def pin_known(service: Service, name: str, key: str) -> PinnedPrefix:
 
 
 async def warm(service: Service, prefix: Prefix) -> None:
-    """Prefill a prefix at low priority. Raises Busy when it is of another model."""
+    """Prefill a prefix at low priority. Raises Busy for another model."""
     tokens = prefix.tokens
     request = Request(
         id=f"warm-{uuid.uuid4().hex}",
@@ -103,7 +103,10 @@ async def clear(service: Service) -> FreedBytes:
 
 
 async def sweep(service: Service, command: CollectGarbage) -> GCResult:
-    """Delete stored KV by age and bytes, except KV in use. Raises BadRequest or Conflict."""
+    """Delete unused KV on disk by age and bytes.
+
+    Raises BadRequest or Conflict.
+    """
     service.require()
     swept = await asyncio.wrap_future(service.generator.sweep(command))
     if not command.is_dry:

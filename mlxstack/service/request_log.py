@@ -24,7 +24,7 @@ log = logging.getLogger("mlxstack.requests")
 
 MOST_REQUESTS = 200
 AROUND = 24
-"""Tokens of text shown before and after the place where a prompt diverged."""
+"""Tokens of text shown on both sides of a divergence."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -101,7 +101,7 @@ class RequestLog:
 
 
 def misses_of(requests: tuple[RequestView, ...], limit: int) -> tuple[MissView, ...]:
-    """Misses of the latest requests, the latest first; of many, those that lost most."""
+    """Latest misses, newest first; of many, the most expensive ones."""
     misses = [view.miss for view in requests if view.miss is not None]
     costly = sorted(misses, key=lambda miss: -miss.lost_s)[:limit]
     return tuple(sorted(costly, key=lambda miss: miss.age_s))
@@ -139,7 +139,7 @@ def _view(
 
 
 def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:
-    """Describe a miss; its seconds are those of the lost tokens' share of the prefill."""
+    """Describe a miss, with the lost tokens' share of the prefill time."""
     n_computed = view.n_prompt - view.n_cached
     n_lost = miss.n_recomputed(n_computed)
     shown = MissView(
@@ -161,7 +161,7 @@ def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) 
 
 
 def _log(request: Request, view: RequestView) -> None:
-    """Log one line of `name=value`, without any text of the request; names are quoted."""
+    """Log `name=value` pairs on one line, without text; names are quoted."""
     log.info(
         "request=%s id=%s agent=%s slot=%s priority=%s prompt=%d cached=%d generated=%d "
         "queued_ms=%.0f ttft_ms=%.0f decode_ms=%.0f ended=%s miss=%s",

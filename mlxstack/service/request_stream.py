@@ -30,6 +30,8 @@ class Engine(Protocol):
 
     tokenizer: Any
 
+    @property
+    def trouble(self) -> str: ...
     def start(self) -> Future[ModelFacts]: ...
     def snapshot(self) -> Snapshot: ...
     def stalled_s(self) -> float: ...
@@ -102,7 +104,7 @@ log = logging.getLogger(__name__)
 
 
 class EventDispatcher:
-    """Dispatches events to requests, with one wake-up of the loop per engine step."""
+    """Dispatches events to requests, with one loop wake-up per step."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

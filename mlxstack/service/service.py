@@ -28,9 +28,8 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
 from mlxstack.host.sleep import SleepAssertion, caffeinate
-from mlxstack.service.agents.locks import AgentLocks
 from mlxstack.service.agents.registry import AgentRegistry, restore_agents
-from mlxstack.service.agents.store import AgentStore
+from mlxstack.service.agents.store import AgentLocks, AgentStore
 from mlxstack.service.early_turns import EarlyTurns
 from mlxstack.service.gate import SwapGate
 from mlxstack.service.peers import Peers
@@ -54,7 +53,7 @@ log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")
 
 STALLED_S = 10.0
-"""Seconds without a step, with work to do, until the service reports itself stalled."""
+"""Seconds without a step, despite work, until the service is stalled."""
 GIVE_UP_S = 120.0
 """Seconds without a step until all waiting requests fail."""
 WATCH_S = 1.0
@@ -81,7 +80,7 @@ class ServiceHealth(StrEnum):
 
 
 class Change(Struct, frozen=True):
-    """Model swap under way: the next model, and the step that began at `since`.
+    """Model swap under way: next model, and step begun at `since`.
 
     `since` is monotonic; a step that takes more than `limit_s` seconds is stuck.
     """
@@ -185,7 +184,7 @@ class Service:
     def peers(self) -> Peers:
         """Exchange of KV files with other services. Raises as `require`, and Unsupported."""
         self.require()
-        if self._peers is None or isinstance(self.engine, Embedder):
+        if self._peers is None or isinstance(self.engine, Embedder) or self.preset.hosts:
             raise Unsupported("this service exchanges no KV with others")
         return self._peers
 
@@ -202,7 +201,7 @@ class Service:
 
     @property
     def facts(self) -> ModelFacts:
-        """Facts of the model, also while it is unloaded. Raises as `require_facts` does."""
+        """Facts of the model, loaded or not. Raises as `require_facts` does."""
         self.require_facts()
         assert self._facts is not None
         return self._facts
@@ -223,7 +222,7 @@ class Service:
 
     @property
     def health(self) -> ServiceHealth:
-        """Health now; STALLED after ten silent seconds with work, SWAPPING behind a closed gate."""
+        """Current health: STALLED after silent steps, SWAPPING behind a closed gate."""
         if self._health is ServiceHealth.OK and self.gate.is_closed:
             return ServiceHealth.SWAPPING
         if self._health is ServiceHealth.UNLOADED and self.change is not None:
@@ -234,11 +233,11 @@ class Service:
 
     @property
     def is_unloaded(self) -> bool:
-        """True from the idle unload of the model until it is loaded again."""
+        """True from an idle unload until the model is loaded again."""
         return self._health is ServiceHealth.UNLOADED
 
     async def start(self) -> ModelFacts:
-        """Load the model on the MLX thread. Raises the error of a failed load."""
+        """Load the model on the MLX thread. Raises its error."""
         self._dispatcher.bind(asyncio.get_running_loop())
         await asyncio.to_thread(restore_agents, self.agent_store, self.agent_registry)
         try:
@@ -274,7 +273,7 @@ class Service:
         self.engine = engine
 
     async def load_model(self, preset: Preset, engine: GenerationEngine | Embedder) -> ModelFacts:
-        """Serve a preset by another engine. Raises the error of a failed load."""
+        """Serve a preset by another engine. Raises its load error."""
         self.stats.add_engine(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
         return await self._begin()
@@ -316,7 +315,7 @@ class Service:
         return facts
 
     async def stop(self, drain_s: float) -> None:
-        """Finish requests for up to `drain_s` seconds, refuse new ones, end the engine.
+        """Drain requests for up to `drain_s` seconds and end the engine.
 
         Requests end with the drain, also while a step of the engine takes longer. The engine has
         PARKING_S more to end its step and park. One that is still loading, or stuck, is left
@@ -381,7 +380,7 @@ class Service:
         return done
 
     async def change_cache(self, change: Future[T]) -> T:
-        """Wait for a change of the prefix cache by hand, and count it."""
+        """Await a manual change of the prefix cache, and count it."""
         done = await asyncio.wrap_future(change)
         self.stats.n_cache_changes += 1
         return done
@@ -391,7 +390,7 @@ class Service:
         await asyncio.wrap_future(self.generator.reserve_disk(n_bytes))
 
     def require(self) -> None:
-        """Raises Loading until the model is there, Broken when it never will be."""
+        """Raise Loading before the model is there, Broken if it failed."""
         self.require_facts()
         if self._health is ServiceHealth.UNLOADED:
             raise Loading("the model is unloaded; the next request for an answer loads it")
@@ -409,7 +408,7 @@ class Service:
                 raise Loading(LEAVING)
 
     def require_model(self, words: TextProcessor) -> None:
-        """Raise Busy when `words` is of a model that is no longer served."""
+        """Raise Busy when `words` belongs to an unloaded model."""
         self.require()
         if words is not self._words:
             raise Busy(CHANGED)
@@ -420,7 +419,7 @@ class Service:
             if (silent := self.engine.stalled_s()) > GIVE_UP_S:
                 self._fail_all(f"the engine has not finished a turn for {silent:.0f} s")
             await asyncio.sleep(WATCH_S)
-        self.give_up("the engine's thread has died")
+        self.give_up(self.engine.trouble or "the engine's thread has died")
 
     def _fail_all(self, reason: str) -> None:
         what = f"{reason}; see the service log. A supervised service starts again by itself"
@@ -430,14 +429,14 @@ class Service:
 
 
 async def ended(engine: Engine, limit_s: float) -> bool:
-    """End an engine without a drain; True if it ended within `limit_s` seconds."""
+    """End an engine without a drain; True if within `limit_s` seconds."""
     stopping = asyncio.wrap_future(engine.stop(0.0))
     await asyncio.wait({stopping}, timeout=limit_s)
     return stopping.done()
 
 
 def name_of(preset: Preset) -> str:
-    """Model name of a preset in the API: its alias, or its id."""
+    """Name of the model in the API: its alias, or its id."""
     return preset.model.alias or plain(preset.model.id)
 
 

@@ -20,7 +20,7 @@ MOST_SAMPLES = 301
 
 
 class SlotStatus(Struct, frozen=True):
-    """A slot as the engine sees it, and the last request in it."""
+    """Slot as the engine sees it, with its last request."""
 
     view: SlotView
     last: Request | None
@@ -53,7 +53,7 @@ class ServiceStats:
         self._past = Counters()
 
     def add_engine(self, last: Counters) -> None:
-        """Keep the counters of an engine that has ended, and forget its slots."""
+        """Keep the counters of an ended engine, and forget its slots."""
         self._past = self._past.plus(last)
 
     def forget_slots(self) -> None:
@@ -94,21 +94,21 @@ def n_processing(snapshot: Snapshot) -> int:
 
 
 def prompt_rate(now: Counters, before: Counters = START) -> float:
-    """Prompt tokens computed per second of prefill between two moments; 0 if there was none."""
+    """Prefill tokens per second between two samples; 0 without prefill."""
     seconds = now.prompt_s - before.prompt_s
     tokens = now.n_prompt_tokens - before.n_prompt_tokens
     return tokens / seconds if seconds > 0 else 0.0
 
 
 def decode_rate(now: Counters, before: Counters = START) -> float:
-    """Tokens generated per second of decoding between two moments; 0 if there was none."""
+    """Decode tokens per second between two samples; 0 without decoding."""
     seconds = now.decode_s - before.decode_s
     tokens = now.n_generated_tokens - before.n_generated_tokens
     return tokens / seconds if seconds > 0 else 0.0
 
 
 def expected_timings(snapshot: Snapshot, part: ResponsePart) -> RequestTimings:
-    """Prefill times of a reply that has just begun, at the speed so far."""
+    """Prefill times of a starting reply, at the measured speed."""
     rate = prompt_rate(snapshot.counters)
     if not isinstance(part, GenerationStarted) or rate <= 0:
         return RequestTimings()

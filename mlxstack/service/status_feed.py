@@ -40,7 +40,7 @@ REST_S = 15.0
 def frame_of(
     service: Service, memory: CacheView | None = None, kept: Mapping[str, AgentKVLocation] = NOWHERE
 ) -> StatusFrame:
-    """Status frame; cheap, and possible at any time, also while the model loads.
+    """Build a status frame, cheaply, also while the model loads.
 
     `memory` and `kept` are the latest statistics of the prefix cache.
     """
@@ -64,7 +64,7 @@ def frame_of(
 
 
 def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
-    """Last used agents, with few turns: a frame is sent several times per second."""
+    """Most recent agents, with few turns: frames are frequent."""
     records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
     shown = views(records, snapshot, service.name, kept, service.agent_store.stored)
     return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in shown)
@@ -88,7 +88,7 @@ class StatusFeed:
         self._mode = ""
 
     def frame(self) -> StatusFrame:
-        """Current frame, with the latest cache statistics; the first also has the past."""
+        """Current frame with cache statistics; the first has past samples."""
         self._take()
         frame = frame_of(self._service, self._memory, self._kept)
         if self._mode:
@@ -163,7 +163,7 @@ def _titles(
 
 
 def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> MemoryView:
-    """Divide what the process holds; what is neither weights nor KV is workspace.
+    """Divide the process memory: weights, KV, and workspace as the rest.
 
     Its resident memory lacks what a GPU holds, and untouched arrays.
     """
@@ -185,7 +185,10 @@ def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> M
 
 
 def _loading(service: Service) -> LoadView | None:
-    """Progress of a download or a load; the old model serves while the new one is downloaded."""
+    """Progress of a load or download.
+
+    The old model serves while the new one is downloaded.
+    """
     downloads = service.engine_factory.downloads() if service.engine_factory is not None else {}
     for model, transfer in downloads.items():
         elapsed_s = time.monotonic() - transfer.began

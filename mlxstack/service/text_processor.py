@@ -78,7 +78,7 @@ class TextProcessor:
     async def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
     ) -> Prompt:
-        """The expected beginning of the prompt after an answer. Raises as `prompt` does."""
+        """Expected start of the prompt after an answer. Raises as `prompt` does."""
         return await self._run(lambda: self.maker.expected(conversation, answer, scope))
 
     async def text(self, conversation: Conversation) -> str:
@@ -90,7 +90,7 @@ class TextProcessor:
         return await self._run(convert)
 
     async def raw(self, prompt: str | Sequence[int | str]) -> Prompt:
-        """Prompt of a text, or of tokens and texts in a row. Raises as `check` does."""
+        """Prompt of texts and tokens in a row. Raises as `check` does."""
         if isinstance(prompt, str):
             return await self._run(lambda: self.maker.plain(prompt))
         if len(prompt) > self._n_ctx:
@@ -112,7 +112,7 @@ class TextProcessor:
         return await self._compile(lambda: call_grammars(calls), "tools")
 
     def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
-        """The constraint of calls in a free answer, whose grammars compile in the background."""
+        """Constraint of calls in a free answer; grammars compile in the background."""
         ways = self.output_format.free_call_marks
         if not ways or self._reason is not None or not self._has_free_rules:
             return None
@@ -130,7 +130,7 @@ class TextProcessor:
         return self.output_format.call_trigger([partial(_result, one) for one in compiled], tools)
 
     def _free_rules(self, asked: ForcedCalls) -> LLMatcher | None:
-        """The matcher of calls that may come; None where it cannot be had at once."""
+        """Matcher of optional calls; None while it is not compiled."""
         try:
             candidates = call_grammars(asked)
             if all(map(is_bounded, candidates)):
@@ -164,7 +164,7 @@ class TextProcessor:
                 raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)
 
     def close(self, reason: StackError) -> None:
-        """Accept no more work; new work, and work that waits for a thread, raises `reason`."""
+        """Refuse new and waiting work, which raises `reason`."""
         self._reason = reason
         for pool in (self._pool, self._compilers, self._checkers):
             pool.shutdown(wait=False, cancel_futures=True)

@@ -2,6 +2,10 @@
 
 <root>/<agent>/history.json             readable, for any model
 <root>/<agent>/<model>/manifest.json    the saved context of one model
+
+Folder names of agents are readable, reversible, and distinct where "A" and "a" are one file:
+":" becomes "=", a leading "." becomes "+", and capitals become small letters, followed by "~"
+and their positions as bits in hexadecimal: "Bob:1" is "bob=1~1".
 """
 
 import re
@@ -21,7 +25,6 @@ from mlxstack.core.errors import (
     Unreadable,
 )
 from mlxstack.core.ports import Manifest
-from mlxstack.store.agent_folder_name import folder_of, is_agent, name_of
 from mlxstack.store.atomic_write import (
     TEMPORARY,
     children,
@@ -34,6 +37,33 @@ from mlxstack.store.atomic_write import (
 )
 from mlxstack.store.disk_io import Disk, because, refused
 from mlxstack.store.manifest_file import from_json, parse_json, to_json
+
+AGENT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+FOLDER = re.compile(r"(?P<stem>[a-z0-9+_=-][a-z0-9._=-]{0,127})(?:~(?P<bits>[0-9a-f]{1,32}))?")
+
+
+def is_agent(agent: str) -> bool:
+    """Whether `agent` is a possible id."""
+    return AGENT.fullmatch(agent) is not None
+
+
+def folder_of(agent: str) -> str:
+    """The folder name of a possible id."""
+    stem = agent.lower().replace(":", "=")
+    stem = "+" + stem[1:] if stem.startswith(".") else stem
+    bits = sum(1 << at for at, letter in enumerate(agent) if letter.isupper())
+    return f"{stem}~{bits:x}" if bits else stem
+
+
+def name_of(folder: str) -> str | None:
+    """The id whose folder this is, or None for a foreign folder."""
+    match = FOLDER.fullmatch(folder)
+    if match is None:
+        return None
+    stem, bits = match["stem"].replace("=", ":").replace("+", "."), int(match["bits"] or "0", 16)
+    agent = "".join(letter.upper() if bits >> at & 1 else letter for at, letter in enumerate(stem))
+    return agent if folder_of(agent) == folder else None
+
 
 VERSION = 1
 MODEL = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
@@ -56,7 +86,7 @@ class HistoryFile(Struct, frozen=True):
 
 
 class ManifestFile(Struct, frozen=True):
-    """One manifest.json; `n_bytes` of its own, `used_at` Unix seconds of the last use."""
+    """One manifest.json; `n_bytes` of its own, `used_at` in Unix seconds."""
 
     agent: str
     model: str
@@ -84,7 +114,7 @@ class AgentFolders:
         return tuple(sorted(agent for agent in names if agent is not None))
 
     def has(self, agent: str) -> bool:
-        """Whether there is a history of this agent, sound or not. Raises Unreadable."""
+        """Whether this agent has a history, sound or not. Raises Unreadable."""
         try:
             self._history(agent).lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -150,7 +180,7 @@ class AgentFolders:
         )
 
     def remove(self, agent: str) -> None:
-        """Forget an agent at once: its history and its manifests. Raises NotFound or StackError."""
+        """Delete an agent's history and manifests. Raises NotFound or StackError."""
         try:
             remove_synced(self._folder(agent), self._disk)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Locks on agents between the processes that share a home; a process that dies loses its locks.
+"""Agent locks between the processes of a home, released at exit.
 
 <root>/<agent>.turn       held while a turn or an edit goes on; shared by requests that bring
                           their own conversation
@@ -10,10 +10,9 @@ import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.store.agent_folder_name import folder_of, is_agent
+from mlxstack.store.agent_history import folder_of, is_agent
 from mlxstack.store.atomic_write import open_private
 from mlxstack.store.disk_io import Disk, refused
 
@@ -21,14 +20,14 @@ TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 class AgentLock:
-    """A held lock; leaving it as a context releases it. Without a descriptor it locks nothing."""
+    """Held lock and context manager; without a descriptor a no-op."""
 
     def __init__(self, fd: int | None = None, doomed: Path | None = None) -> None:
         self._fd = fd
         self._doomed = doomed
 
     def release(self) -> None:
-        """Give the lock back; its file goes when nothing else can hold it."""
+        """Release the lock; its file is deleted when nothing holds it."""
         fd, self._fd = self._fd, None
         if fd is None:
             return
@@ -40,17 +39,12 @@ class AgentLock:
     def __enter__(self) -> "AgentLock":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
 class AgentLockFiles:
-    """Callable from any thread; no method waits. Raises SetupError when `root` cannot be created.
+    """Non-blocking agent locks for any thread. Raises SetupError for `root`.
 
     Every method raises BadRequest on an impossible agent id, and StackError when the disk
     refuses.
@@ -61,15 +55,15 @@ class AgentLockFiles:
         open_private(root, disk or Disk())
 
     def turn(self, agent: str) -> AgentLock | None:
-        """The lock of a turn or an edit; None while another turn, edit or request holds it."""
+        """Lock of a turn or an edit; None while otherwise held."""
         return self._acquire(agent, "turn", fcntl.LOCK_EX)
 
     def request(self, agent: str) -> AgentLock | None:
-        """The lock of a request, which other requests may hold too; None while a turn does."""
+        """Lock shared among requests; None while a turn holds it."""
         return self._acquire(agent, "turn", fcntl.LOCK_SH)
 
     def history(self, agent: str) -> AgentLock | None:
-        """The lock of a writer of the history; None while another one holds it."""
+        """Lock of a history's writer; None while otherwise held."""
         return self._acquire(agent, "history", fcntl.LOCK_EX)
 
     def _acquire(self, agent: str, kind: str, how: int) -> AgentLock | None:
@@ -87,7 +81,7 @@ class AgentLockFiles:
 
 
 def _locked(path: Path, how: int) -> int | None:
-    """A descriptor of the locked file, or None when the lock is taken. Raises OSError."""
+    """Descriptor of the locked file, None if taken. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)

@@ -21,7 +21,7 @@ CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 def open_private(directory: Path, disk: Disk) -> None:
-    """Create `directory` (0700) if need be. Raises SetupError when nothing can be kept there."""
+    """Create `directory` (0700) if missing. Raises SetupError if unusable."""
     try:
         make_private(directory, disk.sync)
     except OSError as error:
@@ -73,7 +73,7 @@ def write_atomic(
 
 
 def remove_synced(path: Path, disk: Disk) -> None:
-    """Remove a file, or a folder with all in it, wholly or not at all. Raises OSError."""
+    """Remove a file or a whole folder, atomically. Raises OSError."""
     if path.is_dir():
         doomed = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
         path.replace(doomed)
@@ -100,7 +100,7 @@ def sync_directory(directory: Path, flush: Flush) -> None:
 
 
 def read_whole(path: Path, disk: Disk) -> bytes:
-    """All bytes of a regular file, never through a link. Raises NotFound or Damaged."""
+    """Read a regular file, never through a link. Raises NotFound, Damaged."""
     with opened(path) as fd:
         return disk.read(fd)
 
@@ -133,7 +133,7 @@ def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:
 
 
 def children(directory: Path) -> list[Path]:
-    """Sorted entries of a folder; none if it is not a folder. Raises Unreadable.
+    """Sorted entries of a folder; none without a folder. Raises Unreadable.
 
     `Path.glob` leaves out entries that it cannot read.
     """
@@ -146,7 +146,7 @@ def children(directory: Path) -> list[Path]:
 
 
 def touch(path: Path) -> bool:
-    """Note that `path` was used now, in its modification time; whether it is there."""
+    """Note a use in the modification time; False without the file."""
     now = time.time_ns()  # by itself the system would note one and the same tick for many files
     try:
         os.utime(path, ns=(now, now), follow_symlinks=False)
@@ -164,7 +164,7 @@ def clear_leftovers(paths: Iterable[Path]) -> int:
 
 
 def open_temporary(directory: Path) -> tuple[int, Path]:
-    """Open a new file, locked to tell other processes that its writer lives."""
+    """Open a new file, locked to show that its writer lives."""
     while True:
         fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
         fcntl.flock(fd, fcntl.LOCK_EX)

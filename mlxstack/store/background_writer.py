@@ -21,7 +21,7 @@ class WriterBound(Struct, frozen=True):
 
 
 class BackgroundWriter:
-    """Runs jobs one after another, in the order of submission. Callable from any thread.
+    """Runs jobs in the order of submission. Callable from any thread.
 
     `submit` never blocks: beyond the bound it raises Busy, and the caller keeps its bytes and
     decides. One job that is bigger than the bound by itself is taken when nothing else waits.

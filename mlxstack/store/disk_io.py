@@ -32,10 +32,10 @@ WHY = {
 
 
 class Disk:
-    """The real disk. A test hands in one that is full, or broken."""
+    """Disk operations; tests inject one that is full or broken."""
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Write a part of `data`; its length in bytes, at least one, or OSError."""
+        """Write a part of `data`; its length, at least 1. Raises OSError."""
         return os.write(fd, data)
 
     def sync(self, fd: int) -> None:
@@ -44,7 +44,7 @@ class Disk:
             os.fsync(fd)
 
     def barrier(self, fd: int) -> None:
-        """Order what was written before all that is written later; at worst, `sync`.
+        """Order earlier writes before all later ones; at worst a `sync`.
 
         Far cheaper on a Mac. It is on the medium after the next `sync` on the same volume.
         """
@@ -52,12 +52,12 @@ class Disk:
             self.sync(fd)
 
     def complete_barriers(self, fd: int) -> None:
-        """Bring what barriers ordered to the medium; no-op where every barrier is a `sync`."""
+        """Flush what barriers ordered; no-op where barriers are `sync`."""
         if BARRIER_SYNC is not None:
             self.sync(fd)
 
     def read(self, fd: int) -> bytes:
-        """Everything from here to the end, in one buffer of exactly that size.
+        """Read everything from here to the end into one buffer.
 
         Not mapped: a file that shrinks, or a drive pulled out under a map, kills the process.
         """
@@ -65,7 +65,7 @@ class Disk:
             return file.readall()
 
     def open(self, fd: int) -> FileIO:
-        """An unbuffered file over `fd`, which stays open when the file is closed."""
+        """Unbuffered file over `fd`, which stays open after it."""
         return FileIO(fd, "rb", closefd=False)
 
 
@@ -75,13 +75,13 @@ def because(error: OSError) -> str:
 
 
 def refused(what: str, error: OSError) -> StackError:
-    """The error to raise when `what` (a clause such as "a.bin was not saved") was refused."""
+    """Error for a refused operation; `what`: "a.bin was not saved"."""
     kind = DiskFull if error.errno in FULL else StackError
     return kind(f"{what}: {because(error)}")
 
 
 def _flush(fd: int, command: int) -> bool:
-    """Whether the file system knows this; network disks do not."""
+    """Whether the file system supports this; network disks do not."""
     try:
         fcntl.fcntl(fd, command)
     except OSError as error:

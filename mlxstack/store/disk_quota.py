@@ -1,4 +1,4 @@
-"""Disk quota: a KV store that collects garbage before it exceeds its bounds."""
+"""Disk quota: KV store that collects garbage before exceeding its bounds."""
 
 import logging
 import time
@@ -28,10 +28,10 @@ from mlxstack.store.kv_store import DiskKVStore
 log = logging.getLogger(__name__)
 
 GRACE_S = 60.0
-"""Files used in the last seconds stay: another process may be saving them."""
+"""Grace in seconds for files that another process may save."""
 
 SAVING_S = 10.0
-"""The same while a save waits for room; this process knows what it uses itself."""
+"""Grace in seconds while a save of this process waits."""
 
 Clock = Callable[[], float]
 
@@ -69,7 +69,7 @@ class QuotaKVStore:
         return self._store.heads(identity)
 
     def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> GCResult:
-        """Room for `n_bytes` more under `max_bytes`. Nothing goes when even that is not enough.
+        """Free `n_bytes` under `max_bytes`, or delete nothing.
 
         Raises DiskFull. The files are counted only when the room seems to be short.
         """
@@ -88,7 +88,7 @@ class QuotaKVStore:
         return swept
 
     def sweep(self, command: CollectGarbage, in_use: frozenset[Ref]) -> GCResult:
-        """Delete by age and bytes; the preset's bounds where `wanted` has none of its own.
+        """Delete by age and bytes; unset bounds are the preset's.
 
         Raises BadRequest when there is no bound at all, Conflict when a slot folder is missing.
         """

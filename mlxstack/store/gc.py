@@ -1,4 +1,4 @@
-"""Garbage collection on disk, by age and by bytes, never of a file in use.
+"""Garbage collection on disk, by age and bytes, of unused files.
 
 KV files that a saved context names stay as long as that context does. First go the contexts
 and the unnamed files that are too old; then, until the bytes fit, unnamed files, and then
@@ -28,7 +28,10 @@ class GCReason(StrEnum):
 
 
 class StoredContext(Struct, frozen=True):
-    """A slot file or an agent's manifest; `refs` are the (identity, key) of its KV files."""
+    """Slot file or agent manifest; `refs` identify its KV files.
+
+    A ref is (identity, key).
+    """
 
     title: str
     path: str
@@ -39,7 +42,7 @@ class StoredContext(Struct, frozen=True):
 
 
 class DiskInventory(Struct, frozen=True):
-    """Files on disk, and which must stay: KV files by ref, contexts by path."""
+    """Files on disk, and those to keep: KV refs, context paths."""
 
     files: tuple[KVFileEntry, ...]
     contexts: tuple[StoredContext, ...] = ()
@@ -48,7 +51,7 @@ class DiskInventory(Struct, frozen=True):
 
 
 class GCRules(Struct, frozen=True):
-    """None is no bound. `n_wanted` bytes are about to be written and must fit too.
+    """Bounds of a collection, None for none; `n_wanted` bytes must fit.
 
     What was used in the last `grace_s` seconds never goes: another process may be saving it.
     """
@@ -60,7 +63,7 @@ class GCRules(Struct, frozen=True):
 
 
 class CollectedFile(Struct, frozen=True):
-    """One file to delete, unless it was used since `used_at`. `ref` None is a context."""
+    """File to delete unless used since `used_at`; `ref` None: a context."""
 
     title: str
     path: str
@@ -103,7 +106,7 @@ def plan(stock: DiskInventory, rules: GCRules, now: float) -> GCPlan:
 
 
 def of_agent(stock: DiskInventory, agent: str) -> DiskInventory:
-    """Contexts of `agent`, and the KV files that no other saved context names."""
+    """Contexts of `agent`, and the KV files that only they name."""
     mine = tuple(context for context in stock.contexts if context.agent == agent)
     named = frozenset[Ref]().union(*(context.refs for context in mine))
     others = (context.refs for context in stock.contexts if context.agent != agent)
@@ -113,7 +116,7 @@ def of_agent(stock: DiskInventory, agent: str) -> DiskInventory:
 
 
 def check_room(decided: GCPlan) -> None:
-    """Raises DiskFull when even this plan does not make the room that was wanted."""
+    """Raise DiskFull when the plan frees too little."""
     if decided.n_over:
         raise DiskFull(
             f"not saved: prefix_cache.disk.max_bytes would be exceeded by {decided.n_over} bytes "
@@ -122,7 +125,7 @@ def check_room(decided: GCPlan) -> None:
 
 
 def carry_out(decided: GCPlan, disk: Disk) -> GCTotals:
-    """Delete the files of the plan; those used since, or undeletable, are skipped.
+    """Delete the planned files; those used since, or undeletable, are skipped.
 
     KV goes only when the removal of its contexts is certain to outlive a power loss.
     """
@@ -154,7 +157,7 @@ def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
 
 
 class _Collection:
-    """Remaining files while a plan is made. Only files last used before `young` may go."""
+    """Remaining files of a plan; only those used before `young` go."""
 
     def __init__(self, stock: DiskInventory, young: float) -> None:
         self.n_before = sum(file.n_bytes for file in stock.files)
@@ -203,7 +206,7 @@ class _Collection:
         return [ref for ref in refs if not self._names[ref] and ref not in self.blobs_gone]
 
     def _spare(self, contexts: list[StoredContext], limit: int) -> None:
-        """Take back contexts whose end freed no KV, the last used ones first."""
+        """Restore contexts that free no KV, the last used first."""
         for context in reversed(contexts):
             is_gone = context.path in self.contexts_gone
             is_whole = context.refs.isdisjoint(self.blobs_gone)

@@ -1,4 +1,4 @@
-"""Take stock of the disk for a sweep: every KV file, and every saved context with its refs."""
+"""Disk scan for garbage collection: KV files, and saved contexts with refs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -18,7 +18,7 @@ def scan_disk(
     in_use: frozenset[Ref] = frozenset(),
     spared: frozenset[str] = frozenset(),
 ) -> DiskInventory:
-    """Scan KV files and saved contexts. `shelves` must be all folders that share the store.
+    """Scan KV files and saved contexts; `shelves` are all slot folders.
 
     If a slot folder is missing from `shelves`, its KV files look unreferenced. Damaged files are
     contexts that name nothing. A saved context of an agent in another format version stays, with
@@ -56,7 +56,7 @@ def _slots(slot_files: SlotFileFolder) -> Iterator[StoredContext]:
 def _agents(
     agents: AgentFolders, files: tuple[KVFileEntry, ...]
 ) -> Iterator[tuple[StoredContext, str | None]]:
-    """Saved contexts; with each the identity of its KV, if it cannot be read here."""
+    """Saved contexts, with the KV identity of unreadable ones."""
     for file in agents.manifests():
         title, opaque = f"agent {file.agent} ({file.model[:8]})", None
         try:

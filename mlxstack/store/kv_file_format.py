@@ -1,4 +1,4 @@
-"""KV file format: safetensors with a checksum over every byte of the file.
+"""KV file format: safetensors with a checksum over the whole file.
 
     8 bytes   length of the header, little-endian
     header    JSON: `__metadata__` (format, version, checksum, kind, identity, key, start, end,
@@ -65,7 +65,7 @@ class Metadata(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of the header; `data_offsets` count from the start of the payload."""
+    """Tensor of the header; `data_offsets` count from the payload's start."""
 
     dtype: str
     shape: tuple[Natural, ...]
@@ -73,7 +73,7 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(file: KVFile) -> list[bytes | memoryview]:
-    """The file as chunks, the planes uncopied. Raises ValueError on an impossible plane."""
+    """File in chunks, planes uncopied. Raises ValueError for invalid planes."""
     payload = [_as_bytes(plane) for plane in file.tensors]
     header = bytearray(_header(file))
     digest = xxhash.xxh3_128(header)

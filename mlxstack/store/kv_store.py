@@ -36,7 +36,7 @@ KEY = re.compile(r"[0-9a-z][0-9a-z._-]{1,127}")
 
 
 class KVFileEntry(Struct, frozen=True):
-    """One KV file; `used_at` is Unix seconds of the last write, read or `has`."""
+    """KV file; `used_at`: Unix seconds of last write, read or `has`."""
 
     identity: str
     key: str
@@ -61,14 +61,14 @@ class DiskKVStore:
             old.unlink(missing_ok=True)
 
     def has(self, identity: str, key: str) -> bool:
-        """Check existence and update the mtime, so that GC treats the file as in use.
+        """Check existence and update the mtime, which protects it from GC.
 
         Garbage collection then spares it until the manifest that names it is written.
         """
         return _is_key(identity) and _is_key(key) and touch(self._path(identity, key))
 
     def write(self, file: KVFile) -> int:
-        """Store at most once per key; bytes newly written, 0 if it was there.
+        """Store at most once per key; bytes written, 0 if present.
 
         It is on the medium after `flush`, and before anything written to its volume later.
 
@@ -94,7 +94,7 @@ class DiskKVStore:
             raise refused("KV files were not flushed", error) from error
 
     def read(self, identity: str, key: str) -> KVFile:
-        """Read and check a file; its tensors are views. Raises NotFound or Damaged.
+        """Read and verify a file as views. Raises NotFound or Damaged.
 
         A damaged file is set aside until the next start, so that the next write of its key replaces
         it; unreadable files stay, and so do files of another format version (UnknownVersion).
@@ -149,14 +149,14 @@ class DiskKVStore:
             return read_head(file)
 
     def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
-        """Read all planes into `rows`, and check them as `read` does. Raises NotFound, Damaged."""
+        """Read planes into `rows`, verified as by `read`. Raises NotFound, Damaged."""
         path = self._path(identity, key)
         with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
             _check_name(read_into(file, rows), (identity, key))
         touch(path)
 
     def heads(self, identity: str) -> Iterator[KVFileHeader]:
-        """Headers of all files of one identity, unchecked; invalid ones are left out.
+        """Unchecked headers of one identity's files, without invalid ones.
 
         They are logged; damaged files are set aside as `head` does.
         """
@@ -179,7 +179,7 @@ class DiskKVStore:
                 yield KVFileEntry(identity, key, str(path), about.st_size, about.st_mtime)
 
     def remove(self, identity: str, key: str) -> int:
-        """Delete one file; bytes freed. Raises NotFound, or StackError when the disk refuses."""
+        """Delete a file; bytes freed. Raises NotFound or StackError."""
         path = self.path_of(identity, key)
         try:
             n_bytes = path.lstat().st_size
@@ -191,7 +191,7 @@ class DiskKVStore:
         return n_bytes
 
     def path_of(self, identity: str, key: str) -> Path:
-        """Where the file of this key is, or would be. Raises NotFound for an impossible key."""
+        """Path for this key. Raises NotFound for an impossible key."""
         if not _is_key(identity) or not _is_key(key):
             raise NotFound(f"no KV file can be called {identity!r}/{key!r}")
         return self._path(identity, key)

@@ -1,10 +1,9 @@
-"""Transfer of KV files between services: reads them in parts, receives them verified."""
+"""Transfer of KV files between services: partial reads, verified receipt."""
 
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
-from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
@@ -34,7 +33,7 @@ class KVFileInfo(Struct, frozen=True):
 
 
 def info(store: DiskKVStore, identity: str, key: str) -> KVFileInfo:
-    """Look a file up, and mark it as used. Raises NotFound or Damaged."""
+    """Look up a file and mark its use. Raises NotFound, Damaged."""
     path = store.path_of(identity, key)
     with opened(path) as fd:
         n_bytes = os.fstat(fd).st_size
@@ -44,13 +43,13 @@ def info(store: DiskKVStore, identity: str, key: str) -> KVFileInfo:
 
 
 def read_part(store: DiskKVStore, identity: str, key: str, start: int) -> bytes:
-    """At most `PART` bytes of a file from `start` on, unchecked. Raises NotFound or Damaged."""
+    """Up to `PART` bytes from `start`, unchecked. Raises NotFound, Damaged."""
     with opened(store.path_of(identity, key)) as fd:
         return os.pread(fd, PART, start)
 
 
 class IncomingKVFile:
-    """A KV file of another service that arrives in parts; leaving the context discards the rest.
+    """Incoming KV file in parts; leaving the context discards the rest.
 
     It is a temporary file until `finish` has verified it. Raises StackError when the disk refuses,
     NotFound for an impossible key.
@@ -71,12 +70,7 @@ class IncomingKVFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
         with suppress(OSError):
             self._temporary.unlink(missing_ok=True)
@@ -97,12 +91,12 @@ class IncomingKVFile:
         self.n_bytes = 0
 
     def finish(self) -> None:
-        """Verify every byte, identity and key, then put the file into place. Raises Damaged."""
+        """Verify bytes, identity and key; move into place. Raises Damaged."""
         os.lseek(self._fd, 0, os.SEEK_SET)
         with self._store.disk.open(self._fd) as file:
-            found = _verified(file)
-        if found != self._name:
-            raise Damaged(f"the KV file {self._name[1]} holds {found[0]}/{found[1]}")
+            name = _verified(file)
+        if name != self._name:
+            raise Damaged(f"the KV file {self._name[1]} holds {name[0]}/{name[1]}")
         try:
             self._store.disk.barrier(self._fd)
             self._temporary.replace(self._path)
@@ -119,7 +113,7 @@ def _verified(file: FileIO) -> tuple[str, str]:
 
 
 def _scratch(n_bytes: int) -> Iterator[memoryview]:
-    """Rows for `read_into`, all in one small buffer: it digests a row before it asks for more."""
+    """Rows for `read_into` in one small buffer, digested in turn."""
     buffer = memoryview(bytearray(min(n_bytes, PART)))
     while n_bytes > 0:
         row = buffer[: min(n_bytes, PART)]

@@ -1,4 +1,4 @@
-"""The two file formats of a Manifest: compact for slot files, JSON for agents.
+"""Manifest formats: compact for slot files, JSON for agents.
 
 Compact: one line "mlx-stack slot file 1", 16 bytes xxh3_128 of everything else, msgpack.
 JSON: format, version, checksum (xxh3_128 of the text of `manifest`), manifest.

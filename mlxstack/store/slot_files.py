@@ -26,7 +26,7 @@ from mlxstack.store.manifest_file import MAGIC, pack, unpack
 
 
 class SlotFile(Struct, frozen=True):
-    """One slot file; `n_bytes` of its own, `used_at` Unix seconds of the last save or restore."""
+    """Slot file; `n_bytes` of its own, `used_at` in Unix seconds."""
 
     name: str
     path: str
@@ -52,7 +52,7 @@ class SlotFileFolder:
         check_filename(name)
 
     def check_replaceable(self, name: str) -> None:
-        """Raise BadRequest, or Conflict when a file of this name is not a slot file."""
+        """Raise BadRequest for a bad name, Conflict for a foreign file."""
         path = self._path(name)
         if os.path.lexists(path) and not begins_with(path, MAGIC, self._disk):
             raise Conflict(
@@ -94,7 +94,7 @@ class SlotFileFolder:
         return tuple(slot_file for slot_file in slot_files if slot_file is not None)
 
     def remove(self, name: str) -> int:
-        """Delete a slot file for good; bytes freed, those of its KV not counted.
+        """Delete a slot file; its bytes, without those of its KV.
 
         Raises BadRequest, NotFound (a foreign file counts as none), or StackError.
         """
@@ -110,7 +110,7 @@ class SlotFileFolder:
         return slot_file.n_bytes
 
     def _path(self, name: str) -> Path:
-        """The file of this name in whichever normalization; a new name in NFC.
+        """File of this name in any normalization; new names in NFC.
 
         Names are compared here, because a volume that ignores case opens `a.bin` for `A.bin`.
         """
@@ -157,12 +157,12 @@ def check_filename(name: str) -> None:
 
 
 def normalized(name: str) -> str:
-    """The name in one Unicode normalization: macOS sends NFD where others send NFC."""
+    """Name in one Unicode normalization: macOS sends NFD."""
     return unicodedata.normalize("NFC", name)
 
 
 def folded(name: str) -> str:
-    """A key that is equal for names that are one file on a volume that ignores case (APFS)."""
+    """Key that is equal for one file without case (APFS)."""
     return normalized(normalized(name).casefold())
 
 

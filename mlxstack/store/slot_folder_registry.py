@@ -1,4 +1,4 @@
-"""Registry of the slot folders that share one KV store, so that GC knows them all."""
+"""Registry of slot folders that share a KV store, for GC."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ MOUNTS = ("/", "/Volumes", "/mnt", "/media", "/run/media")
 
 
 def note(root: Path, directory: Path, disk: Disk | None = None) -> None:
-    """Register that slot files in `directory` name KV of the store at `root`.
+    """Register that slot files in `directory` refer to the store `root`.
 
     Raises SetupError or StackError when the disk refuses.
     """

@@ -1,4 +1,4 @@
-"""Replays sampled answers: keeps them as tokens, and locates them in later prompts.
+"""Answer replay: sampled tokens of earlier answers in later prompts.
 
 A template writes an answer in its own way: without the thoughts, without the opening that the
 prompt had, with other spaces. Every difference would cost the rest of the cached conversation.
@@ -23,19 +23,18 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.cached_tokenizer import CachedTokenizer, Splice
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Splice, TokenBytes
 from mlxstack.text.chat_template import TemplateInputs
 from mlxstack.text.checkpoint_positions import common_length
 from mlxstack.text.special_token_escape import unescape
 from mlxstack.text.special_tokens import SpecialTokens
-from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import Scope, digest_of
 
 _WORD = re.compile(r"\w+")
 Render = Callable[[Sequence[Message], TemplateInputs], str]
 
 ANSWER_BYTES = 1024
-"""The room of one answer beside its tokens: digests, thought and containers, rounded up."""
+"""Bytes of an answer beside its tokens: digests, thought, containers."""
 
 
 class AnswerAnchor(Struct, frozen=True):
@@ -52,14 +51,14 @@ class AnswerAnchor(Struct, frozen=True):
 
 
 class SampledAnswer(Struct, frozen=True):
-    """A complete answer, and the tokens sampled for it, the end of the turn left out."""
+    """Complete answer and its sampled tokens, without the turn's end."""
 
     message: Message
     tokens: tuple[int, ...]
 
 
 class WrittenAnswer(Struct, frozen=True):
-    """An answer as the template writes it: its length in characters, and a digest of them.
+    """Rendered answer: its length in characters, and a digest.
 
     A length of 0: it writes something else. `key` says what it was rendered with.
     """
@@ -70,7 +69,7 @@ class WrittenAnswer(Struct, frozen=True):
 
 
 class AnswerEntry:
-    """A remembered answer; `written` is the latest word of the template, None before the first."""
+    """Remembered answer; `written` is its latest rendering, None before."""
 
     def __init__(self, anchor: AnswerAnchor, answer: SampledAnswer) -> None:
         self.n_chars = anchor.n_chars
@@ -142,7 +141,7 @@ class AnswerReplay:
 
 
 def histories(messages: Iterable[Message]) -> list[bytes]:
-    """A digest of what was said before each message, and before one that may follow."""
+    """Digests of the history before each message, and after the last."""
     running = hashlib.blake2b(digest_size=16)
     digests = [running.digest()]
     for message in messages:
@@ -168,7 +167,7 @@ def digest_of_text(text: str) -> bytes:
 
 
 class AnswerSplicer:
-    """Finds the answers in the prompts of one model. Callable by any thread.
+    """Finds answers in the prompts of one model. Thread-safe.
 
     `render` renders messages as they came. `marks` are texts that structure an answer.
     """
@@ -224,7 +223,7 @@ class AnswerSplicer:
         inputs: TemplateInputs,
         marked: str,
     ) -> int:
-        """The character where the answer ends; 0 where the template now writes something else."""
+        """Character where the answer ends; 0 after another rendering."""
         key = _key(inputs)
         written = entry.written
         if written is None or written.key != key:
@@ -243,7 +242,7 @@ class AnswerSplicer:
     def _alone(
         self, messages: Sequence[Message], entry: AnswerEntry, inputs: TemplateInputs, marked: str
     ) -> str:
-        """The answer as it is written where nothing follows it; "" if the prompt has another."""
+        """Answer as rendered last; "" if the prompt has another."""
         bare = replace(inputs, add_generation_prompt=False, continue_final=False)
         try:
             closed = self._render(messages, bare)
@@ -260,7 +259,7 @@ class AnswerSplicer:
         return text if self._is_same(entry, text) else ""
 
     def _closed(self, entry: AnswerEntry, marked: str) -> str:
-        """The answer up to the mark that ends its turn, if no more is written than was sampled.
+        """Answer up to its turn end, if rendered as sampled.
 
         Some templates write an answer in another way once its results follow.
         """
@@ -275,7 +274,7 @@ class AnswerSplicer:
         return text if set(more) <= self._known_words | ids | {"id"} else ""
 
     def _is_same(self, entry: AnswerEntry, text: str) -> bool:
-        """Whether the sample holds no more than what the template writes, and the thought.
+        """Whether the sample holds just the rendered answer and thought.
 
         A parser passes over what it does not know; that must not come back as if it had been
         meant.
@@ -293,7 +292,7 @@ class AnswerSplicer:
         return set(extra - Counter(_words(entry.reasoning))) <= self._known_words
 
     def _opens_no_turn(self, entry: AnswerEntry) -> bool:
-        """Whether every mark of the opening that comes again opens an answer again."""
+        """Whether repeated marks of the opening always open an answer."""
         opening = entry.tokens[: entry.n_opening]
         follows = {a: b for a, b in pairwise(opening) if a in self._structure}
         sampled = entry.tokens[entry.n_opening :]
@@ -305,7 +304,7 @@ class AnswerSplicer:
 
 
 def _is_answered(messages: Sequence[Message], at: int) -> bool:
-    """Whether a user speaks after a message, so that a template may drop its thought."""
+    """Whether a user turn follows; templates may drop the thought."""
     return any(message.role is Role.USER for message in messages[at + 1 :])
 
 

@@ -1,4 +1,4 @@
-"""Tokenizer that caches the tokens of text it has seen.
+"""Tokenizer with a cache of known text, and the bytes of tokens.
 
 A special token is matched before anything else looks at a text, so the text between two of them
 always gives the same tokens, wherever it stands. The text is cut there, and the tokens of each
@@ -11,10 +11,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from msgspec import Struct
+from tokenizers.decoders import ByteLevel
 
 from mlxstack.text.special_token_escape import ESCAPE_CHAR
 from mlxstack.text.special_tokens import SpecialTokens
@@ -26,7 +28,7 @@ PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
 
 
 class Encoded(Struct, frozen=True):
-    """A text as tokens. Piece i begins at character `chars[i]` and token `places[i]`."""
+    """Text as tokens; piece i starts at `chars[i]` and `places[i]`."""
 
     text: str
     tokens: tuple[int, ...]
@@ -34,7 +36,7 @@ class Encoded(Struct, frozen=True):
     places: tuple[int, ...]
 
     def piece_from(self, char: int) -> int:
-        """Index of the first piece that begins at `char` or later; their number if none does."""
+        """Index of the first piece from `char` on, or their number."""
         return bisect_left(self.chars, char)
 
     def piece_at(self, char: int) -> int:
@@ -43,7 +45,7 @@ class Encoded(Struct, frozen=True):
 
 
 class Splice(Struct, frozen=True):
-    """Tokens that stand for the characters from `start` to `end` of a text."""
+    """Tokens for the characters from `start` to `end` of a text."""
 
     start: int
     end: int
@@ -51,7 +53,7 @@ class Splice(Struct, frozen=True):
 
 
 class TokenCache:
-    """The tokens of the pieces used last, at most `max_tokens` in all. Callable by any thread."""
+    """LRU cache of tokenized pieces, up to `max_tokens`. Thread-safe."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max = max_tokens
@@ -85,7 +87,7 @@ def _weight(tokens: "array[int]") -> int:
 
 
 class CachedTokenizer:
-    """Encodes the texts of one tokenizer, a mlx-lm TokenizerWrapper. Callable by any thread.
+    """Encodes texts of one tokenizer, a mlx-lm TokenizerWrapper. Thread-safe.
 
     `prefix` and `suffix` are what the tokenizer puts around a plain text (BOS, EOS).
     `n_scratch` counts the characters that were not known yet, roughly when threads meet.
@@ -109,7 +111,7 @@ class CachedTokenizer:
         self.prefix, self.suffix = self._find_frame()
 
     def encode(self, text: str, splices: Sequence[Splice] = ()) -> Encoded:
-        """Tokens of a rendered text. A text with guard marks is cut there, the marks vanish.
+        """Tokens of a rendered text, cut at guard marks, which vanish.
 
         `splices` are ascending and do not overlap. One that would change the tokens outside of
         it is left out.
@@ -129,7 +131,7 @@ class CachedTokenizer:
         return Encoded(text, tuple(tokens), tuple(chars), tuple(places))
 
     def at_least(self, texts: Iterable[str], enough: int) -> int:
-        """A lower bound of the tokens of `texts`, counted only until it is above `enough`."""
+        """Lower bound of the tokens of `texts`, counted until above `enough`."""
         n_tokens = 0
         for text in texts:
             for start in range(0, len(text), COUNTED_CHARS):
@@ -167,7 +169,7 @@ class CachedTokenizer:
         return first + len(left) if (*left, *right) == whole else None
 
     def _kept(self, text: str, cuts: Sequence[int], splices: Sequence[Splice]) -> Sequence[Splice]:
-        """The splices at whose edges the text can be cut without changing its tokens."""
+        """Splices at whose edges a cut leaves the tokens unchanged."""
         bad = set()
         edges: dict[int, list[int]] = {}
         for edge in {edge for splice in splices for edge in (splice.start, splice.end)}:
@@ -203,7 +205,7 @@ class CachedTokenizer:
         return list(pairwise([*starts, len(text)]))
 
     def _segment(self, text: str, cuts: Sequence[int], start: int, end: int) -> "array[int]":
-        """A part of a text that begins at a cut, or continues the piece before it."""
+        """Part of a text after a cut, or continuing its predecessor."""
         is_cut = cuts[bisect_right(cuts, start) - 1] == start
         return self._piece(text[start:end] if is_cut else ESCAPE_CHAR + text[start:end])
 
@@ -234,7 +236,7 @@ class CachedTokenizer:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _find_backend(self) -> Any:
-        """The Rust tokenizer, which threads may share, where it alone decides the tokens."""
+        """Thread-safe Rust tokenizer, where it alone decides the tokens."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         whole = list(self._tokenizer.encode(PROBE * 2, add_special_tokens=False))
         if backend is None or backend.encode(PROBE * 2, add_special_tokens=False).ids != whole:
@@ -247,7 +249,7 @@ class CachedTokenizer:
         return list(self.encode(probe).tokens) == self._scratch(probe)
 
     def _find_opening(self) -> tuple[str, int]:
-        """Prefix for the continuation of a text, so that it is not tokenized as a beginning.
+        """Prefix so that a continuation is not tokenized as a beginning.
 
         Some tokenizers put a space before the first word. After a special token they do not.
         """
@@ -264,3 +266,39 @@ class CachedTokenizer:
             if framed[at : at + len(bare)] == bare:
                 return tuple(framed[:at]), tuple(framed[at + len(bare) :])
         return (), ()
+
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """GPT-2's table: every byte as a printable character."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class TokenBytes:
+    """Bytes of the tokens of a mlx-lm TokenizerWrapper. Thread-safe."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # The tokenizer rebuilds this table at each access.
+        self._added = frozenset(getattr(tokenizer, "added_tokens_decoder", {}))
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._is_byte_level = isinstance(getattr(backend, "decoder", None), ByteLevel)
+
+    def of(self, token: int) -> bytes:
+        """Bytes of `token` in a text; b"" if unknown."""
+        piece: str | None = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:
+            return b""
+        if token in self._added:
+            return piece.encode()
+        if self._is_byte_level:
+            table = _byte_of()
+            return b"".join(bytes([table[c]]) if c in table else c.encode() for c in piece)
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        return piece.replace("\u2581", " ").encode()

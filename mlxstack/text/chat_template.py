@@ -71,7 +71,7 @@ class TemplateFindings(Struct, frozen=True):
 
 
 class FindingsCache:
-    """The findings of the templates probed last, by digest. Callable by any thread."""
+    """LRU cache of probed templates, by digest. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,7 +140,7 @@ class ChatTemplate:
         return guard.text(message.text)
 
     def probe(self, probe: TemplateProbe, capabilities: TemplateCapabilities) -> str | None:
-        """The rendering of a probe under other capabilities; None if it is refused."""
+        """Rendering of a probe under other capabilities; None if refused."""
         return self.tried(probe.messages, probe.tools, {"enable_thinking": True}, capabilities)
 
     def tried(
@@ -191,7 +191,7 @@ class ChatTemplate:
         return template if isinstance(template, str) else ""
 
     def _own_renderer(self) -> Any:
-        """The function by which mlx-lm renders a model without a template in Jinja."""
+        """Render function of mlx-lm for a model without Jinja template."""
         return getattr(self._tokenizer, "_chat_template", None)
 
     def _special_texts(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class ChatTemplate:
         return renderer
 
     def _opened(self, turns: list[Turn]) -> list[Turn]:
-        """The turns with a mark at the end of the last text, so that white space there stays."""
+        """Turns with a final mark, which protects trailing white space."""
         if not turns:
             raise ValueError("there is no message to continue")
         last = turns[-1]
@@ -265,7 +265,7 @@ class ChatTemplate:
         return turn
 
     def _thoughts(self, message: Message) -> Turn:
-        """The reasoning of a turn, also where a client left it inside the text."""
+        """Reasoning of a turn, also from inside its text."""
         thoughts, answer = message.reasoning, message.text
         if thoughts is None and self._marks.opens:
             thoughts, answer = split_thoughts(answer, self._marks.opens, self._marks.closes)

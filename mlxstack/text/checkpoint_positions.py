@@ -36,7 +36,7 @@ def head_end(encoder: CachedTokenizer, encoded: Encoded, char: int) -> int:
 
 
 def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[int]:
-    """Characters where the last listener turns before `end` stop, and the last user's turn.
+    """End characters of the last turns before `end`, and the user's.
 
     `turns` are (text, whether of a user) of user and tool messages, in order. They are looked
     for from the end, so that the cost does not grow with the history; a text which the
@@ -64,7 +64,7 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
 
 
 def after_turn(encoded: Encoded, char: int) -> int | None:
-    """The token after the special token that closes a turn whose text ends at `char`."""
+    """Token after the special token that closes the turn at `char`."""
     at = encoded.piece_from(char)
     if at == len(encoded.chars):
         return None
@@ -76,7 +76,7 @@ def after_turn(encoded: Encoded, char: int) -> int | None:
 
 
 def tidy(head: int, ends: Iterable[int | None], n_tokens: int) -> tuple[int, ...]:
-    """Ascending, inside the prompt; the head always, an end only if no other follows closely."""
+    """Ascending positions in the prompt, with the head, without close neighbors."""
     positions = sorted({min(end, n_tokens - 1) for end in ends if end is not None and end > head})
     kept = [a for a, b in pairwise([*positions, n_tokens + LEAST_GAP]) if b - a >= LEAST_GAP]
     return tuple(cut for cut in (head, *kept) if 0 < cut < n_tokens)

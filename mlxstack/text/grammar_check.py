@@ -26,10 +26,10 @@ MAX_MULTIPLE = 10_000
 """Largest `multipleOf`, counted in units of its last decimal place."""
 COSTLY = "multipleOf"
 VALUES = frozenset({"enum", "const", "default", "example", "examples"})
-"""Keywords of a schema whose values are data, in which a `multipleOf` means nothing."""
+"""Schema keywords with data as values, where `multipleOf` means nothing."""
 MOST_REFUSED = 256
 MAX_UNCHECKED = 50_000
-"""Characters; the time for an object grows faster than the square of its properties."""
+"""Maximum characters; an object's compile time grows faster than quadratically."""
 ESCAPED = re.compile(r"\\+u00([0-9a-fA-F]{2})")
 
 
@@ -49,7 +49,7 @@ def is_bounded(grammar: str) -> bool:
 
 
 def check_multiples(schema: Any, param: str) -> None:
-    """Raise BadRequest for a `multipleOf` in `schema` whose automaton would be too large."""
+    """Raise BadRequest for a `multipleOf` with too large an automaton."""
     if isinstance(schema, dict):
         _check_multiple(schema.get(COSTLY), param)
         inner = [value for key, value in schema.items() if key not in VALUES]
@@ -75,7 +75,7 @@ def _check_multiple(given: Any, param: str) -> None:
 
 
 class GrammarCheck:
-    """Compiles grammars of one tokenizer under a time limit. Callable by any thread.
+    """Compiles grammars of one tokenizer under a time limit. Thread-safe.
 
     The process is started at the first check, and again after it had to be killed.
     """

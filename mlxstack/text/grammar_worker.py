@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 
 def serve(requests: Iterable[bytes], answers: IO[bytes]) -> None:
-    """Compile every grammar of `requests` until they end, which is when the service ends."""
+    """Compile every grammar of `requests` until the service ends."""
     lines = iter(requests)
     first = json.loads(next(lines))
     tokenizer = LLTokenizer(first["tokenizer"], n_vocab=first["n_vocab"], eos_token=first["eos"])

@@ -19,11 +19,11 @@ GIVEN = frozenset(
 
 
 NONCHARACTER = re.compile(r"(?<!\\)((?:\\\\)*)\\u(fdd[0-9a-f])")
-"""One that JSON in ASCII spells out; the prompt has some of them as marks."""
+"""Non-ASCII character that JSON escapes; prompts have marks of it."""
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}`, which marks for training what the assistant says: its body alone."""
+    """`{% generation %}`: the assistant's text for training, here its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -49,7 +49,7 @@ def environment() -> SandboxedEnvironment:
 
 
 def free_variables(source: str) -> dict[str, tuple[str, ...]]:
-    """The variables that a template reads before it sets them, and the texts each is compared to.
+    """Variables that a template reads, and texts they are compared to.
 
     Raises jinja2.TemplateError for a source that is no template.
     """

@@ -23,7 +23,7 @@ def drop_billing(text: str) -> str:
 
 
 def plain_text(content: Any, joint: str = "") -> str:
-    """The text of a `content` field: None, a string, or a list of text parts.
+    """Text of a `content` field: None, string, or text parts.
 
     Other keys of a part, such as cache_control, are ignored. Raises Unsupported for a part
     that is not text.
@@ -53,10 +53,10 @@ def system_text(content: Any) -> str:
 
 
 def parse_arguments(arguments: Any) -> dict[str, Any] | str:
-    """Tool call arguments as an object in the order of its keys; never fails.
+    """Tool call arguments as an ordered object; never fails.
 
     What is not a JSON object stays a string. Nothing at all means no arguments. Letters that
-    nobody can write become U+FFFD.
+    UTF-8 cannot encode become U+FFFD.
     """
     if isinstance(arguments, dict):
         return arguments
@@ -87,19 +87,19 @@ def writable(value: Any) -> Any:
 
 
 def error_text(text: str) -> str:
-    """The text of a failed tool call; templates have no field for the failure."""
+    """Text of a failed tool call; templates have no error field."""
     return text if text.startswith("Error: ") else f"Error: {text}"
 
 
 class Definitions:
-    """The tools of one request by name, to be described in its midst."""
+    """Tools of a request by name, for descriptions in its messages."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._n_left = MAX_DEFINED
 
     def text(self, names: Iterable[str]) -> str:
-        """The definitions, one line each; a name that no tool bears is described by it alone.
+        """Definitions, one per line; unknown tools have just a name.
 
         Raises BadRequest when all that was described comes to more than MAX_DEFINED characters.
         """
@@ -136,13 +136,13 @@ def _is_reference(part: Any) -> bool:
 
 
 def user_message(results: Iterable[Message], text: str) -> tuple[Message, ...]:
-    """The tool results of a user message, in order, then what the user said."""
+    """Tool results of a user message, in order, then its text."""
     spoken = (Message(Role.USER, text),) if text else ()
     return (*results, *spoken)
 
 
 def split_thoughts(text: str, start: str, end: str) -> tuple[str | None, str]:
-    """Reasoning and answer of an assistant text that begins with a closed block of thoughts."""
+    """Split an assistant text into leading reasoning block and answer."""
     opened = text.lstrip()
     if not opened.startswith(start) or end not in opened:
         return None, text
@@ -156,5 +156,5 @@ def removal_note(name: str) -> str:
 
 
 def head_tools(tools: Iterable[Tool]) -> tuple[Tool, ...]:
-    """The tools that are rendered in the head of the prompt: those not deferred."""
+    """Tools of the prompt's head: those not deferred."""
     return tuple(tool for tool in tools if not tool.is_deferred)

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
+from mlxstack.text.cached_tokenizer import TokenBytes
 from mlxstack.text.formats.answer_reader import AnswerReader
 from mlxstack.text.formats.call_reader import strict_marks, trigger_marks
 from mlxstack.text.formats.derivation import derive_format
@@ -28,7 +29,6 @@ from mlxstack.text.formats.description import (
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
 from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
 from mlxstack.text.special_tokens import nameless
-from mlxstack.text.token_bytes import TokenBytes
 
 
 class ParseOptions(Struct, frozen=True):
@@ -48,7 +48,7 @@ class ParseOptions(Struct, frozen=True):
 
 
 class ModelMarkers(Struct, frozen=True):
-    """The marks by which the calls of a model are found in a prompt.
+    """Marks of a model's calls in a prompt.
 
     A block of calls begins with `call_start`, or right after `call_header` if there is one.
     `optional_marks` may stand in a sampled call where the template writes none.
@@ -108,12 +108,12 @@ class OutputFormat:
         return self.description.reasoning.opens if self.description.reasoning else ""
 
     def _message_opening(self) -> tuple[int, ...]:
-        """The tokens between an open message and the header of the next, if there are any."""
+        """Tokens between an open message and the next header, if any."""
         channels = self.description.channels
         return () if channels is None else self._tokens(channels.ends[0] + channels.starts)
 
     def _call_sequences(self) -> tuple[tuple[int, ...], ...]:
-        """The token sequences that only a tool call begins with, the single opening left out."""
+        """Token sequences that only calls begin with, without the opening."""
         channels, syntax = self.description.channels, self.description.calls
         if syntax is None:
             return ()
@@ -124,7 +124,7 @@ class OutputFormat:
         return tuple(sorted(one for one in sequences if one and one != tuple(self.mark_tokens)))
 
     def _call_marks(self, special: dict[str, int]) -> CallDelimiters | None:
-        """Delimiters of a forced call; None if the syntax of this model's calls is not known."""
+        """Delimiters of a forced call; None for an unknown syntax."""
         syntax = self.description.calls
         if syntax is None or isinstance(syntax.body, PublishedBody):
             return None
@@ -134,7 +134,7 @@ class OutputFormat:
         return CallDelimiters(syntax, self.forced_opening, special, head, is_last)
 
     def _free_call_marks(self) -> tuple[CallDelimiters, ...]:
-        """The ways a call begins in a free answer, each with a text that begins nothing else."""
+        """Ways to begin a call in a free answer, unambiguously."""
         forced, syntax = self.call_marks, self.description.calls
         if forced is None or syntax is None:
             return ()
@@ -156,7 +156,7 @@ class OutputFormat:
     def call_trigger(
         self, rules: Sequence[Callable[[], LLMatcher | None]], tools: Iterable[Tool]
     ) -> CallTrigger | None:
-        """The places where calls begin in a free answer; one of `rules` for each way."""
+        """Triggers of calls in free answers, one of `rules` each."""
         if not self.free_call_marks:
             return None
         is_first = not self.trigger_mark and not self.has_headers
@@ -205,12 +205,12 @@ def markers_of_format(description: DerivedFormat) -> ModelMarkers:
 
 
 def accent_of(tokenizer: Any) -> ModelMarkers:
-    """The same from a mlx-lm TokenizerWrapper."""
+    """Output format of a mlx-lm TokenizerWrapper."""
     return markers_of_format(derive_format(tokenizer))
 
 
 def forced_opening(description: DerivedFormat) -> str:
-    """The text that a forced call begins with: a mark, or as much as never varies."""
+    """Invariable opening of a forced call: a mark, or more."""
     syntax = description.calls
     if syntax is None:
         return ""
@@ -235,7 +235,7 @@ def trigger_mark(description: DerivedFormat) -> str:
 
 
 def named_opening(description: DerivedFormat, name: str) -> str:
-    """A call without a mark up to its arguments; the name tells it from text. "" if none does.
+    """Opening of an unmarked call up to its arguments, else "".
 
     The whole opening is needed: an answer may well begin with an object that has a name.
     """
@@ -253,7 +253,7 @@ def named_opening(description: DerivedFormat, name: str) -> str:
 
 
 def recipient_first(description: DerivedFormat) -> CallSyntax | None:
-    """The syntax with the recipient before the channel in the header of a call, if there is one."""
+    """Call syntax with the recipient before the channel, if any."""
     syntax, channels = description.calls, description.channels
     if syntax is None or channels is None or not isinstance(syntax.body, NamedBody):
         return None
@@ -266,5 +266,5 @@ def recipient_first(description: DerivedFormat) -> CallSyntax | None:
 
 
 def _single(tokens: tuple[int, ...]) -> frozenset[int]:
-    """A mark that is one token; of others the first token may begin something else."""
+    """Mark if it is one token; others may begin ambiguously."""
     return frozenset(tokens) if len(tokens) == 1 else frozenset()

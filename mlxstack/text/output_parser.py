@@ -1,4 +1,4 @@
-"""Output parser and detokenizer: reasoning, content, tool calls and stop strings of one answer."""
+"""Output parser and detokenizer: reasoning, content, tool calls, stop strings."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -45,21 +45,21 @@ class ReasoningPiece(Struct, frozen=True):
 
 
 class TextPiece(Struct, frozen=True):
-    """A stretch of the answer. `is_unparsed`: a tool call that made no sense, markers included."""
+    """Stretch of the answer; `is_unparsed`: an invalid call with its marks."""
 
     text: str
     is_unparsed: bool = False
 
 
 class ToolCallPiece(Struct, frozen=True):
-    """A complete tool call. The last one of a block has the block, if its tokens are known."""
+    """Complete tool call; a block's last has the block's tokens."""
 
     call: ToolCall
     block: Block | None = None
 
 
 class StopMatched(Struct, frozen=True):
-    """A stop word of the request is complete; it and what follows are not said."""
+    """Stop string is complete; it and all after are dropped."""
 
     word: str
 
@@ -135,7 +135,7 @@ class OutputParser:
         return token in self._output_format.hidden and not self._reader.is_in_call
 
     def _prime(self, before: tuple[int, ...]) -> str:
-        """Feed the end of the prompt; return the white space of it that is still held back."""
+        """Feed the prompt's end; returns its white space held back."""
         whole = self._output_format.tokenizer.detokenizer
         for token in before:
             whole.add_token(token)
@@ -191,7 +191,7 @@ class OutputParser:
         ]
 
     def _block(self, calls: tuple[ToolCall, ...], stretch: Calls) -> Block | None:
-        """The tokens of the text said last; None if a token reaches over an edge of it."""
+        """Tokens of the last text; None where tokens cross its edges."""
         sampled, self._tokens = self._tokens, []
         pieces = [self._output_format.pieces.of(token) for token in sampled]
         raw = stretch.raw.encode()
@@ -205,7 +205,7 @@ class OutputParser:
         return Block(calls, tuple(sampled[first:stop]), is_closed)
 
     def _named(self, call: ToolCall) -> ToolCall:
-        """The call with an id that no other call of this answer has."""
+        """Call with an id that is unique in this answer."""
         if not call.id or call.id in self._ids:
             call = msgspec.structs.replace(call, id=self._make_id())
         self._ids.add(call.id)
@@ -217,7 +217,7 @@ def _words(text: str) -> list[Delta]:
 
 
 def _joined(deltas: Iterable[Delta]) -> list[Delta]:
-    """Neighbours of one kind as one."""
+    """Neighbors of one kind as one."""
     joined: list[Delta] = []
     for delta in deltas:
         last = joined[-1] if joined else None
@@ -244,7 +244,7 @@ class StopStringFilter:
         self._edges = None if is_raw else WhitespaceTrimmer(is_open=is_open)
 
     def push(self, text: str) -> str:
-        """Return the text that can be emitted now: no stop string, no beginning of one."""
+        """Text to emit now, without stop strings or their beginnings."""
         self._state, segments = TextStateMachine.split(self._state, text)
         emitted = self._trimmed(segments[0][1])
         if len(segments) > 1:
@@ -274,7 +274,7 @@ class StopStringFilter:
 
 
 def _stop_state(words: tuple[str, ...]) -> Any:
-    """A state that leaves NORMAL for the number of the first word that is complete."""
+    """State that leaves NORMAL for the number of the first complete word."""
     edges = [(word, str(at)) for at, word in enumerate(words)]
     machine = TextStateMachine({NORMAL: edges, **{name: [] for _, name in edges}})
     return machine.make_state(NORMAL)

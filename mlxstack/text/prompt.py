@@ -20,7 +20,7 @@ from mlxstack.text.answer_replay import (
     digest_of_text,
     histories,
 )
-from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
 from mlxstack.text.formats.derivation import derive_format
@@ -31,17 +31,16 @@ from mlxstack.text.special_tokens import special_tokens_of
 from mlxstack.text.splices import Splicer
 from mlxstack.text.template_adaptation import adapt_to_template, cautious
 from mlxstack.text.template_switches import LEVELS
-from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
 # A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")
 PROBE_CALL = Message(Role.ASSISTANT, tool_calls=(ToolCall("call00000", "\ufdd1", {}),))
 STANDARD_SWITCH = "enable_thinking"
-"""Variable of most templates; a template that reads it lets the model think by default."""
+"""Template variable for thinking, which most templates enable by default."""
 N_BEFORE = 8
 UNKNOWN = "sxunknown0"
-"""Stands for unknown words: ASCII letters, which templates write as they are, also in JSON."""
+"""Placeholder of unknown text in ASCII letters, unescaped in JSON."""
 MAX_TAILS = 64
 MAX_VARIABLES = 65_536
 CHARS_PER_TOKEN = 8
@@ -72,7 +71,7 @@ class Prompt(Struct, frozen=True):
 
 
 class EncodedConversation(Struct, frozen=True):
-    """A conversation, its thoughts put back, as tokens; the messages end at character `end`."""
+    """Conversation with its thoughts as tokens; messages end at `end`."""
 
     conversation: Conversation
     inputs: TemplateInputs
@@ -82,14 +81,14 @@ class EncodedConversation(Struct, frozen=True):
 
 
 class TokenizeOptions(Struct, frozen=True):
-    """`add_special` puts BOS and EOS around; `parse_special` reads special tokens in the text."""
+    """Special tokens: `add_special` adds BOS and EOS, `parse_special` reads them."""
 
     add_special: bool = False
     parse_special: bool = True
 
 
 class PromptMaker:
-    """Makes prompts for one model, from its mlx-lm TokenizerWrapper. Callable by any thread.
+    """Makes prompts of one model from its mlx-lm TokenizerWrapper. Thread-safe.
 
     `thinking_default` None lets a model think if it can. `template_kwargs` are the preset's
     variables of the chat template; those of a conversation win. Texts that are surely longer than
@@ -125,7 +124,7 @@ class PromptMaker:
         self.pieces = TokenBytes(tokenizer)
 
     def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
-        """The prompt of a conversation. Raises BadRequest in the words of the template, TooLong.
+        """Prompt of a conversation. Raises BadRequest with the template's message, TooLong.
 
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
@@ -144,7 +143,7 @@ class PromptMaker:
     def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
     ) -> Prompt:
-        """The beginning of the next prompt, once `answer` was given: all but unknown words.
+        """Known beginning of the next prompt after `answer`.
 
         The tokens are the same whatever the client says next. Raises as `make` does.
         """
@@ -211,7 +210,7 @@ class PromptMaker:
         marked: str,
         known: Mapping[int, AnswerEntry],
     ) -> list[Splice]:
-        """The remembered answers, and the remembered calls of all other turns, in order."""
+        """Remembered answers, and calls of all other turns, in order."""
         answers = self._answer_splicer.splices(conversation, known, inputs, marked)
         n_called = sum(bool(message.tool_calls) for message in conversation.messages)
         if len(answers) >= n_called:
@@ -231,7 +230,7 @@ class PromptMaker:
         encoded: Encoded,
         end: int | None,
     ) -> AnswerAnchor | None:
-        """The place where the answer begins; None if the prompt leaves no answer open."""
+        """Position of the answer; None if the prompt opens none."""
         if not inputs.add_generation_prompt or inputs.continue_final:
             return None
         if end is None:
@@ -252,7 +251,10 @@ class PromptMaker:
     def _kept_length(
         self, conversation: Conversation, closed: TemplateInputs, encoded: Encoded
     ) -> int:
-        """The length of the prompt that stays when a call follows; some end results otherwise."""
+        """Prompt length that stays if a call follows.
+
+        Some templates end results otherwise.
+        """
         answered = (*conversation.messages, PROBE_CALL)
         try:
             end = common_length(encoded.text, self._written(answered, closed))
@@ -262,7 +264,7 @@ class PromptMaker:
         return encoded.chars[encoded.piece_at(end)] if is_cut else end
 
     def plain(self, text: str) -> Prompt:
-        """The prompt of a text to be continued; special tokens in it count as such."""
+        """Prompt of a raw text, with its special tokens."""
         self._refuse_too_long([text])
         tokens = self._encoder.encode(text).tokens
         prefix = self._encoder.prefix
@@ -275,7 +277,7 @@ class PromptMaker:
         return Prompt(tokens=tuple(tokens), before=tuple(tokens[-N_BEFORE:]))
 
     def joined(self, parts: Sequence[int | str]) -> tuple[int, ...]:
-        """The tokens of token ids and texts in a row; a text at the beginning gets its prefix."""
+        """Tokens of ids and texts in a row, with an initial prefix."""
         tokens: list[int] = []
         for at, part in enumerate(parts):
             if isinstance(part, int):
@@ -300,7 +302,7 @@ class PromptMaker:
         return text
 
     def piece(self, token: int) -> str | list[int]:
-        """Text of one token, or its bytes if they are not complete UTF-8."""
+        """Text of a token, or its bytes if incomplete UTF-8."""
         data = self.pieces.of(token)
         try:
             return data.decode()
@@ -308,7 +310,7 @@ class PromptMaker:
             return list(data)
 
     def _refuse_too_long(self, texts: Sequence[str]) -> None:
-        """Raise TooLong if `texts` are so long that counting a part of their tokens shows it.
+        """Raise TooLong if a lower bound of `texts` already exceeds it.
 
         Usual texts have 3 to 5 characters per token, so those that may fit are not counted.
         """
@@ -336,7 +338,7 @@ class PromptMaker:
         )
 
     def _template_variables(self, conversation: Conversation) -> dict[str, Any]:
-        """The variables of the template: of its switches, the preset, and the request."""
+        """Template variables of its switches, the preset, and the request."""
         switches = self.template.switches
         asked = dict(conversation.template)
         effort = asked.get("reasoning_effort")
@@ -362,7 +364,7 @@ class PromptMaker:
         return next((wish for wish in wishes if wish is not None), True) is not False
 
     def _messages_end(self, marked: str, inputs: TemplateInputs) -> int | None:
-        """The character where the messages end and the opening of the answer begins."""
+        """Character between the messages and the opening of the answer."""
         if not inputs.add_generation_prompt or inputs.continue_final:
             return None
         tail = self._tail(inputs)
@@ -417,12 +419,15 @@ class PromptMaker:
 
 
 def _heard(conversation: Conversation) -> list[str]:
-    """Texts that every template writes, though it may strip them; some drop what was said."""
+    """Texts that every template writes, though possibly stripped.
+
+    Some templates drop the texts of the assistant.
+    """
     return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
 
 
 def _with_thoughts(conversation: Conversation, known: Mapping[int, AnswerEntry]) -> Conversation:
-    """The conversation with the thoughts that a client left out of the answers it sends back."""
+    """Conversation with the thoughts that clients left out of answers."""
     left_out = {
         at: entry.reasoning
         for at, entry in known.items()

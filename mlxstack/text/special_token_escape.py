@@ -24,7 +24,7 @@ _CLOSING = re.compile(r"[^\w\s]+\Z")
 
 
 class SpecialTokenEscaper:
-    """Breaks the spellings of `structure`, the special tokens of a template, in any text.
+    """Escapes the spellings of a template's special tokens in texts.
 
     `normalize` is what the tokenizer does to a text before it looks for them, if anything.
     """

@@ -57,7 +57,7 @@ def markers_of(tokenizer: Any) -> tuple[str, ...]:
 
 
 def nameless(tokenizer: Any) -> dict[str, int]:
-    """The tokens that no text of a grammar spells, as llguidance sees it, by their content."""
+    """Tokens that no grammar text spells, by content, for llguidance."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {
         token.content: at
@@ -75,7 +75,7 @@ def _normalize(tokenizer: Any, structure: list[Any]) -> Callable[[str], str] | N
 
 
 def _is_structure(token: Any, markers: tuple[str, ...], template: str) -> bool:
-    """Special, or written by the template, or part of a marker; never mere white space."""
+    """Whether a token is special, the template's, or part of markers."""
     text: str = token.content
     if text.isspace() or len(text) < 2:
         return False

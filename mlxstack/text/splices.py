@@ -18,12 +18,11 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.answer_replay import digest_of_text
-from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.output_format import ModelMarkers
 from mlxstack.text.special_token_escape import unescape
 from mlxstack.text.special_tokens import SpecialTokens
-from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import (
     Entry,
     Scope,
@@ -39,7 +38,7 @@ _WORD = re.compile(r"\w+")
 
 
 class Turn(Struct, frozen=True):
-    """An assistant turn: its index, and the remembered blocks by their first call."""
+    """Assistant turn: its index, and remembered blocks by first call."""
 
     at: int
     blocks: Mapping[int, Entry]
@@ -80,7 +79,7 @@ class Splicer:
     def splices(
         self, scope: Scope, messages: Sequence[Message], inputs: TemplateInputs, marked: str
     ) -> tuple[Splice, ...]:
-        """The remembered calls in `marked`, which is the rendering of `messages`, in order."""
+        """Remembered calls in `marked`, the rendering of `messages`, in order."""
         turns = [
             Turn(at, blocks)
             for at, message in enumerate(messages)
@@ -126,7 +125,7 @@ class Splicer:
     def _numbered(
         self, messages: Sequence[Message], numbers: Mapping[tuple[int, int], int]
     ) -> list[Message]:
-        """The messages with sentinels; a result names its call by the same marked id."""
+        """Messages with sentinels; results name calls by marked ids."""
         has_ids = not self._template.capabilities.needs_short_ids
         ids: dict[str, str] = {}
         marked = []
@@ -147,7 +146,7 @@ class Splicer:
     def _sketches(
         self, calls: Sequence[ToolCall], blocks: Mapping[int, Entry], inputs: TemplateInputs
     ) -> dict[int, Sketch]:
-        """These blocks as the template writes them, without those that mean something else."""
+        """Rendered blocks, without those that mean something else."""
         key = _key(calls, inputs)
         if any(entry.sketch is None or entry.sketch.key != key for entry in blocks.values()):
             probe = self._alone(calls, inputs)
@@ -188,7 +187,7 @@ class Splicer:
         return None if at < 0 else at + len(header)
 
     def _closing(self, probe: Probe, place: int, last: int, *, is_closed: bool) -> int | None:
-        """End of the block that begins around `place`, and whose last call is `last`."""
+        """End of the block around `place` whose last call is `last`."""
         text, mark = probe.text, self._model_markers.call_end
         named = next((at for at in probe.places.get(last, ()) if at >= place), None)
         if named is None:
@@ -222,7 +221,7 @@ def _firsts(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
 
 
 def _start(marked: str, sketch: Sketch, places: Sequence[int], least: int) -> int | None:
-    """Start of the block, if its very text stands around one of its places."""
+    """Start of the block, if its exact text is there."""
     for place in places:
         start = place - sketch.lead
         text = marked[max(0, start) : start + sketch.n_chars]

@@ -20,7 +20,7 @@ CALL_INSTRUCTION = """For each call write a JSON object with its name and argume
 
 
 class ThoughtField(StrEnum):
-    """The field of an assistant turn that a template reads the thoughts from."""
+    """Field of an assistant turn that holds thoughts for the template."""
 
     REASONING_CONTENT = "reasoning_content"
     REASONING = "reasoning"
@@ -85,7 +85,7 @@ def adapt_to_template(
     capabilities: TemplateCapabilities,
     tools: Sequence[Tool] = (),
 ) -> tuple[Message, ...]:
-    """The same conversation for a template with these traits.
+    """Conversation adapted to a template's capabilities.
 
     Deterministic, and append-only: a message added at the end never changes what the earlier
     ones become, except that it may lengthen the last one. Three exceptions, in templates that
@@ -111,7 +111,7 @@ def adapt_to_template(
 
 
 def cautious(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabilities]:
-    """Capabilities with which a template is less and less likely to refuse an order of turns."""
+    """Capabilities of a template, less and less likely to refuse turns."""
     careful = msgspec.structs.replace(
         capabilities,
         has_late_system=False,
@@ -131,7 +131,7 @@ Rewrite = Callable[[Sequence[Message]], list[Message]]
 
 
 def _rewrites(capabilities: TemplateCapabilities) -> tuple[tuple[bool, Rewrite], ...]:
-    """The changes of the turns in their order, and whether the template needs each."""
+    """Rewrites of the turns in order, and the template's need."""
     return (
         (not capabilities.takes_orphan_results, _quote_orphans),
         (capabilities.needs_results, _add_results),
@@ -148,7 +148,7 @@ def _rewrites(capabilities: TemplateCapabilities) -> tuple[tuple[bool, Rewrite],
 
 
 def tools_text(tools: Sequence[Tool], capabilities: TemplateCapabilities) -> str:
-    """The tools as a part of the system prompt, for a template that does not write them."""
+    """Tools in the system prompt, for templates without tools."""
     lines = [
         json.dumps({"name": t.name, "description": t.description, "parameters": t.parameters},
                    ensure_ascii=False)
@@ -170,7 +170,7 @@ def tools_text(tools: Sequence[Tool], capabilities: TemplateCapabilities) -> str
 
 
 def call_text(call: ToolCall) -> str:
-    """A call as the text that a template without tool calls is given, and that is parsed back."""
+    """Call as parsable text, for a template without tool calls."""
     body = {"name": call.name, "arguments": call.arguments}
     return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
 
@@ -188,7 +188,7 @@ def _lacks_user(turns: Sequence[Message], capabilities: TemplateCapabilities) ->
 
 
 def _clean(message: Message) -> Message:
-    """Without a billing header, and with arguments that are objects where they can be."""
+    """Remove a billing header; make arguments objects where possible."""
     if message.role is Role.SYSTEM:
         text = drop_billing(message.text)
         return message if text == message.text else msgspec.structs.replace(message, text=text)
@@ -236,7 +236,7 @@ def _quote_orphans(turns: Sequence[Message]) -> list[Message]:
 
 
 def _add_results(turns: Sequence[Message]) -> list[Message]:
-    """Calls without a result, as after an interrupt, get one before the next turn."""
+    """Add a result for calls without one, as after an interrupt."""
     added: list[Message] = []
     open_calls: list[ToolCall] = []
     for turn in turns:
@@ -276,7 +276,7 @@ def _quote_calls(turns: Sequence[Message]) -> list[Message]:
 
 
 def _separate_texts(turns: Sequence[Message]) -> list[Message]:
-    """A text beside a call becomes a turn of its own before it."""
+    """Move text beside a call into a turn before it."""
     apart: list[Message] = []
     for turn in turns:
         if turn.tool_calls and turn.text:
@@ -287,7 +287,7 @@ def _separate_texts(turns: Sequence[Message]) -> list[Message]:
 
 
 def _quote_texts(turns: Sequence[Message]) -> list[Message]:
-    """A text beside a call is quoted before the result of the call."""
+    """Quote text beside a call before the call's result."""
     quoted: list[Message] = []
     spoken = ""
     for turn in turns:
@@ -312,7 +312,7 @@ def reminder(text: str) -> str:
 def _gathered(
     turns: Iterable[Message], follows: Callable[[Message, Message], bool]
 ) -> list[Message]:
-    """A turn becomes one with those after it that it is followed by; their texts are joined."""
+    """Join a turn with its followers, texts included."""
     groups: list[list[Message]] = []
     for turn in turns:
         if groups and follows(groups[-1][0], turn):
@@ -331,7 +331,7 @@ def _one(group: Sequence[Message]) -> Message:
 
 
 def _place_reminders(turns: Sequence[Message]) -> list[Message]:
-    """Late system messages join the user or tool turn right before them, else become one."""
+    """Move late system messages into the preceding turn, if possible."""
     reminded = (_reminding(turn) for turn in turns if turn.role is not Role.SYSTEM or turn.text)
     placed = _gathered(
         reminded, lambda one, two: two.role is Role.SYSTEM and one.role is not Role.ASSISTANT
@@ -348,7 +348,7 @@ def _fold_users_into_tools(turns: Sequence[Message]) -> list[Message]:
 
 
 def _merge_turns(turns: Sequence[Message]) -> list[Message]:
-    """Turns of one speaker in a row become one; tool results stay apart."""
+    """Join consecutive turns of one speaker; tool results stay apart."""
     mergeable = (Role.USER, Role.ASSISTANT)
     return _gathered(turns, lambda one, two: one.role is two.role and two.role in mergeable)
 

@@ -45,7 +45,7 @@ PROPERTY_DEFAULTS: dict[str, Any] = {"description": ""}
 
 
 class TemplateProbe(Struct, frozen=True):
-    """A conversation; the sentinels `ordered` must come in this order, None for all of them."""
+    """Probe conversation; `ordered` sentinels come in order, None for all."""
 
     name: str
     messages: tuple[Message, ...]
@@ -59,7 +59,7 @@ class TemplateProbe(Struct, frozen=True):
 
 
 Render = Callable[[TemplateProbe, TemplateCapabilities], str | None]
-"""The text of a probe, adapted to capabilities; None if the template refuses it."""
+"""Rendered probe, adapted to capabilities; None if refused."""
 
 
 def user(n: int) -> Message:
@@ -225,7 +225,7 @@ def find_capabilities(render: Render) -> TemplateCapabilities:
 
 
 def losses(render: Render, capabilities: TemplateCapabilities) -> list[str]:
-    """Which probes are refused or lose something, thoughts aside, however they are written."""
+    """Probes that are refused or lose content, thoughts aside."""
     lost = []
     for probe in {one.name: one for probes in PROBES.values() for one in probes}.values():
         text = render(probe, capabilities)
@@ -284,7 +284,7 @@ def _sentinels(message: Message) -> list[str]:
 
 
 def _with_keys(render: Render, capabilities: TemplateCapabilities) -> TemplateCapabilities:
-    """The keys without which a tool is refused, if a whole one is not."""
+    """Capabilities with the keys that a tool needs, if whole ones pass."""
 
     def is_accepted(parameters: dict[str, Any]) -> bool:
         probe = TemplateProbe("", (user(0),), (Tool("act", "Acts.", parameters),))

@@ -46,7 +46,7 @@ TEXT_NOTES = {
 
 
 class FormatReport(Struct, frozen=True):
-    """The output format, its marks, and what of it is not read back."""
+    """Output format, its marks, and its round-trip failures."""
 
     name: str
     source: str
@@ -58,7 +58,7 @@ class FormatReport(Struct, frozen=True):
 
 
 class TemplateReport(Struct, frozen=True):
-    """All that was found of a template. `reuse` is the share of tokens by kind of turn."""
+    """Findings on a template; `reuse` is the token share by turn."""
 
     format: FormatReport
     adaptations: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class TemplateReport(Struct, frozen=True):
 
 
 def report(tokenizer: Any) -> TemplateReport:
-    """The report on the template of a mlx-lm TokenizerWrapper. Raises Unsupported without one."""
+    """Report on the template of a TokenizerWrapper. Raises Unsupported without one."""
     maker = PromptMaker(tokenizer)
     template = maker.template
     maker.text(Conversation((ASKED,)))
@@ -125,7 +125,7 @@ def _format(output_format: DerivedFormat) -> FormatReport:
 def _reuse(
     maker: PromptMaker, tokenizer: Any, output_format: DerivedFormat
 ) -> dict[str, float | None]:
-    """Share of prompt and answer that the next prompt reuses, in a tool loop and after it."""
+    """Reused share of prompt and answer, in and after tool loops."""
     call = ToolCall("call00001", READ.name, {"path": "src/main.py"})
     turns = [SYSTEM, ASKED]
     shares: dict[str, float | None] = {"tool loop": None, "new user message": None}
@@ -176,7 +176,7 @@ def _sampled_text(
     answer: Message,
     output_format: DerivedFormat,
 ) -> str:
-    """The text that a model would sample for an answer, as its template writes it."""
+    """Text that a model would sample for a rendered answer."""
     closed = replace(conversation, add_generation_prompt=False)
     asked, opened = maker.text(closed), prompt.text or ""
     written = maker.text(replace(closed, messages=(*conversation.messages, answer)))
@@ -201,7 +201,7 @@ def _is_in_mark(text: str) -> bool:
 def parsed(
     maker: PromptMaker, output_format: DerivedFormat, conversation: Conversation, raw: str
 ) -> ParsedMessage:
-    """A raw answer to a conversation, read as the service reads it. Raises as `make` does."""
+    """Parsed raw answer to a conversation. Raises as `make` does."""
     prompt = maker.make(conversation)
     return read_answer(
         output_format,

@@ -45,7 +45,7 @@ ASKED = (SYSTEM, user(0))
 
 
 class Tried(Protocol):
-    """The rendering of a conversation with variables; None if the template refuses it."""
+    """Rendering of a conversation with variables; None if refused."""
 
     def __call__(
         self,
@@ -80,7 +80,7 @@ NO_SWITCHES = TemplateSwitches()
 
 
 def nearest(asked: str, levels: Sequence[str]) -> str:
-    """The level nearest to `wanted`, the higher of two; `wanted` if it is no known level."""
+    """Level nearest to `wanted`, the higher of two; unknown ones stay."""
     if asked in levels or asked not in LEVELS or not levels:
         return asked
     place = LEVELS.index(asked)
@@ -88,7 +88,7 @@ def nearest(asked: str, levels: Sequence[str]) -> str:
 
 
 def find_switches(tried: Tried, variables: Mapping[str, Sequence[str]]) -> TemplateSwitches:
-    """The switches among the free variables of a template, with the texts each is compared to."""
+    """Switches among a template's free variables, by compared texts."""
     on: dict[str, Any] = {}
     off: dict[str, Any] = {}
     levels: dict[str, tuple[str, ...]] = {}
@@ -115,7 +115,7 @@ def _asked(tried: Tried, variables: dict[str, Any]) -> str | None:
 def _read_switch(
     tried: Tried, name: str, texts: Sequence[str], on: dict[str, Any], off: dict[str, Any]
 ) -> None:
-    """Enter the values of one variable that switch thinking on and off, if it has such."""
+    """Enter a variable's values that switch thinking, if any."""
     plain = _asked(tried, {})
     if BUDGET.search(name):
         if _asked(tried, {name: 0}) not in (plain, None):
@@ -132,7 +132,7 @@ def _read_switch(
 def _read_words(
     tried: Tried, name: str, texts: Sequence[str], on: dict[str, Any], off: dict[str, Any]
 ) -> None:
-    """The same for a variable whose values are words."""
+    """Enter the values of a variable with named levels."""
     plain = _asked(tried, {})
     silent = (word for word in (*texts, *sorted(OFF_WORDS)) if word in OFF_WORDS)
     chosen = next((word for word in silent if _asked(tried, {name: word}) is not None), None)
@@ -148,7 +148,7 @@ def _read_words(
 
 
 def _levels(tried: Tried, name: str) -> tuple[str, ...]:
-    """The levels that a variable takes; the common ones where it is only quoted."""
+    """Levels of a variable; the common ones where only quoted."""
     taken = tuple(level for level in LEVELS if _asked(tried, {name: level}) is not None)
     texts = {_asked(tried, {name: level}) for level in taken}
     if len(texts) < 2:
@@ -158,7 +158,7 @@ def _levels(tried: Tried, name: str) -> tuple[str, ...]:
 
 
 def _keep(tried: Tried, variables: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The variable that keeps earlier thoughts, where the template drops them without it."""
+    """Variable that keeps earlier thoughts, where they are dropped otherwise."""
     base = {"enable_thinking": True}
     if _keeps(tried, base):
         return {}
@@ -172,7 +172,7 @@ def _keep(tried: Tried, variables: Mapping[str, Sequence[str]]) -> dict[str, Any
 
 
 def _keeps(tried: Tried, variables: dict[str, Any]) -> bool:
-    """Whether a later prompt begins with an earlier one and its answer, thoughts included."""
+    """Whether a later prompt extends an earlier one with its answer."""
     later = tried(HISTORY, (TOOL,), variables)
     closed = tried(HISTORY[:-1], (TOOL,), variables)
     if later is None or closed is None or any(one not in later for one in THOUGHTS):

@@ -20,7 +20,7 @@ UNREADABLE = (
 
 
 def tool_schemas(tools: Iterable[Tool]) -> ToolSchemas:
-    """Tools in OpenAI's form, which the parsers need to know the types of arguments."""
+    """Tools in OpenAI's form, for parsers that need argument types."""
     return [
         {
             "type": "function",
@@ -35,7 +35,7 @@ def tool_schemas(tools: Iterable[Tool]) -> ToolSchemas:
 
 
 def parse_calls(parser: Parser, text: str, shapes: ToolSchemas) -> tuple[ToolCall, ...]:
-    """The calls in the text between two markers; none when it makes no sense.
+    """Calls in the text between two marks; none if unparsable.
 
     `id` is the model's own where it wrote one, else "".
     """
@@ -63,7 +63,7 @@ def _call(parsed: Any, shapes: ToolSchemas) -> ToolCall | None:
 
 
 def checked_call(name: Any, call_id: Any, arguments: Any) -> ToolCall | None:
-    """A call in what JSON can say; None if it has no name or no arguments."""
+    """Call as JSON values; None without name or arguments."""
     if not isinstance(name, str) or not writable(name):
         return None
     known = parse_arguments(arguments)
@@ -74,7 +74,7 @@ def checked_call(name: Any, call_id: Any, arguments: Any) -> ToolCall | None:
 
 
 def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:
-    """The arguments that are text or null; parsers that look at `type` alone say "null"."""
+    """Arguments of text or null, which simple parsers confuse."""
     for shape in shapes:
         function = shape["function"]
         if function["name"] == name:
@@ -85,7 +85,7 @@ def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can express it; parsers may return any Python literal."""
+    """Value as JSON; parsers may return any Python literal."""
     match value:
         case dict():
             return {writable(str(key)): _plain(one) for key, one in value.items()}

@@ -1,4 +1,4 @@
-"""Sampled tool calls, kept as tokens for the later prompts of their conversation.
+"""Tool call replay: sampled calls as tokens for later prompts.
 
 Clients send the arguments of a call back as JSON of their own making, and templates print them
 in a third way; every difference would cost the rest of the cached conversation.
@@ -16,11 +16,11 @@ from msgspec import Struct
 from mlxstack.core.conversation import ToolCall
 
 CALL_BYTES = 512
-"""The room of one call beside its tokens: digests, ids and containers, rounded up."""
+"""Bytes of a call beside its tokens: digests, ids, containers."""
 
 
 class Scope(Struct, frozen=True):
-    """The conversation that a call belongs to: the salt of its tenant, and its name."""
+    """Scope of a conversation: tenant salt and name."""
 
     salt: str = ""
     name: str = ""
@@ -30,7 +30,7 @@ NAMELESS = Scope()
 
 
 class Block(Struct, frozen=True):
-    """The calls between one pair of marks, and the tokens sampled for them, marks included.
+    """Calls between one pair of marks, and their sampled tokens.
 
     `is_closed`: the closing mark was sampled too; otherwise the end of the answer closed it.
     """
@@ -41,7 +41,7 @@ class Block(Struct, frozen=True):
 
 
 class Sketch(Struct, frozen=True):
-    """A block as the template writes it: its length in characters, and a digest of them.
+    """Rendered block: its length in characters, and a digest.
 
     A length of 0: it writes something else. `lead` is the offset of the name or id that the
     block is found by. `key` says what it was rendered with.
@@ -54,7 +54,7 @@ class Sketch(Struct, frozen=True):
 
 
 class Entry:
-    """A remembered block; `sketch` is the latest answer of the template, None before the first."""
+    """Remembered block; `sketch` is its latest rendering, None before."""
 
     def __init__(self, block: Block) -> None:
         self.tokens = array("I", block.tokens)
@@ -65,7 +65,7 @@ class Entry:
 
 
 class ToolCallReplay:
-    """The latest blocks by conversation and first call id. Callable by any thread.
+    """Latest blocks by conversation and first call id. Thread-safe.
 
     At most `max_bytes` in all; the oldest ones are forgotten.
     """
@@ -94,7 +94,7 @@ class ToolCallReplay:
                 self.n_bytes -= self._entries.popitem(last=False)[1].n_bytes
 
     def known(self, scope: Scope, calls: Sequence[ToolCall]) -> dict[int, Entry]:
-        """The remembered blocks among the calls of one turn, by the index of their first call.
+        """Remembered blocks of a turn, by index of the first call.
 
         Each call of a block must come back with the same id, name and arguments.
         """
@@ -112,7 +112,7 @@ class ToolCallReplay:
 
 
 def digest_of(call: ToolCall) -> bytes:
-    """Digest of a call. Unlike `==`, it tells 1, 1.0 and true apart."""
+    """Digest of a call, which distinguishes 1, 1.0 and true."""
     spelled = json.dumps([call.id, call.name, call.arguments], sort_keys=True, default=str)
     return hashlib.blake2b(spelled.encode(), digest_size=16).digest()
 

@@ -11,7 +11,7 @@ CHOICES = ("anyOf", "oneOf", "allOf")
 
 
 def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) -> dict[str, Any]:
-    """The parameters of a tool with the keys that the template reads without a check.
+    """Tool parameters with the keys that the template requires.
 
     Where it follows no references and alternatives, each property is what it most likely is.
     """

@@ -118,7 +118,7 @@ class Dashboard(App[None]):
             await super().on_event(event)
 
     async def _acted(self, event: Key | Paste) -> bool:
-        """Run the binding of a key, or type into a dialog; return whether it did."""
+        """Run a key's binding, or type into a dialog; whether it did."""
         if not self.screen_stack:
             return True  # The app is closing.
         if event.is_forwarded:
@@ -168,7 +168,7 @@ class Dashboard(App[None]):
             self.push_screen(TextPage("Help", help_lines(self.screen.EXPLAINS)))
 
     def action_log(self) -> None:
-        """Show the end of the service log, on the computer of the service."""
+        """Show the service log's end, on the service's computer."""
         if isinstance(self.screen, ModalScreen):
             return
         if self.machine is None:
@@ -189,7 +189,7 @@ class Dashboard(App[None]):
         await self.perform(action, self._aim(action.target))
 
     async def perform(self, action: Action, key: str | None) -> None:
-        """Return once the question is on the screen: the next keys answer it.
+        """Show the question, and return once keys answer it.
 
         One question at a time: an answer would answer the next one too.
         """
@@ -242,7 +242,7 @@ class Dashboard(App[None]):
         return aims[-1] if aims else self.chosen.get(target)
 
     def _begin(self, pending: PendingAction, words: str | None) -> None:
-        """Run in the background, unless the slot has changed hands since the question."""
+        """Run in the background, unless the slot has another context now."""
         if words is None:
             return
         if holder(self.model, pending.action, pending.key) != pending.holder:

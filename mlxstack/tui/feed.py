@@ -44,7 +44,7 @@ class LiveFeed:
 
 
 def frame_in(data: bytes) -> News:
-    """The frame in a message, or a Lost that says why it cannot be read."""
+    """Frame in a message, or a Lost with the decoding error."""
     try:
         return msgspec.json.decode(data, type=StatusFrame)
     except (msgspec.DecodeError, UnicodeDecodeError) as why:

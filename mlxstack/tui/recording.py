@@ -1,4 +1,4 @@
-"""A feed on file: one JSON object per line, to be recorded and replayed."""
+"""Recording of a feed: one JSON object per line, for replay."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from mlxstack.tui.feed import Feed, News
 
 
 class RecordedFrame(Struct, frozen=True, omit_defaults=True):
-    """A frame, or the reason why there was none; exactly one of them."""
+    """Frame, or the reason for its absence; exactly one of them."""
 
     frame: StatusFrame | None = None
     lost: str | None = None
@@ -25,7 +25,7 @@ class RecordedFrame(Struct, frozen=True, omit_defaults=True):
 
 
 class RecordingFeed:
-    """Replay a recording `speed` times as fast as it was recorded; at 0, without any pause."""
+    """Replay a recording at `speed`; 0 plays without pauses."""
 
     def __init__(self, name: str, recording: Iterable[News], speed: float = 0.0) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class RecordingWriter:
         self._file = file
 
     async def news(self) -> AsyncGenerator[News, None]:
-        """Yield the feed, writing each line at once so that any stop keeps it."""
+        """Yield the feed, and write each line at once."""
         async with aclosing(self._feed.news()) as feed:
             async for one in feed:
                 self._file.write(msgspec.json.encode(_entry(one)) + b"\n")
@@ -76,7 +76,7 @@ def ended(recording: tuple[News, ...]) -> tuple[News, ...]:
 
 
 def new_recording(path: Path) -> BinaryIO:
-    """An empty file that only its owner may read: frames hold pieces of prompts."""
+    """Create a private file: frames hold pieces of prompts."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", 0)
     # One that was there before keeps its mode otherwise. A pipe or a device has none of its own.
     if path.is_file():

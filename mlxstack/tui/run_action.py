@@ -34,7 +34,7 @@ PRIORITIES = tuple(one.name.lower() for one in Priority)
 
 
 def holder(model: DashboardState, action: Action, key: str) -> str | None:
-    """Whose context is in the slot: its agent's, or else that of a request. Only slots have one."""
+    """Owner of the slot's context: agent or request; None without slot."""
     if action.target is not ActionTarget.SLOT:
         return None
     slot = next((one for one in model.frame.snapshot.slots if str(one.id) == key), None)
@@ -42,7 +42,7 @@ def holder(model: DashboardState, action: Action, key: str) -> str | None:
 
 
 def question(pending: PendingAction, model: DashboardState) -> Question | None:
-    """Question before an action; its answer is the input, or None to cancel."""
+    """Dialog before an action; its result is input, or None."""
     told, wants = pending.action.describe(model, pending.key), pending.action.wants
     match wants:
         case ActionInput.NOTHING:

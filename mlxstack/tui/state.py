@@ -1,4 +1,4 @@
-"""State of the dashboard: the latest frame and past counters, folded from a feed."""
+"""Dashboard state: latest frame and past samples, reduced from a feed."""
 
 from bisect import bisect_right
 from enum import StrEnum
@@ -28,7 +28,10 @@ class LinkState(StrEnum):
 
 
 class Link(Struct, frozen=True):
-    """`why` the feed broke, and in how many seconds it is tried again (0: not at all)."""
+    """Break of the feed: reason, and seconds until a retry.
+
+    0 seconds: there is no retry.
+    """
 
     state: LinkState = LinkState.CONNECTING
     why: str = ""
@@ -36,7 +39,7 @@ class Link(Struct, frozen=True):
 
 
 class CounterSample(Struct, frozen=True):
-    """Tokens computed, generated and reused up to `at`, over all restarts of the service."""
+    """Token counts up to `at`, summed over restarts of the service."""
 
     at: float
     n_prompt: float
@@ -45,7 +48,7 @@ class CounterSample(Struct, frozen=True):
 
 
 class DashboardState(Struct, frozen=True):
-    """`marks` are about a second apart, the oldest first; `base` counts before a restart."""
+    """Past samples, about one per second; `base` counts before restarts."""
 
     frame: StatusFrame = StatusFrame()
     link: Link = Link()
@@ -99,7 +102,7 @@ def reuse_rate(model: DashboardState) -> float:
 
 
 def series(model: DashboardState, n_columns: int) -> tuple[Speeds, ...]:
-    """(computed, generated, reused) tokens per second in `n_columns` equal parts of the past.
+    """Rates of computed, generated, reused tokens in `n_columns` past intervals.
 
     None where nothing was seen. The parts begin at multiples of their length, so that a
     picture moves on by whole columns.
@@ -125,7 +128,7 @@ def _speed(a: CounterSample, b: CounterSample) -> Speeds:
 
 
 def _at(model: DashboardState, at: float) -> CounterSample:
-    """The counts at a moment, on a straight line between the marks around it."""
+    """Counts at a moment, interpolated linearly between samples."""
     after = bisect_right(model.samples, at, key=attrgetter("at"))
     late = model.samples[after] if after < len(model.samples) else model.now
     if not after:
@@ -172,7 +175,7 @@ def _remembering(
 
 
 def _marks(before: DashboardState, now: CounterSample) -> tuple[CounterSample, ...]:
-    """Add a sample, and one where a pause begins, so that it is not averaged away."""
+    """Add a sample, and another where a pause begins."""
     marks, last = before.samples, before.now
     if not marks:
         return (now,)

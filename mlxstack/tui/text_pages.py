@@ -44,7 +44,7 @@ def page(model: DashboardState, width: int) -> str:
 
 
 async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, None]:
-    """A page whenever `every_s` seconds passed in the service, or the link came or went."""
+    """Text page every `every_s` seconds, or when the link changes."""
     model, shown = DashboardState(), DashboardState()
     async with aclosing(feed.news()) as stream:
         async for news in stream:

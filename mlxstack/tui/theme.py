@@ -39,13 +39,13 @@ LIGHT = Theme(
 
 
 class ThemeChoice(Struct):
-    """The name of a theme, and the file in which the choice is kept; None keeps nothing."""
+    """Theme name, and the file of the choice, None without."""
 
     theme: str = HOUSE.name
     path: Path | None = None
 
     def choose(self, theme: str) -> None:
-        """Keep it. A home that cannot be written to is no reason to stop."""
+        """Save the choice; a read-only home is no error."""
         if self.path is None or theme == self.theme:
             return
         self.theme = theme
@@ -61,7 +61,7 @@ class _Kept(Struct):
 
 
 def look_from(path: Path) -> ThemeChoice:
-    """The look that was chosen last; the house theme when the file is not there or not sound."""
+    """Theme chosen last, else the default."""
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError):

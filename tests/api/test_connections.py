@@ -119,6 +119,14 @@ def test_a_body_has_a_time_limit(here: Running, monkeypatch: pytest.MonkeyPatch)
     until(lambda: here.service.gate.n_inside == 0)
 
 
+def test_a_short_answer_is_one_packet(here: Running) -> None:
+    with opened(here, WHOLE) as client:
+        for _ in range(5):
+            head, _, body = client.recv(65536).partition(b"\r\n\r\n")
+            assert b"content-length: %d" % len(body) in head and body
+            client.sendall(WHOLE)
+
+
 def test_the_limit_leaves_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert 0 < connection.connection_limit() < soft

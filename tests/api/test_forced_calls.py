@@ -15,6 +15,7 @@ from msgspec import structs
 from tests import models
 from tests.api.running import TINY, running, tiny_preset
 from tests.api.speaking import PLAIN, chat, chat_body, chunks
+from tests.repetition import in_soak
 from tests.text.formats import EACH, FORMATS, PAIRS, Format, template_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -57,6 +58,7 @@ FAMILIES = {
     "gemma4": (FORMATS["quoted"], ["<|tool_call>", "<tool_call|>", '<|"|>']),
     "harmony": (FORMATS["channels"], HARMONY),
 }
+COMMON = ("qwen3_coder", "gemma4", "harmony")
 
 
 @contextmanager
@@ -84,7 +86,7 @@ def _add(folder: Path, form: Format, marks: list[str]) -> None:
     (folder / "chat_template.jinja").write_text(template)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*COMMON, *in_soak(*sorted(FAMILIES.keys() - set(COMMON)))])
 def test_o_tool_choice_forces_the_call(family: str, tmp_path: Path) -> None:
     with speaking(family, tmp_path) as http:
         named: Any = {"type": "function", "function": {"name": "visit"}}

@@ -2,10 +2,13 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import msgspec
@@ -26,20 +29,28 @@ pytestmark = [
 ]
 
 N_FREED = 200_000_000
-# Every second block is freed: the heap has holes, but its end is in use.
+# Every second block is freed: the heap has holes, but its end is in use. At SIGUSR1, old cycles
+# become garbage: only a full collection frees them.
 HOLES = f"""
-import logging, pathlib, sys, threading
+import gc, logging, pathlib, signal, sys, threading
 import msgspec
 logging.basicConfig(level=logging.INFO)
 from mlxstack.api.server import run
 from mlxstack.core.preset import Preset
 from mlxstack.service import background_tasks
-background_tasks.REST_S = 0.2
+background_tasks.REST_S = background_tasks.WORK_S = 0.2
 preset = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=Preset)
 blocks = []
 def burst():
     blocks.extend(b"x" * 50_000 for _ in range({N_FREED} // 25_000))
     del blocks[::2]
+def old_cycles(*_):
+    cycles = [[b"x" * 50_000] for _ in range({N_FREED} // 50_000)]
+    for cycle in cycles:
+        cycle.append(cycle)
+    gc.collect()
+    print("held", flush=True)
+signal.signal(signal.SIGUSR1, old_cycles)
 thread = threading.Thread(target=burst)
 thread.start()
 thread.join()
@@ -47,26 +58,55 @@ sys.exit(run(preset, pathlib.Path(sys.argv[2])))
 """
 
 
-def test_a_service_at_rest_gives_freed_memory_back(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
+class TrimmedService(NamedTuple):
+    """A service, and its process with a pipe of its output."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def n_bytes(self) -> int:
+        """Resident memory."""
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def wait_below(self, limit: float) -> bool:
+        """Whether so little is resident within a while."""
+        for _ in range(300):
+            if self.n_bytes < limit:
+                return True
+            time.sleep(0.1)
+        return False
+
+
+@pytest.fixture(scope="module")
+def running(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TrimmedService]:
+    folder, port = tmp_path_factory.mktemp("service"), free_port()
     preset = tiny_preset(model_folder, server=ServerSpec(port=port))
-    (tmp_path / "preset.json").write_bytes(msgspec.json.encode(preset))
-    command = [sys.executable, "-c", HOLES, str(tmp_path / "preset.json"), str(tmp_path / "home")]
+    (folder / "preset.json").write_bytes(msgspec.json.encode(preset))
+    command = [sys.executable, "-c", HOLES, str(folder / "preset.json"), str(folder / "home")]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, env=env) as found:
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
-            wait_for(url)
-            memory = psutil.Process(found.pid).memory_info
-            before = memory().rss
-            httpx.post(url + "/v1/chat/completions", json=chat_body(), timeout=60)
-            for _ in range(300):
-                if memory().rss < before - N_FREED / 2:
-                    break
-                time.sleep(0.1)
-            assert memory().rss < before - N_FREED / 2
+            wait_for(f"http://127.0.0.1:{port}")
+            yield TrimmedService(f"http://127.0.0.1:{port}", process)
         finally:
-            found.kill()
+            process.kill()
+
+
+def test_a_service_at_rest_gives_freed_memory_back(running: TrimmedService) -> None:
+    before = running.n_bytes
+    httpx.post(running.url + "/v1/chat/completions", json=chat_body(), timeout=60)
+    assert running.wait_below(before - N_FREED / 2)
+
+
+def test_garbage_of_work_without_requests_goes_back_too(running: TrimmedService) -> None:
+    before = running.n_bytes
+    running.process.send_signal(signal.SIGUSR1)
+    assert running.process.stdout is not None
+    assert running.process.stdout.readline() == "held\n"
+    assert running.wait_below(before + N_FREED / 4)
 
 
 def test_trimming_twice_does_no_harm() -> None:

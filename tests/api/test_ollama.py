@@ -1,6 +1,7 @@
 """Ollama's API: its own client against the demo model, every field by the client's types."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -304,3 +305,50 @@ def test_chat_tokens_are_counted_as_they_are_computed(http: httpx.Client) -> Non
     counted = http.post("/v1/chat/completions/input_tokens", json=body).json()
     spent = http.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]
     assert counted == {"object": "response.input_tokens", "input_tokens": spent}
+
+
+def test_open_webui_is_served_as_its_source_sends(http: httpx.Client) -> None:
+    """Requests of backend/open_webui/routers/ollama.py of open-webui/open-webui, in its order."""
+    sent = {"content-type": "application/json", "authorization": "Bearer any"}
+    version = http.get("/api/version", headers=sent).json()["version"]
+    assert tuple(map(int, re.sub(r"^v|-.*", "", version).split("."))) > (0,)
+    (model,) = http.get("/api/tags", headers=sent).json()["models"]
+    assert model["model"] and model["name"] == model["model"]
+    (loaded,) = http.get("/api/ps", headers=sent).json()["models"]
+    assert loaded["model"] == model["model"]
+    assert datetime.fromisoformat(loaded["expires_at"]).timestamp() > 0
+    shown = http.post("/api/show", content=json.dumps({"model": "demo"}), headers=sent)
+    assert "completion" in shown.raise_for_status().json()["capabilities"]
+    chat = {"model": "demo:latest", "messages": HELLO, "options": {"temperature": 0}}
+    body = json.dumps({**chat, "stream": True})
+    with http.stream("POST", "/api/chat", content=body, headers=sent) as answer:
+        assert answer.status_code == 200
+        found = [json.loads(line) for line in answer.iter_lines() if line.strip()]
+    said = "".join(one["message"]["content"] for one in found)
+    assert said and found[-1]["done"] and found[-1]["eval_count"] > 0
+    talk = [{"role": "assistant", "content": said}, {"role": "user", "content": "a title?"}]
+    title = {**chat, "stream": False, "messages": [*HELLO, *talk]}
+    whole = http.post("/api/chat", content=json.dumps(title), headers=sent).json()
+    assert whole["message"]["content"] and whole["done"]
+    unload = {"model": "demo:latest", "keep_alive": 0, "prompt": ""}
+    answer = http.post("/api/generate", content=json.dumps(unload), headers=sent)
+    assert answer.raise_for_status().json()["done"]
+
+
+def test_continue_is_served_as_its_source_sends(http: httpx.Client) -> None:
+    """Requests of core/llm/llms/Ollama.ts of continuedev/continue at 0108be5, in its order."""
+    shown = http.post("/api/show", json={"name": "demo"}).raise_for_status().json()
+    for line in filter(None, shown["parameters"].split("\n")):
+        assert re.match(r'^(\S+)\s+((?:".*")|\S+)$', line), "it reads no other parameters"
+    params = {"num_predict": 8, "temperature": 0, "num_ctx": 1024, "stop": ["STOP"]}
+    base = {"model": "demo", "options": params, "keep_alive": 1800}
+    chat = {**base, "messages": HELLO, "stream": True}
+    found = lines(http, "/api/chat", chat)
+    assert all(one["message"]["role"] == "assistant" for one in found) and found[-1]["done"]
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    tool = {**chat, "messages": asked, "tools": WEATHER, "options": {"num_ctx": 1024}}
+    (call,) = post(http, "/api/chat", tool)["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert call["function"]["arguments"] == {"city": "Paris"}
+    complete = {**base, "prompt": "hello", "raw": True, "stream": True}
+    assert all(isinstance(one["response"], str) for one in lines(http, "/api/generate", complete))

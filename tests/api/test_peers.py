@@ -37,6 +37,7 @@ from mlxstack.policy import remote_prefill
 from mlxstack.service import peers
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_serve import free_port, process, wait_for
+from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -276,7 +277,7 @@ def test_a_prompt_is_not_passed_on_to_a_third_service(
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("kind", ["tiny-hybrid", "tiny-swa"])
+@pytest.mark.parametrize("kind", ["tiny-hybrid", *in_soak("tiny-swa")])
 def test_layers_that_cannot_be_cut_come_from_the_helper_too(
     kind: str, model_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

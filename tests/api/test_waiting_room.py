@@ -41,9 +41,12 @@ def test_a_body_over_the_limit_is_refused_before_the_gate(closed: Running) -> No
 
 
 async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Running) -> None:
-    async with httpx.AsyncClient(base_url=closed.url, timeout=10, headers=KEY) as http:
+    async with httpx.AsyncClient(base_url=closed.url, timeout=60, headers=KEY) as http:
         seated = [asyncio.create_task(http.post(CHAT, json=HELLO)) for _ in range(2)]
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(60):
+            while len(closed.service.gate._requests) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         for path, status in ((CHAT, 503), ("/v1/messages", 529)):
             refused = await http.post(path, json={**HELLO, "max_tokens": 1})
             assert refused.status_code == status
@@ -54,7 +57,7 @@ async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Runni
 
 
 async def test_a_body_nested_too_deep_is_refused_after_the_wait(closed: Running) -> None:
-    async with httpx.AsyncClient(base_url=closed.url, timeout=10, headers=KEY) as http:
+    async with httpx.AsyncClient(base_url=closed.url, timeout=60, headers=KEY) as http:
         waits = asyncio.create_task(http.post(CHAT, content=b"[" * 100_000))
         await asyncio.sleep(0.3)
         assert not waits.done()

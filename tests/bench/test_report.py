@@ -1,8 +1,11 @@
 """Reports as Markdown, in a terminal, and as JSON."""
 
 import io
+from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -21,6 +24,7 @@ from mlxstack.bench.dev.report import (
 )
 from mlxstack.bench.dev.serving_report import crowd_row, summary, throughput
 from mlxstack.bench.dev.serving_scenarios import ServePlan
+from mlxstack.bench.dev.svg_chart import write
 from mlxstack.bench.environment import Conditions
 
 SAID = Conditions("2026-11-20", "a machine", {"mlx": "1.0"}, "a model", "no BLAS", 0.5)
@@ -97,3 +101,21 @@ def test_k1_a_crowd_sums_up_its_passes() -> None:
 
 def test_k1_verdicts() -> None:
     assert [summary(s) for s in (2.0, 1.99, 1.5, 1.49)] == ["meets", "partial", "partial", "below"]
+
+
+@pytest.mark.parametrize("labels", [("one", "three"), ("mlx-stack", "a <b>")])
+def test_a_chart_is_a_picture_with_bars_to_scale(labels: tuple[str, str], tmp_path: Path) -> None:
+    bars = (Bar(labels[0], 1.0, "1 s"), Bar(labels[1], 3.0, "3 s"))
+    report = msgspec.structs.replace(REPORT, charts=(BarChart("Time, in s", bars),))
+    (file,) = write(report, tmp_path / "charts")
+    assert file.name == "time-in-s.svg"
+    picture = ElementTree.parse(file).getroot()
+    one, three = picture.findall("{*}rect")
+    assert float(three.attrib["width"]) == pytest.approx(3 * float(one.attrib["width"]), abs=0.2)
+    own = [rect.attrib["class"] == "own" for rect in (one, three)]
+    assert own == ([True, True] if labels[0] == "one" else [True, False])
+    words = [text.text for text in picture.findall("{*}text")]
+    assert words == ["Time, in s", labels[0], "1 s", labels[1], "3 s"]
+    edge = max(float(rect.attrib["x"]) + float(rect.attrib["width"]) for rect in (one, three))
+    assert edge < float(picture.attrib["viewBox"].split()[2])
+    assert "prefers-color-scheme: dark" in file.read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ import pytest
 from mlxstack.cli import doctor
 from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights, templates
 from mlxstack.demo import MODEL_DIR
+from mlxstack.host import presets
 from mlxstack.host.home import Home
 from tests.cli.test_words import run
 
@@ -86,7 +87,11 @@ def test_an_mlx_that_does_not_start_is_bad_and_quoted(tmp_path: Path) -> None:
     assert one.detail == "MLX does not start: ImportError: libmlx.so is of stone"
 
 
-def test_weights_that_fill_the_working_set_are_told(tmp_path: Path) -> None:
+def test_weights_that_fill_the_working_set_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = {name: presets.listed(Home(tmp_path))[name] for name in ("demo", "gpt-oss-20b")}
+    monkeypatch.setattr(presets, "listed", lambda _: two)
     demo = sum(file.stat().st_size for file in MODEL_DIR.glob("*.safetensors"))
     assert list(large_weights(Home(tmp_path), 2 * demo)) == []
     warnings = list(large_weights(Home(tmp_path), demo))

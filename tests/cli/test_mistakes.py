@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.main import get_command
@@ -100,7 +101,8 @@ def told(
         "MLX_STACK_HOME": str(folder / "home"),
         "MLX_STACK_MEMORY": "64GB",
     }
-    ends = [run(words, env) for words in commands]
+    with ThreadPoolExecutor(3) as pool:
+        ends = pool.map(lambda words: run(words, env), commands)
     return {typed: end for (typed, _, _), end in zip(MISTAKES, ends, strict=True)}
 
 

@@ -11,8 +11,10 @@ from mlxstack.core.preset import ModelSpec, Preset, Speculation
 from mlxstack.host.memory_budget import memory_limit
 from mlxstack.host.presets import builtin_folder
 from mlxstack.policy.capacity import MARGIN_BYTES
+from mlxstack.policy.live_sharing import MOST_SPARE
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
+from tests.repetition import in_soak
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -30,7 +32,9 @@ def told(home: Path, *words: str, **env: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("words", [("--table",), ("--memory", "24GB", "--ctx", "4096")])
+@pytest.mark.parametrize(
+    "words", [("--table",), *in_soak((("--memory", "24GB", "--ctx", "4096"),))]
+)
 def test_a13_f7_the_table_of_the_published_geometries(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -111,6 +115,24 @@ def test_a13_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
     assert "--set slots.count=3" in changed
 
 
+def test_agents_with_a_common_beginning_hold_it_once(tmp_path: Path) -> None:
+    words = ("plan", "qwen3-coder-30b-a3b", "--memory", "64GB", "--agents", "8", "--ctx", "32k")
+    apart = told(tmp_path, *words, "--shared", "20000")
+    shared = apart["shared"]
+    assert (shared["n_agents"], shared["n_tokens"], shared["is_on"]) == (8, 19968, False)
+    assert shared["copied_bytes"] == apart["wanted"]["kv_bytes"]
+    saved = shared["copied_bytes"] - shared["shared_bytes"]
+    assert saved == 19968 * 96 * KIB * (8 - 1 - MOST_SPARE)
+    assert shared["max_agents"] > shared["max_agents_copied"] == apart["wanted"]["max_agents"]
+    on = ("--set", "prefix_cache.live_sharing=auto")
+    together = told(tmp_path, *words, "--shared", "20000", *on)
+    assert together["wanted"]["kv_bytes"] == shared["shared_bytes"]
+    assert together["wanted"]["max_agents"] == shared["max_agents"]
+    assert told(tmp_path, *words, "--shared", "1000", *on)["shared"] is None
+    text = run(tmp_path, *words, "--shared", "20000").stdout
+    assert "8 agents share 19,968 tokens" in " ".join(text.split())
+
+
 def test_c15_disk_of_an_agent_of_50k_tokens_counts_the_window_once(tmp_path: Path) -> None:
     found = told(tmp_path, "plan", "gemma4-26b-a4b", "--memory", "64GB")
     assert found["disk_bytes_50k"] == pytest.approx(50_000 * 20 * KIB + 200 * MIB, rel=0.001)
@@ -143,7 +165,10 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
 
 @pytest.mark.parametrize(
     "words",
-    [("--recommend", "--agents", "10", "--ctx", "32k"), ("--agents", "10", "--ctx", "8192")],
+    [
+        ("--recommend", "--agents", "10", "--ctx", "32k"),
+        *in_soak((("--agents", "10", "--ctx", "8192"),)),
+    ],
 )
 def test_a14_models_are_ranked_for_a_load(tmp_path: Path, words: tuple[str, ...]) -> None:
     found = told(tmp_path, "plan", *words, "--memory", "48GB")
@@ -275,3 +300,18 @@ def test_a_draft_model_is_planned_with_its_weights_and_contexts(model_of: ModelO
     assert both.draft == beside.geometry
     unknown = Preset(model=ModelSpec(id=target.id, draft="org/not-here"))
     assert of_preset(unknown).load(half_bytes=4) == plain
+
+
+def test_two_machines_hold_half_of_the_layers_each(tmp_path: Path) -> None:
+    words = ("plan", "qwen3-coder-30b-a3b", "--ctx", "32k", "--agents", "3")
+    alone = told(tmp_path, *words, "--memory", "24GB")
+    pair = told(tmp_path, *words, "--hosts", "2x24GB")
+    assert pair["spec"]["growth_bytes"] * 2 == alone["spec"]["growth_bytes"]
+    assert not alone["wanted"]["fits"] and pair["wanted"]["fits"]
+
+
+def test_machines_that_cannot_be_planned_are_refused(tmp_path: Path) -> None:
+    gemma = run(tmp_path, "plan", "gemma4-26b-a4b", "--hosts", "2x24GB")
+    assert gemma.returncode and "cannot divide" in gemma.stderr
+    for words in (("demo", "--hosts", "3"), ("demo", "--hosts", "1x24GB"), ("--hosts", "2x24GB")):
+        assert "--hosts" in run(tmp_path, "plan", *words).stderr

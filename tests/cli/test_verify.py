@@ -1,4 +1,4 @@
-"""`verify`: sound on the demo, and it finds faults; `tests.endurance` plants all of them."""
+"""`verify`: sound on the demo, and it finds each of ten planted faults."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +13,11 @@ from mlxstack.cli.doctor import CheckLevel, CheckResult
 from mlxstack.cli.main import app
 from mlxstack.cli.verify import EXACT, EngineProbe, GreedyResponse, VerifyReport, compare
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
-from tests.endurance.planted import FAULTS, demo_engine, faulty
+from tests.endurance.planted import FAULTS, SCENES, demo_engine, faulty, faulty_restart
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
-FEW = ("a wrong salt", "rows of a batch mixed up", "a hit off by one")
+LATER = "restart"
+"""The scene that takes another engine."""
 MARKS = (0.0, 1.0, 2.0)
 
 
@@ -26,13 +27,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProbe]:
         yield engine
 
 
-def test_planted_faults_are_found_and_leave_nothing_behind(found: EngineProbe) -> None:
-    for seed, fault in enumerate(FEW):
-        assert faulty(found, fault, (FAULTS[fault][1],), seed), fault
-    assert not faulty(found, None, ("batch", "tenant", "hits"), len(FEW))
+@pytest.mark.parametrize("fault", [name for name, (_, scene) in FAULTS.items() if scene != LATER])
+def test_a_planted_fault_is_found(fault: str, found: EngineProbe) -> None:
+    assert faulty(found, fault, (FAULTS[fault][1],), list(FAULTS).index(fault))
 
 
-def test_ten_faults_are_planted_by_the_long_runs() -> None:
+def test_nothing_is_found_without_a_fault(found: EngineProbe) -> None:
+    """After the faults: none is left behind."""
+    assert not faulty(found, None, SCENES, len(FAULTS))
+
+
+def test_a_planted_fault_of_a_restart_is_found(tmp_path: Path) -> None:
+    (fault,) = [name for name, (_, scene) in FAULTS.items() if scene == LATER]
+    assert not faulty_restart(tmp_path / "sound", None)
+    assert faulty_restart(tmp_path / "faulty", fault) == ["restart"]
+
+
+def test_ten_faults_are_planted() -> None:
     assert len(FAULTS) == 10
 
 

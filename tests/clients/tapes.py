@@ -45,7 +45,7 @@ class Tape(Struct, frozen=True):
 
 def tapes() -> Iterable[Tape]:
     """Those with words of ours, and the recorded ones, or one without requests in their place."""
-    yield from (_claude(), _claude_search(), _codex(), _opencode(), _aider())
+    yield from (_claude(), _claude_search(), _codex(), _opencode(), _aider(), _continue())
     files = sorted(Path(FOLDER).glob("*.json")) if FOLDER else []
     known = [file for file in files if file.stem.startswith(CLIENTS)]
     yield from map(_recorded, known)
@@ -175,6 +175,32 @@ def _aider() -> Tape:
         {**whole, "messages": [*head, *said, *settled, *files, ask]},
     ]
     return Tape("aider", _sent("/v1/chat/completions", {}, *bodies))
+
+
+def _continue() -> Tape:
+    """A tool loop of its CLI, and the next question; it sends the same to `provider: ollama`."""
+    asked = {"role": "user", "content": "run the marker command"}
+    arguments = '{"command":"echo OK"}'
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "Bash", "arguments": arguments},
+    }
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    shown = {"role": "tool", "content": "CAPTURED_OK\n", "tool_call_id": "call_1"}
+    done = [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "and now?"}]
+    whole: dict[str, Any] = {
+        "model": "local-model",
+        "stream": True,
+        "tools": [_function(name, at) for at, name in enumerate(("Read", "Bash", "Edit"))],
+        "max_tokens": 64,
+        "stream_options": {"include_usage": True},
+    }
+    first = [{"role": "system", "content": prompt_of(500, 10)}, asked]
+    second = [*first, called, shown]
+    bodies = [{**whole, "messages": one} for one in (first, second, [*second, *done])]
+    headers = {"user-agent": "ls/JS 5.23.2", "x-stainless-lang": "js"}
+    return Tape("continue-tool-loop", _sent("/v1/chat/completions", headers, *bodies))
 
 
 def _function(name: str, seed: int) -> dict[str, Any]:

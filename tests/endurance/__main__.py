@@ -39,7 +39,8 @@ def main(minutes: float) -> None:
     found = front(root / "front", 2 * minutes * MINUTE_S, n_agents=12, kill_every_s=40, seed=1)
     print("gateway", found, flush=True)
     check(found)
-    print(siege(root / "siege", Force()), flush=True)
+    for outcome in siege(root / "siege", Force(), n_times=3):
+        print(outcome, flush=True)
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
     print(revivals(MODEL_DIR, root / "revivals", n_blows=10, seed=1), flush=True)
     print(roundabout(root / "round", n_requests=396, swap_every=20, seed=1), flush=True)

@@ -19,6 +19,7 @@ from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_TOKENS = 10
 HEADS = (0, 64, 128, 200)
+LEAST_COMPARED = 20
 
 Tokens = tuple[int, ...]
 
@@ -34,12 +35,15 @@ class Outcome(Struct, frozen=True):
     bytes_after: int
 
 
-def crowd(model: Path, home: Path, seconds: float, seed: int) -> Outcome:
-    """Run for `seconds`; raises AssertionError at the first wrong token."""
+def crowd(model: Path, home: Path, seconds: float, seed: int, n_tails: int = 24) -> Outcome:
+    """Run for `seconds`, or until somebody saved; raises AssertionError at the first wrong token.
+
+    The prompts are `n_tails` after each head.
+    """
     random = Random(seed)
     pool = [
         prompt(h, seed=1) + prompt(random.randrange(2, 160), seed=n)
-        for n in range(24)
+        for n in range(n_tails)
         for h in HEADS
     ]
     with running(preset_of(model, slots=SlotSpec(count=4, n_ctx=512)), home) as driver:
@@ -47,7 +51,7 @@ def crowd(model: Path, home: Path, seconds: float, seed: int) -> Outcome:
         _empty(driver)
         before = mx.get_active_memory()
         play, end = Play(driver, random, alone), time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or play.n_saved == 0 or play.n_compared <= LEAST_COMPARED:
             play.go_on()
         play.wait_for_all()
         check_index(driver.engine._turns.slot_kv.memory.index)

@@ -23,6 +23,12 @@ from tests.endurance.tally import Counted, read_counters
 HUGE = 100_000_000
 CHUNK = b"x" * 65536
 WAIT_S = 240.0
+REST_S = 60.0
+"""Seconds after a siege until its memory has to be back."""
+MOST_KEPT = 1.15
+"""Memory kept at rest, against before the first siege."""
+MOST_GROWN = 1.03
+"""Memory kept at rest, against after the first siege."""
 FAIR = 4.0
 """Who is let into a full queue waits for as long as everybody else; at most so many medians."""
 BODY = {"messages": [{"role": "user", "content": "the pear and the boat"}], "temperature": 0}
@@ -30,7 +36,7 @@ BODY = {"messages": [{"role": "user", "content": "the pear and the boat"}], "tem
 
 
 class Force(Struct, frozen=True):
-    """How many of each kind come; all but the tiny ones at once."""
+    """How many of each kind come; all but the tiny ones at once. Memory is weighed at rest."""
 
     n_clients: int = 200
     n_slow: int = 20
@@ -38,11 +44,13 @@ class Force(Struct, frozen=True):
     n_vanishing: int = 40
     n_huge: int = 6
     n_feeds: int = 500
-    n_tiny: int = 100_000
+    n_tiny: int = 350_000
+    rest_s: float = REST_S
 
 
 class Outcome(Struct, frozen=True):
-    """`n_refused` were told to come again, and did. Bytes are resident memory of the service.
+    """`n_refused` were told to come again, and did. Bytes are resident memory of the service,
+    `bytes_after` at rest.
 
     `wait_*` are from a request that was taken to its answer, while all came at once.
     """
@@ -60,14 +68,19 @@ class Outcome(Struct, frozen=True):
     bytes_after: int
 
 
-def siege(root: Path, force: Force) -> Outcome:
-    """Raises AssertionError when something is not as before."""
+def siege(root: Path, force: Force, n_times: int = 1) -> list[Outcome]:
+    """Lay several sieges to one service. Raises AssertionError when something is not as before."""
     house = House(root)
     house.start()
     try:
-        return asyncio.run(_Siege(house, force).run())
+        outcomes = [asyncio.run(_Siege(house, force).run()) for _ in range(n_times)]
     finally:
         house.end(signal.SIGTERM)
+    before, first = outcomes[0].bytes_before, outcomes[0].bytes_after
+    for outcome in outcomes:
+        assert outcome.bytes_after <= MOST_KEPT * before, outcomes
+        assert outcome.bytes_after <= MOST_GROWN * first, outcomes
+    return outcomes
 
 
 class _Siege:
@@ -101,7 +114,7 @@ class _Siege:
         assert await self._answer() == expected, "the answer is another one after the siege"
         await self._client.aclose()
         await self._descriptors(n_open)
-        after = self._weigh()
+        after = await self._rested(before)
         return Outcome(
             n_served=served,
             n_refused=self._n_refused,
@@ -229,6 +242,15 @@ class _Siege:
 
     def _weigh(self) -> int:
         return int(self._process.memory_info().rss)
+
+    async def _rested(self, before: int) -> int:
+        """Bytes at rest; after `rest_s`, as soon as they are few enough."""
+        begun = time.monotonic()
+        while (rested_s := time.monotonic() - begun) < REST_S:
+            if rested_s >= self._force.rest_s and self._weigh() <= MOST_KEPT * before:
+                break
+            await asyncio.sleep(0.1)
+        return self._weigh()
 
     async def _calm(self) -> None:
         """Nothing is under way, and all who came have ended."""

@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 def test_a_crowd_gets_what_everybody_gets_alone(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
-    outcome = crowd(model_of(kind), tmp_path, seconds=6, seed=1)
+    outcome = crowd(model_of(kind), tmp_path, seconds=3, seed=1, n_tails=6)
     assert outcome.n_compared > 10
     assert outcome.n_saved > 0
     assert outcome.bytes_after <= outcome.bytes_before + 4096
@@ -98,10 +98,15 @@ def test_g12_a_real_disk_fills_up_and_turns_read_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
-def test_g3_g5_twelve_agents_two_models_a_restart_and_a_kill(tmp_path: Path) -> None:
-    outcome = roundabout(tmp_path, n_requests=54, swap_every=20, seed=1)
+@pytest.mark.parametrize(
+    ("n_requests", "swap_every", "n_returns"), [(27, 12, 5), *in_soak((54, 20, 20))]
+)
+def test_g3_g5_twelve_agents_two_models_a_restart_and_a_kill(
+    tmp_path: Path, n_requests: int, swap_every: int, n_returns: int
+) -> None:
+    outcome = roundabout(tmp_path, n_requests, swap_every, seed=1)
     assert (outcome.n_swaps, outcome.n_starts) == (2, 3)
-    assert outcome.n_returns > 20
+    assert outcome.n_returns > n_returns
 
 
 @pytest.mark.net

@@ -8,13 +8,13 @@ from tests.endurance.siege import Force, siege
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.net]
 
-SMALL = Force(n_clients=60, n_slow=4, n_silent=4, n_vanishing=10, n_huge=2, n_feeds=40, n_tiny=400)
+SMALL = Force(60, n_slow=4, n_silent=4, n_vanishing=10, n_huge=2, n_feeds=40, n_tiny=400, rest_s=0)
 MOST_GROWTH = 120_000_000
 """Bytes of memory that a small siege may cost; a body of 100 MB that was kept would be more."""
 
 
 def test_e18_more_clients_than_slots_silent_ones_and_huge_bodies(tmp_path: Path) -> None:
-    outcome = siege(tmp_path, SMALL)
+    (outcome,) = siege(tmp_path, SMALL)
     assert outcome.n_served == SMALL.n_clients
     assert outcome.n_slow_served == SMALL.n_slow
     assert outcome.n_too_large == SMALL.n_huge

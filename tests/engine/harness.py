@@ -22,6 +22,7 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
+from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.policy.draft_governor import UNMEASURED, WidthCosts
 from mlxstack.service.agents.store import AgentStore
@@ -144,7 +145,11 @@ def preset_of(model: Path, **more: Any) -> Preset:
 
 @contextmanager
 def running(
-    preset: Preset, home: Path, memory_bytes: int | None = None, disk: Disk | None = None
+    preset: Preset,
+    home: Path,
+    memory_bytes: int | None = None,
+    disk: Disk | None = None,
+    ranks: RankGroup | None = None,
 ) -> Iterator[Driver]:
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
@@ -154,7 +159,7 @@ def running(
     vault = QuotaKVStore(DiskKVStore(home / "kv", disk), agents, preset.prefix_cache.disk)
     library = AgentStore(agents)
     library.model = "tiny"
-    engine = EngineCore(preset, vault, shelf, listener.deliver, memory_bytes, library)
+    engine = EngineCore(preset, vault, shelf, listener.deliver, memory_bytes, library, ranks=ranks)
     engine.start().result(timeout=WAIT_S)
     contexts = engine._turns.slots
     try:

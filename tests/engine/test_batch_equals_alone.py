@@ -20,7 +20,7 @@ from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.repetition import in_soak
 
-KINDS = ["tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", *in_soak("demo", "tiny")]
+KINDS = ["tiny-swa", "tiny-hybrid", *in_soak("demo", "tiny", "tiny-sinks", "tiny-mla")]
 PROMPTS = [prompt(n, seed=n) for n in (2, 5, 17, 33, 90, 128, 150, 300)]
 
 

@@ -8,6 +8,7 @@ import pytest
 from mlxstack.core.engine_events import KVSource
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -19,7 +20,7 @@ N_ANSWER = 12
 BLOCK = 128
 
 
-@pytest.fixture(params=["tiny", "tiny-swa"])
+@pytest.fixture(params=["tiny-swa", *in_soak("tiny")])
 def driver(request: pytest.FixtureRequest, model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
     with running(preset_of(model_of(request.param)), tmp_path) as driver:
         yield driver

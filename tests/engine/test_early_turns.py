@@ -24,8 +24,9 @@ from mlxstack.policy.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.engine.test_every_kind import PRECISIONS
+from tests.repetition import in_soak
 
-KINDS = ["tiny", "tiny-swa", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
+KINDS = ["tiny-hybrid", "tiny-later", *in_soak("tiny", "tiny-swa", "tiny-mla", "tiny-8bit")]
 N_HEAD = 128
 HEAD = prompt(N_HEAD, seed=1)
 ASKED = HEAD + prompt(200, seed=2)

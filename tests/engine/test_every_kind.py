@@ -16,7 +16,8 @@ from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import build
 from tests.repetition import in_soak
 
-KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
+KINDS = ["tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-later"]
+MORE_KINDS = in_soak("tiny", "tiny-mla", "tiny-8bit")
 PRECISIONS = {
     "tiny-8bit": KVSpec(bits=8, group_size=32),
     "tiny-later": KVSpec(bits=4, group_size=32, quantized_start=100),
@@ -29,7 +30,7 @@ TWO = SlotSpec(count=2, n_ctx=1024)
 NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, *MORE_KINDS])
 def preset(request: pytest.FixtureRequest, model_of: ModelOf) -> Preset:
     kv = PRECISIONS.get(request.param)
     return preset_of(model_of("tiny" if kv else request.param), kv=kv or KVSpec(), slots=TWO)
@@ -83,7 +84,7 @@ def test_c4_c6_a_slot_restored_elsewhere_after_a_restart_loses_no_token(
         assert driver.tokens(ask) == driver.cold(history + NEXT, slot=1)
 
 
-@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
+@pytest.mark.parametrize("kind", ["tiny-swa", *in_soak("tiny", "tiny-hybrid")])
 def test_d7_what_is_decoding_is_not_evicted(model_of: ModelOf, tmp_path: Path, kind: str) -> None:
     preset = preset_of(model_of(kind), slots=TWO, prefix_cache=NO_DISK)
     with running(preset, tmp_path / "alone") as driver:

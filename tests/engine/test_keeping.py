@@ -18,7 +18,7 @@ from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.policy import block_hash, prefix_index, shared_prefixes
 from tests.conftest import ModelOf
-from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 
 ONE_SLOT = SlotSpec(count=1, n_ctx=1024)
 NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
@@ -114,8 +114,10 @@ def test_the_memory_checks_itself_when_nothing_is_to_be_done(
     assert not caplog.records
     one.engine._turns.slot_kv.memory.index.memory_bytes += 1
     answer = one.answer(HEAD, 4)
-    time.sleep(0.5)
-    assert "the bytes in memory do not add up" in caplog.text
+    end = time.monotonic() + WAIT_S
+    while "the bytes in memory do not add up" not in caplog.text:
+        assert time.monotonic() < end
+        time.sleep(0.02)
     assert one.answer(HEAD, 4) == answer
 
 

@@ -30,7 +30,7 @@ from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import VOCAB
 from tests.repetition import in_soak
 
-KINDS = ["tiny-swa", "tiny-hybrid", "tiny-later", *in_soak("tiny", "tiny-mla", "tiny-8bit")]
+KINDS = ["tiny-swa", "tiny-hybrid", *in_soak("tiny", "tiny-later", "tiny-mla", "tiny-8bit")]
 PRECISIONS = {
     "tiny-8bit": KVSpec(bits=8, group_size=32),
     "tiny-later": KVSpec(bits=4, group_size=32, quantized_start=100),
@@ -274,7 +274,7 @@ def test_g11_turns_write_only_what_is_new(model_of: ModelOf, tmp_path: Path) -> 
         assert n_bytes <= 1.3 * per_token * (len(history) + 200) + 4096 * len(files)
 
 
-@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
+@pytest.mark.parametrize("kind", ["tiny-hybrid", *in_soak("tiny", "tiny-swa")])
 def test_z8_agents_outnumber_slots(model_of: ModelOf, tmp_path: Path, kind: str) -> None:
     preset = preset_of(model_of(kind), slots=SlotSpec(count=3, n_ctx=2048))
     with running(preset, tmp_path) as driver:

@@ -17,9 +17,10 @@ from hypothesis.stateful import (
 )
 
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
-from mlxstack.core.engine_events import FinishReason
+from mlxstack.core.engine_events import FinishReason, TokenSampled
 from mlxstack.core.errors import NotFound
-from mlxstack.core.preset import PrefixCacheSpec, SlotSpec
+from mlxstack.core.preset import KVSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.core.request import SamplingParams
 from mlxstack.engine.kv import segments
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.live_sharing import LiveSharing
@@ -35,6 +36,13 @@ BUDGET = 5 << 20
 SLACK = 16 << 10
 """Bytes of arrays that are no KV; a block of the tiny models has twice as many."""
 
+NEAR_TIE = 0.05
+"""Difference of log probabilities within which 8-bit KV may choose the other token.
+
+Rounding depends on how many tokens are computed together. Where it moves a number to the next of
+256 levels, logits were measured to change by up to 0.002 of the largest, not by 0.000004.
+"""
+
 HEAD = prompt(100, seed=1)
 LONGER = HEAD + prompt(120, seed=2)
 HEADS = (HEAD, LONGER, HEAD[:50] + prompt(70, seed=3))
@@ -47,22 +55,33 @@ SEEDS = st.integers(0, 3)
 class Pair:
     """The engine that shares, and another one whose answers are cold and alone.
 
-    At most `most_shared` slots held one copy of a prefix.
+    At most `most_shared` slots held one copy of a prefix. `tie` is the difference of log
+    probabilities within which another token may be chosen.
     """
 
-    def __init__(self, sharing: Driver, alone: Driver) -> None:
+    def __init__(self, sharing: Driver, alone: Driver, tie: float = 0.0) -> None:
         self.sharing = sharing
         self._alone = alone
-        self._answers: dict[tuple[int, ...], list[int]] = {}
+        self._tie = tie
+        self._answers: dict[tuple[int, ...], list[TokenSampled]] = {}
         self.most_shared = 0
 
-    def cold(self, tokens: tuple[int, ...], n: int) -> list[int]:
-        """The first `n` tokens of the answer, at most twelve."""
+    def check(self, tokens: tuple[int, ...], got: list[int]) -> None:
+        """Assert that these are the first tokens of the answer, at most twelve."""
         if tokens not in self._answers:
-            self._answers[tokens] = self._alone.cold(tokens, 12)
+            sampling = SamplingParams(top_logprobs=2)
+            ask = self._alone.submit(tokens, 12, use_cache=False, sampling=sampling)
+            self._alone.finish(ask)
+            self._answers[tokens] = self._alone.events(ask, TokenSampled)
             # All arrays of this process are counted.
             self._alone.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
-        return self._answers[tokens][:n]
+        known = self._answers[tokens]
+        assert len(got) <= len(known)
+        for token, cold in zip(got, known, strict=False):
+            if token != cold.token:
+                (_, first), (second, other) = cold.top
+                assert token == second and first - other < self._tie, (got, cold)
+                return
 
 
 class Groups(RuleBasedStateMachine):
@@ -111,7 +130,7 @@ class Groups(RuleBasedStateMachine):
         end = self.driver.finish(ask)
         assert end.reason in (FinishReason.CANCELLED, FinishReason.LENGTH)
         got = self.driver.tokens(ask)
-        assert got == self.pair.cold(tokens, n)[: len(got)]
+        self.pair.check(tokens, got)
         self.histories[agent] = tokens + tuple(got)
 
     @precondition(lambda self: self.open)
@@ -175,7 +194,8 @@ class Groups(RuleBasedStateMachine):
         ask, tokens, n = self.open.pop(agent)
         self.driver.finish(ask)
         answer = self.driver.tokens(ask)
-        assert answer == self.pair.cold(tokens, n)
+        assert len(answer) == n
+        self.pair.check(tokens, answer)
         self.histories[agent] = tokens + tuple(answer)
         view = self.driver.engine.cache.stats(1).result(timeout=60)
         assert view.memory_bytes <= BUDGET
@@ -194,7 +214,10 @@ class Groups(RuleBasedStateMachine):
         return self.driver.engine._do(measure).result(timeout=60)
 
 
-@pytest.fixture(params=["tiny", *in_soak("tiny-swa", "tiny-sinks", "tiny-hybrid")])
+KINDS = ["tiny-8bit", "tiny-mla", "tiny-swa", "tiny-sinks", "tiny-hybrid"]
+
+
+@pytest.fixture(params=["tiny", *in_soak(*KINDS)])
 def pair(
     request: pytest.FixtureRequest,
     model_of: ModelOf,
@@ -202,12 +225,14 @@ def pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Pair]:
     monkeypatch.setattr(segments, "CUT", 4 * BLOCK)
-    model = model_of(request.param)
+    is_quantized = request.param == "tiny-8bit"
+    model = model_of(request.param.removesuffix("-8bit"))
+    kv = KVSpec(bits=8, group_size=32) if is_quantized else KVSpec()
     cache = PrefixCacheSpec(block_size=BLOCK, memory_budget_pct=50)
     slots = SlotSpec(N_SLOTS, N_CTX)
-    shared = preset_of(model, slots=slots, prefix_cache=cache)
+    shared = preset_of(model, kv=kv, slots=slots, prefix_cache=cache)
     no_cache = PrefixCacheSpec(enabled=False)
-    alone = preset_of(model, slots=SlotSpec(1, N_CTX), prefix_cache=no_cache)
+    alone = preset_of(model, kv=kv, slots=SlotSpec(1, N_CTX), prefix_cache=no_cache)
     with (
         running(alone, tmp_path / "alone") as other,
         running(shared, tmp_path / "shared", memory_bytes=2 * BUDGET) as driver,
@@ -215,7 +240,7 @@ def pair(
         driver.engine._turns.slot_kv.sharing = LiveSharing(BLOCK, 2 * BLOCK)
         # MLX may reuse a larger freed buffer, and counts all of it.
         before = mx.set_cache_limit(0)
-        yield Pair(driver, other)
+        yield Pair(driver, other, NEAR_TIE if is_quantized else 0.0)
         mx.set_cache_limit(before)
 
 

@@ -17,7 +17,7 @@ NEXT = prompt(110, seed=2)
 OTHER = prompt(300, seed=3)
 
 
-@pytest.fixture(params=["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
+@pytest.fixture(params=["tiny-hybrid", *in_soak("tiny", "tiny-swa")])
 def preset(request: pytest.FixtureRequest, model_of: ModelOf) -> Preset:
     """One slot, so that every second conversation has to be parked."""
     kv = KVSpec(bits=8, group_size=32, quantized_start=TURN)

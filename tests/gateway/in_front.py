@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import uvloop
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -76,7 +77,7 @@ def _running(spec: GatewaySpec, listener: object) -> Iterator[Members]:
         residing.cancel()
         await asyncio.gather(residing, return_exceptions=True)
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread = threading.Thread(target=lambda: uvloop.run(main()))
     thread.start()
     assert started.wait(30)
     try:

@@ -81,6 +81,14 @@ def test_the_turns_of_an_agent_are_those_of_a_cold_conversation(
     answers.append(said(http, WORDS[3]))
     kill(site, http, "demo")
     answers.append(said(http, WORDS[4]))
+    supervisor, worker = site.state("demo").supervisor, site.state("demo").worker
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    http.post("/v1/chat/completions", json=other).raise_for_status()
+    # Its worker ended before it could unload; the next one is asked, and the process goes on.
+    assert site.models()["demo"]["status"] == {"value": "unloaded"}
+    assert site.state("demo").supervisor == supervisor and site.state("demo").worker != worker
+    answers.append(said(http, WORDS[5]))
     assert all(n_cached > 40 for _, n_cached in answers[1:])
     talk = [RULES]
     for text, (answer, _) in zip(WORDS, answers, strict=False):

@@ -14,7 +14,7 @@ import pytest
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.registry import DIALECTS
 from mlxstack.api.registry import dialect_of as routed_dialect_of
-from tests.gateway.site import Site, own_processes
+from tests.gateway.site import Site, own_processes, until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -173,6 +173,46 @@ def test_an_agent_follows_its_model(http: httpx.Client) -> None:
     assert int(again.headers["x-mlx-stack-cache-prefix-tokens"]) > 0
     history = http.get("/v1/agents/carol/history").json()["messages"]
     assert [one["role"] for one in history] == ["user", "assistant"] * 2
+
+
+def test_the_agents_of_all_members_are_listed(site: Site, http: httpx.Client) -> None:
+    append = {"append": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+    for agent, model in (("dora", "demo"), ("emil", "tiny"), ("both", "demo"), ("both", "tiny")):
+        body = {**append, "model": model}
+        http.post(f"/v1/agents/{agent}/generate", json=body).raise_for_status()
+    gone = {"model": "tiny", "keep_alive": 0}
+    http.post("/api/generate", json=gone).raise_for_status()
+    until(lambda: site.models()["tiny"]["status"] == {"value": "unloaded"}, "it stays")
+    found = {one["id"]: one for one in http.get("/v1/agents").json()["data"]}
+    assert {name: found[name]["member"] for name in ("dora", "emil", "both")} == {
+        "dora": "demo", "emil": "second", "both": "second",
+    }  # fmt: skip
+    assert found["emil"]["n_requests"] == 1 and found["emil"]["bytes"]["disk"] > 0
+    assert site.models()["tiny"]["status"] == {"value": "unloaded"}, "the list woke it"
+    assert [one["id"] for one in http.get("/v1/agents", headers=BOB).json()["data"]] in (
+        [],
+        ["bob"],
+    )
+    made = http.post("/v1/agents", json={"id": "fred"}).raise_for_status().json()
+    assert made["id"] == "fred" and "fred" in http.get("/v1/agents").text
+
+
+def test_the_embedding_member_embeds_for_both_clients(site: Site) -> None:
+    texts = ["hello", "another text"]
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="sesame", max_retries=0) as sdk:
+        vectors = [
+            one.embedding for one in sdk.embeddings.create(model="demo-embedding", input=texts).data
+        ]
+    key = {"authorization": "Bearer sesame"}
+    with ollama.Client(site.url, headers=key) as client:
+        found = client.embed("demo-embedding:latest", texts)
+        single = client.embeddings("vectors", texts[0])
+        with pytest.raises(ollama.ResponseError, match="embedding"):
+            client.embed("demo", texts)
+    assert found.model == "demo-embedding:latest" and found.prompt_eval_count
+    for one, other in zip(found.embeddings, vectors, strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+    assert len(single.embedding) == len(vectors[0]) and vectors[0] != vectors[1]
 
 
 def test_the_members_of_a_gateway_are_fixed(http: httpx.Client) -> None:

@@ -3,17 +3,21 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import ollama
 import pytest
+from msgspec.structs import replace
 
 from mlxstack.api import swap_middleware
 from mlxstack.core.preset import ServerSpec
+from mlxstack.gateway import members
+from mlxstack.gateway.members import MemberPhase
 from mlxstack.service import idle_unload
 from mlxstack.service.service import ServiceHealth
-from tests.api.running import Running, tiny_preset
-from tests.gateway.in_front import running_behind
+from tests.api.running import Running, running, tiny_preset
+from tests.gateway.in_front import behind, in_front
 from tests.gateway.site import until
 from tests.gateway.test_loading import SAID, STREAMS
 
@@ -25,16 +29,25 @@ READS = (
     "/api/v0/models/tiny",
 )  # fmt: skip
 IDLE_S = 0.3
+SERVER = ServerSpec(port=0, idle_unload_s=IDLE_S)
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("idle")
-    preset = tiny_preset(folder / "model", server=ServerSpec(port=0, idle_unload_s=IDLE_S))
+    preset = tiny_preset(folder / "model", server=behind(SERVER))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(idle_unload, "LOOK_S", 0.02)
-        with running_behind("gateway", preset, folder) as found:
+        patch.setattr(members, "WATCH_S", 0.05)
+        with running(preset, folder / "home") as found:
             yield found
+
+
+@pytest.fixture(scope="module")
+def here(member: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("front")
+    with in_front(SERVER, member.url, "tiny", folder, is_loaded=False) as front:
+        yield replace(member, url=front.url)
 
 
 @pytest.fixture
@@ -75,6 +88,34 @@ def test_status_calls_neither_wake_nor_keep_it(here: Running, http: httpx.Client
         read_all(http)
         n_calls += len(READS)
     assert n_calls / (time.monotonic() - began) > 5 and is_unloaded(here)
+
+
+def test_a_member_that_unloads_itself_frees_its_reservation(
+    here: Running, http: httpx.Client
+) -> None:
+    body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
+    http.post("/v1/chat/completions", json=body).raise_for_status()
+    assert http.get("/health").json()["members"] == {"tiny": "loaded"}
+    until(lambda: http.get("/health").json()["members"] == {"tiny": "unloaded"}, "it stays", 20)
+    assert is_unloaded(here) and http.get("/props").json()["is_sleeping"]
+
+
+def test_another_gateway_finds_it_unloaded_and_leaves_it_so(
+    here: Running, member: Running, tmp_path: Path
+) -> None:
+    until(lambda: is_unloaded(here), "it stays", 20)
+    with (
+        in_front(SERVER, member.url, "tiny", tmp_path, is_loaded=False) as front,
+        httpx.Client(base_url=front.url, timeout=60) as http,
+    ):
+        until(lambda: front.member.is_running, "it is not found", 20)
+        assert front.member.phase is MemberPhase.UNLOADED
+        assert http.get("/health").json()["members"] == {"tiny": "unloaded"}
+        assert http.get("/props").json()["is_sleeping"] and state(http) == "unloaded"
+        assert is_unloaded(here) and front.member.n_loads == 0
+        body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
+        http.post("/v1/chat/completions", json=body).raise_for_status()
+        assert front.member.n_loads == 1 and not is_unloaded(here)
 
 
 @pytest.mark.parametrize("path", STREAMS)

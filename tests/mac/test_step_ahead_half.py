@@ -7,6 +7,12 @@ from tests.mac.step_ahead_run import run_ahead
 pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ENGINE = "tests/engine/test_"
+FEW_PATHS = (
+    f"{ENGINE}batch_equals_alone.py::test_e1_joining_one_by_one_equals_alone",
+    f"{ENGINE}batch_equals_alone.py::test_e2_one_forward_for_all_rows",
+    f"{ENGINE}batch_equals_alone.py::test_z4_seeds_penalties_and_bias_stay_in_the_batch",
+    f"{ENGINE}batch_equals_alone.py::test_z3_rows_of_different_kv_precision_in_one_batch",
+)
 PATHS = (
     f"{ENGINE}batch_equals_alone.py",
     f"{ENGINE}conversations_and_slots.py",
@@ -22,8 +28,8 @@ MORE_PATHS = (
 )
 
 
-def test_the_engine_tests_pass_a_step_ahead_in_half_precision() -> None:
-    assert run_ahead("bfloat16", PATHS) > 10
+def test_batches_pass_a_step_ahead_in_half_precision() -> None:
+    assert run_ahead("bfloat16", FEW_PATHS) >= len(FEW_PATHS)
 
 
 @pytest.mark.soak

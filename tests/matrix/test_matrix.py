@@ -14,16 +14,18 @@ from tests.matrix.examine import examine
 from tests.matrix.reasons import NO_METAL, REASONS
 from tests.repetition import in_soak
 
-SUBSET = (
-    "llama",
+SUBSET = ("llama", "gpt_oss", "qwen3_next", "deepseek_v3")
+MORE = (
+    "qwen2",
+    "qwen3",
     "qwen3_moe, 4-bit weights",
     "gemma3_text",
-    "gpt_oss",
-    "qwen3_next",
-    "deepseek_v3",
+    "gemma3n",
     "gemma4_text, shared KV",
+    "falcon_h1",
+    "lfm2",
+    "llama4",
 )
-MORE = ("qwen2", "qwen3", "gemma3n", "falcon_h1", "lfm2", "llama4")
 N_COLUMNS = len(table.COLUMNS)
 
 

@@ -97,7 +97,7 @@ SHARING = (
     ),
     Mutant(
         "the gateway checks the Host", "gateway/app.py",
-        "self._check_host(connection)", "pass",
+        "self._check_host(headers, peer)", "pass",
         "tests/gateway/test_gateway.py::test_foreign_hosts_and_pages_are_refused",
     ),
     Mutant(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.pages import api_page, capacity_page, command_page, preset_page
+from tests.pages import api_page, benchmark_charts, capacity_page, command_page, preset_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
@@ -17,6 +17,8 @@ def main() -> None:
     """Write all of them."""
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
+    for name, drawn in benchmark_charts.pictures().items():
+        (benchmark_charts.IMAGES / name).write_text(drawn, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,34 @@
 """L2: the pages that are drawn from the code are what the code says now."""
 
+import re
+
 import pytest
 
 from mlxstack.host.preset_schema import description, json_schema, keys_in
 from tests.pages.__main__ import DOCS, PAGES
+from tests.pages.benchmark_charts import IMAGES, charts, pictures
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_l2_a_drawn_page_is_up_to_date(name: str) -> None:
     drawn = PAGES[name]()
     assert (DOCS / name).read_text(encoding="utf-8") == drawn, "run `make docs`"
+
+
+def test_the_benchmarks_page_shows_three_charts_of_its_own_figures() -> None:
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    drawn = pictures()
+    assert re.findall(r"^!\[.+\]\(img/(\S+\.svg)\)$", page, re.MULTILINE) == list(drawn)
+    assert len(drawn) == 3
+    for name, picture in drawn.items():
+        assert (IMAGES / name).read_text(encoding="utf-8") == picture, "run `make docs`"
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    for bar in (bar for chart in charts(page) for bar in chart.bars):
+        name = bar.label.split()[-1] if "mlx" in bar.label else bar.label
+        number, _, unit = bar.shown.partition(" ")
+        figures = [f for row in rows if name in row for f in re.findall(r"[\d.]*\d", row)]
+        error = 0.0 if unit else 0.5
+        assert any(abs(float(figure) - float(number)) <= error for figure in figures), bar
 
 
 def test_every_key_of_a_preset_has_a_meaning() -> None:

@@ -124,6 +124,8 @@ class StandIn:
     def stalled_s(self) -> float:
         return self.silent_s
 
+    trouble = ""
+
     def is_alive(self) -> bool:
         return not self.is_dead
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError, Unreadable
 from mlxstack.core.ports import Manifest
-from mlxstack.store.agent_folder_name import folder_of, is_agent, name_of
-from mlxstack.store.agent_history import AgentFolders, History
+from mlxstack.store.agent_history import AgentFolders, History, folder_of, is_agent, name_of
 from mlxstack.store.manifest_file import from_json, to_json
 from tests.store.bad_disks import FullDisk
 from tests.store.blobs import MANIFESTS, manifest

@@ -22,6 +22,7 @@ from mlxstack.store.disk_io import Disk
 from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
+from tests.repetition import in_soak
 from tests.store.blobs import IDENTITY, manifest, small_blob
 from tests.store.power import (
     Medium,
@@ -154,7 +155,11 @@ SURVIVALS = [
 ]
 
 
-@pytest.mark.parametrize("survival", SURVIVALS, ids=lambda survival: survival.name)
+@pytest.mark.parametrize(
+    "survival",
+    [*SURVIVALS[:-2], *in_soak(*SURVIVALS[-2:])],
+    ids=lambda survival: survival.name,
+)
 def test_c11_power_lost_at_any_point(
     life: tuple[list[Op], list[Moment]], tmp_path: Path, survival: Survival
 ) -> None:

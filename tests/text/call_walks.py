@@ -18,7 +18,7 @@ from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
 from mlxstack.text.output_format import OutputFormat, named_opening
 from tests.text.formats import FORMATS, SKELETON, Format, made_tokenizer
 from tests.text.invented import INVENTED
-from tests.text.test_forced import parameters
+from tests.text.test_forced import parameters, tokens_in
 
 ALL = {**FORMATS, **INVENTED}
 REGISTERED = {one.format.name: one for one in FAMILIES}
@@ -72,7 +72,7 @@ class Walker:
         mask = state.mask()
         if mask is None:
             return None
-        return [at for at in range(len(self.tokenizer)) if mask[at // 8] >> at % 8 & 1]
+        return tokens_in(mask, len(self.tokenizer))
 
     def walk(self, state: GrammarState, random: Random) -> str:
         """Random tokens up to the end of the grammar."""

@@ -13,12 +13,11 @@ from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.text import checkpoint_positions
 from mlxstack.text import template_adaptation as settling
-from mlxstack.text.cached_tokenizer import CachedTokenizer
+from mlxstack.text.cached_tokenizer import CachedTokenizer, TokenBytes
 from mlxstack.text.checkpoint_positions import turn_ends
 from mlxstack.text.prompt import MAX_VARIABLES, PromptMaker
 from mlxstack.text.special_tokens import special_tokens_of
 from mlxstack.text.template_adaptation import TemplateCapabilities, adapt_to_template
-from mlxstack.text.token_bytes import TokenBytes
 
 
 class Counting:

@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from llguidance import LLMatcher
 
@@ -67,13 +68,19 @@ def parameters(random: Random, *, is_flat: bool) -> dict[str, Any]:
     }
 
 
+def tokens_in(mask: bytes, n_vocab: int) -> list[int]:
+    """The tokens of a vocabulary that a mask allows."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:n_vocab]
+    return list(map(int, np.flatnonzero(bits)))
+
+
 def written(tokenizer: Any, rules: LLMatcher, random: Random, *, stops_at_once: bool = True) -> str:
     """A random walk through the grammar, which ends where it may, or half of the time."""
     rules, tokens = rules.deep_copy(), []
-    eos = tokenizer.eos_token_ids
+    eos, n_vocab = tokenizer.eos_token_ids, len(tokenizer)
     while not rules.is_stopped() and len(tokens) < 1200:
         mask = rules.compute_bitmask()
-        allowed = [i for i in range(len(tokenizer)) if mask[i // 8] >> i % 8 & 1]
+        allowed = tokens_in(mask, n_vocab)
         assert allowed, tokenizer.decode(tokens)
         may_stop = bool(eos & set(allowed)) and (stops_at_once or random.random() < 0.5)
         others = [token for token in allowed if token not in eos]

@@ -8,6 +8,7 @@ from llguidance import LLMatcher
 from mlxstack.demo import MODEL_DIR
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, GrammarState
+from tests.text.test_forced import tokens_in
 
 pytestmark = pytest.mark.slow
 SCHEMA = """{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9},
@@ -18,7 +19,7 @@ SCHEMA = """{"type": "object", "properties": {"name": {"type": "string", "maxLen
 def allowed(mask: bytes | None, n_vocab: int) -> list[int]:
     if mask is None:
         return list(range(n_vocab))
-    return [i for i in range(n_vocab) if i // 8 < len(mask) and mask[i // 8] >> i % 8 & 1]
+    return tokens_in(mask, n_vocab)
 
 
 @pytest.mark.parametrize(

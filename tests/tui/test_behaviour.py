@@ -30,6 +30,8 @@ from tests.tui import scenes
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import offered, on_tape, settled
 
+pytestmark = pytest.mark.slow
+
 
 def attached(clerk: Clerk, tape: tuple[News, ...] | None = None) -> Dashboard:
     return Dashboard(RecordingFeed("127.0.0.1:7109", tape or scenes.busy()), clerk, ThemeChoice())

@@ -23,6 +23,8 @@ from tests.tui import scenes
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import offered, settled
 
+pytestmark = pytest.mark.slow
+
 CHARACTERS = {".": "full_stop", "-": "minus"}
 ERASED, DELETED = ("erase", 0, ""), ("/v1/agents/claude-main", 0, "")
 KEPT = ("save", 0, "eye.kv")
@@ -49,20 +51,22 @@ async def burst(pilot: Pilot[Any], *keys: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "asked"),
     [
-        (("E", "y"), [ERASED]),
         (("E", "y", "y"), [ERASED]),
         (("E", "enter", "y"), []),
-        (("S", "enter"), [("save", 0, "claude-main.kv")]),
-        (("S", "enter", "enter"), [("save", 0, "claude-main.kv")]),
         (("S", "enter", "escape"), [("save", 0, "claude-main.kv")]),
-        (("S", *"eye.kv", "enter"), [KEPT]),
         (("S", "ctrl+u", *"eye.kvv", "backspace", "enter"), [KEPT]),
         (("S", *"eye", "escape", "down", "E", "y"), [("erase", 1, "")]),
-        (("3", "D", "y"), [DELETED]),
-        (("3", "down", "D", "y"), [("/v1/agents/opencode-2", 0, "")]),
-        (("3", "enter", "D", "y"), [DELETED]),
         (("3", "enter", "escape", "down", "D", "y"), [("/v1/agents/opencode-2", 0, "")]),
         (("3", "o", "h", "h"), [("/v1/agents/claude-main", 1, "")]),
+        *in_soak(
+            (("E", "y"), [ERASED]),
+            (("S", "enter"), [("save", 0, "claude-main.kv")]),
+            (("S", "enter", "enter"), [("save", 0, "claude-main.kv")]),
+            (("S", *"eye.kv", "enter"), [KEPT]),
+            (("3", "D", "y"), [DELETED]),
+            (("3", "down", "D", "y"), [("/v1/agents/opencode-2", 0, "")]),
+            (("3", "enter", "D", "y"), [DELETED]),
+        ),
     ],
 )
 async def test_each_key_is_meant_for_what_the_one_before_it_brought(

@@ -17,6 +17,8 @@ from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
 from tests.tui.test_behaviour import on_screen, told
 
+pytestmark = pytest.mark.slow
+
 
 def seats(*slots: tuple[str | None, str | None]) -> StatusFrame:
     """A service with these (agent, request) in its slots."""

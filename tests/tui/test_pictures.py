@@ -8,6 +8,8 @@ from mlxstack.tui.recording import read_recording
 from tests.tui import scenes, shots
 from tests.tui.conftest import Shoot
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parent / "tapes" / "demo.jsonl"
 NARROW = (80, 24)
 WIDE = (120, 40)
@@ -21,6 +23,7 @@ def test_overview_disconnected_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.disconnected(), NARROW)
 
 
+@pytest.mark.soak
 def test_one_agent_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "3", "enter")
 
@@ -30,6 +33,7 @@ def test_one_agent_120x40(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), WIDE, "3", "enter")
 
 
+@pytest.mark.soak
 def test_one_agent_that_missed_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "3", "down", "enter")
 
@@ -52,6 +56,7 @@ def test_ask_priority_120x40(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), WIDE, "3", "o")
 
 
+@pytest.mark.soak
 def test_ask_delete_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "3", "D")
 
@@ -69,10 +74,12 @@ def test_silent_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.silent(), NARROW, "2")
 
 
+@pytest.mark.soak
 def test_recorded_overview_80x24(shoot: Shoot) -> None:
     assert shoot(read_recording(RECORDED)[:-4], NARROW)
 
 
+@pytest.mark.soak
 def test_recorded_cache_80x24(shoot: Shoot) -> None:
     assert shoot(read_recording(RECORDED)[:-4], NARROW, "2")
 
@@ -90,10 +97,12 @@ def test_working_overview_120x40(shoot: Shoot) -> None:
     assert shoot(shots.working(), WIDE)
 
 
+@pytest.mark.soak
 def test_working_overview_light_120x40(shoot: Shoot) -> None:
     assert shoot(shots.working(), WIDE, theme="mlx-stack-light")
 
 
+@pytest.mark.soak
 def test_working_cache_light_120x40(shoot: Shoot) -> None:
     assert shoot(shots.working(), WIDE, "2", theme="mlx-stack-light")
 
@@ -102,6 +111,7 @@ def test_working_cache_120x40(shoot: Shoot) -> None:
     assert shoot(shots.working(), WIDE, "2")
 
 
+@pytest.mark.soak
 def test_working_agents_120x40(shoot: Shoot) -> None:
     assert shoot(shots.working(), WIDE, "3")
 
@@ -110,5 +120,6 @@ def test_working_agent_120x40(shoot: Shoot) -> None:
     assert shoot(shots.working(), WIDE, "3", "enter")
 
 
+@pytest.mark.soak
 def test_working_requests_120x40(shoot: Shoot) -> None:
     assert shoot(shots.working(), WIDE, "4")

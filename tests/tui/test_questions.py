@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 from textual.pilot import Pilot
 
@@ -16,6 +17,8 @@ from mlxstack.tui.theme import ThemeChoice
 from tests.tui import scenes, shots
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
+
+pytestmark = pytest.mark.slow
 
 GIB = 2**30
 QUESTIONS = (

@@ -17,6 +17,8 @@ from tests.tui import scenes
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
 
+pytestmark = pytest.mark.slow
+
 SIZES = ((80, 24), (120, 40), (200, 50))
 STATES = (scenes.empty, scenes.busy, scenes.overloaded, scenes.disconnected, scenes.loading)
 
@@ -27,10 +29,11 @@ async def test_screens(
 ) -> None:
     is_all = state is scenes.busy or request.config.getoption("--soak")
     sizes = SIZES if is_all else SIZES[1:2]
+    themes = (HOUSE.name, LIGHT.name) if is_all else (HOUSE.name,)
     app = Dashboard(RecordingFeed("127.0.0.1:7109", state()), Clerk(), ThemeChoice())
     async with app.run_test(size=SIZES[0]) as pilot:
         await settled(pilot)
-        for theme in (HOUSE.name, LIGHT.name):
+        for theme in themes:
             app.theme = theme
             for width, height in sizes:
                 await pilot.resize_terminal(width, height)

@@ -1,4 +1,4 @@
-"""`bench dev start`: how soon the command answers, against an interpreter that does nothing."""
+"""`bench dev start`: start time of the command, against bare Python."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ MOST = 10.0
 
 
 class StartPlan(Struct, frozen=True):
-    """Every contestant is started `rounds` times, in turn, so that all see the same weather."""
+    """Start benchmark: all contestants by turns, `rounds` times."""
 
     rounds: int = 15
 
@@ -63,7 +63,7 @@ def _seconds(words: Sequence[str], env: dict[str, str]) -> float:
 
 
 def _modules(words: Sequence[str], env: dict[str, str]) -> int:
-    """Count the modules it imports; the first line of the list is a heading."""
+    """Number of imported modules; the list's first line is a heading."""
     told = _run([sys.executable, "-X", "importtime", *words], env)
     return told.count(b"import time:") - 1
 

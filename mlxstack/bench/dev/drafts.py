@@ -10,11 +10,11 @@ from mlxstack.bench.statistics import lasting, ratio, spread, times
 TEXTS = ("copied", "schema", "prose", "adversarial")
 ALL_BUT_NOTHING = 0.98
 MOST_GAP = 1.05
-"""Tolerated share of longer gaps between tokens with drafts: the noise of a percentile."""
+"""Tolerated share of longer token gaps with drafts: percentile noise."""
 
 
 class DraftsPlan(Struct, frozen=True):
-    """Every text is written by every number of `rows` at once; three more decode for the gaps."""
+    """Draft benchmark: texts by number of `rows`, with decoding neighbors."""
 
     rows: tuple[int, ...] = (1, 4)
     n_prompt: int = 200
@@ -32,7 +32,7 @@ SMALL = DraftsPlan((1, 2), 60, 60, 1)
 
 
 def run(stage: Sandbox, plan: DraftsPlan) -> Results:
-    """All scenes; both engines live in one process, so that other load meets both."""
+    """Run all scenes, with both engines in one process."""
     stage.say("the whole engine, with drafts and without")
     trial = Drafts(plan.scenes, plan.n_prompt, plan.n_tokens, plan.passes)
     found = measure(stage, [trial])[0]
@@ -80,7 +80,7 @@ def _gap(found: BenchResult, scene: str) -> float:
 
 
 def _ratio(found: BenchResult, what: str) -> float:
-    """The median over the passes, each of which measures both sides one after the other."""
+    """Median ratio of the passes, each measuring both sides."""
     each = zip(found.of("off", what), found.of("on", what), strict=True)
     return spread([ratio(off, on) for off, on in each]).median
 

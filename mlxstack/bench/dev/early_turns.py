@@ -1,4 +1,4 @@
-"""`bench dev early`: the turn after a pause, begun early or not, and its cost for others."""
+"""`bench dev early`: turns after a pause, and their cost for others."""
 
 import asyncio
 import shutil
@@ -21,7 +21,7 @@ AUTO, OFF = "auto", "off"
 POLL_S = 0.05
 WAIT_S = 600.0
 ANSWER = {"grammar": "root ::= [0-9] [0-9] [0-9] [0-9]", "tool_choice": "none"}
-"""A complete answer of four tokens: one that is cut is not expected to be followed."""
+"""Complete answer of four tokens: a cut one begins no turn."""
 
 TEMPLATE = """\
 {%- set ns = namespace(last=-1) -%}
@@ -46,7 +46,7 @@ TEMPLATE = """\
 
 
 class EarlyPlan(Struct, frozen=True):
-    """Tokens of a tool loop of `n_calls` calls, each after reasoning; `n_loops` pauses at once."""
+    """Tool loops of `n_calls` calls with reasoning, and `n_loops` pauses."""
 
     n_head: int = 300
     n_calls: int = 4
@@ -54,10 +54,10 @@ class EarlyPlan(Struct, frozen=True):
     n_result: int = 250
     n_new: int = 40
     n_prompt: int = 200
-    n_endless: int = 4000
+    n_endless: int = 6000
     n_loops: int = 2
     n_newcomers: int = 5
-    decode_s: float = 8.0
+    decode_s: float = 20.0
     passes: int = 3
 
     @property
@@ -95,7 +95,8 @@ async def run(stage: Sandbox, plan: EarlyPlan) -> Results:
                 stage.say(f"next turns begun early: {name}, pass {i + 1}")
                 one, caller = found.setdefault(name, {}), callers[name]
                 paused = await _pause(caller, plan, yard, i, is_early=name == AUTO)
-                for what, values in (paused | await _others(caller, plan, yard, i)).items():
+                beside = await _others(caller, plan, yard, i, is_early=name == AUTO)
+                for what, values in (paused | beside).items():
                     one[what] = (*one.get(what, ()), *values)
     return _results(found)
 
@@ -127,7 +128,7 @@ def _asked(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Bod
 async def _pause(
     caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
 ) -> Found:
-    """The user's next turn after a tool loop and a pause, with reasoning and without any."""
+    """Next user turn after a tool loop and pause."""
     found: Found = {}
     for what, n_thought in (("reasoning", plan.n_thought), ("no reasoning", 0)):
         seed = f"{number} {what}"
@@ -145,16 +146,20 @@ async def _pause(
     return found
 
 
-async def _others(caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int) -> Found:
-    """Decoding agents, and a newcomer among them, while the next turns of others are begun."""
+async def _others(
+    caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
+) -> Found:
+    """Decoding agents and newcomers, beside early turns of other agents."""
     enough = asyncio.Event()
     bodies = [question(plan.n_prompt, yard, f"decoder {number} {i}") for i in range(DECODERS)]
     tasks = [asyncio.create_task(caller.request(one, plan.n_endless, enough)) for one in bodies]
     loops = [_loop(plan, yard, f"beside {number} {i}", plan.n_thought) for i in range(plan.n_loops)]
-    await asyncio.gather(*(caller.request(body, 16) for body in loops))
+    answers = await asyncio.gather(*(caller.request(body, 16) for body in loops))
     await asyncio.sleep(CALM_S)
     began, n_before = caller.clock(), await _n_begun(caller)
     await asyncio.sleep(plan.decode_s)
+    if is_early:
+        await _until_begun(caller, n_before, is_whole=False)
     ended, n_after = caller.clock(), await _n_begun(caller)
     newcomers = [
         await caller.request(question(plan.n_prompt, yard, f"newcomer {number} {i}"), 4)
@@ -162,9 +167,12 @@ async def _others(caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int)
     ]
     enough.set()
     gaps = [gap for one in await asyncio.gather(*tasks) for gap in one.gaps_within(began, ended)]
-    await _until_begun(caller, -1)
     if not gaps:
         raise Broken("the decoders had ended before the next turns were begun; let them go on")
+    await _until_begun(caller, -1)
+    for body, answer in zip(loops, answers, strict=True):
+        # An agent that never comes back would teach the service to begin no turn early.
+        await caller.request(_asked(body, answer.text, plan.n_new, yard, f"back {number}"), 16)
     return {
         "gaps": tuple(gaps),
         "newcomer": tuple(one.ttft_s for one in newcomers),
@@ -172,13 +180,14 @@ async def _others(caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int)
     }
 
 
-async def _until_begun(caller: Caller, n_before: float) -> None:
-    """Wait for more tokens begun early, and the end of the turn. Raises Broken without any."""
+async def _until_begun(caller: Caller, n_before: float, *, is_whole: bool = True) -> None:
+    """Wait for more tokens begun early, and for all of them. Raises Broken without any."""
     deadline = caller.clock() + WAIT_S
     while caller.clock() < deadline:
         slots = await caller.get("/slots")
         n_left = sum(slot["n_early_left"] for slot in slots)
-        if not n_left and sum(slot["n_early"] for slot in slots) > n_before:
+        has_more = sum(slot["n_early"] for slot in slots) > n_before
+        if has_more and not (is_whole and n_left):
             return
         await asyncio.sleep(POLL_S)
     raise Broken("no next turn was begun early: is this computer on battery, or out of memory?")

@@ -1,4 +1,4 @@
-"""`bench dev engine`: our batch and mlx-lm's in one process, on the same weights and contexts."""
+"""`bench dev engine`: our batch and mlx-lm's in one process."""
 
 from msgspec import Struct
 
@@ -8,7 +8,7 @@ from mlxstack.bench.dev.trials import BenchResult, FullEngine, Joins, Steps
 from mlxstack.bench.statistics import lasting, megabytes, ratio, spread, times
 
 SLACK_S = 0.002
-"""Tolerated growth of the join time from little to much KV: clocks are noisy."""
+"""Tolerated growth of join time with KV: clocks are noisy."""
 
 
 class EnginePlan(Struct, frozen=True):
@@ -43,7 +43,7 @@ class Side(Struct, frozen=True):
 
 
 def run(stage: Sandbox, plan: EnginePlan) -> Results:
-    """All of it; the whole engine in a process of its own, for it has a thread of its own."""
+    """Run all trials; the whole engine has its own process."""
     shapes = {"uneven": plan.uneven, "even": plan.even}
     shapes |= {f"{n} x {size}": (size,) * n for size in plan.contexts for n in plan.rows}
     stage.say("batches of rows, joins and leaves")

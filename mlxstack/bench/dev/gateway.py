@@ -1,4 +1,4 @@
-"""`bench dev gateway`: requests through a gateway, against the same requests to its member."""
+"""`bench dev gateway`: requests through a gateway, and to its member."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ SMALL = GatewayBenchPlan(1, 20, 2, 20, 20)
 
 
 class Measured(Struct):
-    """Samples of one way: seconds of short requests, tokens per second of streams."""
+    """Samples of one way: short requests' seconds, streams' rates."""
 
     short_s: list[float] = []
     rates: list[float] = []
@@ -124,7 +124,7 @@ async def _rate(way: ServerUnderTest, plan: GatewayBenchPlan) -> float:
 
 
 async def _idle_bytes(way: ServerUnderTest, n: int, gateway: int) -> int:
-    """Resident memory of the gateway while `n` streams wait in the queue of its member."""
+    """Gateway's resident memory while `n` streams wait at its member."""
     limits = httpx.Limits(max_connections=n + 1)
     key = {"authorization": f"Bearer {way.api_key}"}
     body = {**STORY, "stream": True, "max_tokens": 3000, "model": way.model}
@@ -156,7 +156,7 @@ async def _idle_bytes(way: ServerUnderTest, n: int, gateway: int) -> int:
 async def _served(
     stage: Sandbox, plan: GatewayBenchPlan
 ) -> AsyncIterator[tuple[ServerUnderTest, ServerUnderTest, int]]:
-    """A gateway over two members; the way through it, the way beside it, its process."""
+    """Gateway over two members; clients with it and without."""
     home = Home(stage.folder / "home")
     files = [str(_preset(stage, name, plan)) for name in ("bench", "other")]
     env = {**stage.env, "MLX_STACK_HOME": str(home.root)}

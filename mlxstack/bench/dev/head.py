@@ -1,4 +1,4 @@
-"""`bench dev head`: rows on a common prefix, with live sharing, without, and mlx-lm's batch."""
+"""`bench dev head`: rows on a common prefix, shared or not."""
 
 from msgspec import Struct
 
@@ -9,7 +9,7 @@ from mlxstack.bench.statistics import lasting, megabytes, ratio, spread
 
 NAMES = ("team", "pair", "strangers", "fork")
 MOST_GROWTH = 1.5
-"""Tolerated growth of a fork's time with the length of its prefix: noise of milliseconds."""
+"""Tolerated growth of fork time with prefix length: millisecond noise."""
 
 
 class HeadPlan(Struct, frozen=True):
@@ -84,6 +84,6 @@ def _targets(
 
 
 def _speedup(found: BenchResult, other: str) -> float:
-    """The median over the passes, each of which measures all sides in short turns."""
+    """Median speedup of the passes, each measuring all sides."""
     each = zip(found.of(other, "step_s"), found.of("on", "step_s"), strict=True)
     return spread([ratio(theirs, on) for theirs, on in each]).median

@@ -22,7 +22,13 @@ ATTACHED_WITHIN_S = 60.0
 PATIENCE_S = 20.0
 POLL_S = 0.05
 N_FIRST = 5
-"""Frames before it is measured: its start and its first drawing are over."""
+"""Frames before measurement, for start and first drawing."""
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process so far, its own and the kernel's."""
+    taken = process.cpu_times()
+    return float(taken.user + taken.system)
 
 
 class Spectator:
@@ -33,9 +39,8 @@ class Spectator:
         self._recording = recording
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that it took so far, its own and the kernel's for it."""
-        taken = self._process.cpu_times()
-        return float(taken.user + taken.system)
+        """CPU seconds so far, its own and the kernel's."""
+        return cpu_s(self._process)
 
     def n_frames(self) -> int:
         """Frames that it was sent so far."""
@@ -44,7 +49,7 @@ class Spectator:
 
 @contextlib.asynccontextmanager
 async def spectator(stage: Sandbox, url: str, size: tuple[int, int]) -> AsyncIterator[Spectator]:
-    """A dashboard of `size` columns and lines, attached inside and left by its own key after.
+    """Attached dashboard of `size` columns and lines, ended by key.
 
     Raises Broken when it does not attach.
     """

@@ -1,4 +1,4 @@
-"""`bench dev peers`: our service, mlx-lm's own server and the bare engine on the same model."""
+"""`bench dev peers`: our service, mlx-lm's server, the bare engine."""
 
 from contextlib import AsyncExitStack
 
@@ -15,7 +15,7 @@ OURS, PEER = "mlx-stack", "mlx_lm.server"
 
 
 async def run(stage: Sandbox, plan: ServePlan) -> Results:
-    """Both servers live side by side and are called by turns; then the floors, in process."""
+    """Run both servers by turns, then the in-process floors."""
     async with AsyncExitStack() as stack:
         slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
         servers = (
@@ -33,7 +33,7 @@ async def run(stage: Sandbox, plan: ServePlan) -> Results:
 
 
 def _floors(ours: Found, plan: ServePlan) -> list[SingleFloor | Steps]:
-    """The new tokens of the next turn and of an exact repeat; the widest crowd's decode steps."""
+    """Floors: next turn, exact repeat, and widest crowd's decode steps."""
     known, n_next = round(median(ours["n known"])), round(median(ours["n next turn"]))
     contexts = (plan.n_prompt + plan.n_answer // 2,) * plan.crowd[-1]
     return [

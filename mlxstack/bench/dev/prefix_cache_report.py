@@ -1,4 +1,4 @@
-"""`bench dev cache`: how fast an agent comes back, from where, and what keeping it costs."""
+"""`bench dev cache`: return time of agents, and cost of saves."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ RESTORING = (
 
 
 async def run(stage: Sandbox, plan: CachePlan) -> Results:
-    """All scenes, each with a service of its own, and their in-process floors."""
+    """Run all scenes, with own services, and in-process floors."""
     came = await returns(stage, plan)
     teams = await team_starts(stage, plan)
     saved = await saves(stage, plan)
@@ -175,7 +175,7 @@ def _restores(saved: Saves) -> ReportTable:
 
 
 def _state_bytes(saved: Saves) -> float:
-    """Of the last state: its tokens at the price of those that came between first and last save.
+    """Bytes of the last state, by the bytes per token between saves.
 
     (The `n_bytes` of a save count whole segments, also where only their first tokens are used.)
     """

@@ -1,4 +1,4 @@
-"""The scenes of `bench cache`: agents that come back, start together, and are saved."""
+"""Scenes of `bench dev cache`: returning, starting and saved agents."""
 
 import asyncio
 import itertools
@@ -26,7 +26,7 @@ STRANGER = 300
 
 
 class CachePlan(Struct, frozen=True):
-    """`totals` are prompt lengths in tokens; `n_big` is one long context to be saved.
+    """Plan: prompt lengths `totals`, and `n_big` for a saved context.
 
     Two others decode `n_decode` tokens at most, for `calm_s` seconds before and after the save.
     It is restored by `n_restarts` services, one after the other.
@@ -47,7 +47,7 @@ SMALL = CachePlan((300, 500), 3, 600, 600, 4, 1500, 0.2, 1, 1)
 
 
 class Returns(Struct, frozen=True):
-    """One prompt length: its first request, and later turns found in slot, memory and on disk."""
+    """One prompt length: cold, then found in slot, memory, disk."""
 
     total: int
     cold: tuple[TimedRequest, ...]
@@ -57,7 +57,7 @@ class Returns(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """A team that started together: prompt tokens computed, and the least that was possible."""
+    """Team start: prompt tokens computed, and the minimum."""
 
     timed: tuple[TimedRequest, ...]
     n_computed: int
@@ -66,7 +66,7 @@ class Start(Struct, frozen=True):
 
 
 class Saves(Struct, frozen=True):
-    """`turns` are saves after each of some turns; gaps are the others' between two tokens.
+    """Saves: `turns` after each turn; gaps of other agents' tokens.
 
     `restored` and `loaded` are the first thing that a new process reads, by turns.
     """
@@ -81,7 +81,7 @@ class Saves(Struct, frozen=True):
 
 
 async def returns(stage: Sandbox, plan: CachePlan) -> tuple[Returns, ...]:
-    """One slot: each agent comes, goes on, is parked, comes back, and once more next day."""
+    """Returning agents in one slot: parked, resumed, restarted."""
     slots = SlotSpec(count=1, n_ctx=max(plan.totals) + ROOM)
     seen: dict[int, list[tuple[TimedRequest, TimedRequest, TimedRequest, Body]]] = {
         n: [] for n in plan.totals
@@ -114,7 +114,7 @@ async def returns(stage: Sandbox, plan: CachePlan) -> tuple[Returns, ...]:
 async def _comes_and_goes(
     caller: Caller, body: Body, yard: Yardstick, seed: str
 ) -> tuple[TimedRequest, TimedRequest, TimedRequest, Body]:
-    """Cold, next turn in the same slot, next turn from memory; and the body of one turn more."""
+    """Cold turn, next turn in slot and from memory, next body."""
     n_new = Split().new
     cold = await caller.request(body, ANSWER)
     body = next_turn(body, cold.text, n_new, yard, f"{seed} a")
@@ -127,7 +127,7 @@ async def _comes_and_goes(
 
 
 async def team_starts(stage: Sandbox, plan: CachePlan) -> tuple[Start, ...]:
-    """A new team with a new head in each pass, all members at once."""
+    """New teams with new heads, all members at once."""
     slots = SlotSpec(count=plan.team, n_ctx=plan.team_total + ROOM)
     starts = []
     async with service(stage, "team", slots) as server, Caller(server) as caller:
@@ -147,7 +147,7 @@ async def team_starts(stage: Sandbox, plan: CachePlan) -> tuple[Start, ...]:
 
 
 async def saves(stage: Sandbox, plan: CachePlan) -> Saves:
-    """Ten turns with a save each; a big context saved while two others decode; restored."""
+    """Saves of ten turns, and of a context beside decoding agents."""
     slots = SlotSpec(count=3, n_ctx=max(plan.n_big, 2 * plan.n_decode, 2048) + ROOM)
     async with (
         service(stage, "saves", slots) as server,
@@ -186,7 +186,7 @@ async def _saved_turns(
 async def _gaps(
     caller: Caller, client: Client, plan: CachePlan, yard: Yardstick, name: str | None
 ) -> tuple[tuple[float, ...], SlotSaved | None]:
-    """Silences of two decoders, in the middle of their answers or while slot 0 is saved."""
+    """Token gaps of two decoders, with and without slot saves."""
     enough = asyncio.Event()
     requests = [
         asyncio.create_task(
@@ -220,7 +220,7 @@ async def computed(server: ServerUnderTest) -> int:
 
 
 async def _shared(server: ServerUnderTest, bodies: Sequence[Body]) -> int:
-    """Length of the shared prefix of these prompts, in tokens of the service."""
+    """Length of these prompts' shared prefix, in tokens."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
         lists = []
         for body in bodies:

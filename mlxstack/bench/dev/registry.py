@@ -52,7 +52,7 @@ class BenchRequest(Struct, frozen=True):
 
 
 class BenchContext(Struct, frozen=True):
-    """`folder` is scratch; `command` is the command line; `say` takes lines of progress."""
+    """Context: scratch `folder`, `command` line, progress function `say`."""
 
     folder: Path
     env: Mapping[str, str]
@@ -62,7 +62,7 @@ class BenchContext(Struct, frozen=True):
 
 
 def report(name: str, wanted: BenchRequest, inputs: BenchContext) -> BenchReport:
-    """Run one benchmark. Raises Broken when something does not start or measures nothing."""
+    """Run one benchmark. Raises Broken for a failed start or measurement."""
     folder = inputs.folder / name
     folder.mkdir(parents=True)
     build = replace(SMALL if wanted.is_small else FULL, folder=str(inputs.folder / "model"))

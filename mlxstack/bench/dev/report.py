@@ -1,4 +1,4 @@
-"""Report of a benchmark: conditions, tables, charts, targets; as Markdown and in a terminal."""
+"""Benchmark report: conditions, tables, charts, targets; Markdown and terminal."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ class ReportTable(Struct, frozen=True):
 
 
 class BenchTarget(Struct, frozen=True):
-    """A measured `value` that should be at most, or at least, `bound`; `unit` "x" is a ratio."""
+    """Target: `value` at most, or least, `bound`; unit "x": ratio."""
 
     name: str
     value: float
@@ -106,7 +106,7 @@ def draw(chart: BarChart) -> list[str]:
 
 
 def block(share: float) -> str:
-    """A bar of `share` (0 to 1) of the width, to an eighth of a character."""
+    """Bar of `share` (0 to 1) width, in eighths."""
     eighths = round(max(0.0, min(1.0, share)) * WIDTH * 8)
     part = PARTS[eighths % 8] if eighths % 8 else ""
     return "█" * (eighths // 8) + part

@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 class Sandbox(Struct, frozen=True):
-    """`folder` is for scratch, `env` for every child, `say` takes a line about what happens now.
+    """Sandbox: scratch `folder`, children's `env`, progress function `say`.
 
     `model` is a folder or a hub id that every contestant loads.
     """
@@ -41,7 +41,7 @@ class Sandbox(Struct, frozen=True):
 
 
 def with_model(stage: Sandbox, wanted: str, build: BuildModel) -> Sandbox:
-    """The stage with the wanted model; `random` is built now, as `build` says."""
+    """Sandbox with the wanted model, built now for `random`."""
     if wanted != "random":
         return msgspec.structs.replace(stage, model=wanted)
     stage.say("building the random model")
@@ -50,7 +50,7 @@ def with_model(stage: Sandbox, wanted: str, build: BuildModel) -> Sandbox:
 
 
 def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
-    """Do these trials in a fresh process. Raises Broken with its last words."""
+    """Run trials in a fresh process. Raises Broken with its log."""
     job = msgspec.json.encode(BenchJob(stage.model, tuple(trials)))
     command = [sys.executable, "-m", "mlxstack.bench.dev.in_process"]
     done = subprocess.run(command, input=job, capture_output=True, env=stage.env, check=False)
@@ -64,7 +64,7 @@ def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
 async def service(
     stage: Sandbox, home: str, slots: SlotSpec, cache: PrefixCacheSpec | None = None
 ) -> AsyncIterator[ServerUnderTest]:
-    """Our service on the stage's model, healthy; `home` names a folder that outlives it."""
+    """Healthy service on this model; `home` names a persistent folder."""
     root = stage.folder / home
     root.mkdir(parents=True, exist_ok=True)
     port = free_port(HOST)
@@ -80,8 +80,8 @@ async def service(
     command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(file)]
     env = {**stage.env, "MLX_STACK_HOME": str(root), VARIABLE: LIFELINE_S}
     server = ServerUnderTest("mlx-stack", f"http://{HOST}:{port}", "bench")
-    async with child(command, env, root / "service.log", server):
-        yield server
+    async with child(command, env, root / "service.log", server) as pid:
+        yield msgspec.structs.replace(server, pid=pid)
 
 
 @contextlib.asynccontextmanager
@@ -91,22 +91,25 @@ async def mlx_lm_server(stage: Sandbox) -> AsyncIterator[ServerUnderTest]:
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", stage.model]
     command += ["--host", HOST, "--port", str(port), "--log-level", "ERROR"]
     server = ServerUnderTest("mlx_lm.server", f"http://{HOST}:{port}", "default_model")
-    async with child(command, stage.env, stage.folder / "mlx_lm.log", server):
-        yield server
+    async with child(command, stage.env, stage.folder / "mlx_lm.log", server) as pid:
+        yield msgspec.structs.replace(server, pid=pid)
 
 
 @contextlib.asynccontextmanager
 async def child(
     command: Sequence[str], env: dict[str, str], log: Path, server: ServerUnderTest
-) -> AsyncIterator[None]:
-    """A server process: healthy inside, ended after. Raises Broken when it does not start."""
+) -> AsyncIterator[int]:
+    """Id of a healthy child server, ended afterwards.
+
+    Raises Broken when it does not start.
+    """
     with log.open("ab") as words:
         process = await asyncio.create_subprocess_exec(
             *command, env=env, stdin=asyncio.subprocess.PIPE, stdout=words, stderr=words
         )
     try:
         await _until_healthy(process, server, log)
-        yield
+        yield process.pid
     finally:
         await _end(process)
 

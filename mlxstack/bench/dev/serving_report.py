@@ -1,4 +1,4 @@
-"""`bench dev serve`: what agents get from a server, and from another one beside it."""
+"""`bench dev serve`: agents on our server and a reference."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,16 +23,17 @@ class SilenceBounds(Struct, frozen=True):
 
 
 def results(found: dict[str, Found], plan: ServePlan, bounds: SilenceBounds) -> Results:
-    """The tables of all servers side by side; targets of the first one. Of what was played."""
+    """Tables of all servers' scenes, and targets of the first."""
     first = next(iter(found.values()))
     names = played(plan.scenes)
     tables = [TABLES[name](found, plan) for name in names if name != "counts"]
     tables += _counts(found) if "counts" in names else ()
     targets = [*(_joining_targets(first, bounds) if "joining" in names else ())]
     targets += _count_targets(first) if "counts" in names else ()
-    charts = (_chart(found, plan),) if "crowds" in names else ()
+    charts = [*((_crowd_chart(found, plan),) if "crowds" in names else ())]
+    charts += (_pause_chart(found, plan),) if "joining" in names else ()
     raw = {f"{who}: {what}": v for who, one in found.items() for what, v in one.items()}
-    return Results(tuple(tables), tuple(targets), raw, charts)
+    return Results(tuple(tables), tuple(targets), raw, tuple(charts))
 
 
 def _joining_targets(one: Found, bounds: SilenceBounds) -> tuple[BenchTarget, ...]:
@@ -93,7 +94,7 @@ def _crowds(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     return ReportTable("Agents at once", heads, rows, note)
 
 
-def _chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
+def _crowd_chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
     bars = [
         Bar(f"{n} {name}", rate := throughput(one, n), f"{rate:.0f}")
         for n in plan.crowd
@@ -102,8 +103,15 @@ def _chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
     return BarChart("Tokens per second by agents at once", tuple(bars))
 
 
+def _pause_chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
+    worst = {name: max(one["gaps joining"], default=0.0) for name, one in found.items()}
+    bars = [Bar(name, value, seconds(value)) for name, value in worst.items()]
+    title = f"Worst pause of three agents while {plan.split.total} tokens join"
+    return BarChart(title, tuple(bars))
+
+
 def crowd_row(name: str, one: Found, n: int, plan: ServePlan) -> tuple[str, ...]:
-    """All passes of one crowd together; speedup is throughput against one agent alone."""
+    """Row of a crowd's passes; speedup is throughput against one agent."""
     latency, tokens = one[f"crowd {n}: latency"], sum(one[f"crowd {n}: tokens"])
     took = sum(one[f"crowd {n}: seconds"])
     speedup = ratio(throughput(one, n), throughput(one, plan.crowd[0]))
@@ -188,7 +196,7 @@ def _team(found: dict[str, Found], plan: ServePlan) -> ReportTable:
 
 
 def _counts(found: dict[str, Found]) -> tuple[ReportTable, ...]:
-    """One table, if anybody counts."""
+    """One table, if a server counts tokens."""
     rows = tuple(
         (
             name,

@@ -1,4 +1,4 @@
-"""The scenes of `bench serve`: any OpenAI-compatible server under agents; the same for all."""
+"""Scenes of `bench dev serve` for any OpenAI-compatible server."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,7 +13,7 @@ from mlxstack.bench.statistics import ratio
 from mlxstack.core.errors import BadRequest, Broken
 
 Found = dict[str, tuple[float, ...]]
-"""Figures of one server by name; one value per pass, or per request where its name says so."""
+"""Figures of a server by name, per pass or per request."""
 
 DECODERS = 3
 COUNTS = 26
@@ -66,7 +66,7 @@ Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]
 
 
 async def play(stage: Sandbox, callers: Sequence[Caller], plan: ServePlan) -> dict[str, Found]:
-    """All scenes on all servers by turns, `passes` times; figures by the servers' names."""
+    """Play all scenes on all servers by turns, `passes` times."""
     yards = {caller.server.name: await caller.yardstick() for caller in callers}
     found: dict[str, Found] = {name: {} for name in yards}
     for i in range(plan.passes):
@@ -80,7 +80,7 @@ async def play(stage: Sandbox, callers: Sequence[Caller], plan: ServePlan) -> di
 
 
 def played(wanted: Sequence[str]) -> tuple[str, ...]:
-    """The wanted scenes and those without which they mean nothing, in their order.
+    """Wanted scenes and their prerequisites, in order.
 
     Raises BadRequest for a name that none has.
     """
@@ -92,7 +92,7 @@ def played(wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """One long prompt cold, again, its next turn, and a sibling with the same head."""
+    """Long prompt: cold, repeated, next turn, and sibling."""
     team = 9000 + int(seed)
     body = agent(plan.split, yard, team, 0)
     cold = await caller.request(body, 8)
@@ -112,7 +112,7 @@ async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> 
 
 
 async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Agents with short uncached prompts, 1 to many at once, each answered once."""
+    """Crowds of agents with short uncached prompts, answered once."""
     found: Found = {}
     for n in plan.crowd:
         bodies = [question(plan.n_prompt, yard, f"crowd {seed} {n} {i}") for i in range(n)]
@@ -144,7 +144,7 @@ async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: 
 
 
 async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Three agents decode when a request comes with a prompt as long as that of `turns`."""
+    """Long prompt that arrives while three agents decode."""
     enough = asyncio.Event()
     engine_requests = [
         asyncio.create_task(
@@ -171,7 +171,7 @@ async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: s
 
 
 async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Three agents decode when a client counts the tokens of all its tools at once.
+    """Token counts of all tools while three agents decode.
 
     Silences are taken for as long before as from then on. Nothing of servers that do not count.
     """
@@ -202,7 +202,7 @@ def _gaps(decoders: Sequence[TimedRequest], began: float, ended: float) -> tuple
 
 
 async def team(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Agents with one head, several turns each: first taking turns, then all at once."""
+    """Team of agents with one head, by turns, then at once."""
     began = caller.clock()
     await _one_by_one(caller, plan, yard, 100 + int(seed))
     between = caller.clock()
@@ -256,7 +256,7 @@ async def requests(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) 
 
 
 def decode_rate(timed: Sequence[TimedRequest]) -> float:
-    """Pieces per second of all together, while all of them were being answered."""
+    """Pieces per second in total, while all are answered."""
     if not all(one.marks for one in timed):
         return 0.0
     start, stop = max(one.marks[0] for one in timed), min(one.marks[-1] for one in timed)

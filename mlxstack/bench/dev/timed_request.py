@@ -1,4 +1,4 @@
-"""One request over HTTP, as its client sees it: when each piece arrived."""
+"""Timed HTTP request: arrival of each piece at its client."""
 
 import asyncio
 import re
@@ -32,16 +32,17 @@ TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 
 
 class ServerUnderTest(Struct, frozen=True):
-    """Address of a server; `model` is the name in the request body."""
+    """Address of a server; `model` is the name in the request body, `pid` its process if known."""
 
     name: str
     url: str
     model: str
     api_key: str | None = None
+    pid: int = 0
 
 
 class TimedRequest(Struct, frozen=True):
-    """Seconds of one clock. `marks` are the arrivals of pieces of text, one per token at best.
+    """Seconds on one clock; `marks` are arrivals of text pieces.
 
     `told_s` is what the server says that it saved of the time to the first token, `n_begun` and
     `n_used` the tokens that it began early, and used.
@@ -82,7 +83,7 @@ class TimedRequest(Struct, frozen=True):
 
 
 class Caller:
-    """Streams from one server. Bytes are parsed after the end, so that parsing costs no time."""
+    """Streams from one server; bytes are parsed afterwards, outside timing."""
 
     def __init__(self, server: ServerUnderTest) -> None:
         self.server = server
@@ -109,7 +110,7 @@ class Caller:
     async def request(
         self, body: Body, max_tokens: int, enough: asyncio.Event | None = None, **more: Any
     ) -> TimedRequest:
-        """One streamed chat completion; it is left at the first piece after `enough` is set.
+        """Streamed chat completion, left after `enough` is set.
 
         Raises Broken when the server refuses or breaks.
         """
@@ -139,7 +140,7 @@ class Caller:
         return answer.json()
 
     async def count(self, body: Body) -> float | None:
-        """Seconds to count the tokens of a prompt; None where the server does not count."""
+        """Seconds to count a prompt's tokens; None without that endpoint."""
         started = time.perf_counter()
         answer = await self._http.post(COUNT, json={"model": self.server.model, **body})
         return time.perf_counter() - started if answer.is_success else None
@@ -161,7 +162,7 @@ class Caller:
 
 
 def timed(started: float, arrived: list[tuple[float, bytes]], ended: float) -> TimedRequest:
-    """The stream, parsed: events of `data: JSON` lines, each at the time its last byte came."""
+    """Parsed `data: JSON` events with their arrival times."""
     marks, text, usage, rest = [], [], CallUsage(), b""
     for at, chunk in arrived:
         *lines, rest = (rest + chunk).split(b"\n")

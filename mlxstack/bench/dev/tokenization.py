@@ -1,4 +1,4 @@
-"""`bench dev text`: the text work of a follow-up turn on a long history, against a cold start."""
+"""`bench dev text`: text work of a next turn, against cold."""
 
 from msgspec import Struct
 

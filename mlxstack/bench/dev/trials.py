@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class BuildModel(Struct, frozen=True, tag=True):
-    """Write a random Llama of about 12 * layers * width^2 parameters (float32) into `folder`.
+    """Random Llama (float32) of about 12 * layers * width^2 parameters.
 
     Its head chooses digits only: a token is one piece of text in every server's stream, and the
     same token when it comes back as history.
@@ -17,7 +17,7 @@ class BuildModel(Struct, frozen=True, tag=True):
 
 
 class Steps(Struct, frozen=True, tag=True):
-    """Decode rows with `contexts` tokens of KV, ours and mlx-lm's batch by turns.
+    """Decode rows over `contexts` tokens, ours and mlx-lm's by turns.
 
     Gives `bytes` (held by the rows) of ours, theirs and alone, and `step_s` of ours and theirs.
     """
@@ -28,7 +28,7 @@ class Steps(Struct, frozen=True, tag=True):
 
 
 class Joins(Struct, frozen=True, tag=True):
-    """A row of `n_newcomer` tokens joins and leaves a batch that holds `n_bytes` of KV already.
+    """Row of `n_newcomer` tokens joining a batch of `n_bytes` KV.
 
     Gives `join_s` and `leave_s` of ours and theirs, until all KV of the batch is in its place.
     """
@@ -47,7 +47,7 @@ class SingleFloor(Struct, frozen=True, tag=True):
 
 
 class LoadFiles(Struct, frozen=True, tag=True):
-    """Read every .safetensors file under `folder` by `mx.load`: `load_s`, and `bytes` of them.
+    """Read .safetensors files under `folder` by `mx.load`: seconds and bytes.
 
     In memory that is new to the process when this is its first trial.
     """
@@ -65,7 +65,7 @@ class FullEngine(Struct, frozen=True, tag=True):
 
 
 class Drafts(Struct, frozen=True, tag=True):
-    """The whole engine answers the requests of each scene, by turns with drafts and without.
+    """Engine answers to each scene, by turns with drafts and without.
 
     A scene names the text of each request: "copied", "schema", "prose" or "adversarial". Gives, of
     on and off and by scene, `token_s`, `passes`, `drafted`, `accepted`, and the `gap_s` between
@@ -79,7 +79,7 @@ class Drafts(Struct, frozen=True, tag=True):
 
 
 class SharedRows(Struct, frozen=True, tag=True):
-    """Rows with `n_own` tokens each after a common prefix of `n_shared`, by turns.
+    """Rows of `n_own` tokens each after `n_shared` common ones.
 
     Gives `bytes` (held by the rows) and `step_s` of on (with live sharing), off and theirs.
     """
@@ -92,14 +92,14 @@ class SharedRows(Struct, frozen=True, tag=True):
 
 
 class Forks(Struct, frozen=True, tag=True):
-    """Fork a context under a shared prefix of each length: `fork_s` and `bytes`, by the length."""
+    """Forks under shared prefixes by length: `fork_s` and `bytes`."""
 
     lengths: tuple[int, ...]
     passes: int = 3
 
 
 class FollowUp(Struct, frozen=True, tag=True):
-    """Text work of the next turn on a history of `n_tokens` tokens, and of doing it from scratch.
+    """Text work of a next turn after `n_tokens`, and from scratch.
 
     Gives `prompt_s` (template and tokens) and `hash_s` (block keys) of next and scratch.
     """
@@ -123,7 +123,7 @@ Trial = (
 
 
 class BenchJob(Struct, frozen=True):
-    """Trials for one model (a folder), done one after another in one process."""
+    """Trials in order, in one process, for a model folder."""
 
     model: str
     trials: tuple[Trial, ...]

@@ -4,13 +4,14 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
+import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.dev.headless_tui import Spectator, spectator
+from mlxstack.bench.dev.headless_tui import Spectator, cpu_s, spectator
 from mlxstack.bench.dev.report import ReportTable, Results, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, service
-from mlxstack.bench.dev.timed_request import Caller, TimedRequest
+from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest, TimedRequest
 from mlxstack.bench.dev.workload import question
 from mlxstack.bench.statistics import ratio, spread
 from mlxstack.core.errors import Broken
@@ -21,13 +22,14 @@ SIZES = ((80, 24), (200, 50))
 """Columns and lines of the terminals."""
 
 FRAMES_PER_S = 2.0
-"""Frames of a busy service; the share of a core is told for this many."""
+"""Frames of a busy service to divide CPU time by."""
 
 MOST_COST, MOST_CPU = 2.0, 10.0
 NOTE = (
-    "CPU is the share of one core. The cost is the median over passes of what watched windows "
-    "lack against the mean of the two unwatched ones around them. BLAS leaves one core free, as a "
-    "GPU leaves all."
+    "CPU is the share of one core. The cost is the median over passes of the CPU seconds per "
+    "token that the service takes more in watched windows than in the two unwatched ones around "
+    "them: other tenants of a virtual machine change throughput, not this. BLAS leaves one core "
+    "free, as a GPU leaves all."
 )
 
 
@@ -35,7 +37,7 @@ Ask = Callable[[str], Awaitable[TimedRequest]]
 
 
 class WatchPlan(Struct, frozen=True):
-    """Three agents decode all the time. A pass has windows of `window_s` seconds.
+    """Watch benchmark: three decoding agents, windows of `window_s` seconds.
 
     The first and the last run without a dashboard, the others with one of each size. `settle_s`
     seconds lie before each window; an answer has `n_answer` tokens, few enough that every window
@@ -53,10 +55,14 @@ SMALL = WatchPlan(1, 1.0, 0.3, 20, 100)
 
 
 class ClockWindow(Struct, frozen=True):
-    """A stretch of the clock; `cpu_s` and `n_frames` are the dashboard's of `size`, if any."""
+    """Clock window, with the CPU seconds of the service in it.
+
+    `cpu_s` and `n_frames` are those of the dashboard of `size`, if any.
+    """
 
     began: float
     ended: float
+    service_cpu_s: float
     size: tuple[int, int] | None = None
     cpu_s: float = 0.0
     n_frames: int = 0
@@ -68,7 +74,7 @@ class ClockWindow(Struct, frozen=True):
 
 
 async def run(stage: Sandbox, plan: WatchPlan) -> Results:
-    """Raises Broken when a dashboard does not attach, or when nothing was decoded."""
+    """Measure the windows. Raises Broken without attachment or decoding."""
     slots = SlotSpec(count=DECODERS, n_ctx=1024 + plan.n_answer + plan.n_prompt)
     n_threads = max(1, (os.cpu_count() or 2) - 1)
     stage = replace(stage, env={**stage.env, "OPENBLAS_NUM_THREADS": str(n_threads)})
@@ -83,7 +89,7 @@ async def run(stage: Sandbox, plan: WatchPlan) -> Results:
         await asyncio.gather(*(ask(f"warm {i}") for i in range(DECODERS)))
         talks = [asyncio.create_task(_talk(ask, i, enough)) for i in range(DECODERS)]
         try:
-            windows = await _windows(stage, plan, server.url)
+            windows = await _windows(stage, plan, server)
         finally:
             enough.set()
             timed = [one for talk in await asyncio.gather(*talks) for one in talk]
@@ -91,17 +97,22 @@ async def run(stage: Sandbox, plan: WatchPlan) -> Results:
 
 
 def results(windows: Sequence[ClockWindow], timed: Sequence[TimedRequest]) -> Results:
-    """Throughput without a dashboard and with one of each size, its share of a core, targets."""
-    alone = tuple(_rate(one, timed) for one in windows if one.size is None)
-    if not alone or min(alone) <= 0:
+    """Throughput and costs without and with dashboards by size, and CPU share."""
+    if not windows or not all(_n_tokens(one, timed) for one in windows):
         raise Broken("nothing was decoded while it was measured")
-    around = tuple((a + b) / 2 for a, b in zip(alone[::2], alone[1::2], strict=True))
+    unwatched = [one for one in windows if one.size is None]
+    alone = tuple(_rate(one, timed) for one in unwatched)
+    around = tuple(
+        (_cpu_per_token(a, timed) + _cpu_per_token(b, timed)) / 2
+        for a, b in zip(unwatched[::2], unwatched[1::2], strict=True)
+    )
     rows = [("no dashboard", _several(alone, "tokens/s"), "-", "-", "-")]
-    targets, raw = [], {"alone": alone}
+    targets, raw = [], {"alone": alone, "service cpu per token alone": around}
     for size in SIZES:
         name, watched = "x".join(map(str, size)), [one for one in windows if one.size == size]
         seen = tuple(_rate(one, timed) for one in watched)
-        costs = tuple(100 * (1 - ratio(*pair)) for pair in zip(seen, around, strict=True))
+        spent = tuple(_cpu_per_token(one, timed) for one in watched)
+        costs = tuple(100 * (ratio(*pair) - 1) for pair in zip(spent, around, strict=True))
         frames = tuple(one.n_frames / one.seconds for one in watched)
         shares = tuple(100 * one.cpu_s / one.seconds for one in watched)
         scaled = [s * ratio(FRAMES_PER_S, n) for s, n in zip(shares, frames, strict=True)]
@@ -109,10 +120,11 @@ def results(windows: Sequence[ClockWindow], timed: Sequence[TimedRequest]) -> Re
         rows.append((f"a dashboard of {name}", *several, _several(shares, "%")))
         cost, share = spread(costs).median, spread(scaled).median
         targets += [
-            at_most(f"decode throughput that a dashboard of {name} costs", cost, MOST_COST, "%"),
+            at_most(f"CPU per token that a dashboard of {name} adds", cost, MOST_COST, "%"),
             at_most(f"CPU of it at {FRAMES_PER_S:g} frames/s", share, MOST_CPU, "%"),
         ]
         raw |= {f"watched {name}": seen, f"frames {name}": frames, f"cpu {name}": shares}
+        raw |= {f"service cpu per token {name}": spent}
     heads = ("Service", f"Decode of {DECODERS} agents", "Cost", "Frames", "CPU of the dashboard")
     table = ReportTable("What a dashboard costs", heads, tuple(rows), NOTE)
     return Results((table,), tuple(targets), raw)
@@ -126,34 +138,45 @@ async def _talk(ask: Ask, number: int, enough: asyncio.Event) -> list[TimedReque
     return said
 
 
-async def _windows(stage: Sandbox, plan: WatchPlan, url: str) -> list[ClockWindow]:
-    found = []
+async def _windows(stage: Sandbox, plan: WatchPlan, server: ServerUnderTest) -> list[ClockWindow]:
+    found, process = [], psutil.Process(server.pid)
     for i in range(plan.passes):
         stage.say(f"three agents decode, watched and not, pass {i + 1}")
-        found.append(await _window(plan))
+        found.append(await _window(plan, process))
         for size in SIZES:
-            async with spectator(stage, url, size) as watcher:
-                found.append(await _window(plan, watcher, size))
-        found.append(await _window(plan))
+            async with spectator(stage, server.url, size) as watcher:
+                found.append(await _window(plan, process, watcher, size))
+        found.append(await _window(plan, process))
     return found
 
 
 async def _window(
-    plan: WatchPlan, watcher: Spectator | None = None, size: tuple[int, int] | None = None
+    plan: WatchPlan,
+    service: psutil.Process,
+    watcher: Spectator | None = None,
+    size: tuple[int, int] | None = None,
 ) -> ClockWindow:
     await asyncio.sleep(plan.settle_s)
-    began = Caller.clock()
-    cpu_s, n_frames = (watcher.cpu_s(), watcher.n_frames()) if watcher else (0.0, 0)
+    began, before_s = Caller.clock(), cpu_s(service)
+    watched_s, n_frames = (watcher.cpu_s(), watcher.n_frames()) if watcher else (0.0, 0)
     await asyncio.sleep(plan.window_s)
-    ended = Caller.clock()
+    ended, service_s = Caller.clock(), cpu_s(service) - before_s
     if watcher is None:
-        return ClockWindow(began, ended)
-    return ClockWindow(began, ended, size, watcher.cpu_s() - cpu_s, watcher.n_frames() - n_frames)
+        return ClockWindow(began, ended, service_s)
+    watched_s, n_frames = watcher.cpu_s() - watched_s, watcher.n_frames() - n_frames
+    return ClockWindow(began, ended, service_s, size, watched_s, n_frames)
+
+
+def _n_tokens(window: ClockWindow, timed: Sequence[TimedRequest]) -> int:
+    return sum(window.began < at <= window.ended for one in timed for at in one.marks)
 
 
 def _rate(window: ClockWindow, timed: Sequence[TimedRequest]) -> float:
-    n = sum(window.began < at <= window.ended for one in timed for at in one.marks)
-    return n / window.seconds
+    return _n_tokens(window, timed) / window.seconds
+
+
+def _cpu_per_token(window: ClockWindow, timed: Sequence[TimedRequest]) -> float:
+    return window.service_cpu_s / _n_tokens(window, timed)
 
 
 def _several(values: Sequence[float], unit: str) -> str:

@@ -21,7 +21,7 @@ N_HISTORY = 4
 
 
 class Split(Struct, frozen=True):
-    """Parts of an agent prompt in tokens: about 100 in for 1 out."""
+    """Parts of an agent prompt in tokens: about 100 : 1."""
 
     system: int = 2000
     tools: int = 1500
@@ -34,7 +34,7 @@ class Split(Struct, frozen=True):
         return self.system + self.tools + self.history + self.new
 
     def scaled(self, total: int) -> "Split":
-        """The same proportions in about `total` tokens; the new turn stays as it is."""
+        """Same proportions in about `total` tokens; equal new turn."""
         share = max(0.0, (total - self.new) / (self.total - self.new))
         system, tools, history = (int(share * n) for n in (self.system, self.tools, self.history))
         return Split(system, tools, history, self.new)
@@ -63,7 +63,7 @@ def tool(random: Random) -> Body:
 
 
 def agent(split: Split, yard: Yardstick, team: int, member: int) -> Body:
-    """The first request of an agent. Members of one team share system prompt and tools."""
+    """First request of an agent; team members share system and tools."""
     head, own = Random(f"head {team}"), Random(f"member {team} {member}")
     system = {"role": "system", "content": text(head, split.system, yard)}
     n_tools = max(1, round(split.tools / yard.tool)) if split.tools else 0
@@ -83,7 +83,7 @@ def question(n_tokens: int, yard: Yardstick, seed: str) -> Body:
 
 
 def next_turn(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Body:
-    """The same conversation, answered and asked again."""
+    """Next turn of the conversation, with the answer."""
     random = Random(f"turn {seed}")
     answer = {"role": "assistant", "content": said}
     request = {"role": "user", "content": text(random, n_new, yard)}
@@ -91,5 +91,5 @@ def next_turn(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> 
 
 
 def sibling(body: Body, n_new: int, yard: Yardstick, seed: str) -> Body:
-    """Another agent with the same system prompt and tools, and nothing else in common."""
+    """Sibling agent with the same head, and nothing else."""
     return {**body, "messages": [body["messages"][0], *question(n_new, yard, seed)["messages"]]}

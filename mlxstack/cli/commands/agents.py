@@ -1,4 +1,4 @@
-"""`agents`: list, fork, move, rewind, pin and delete the agents of a running service."""
+"""`agents`: list, fork, move, rewind, pin and delete agents."""
 
 from typing import Annotated, Any
 
@@ -58,8 +58,8 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
     if found["miss"]:
         typer.echo(f"last miss: {_reason(found['miss'])}")
     for state in found["states"]:
-        told = f"{state['n_tokens']} tokens, {size(state['n_bytes'])}, {state['place']}"
-        typer.echo(f"{state['model']}: {told}")
+        details = f"{state['n_tokens']} tokens, {size(state['n_bytes'])}, {state['place']}"
+        typer.echo(f"{state['model']}: {details}")
     heads = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "MISS")
     table(heads, [_turn(turn) for turn in reversed(found["turns"])])
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,6 +68,9 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
     small: Annotated[bool, typer.Option("--small", help="Smoke test with a tiny model.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
+    svg: Annotated[
+        Path | None, typer.Option(help="Folder for the charts, as SVG in light and dark.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure speed and memory of a checkout against targets.
@@ -98,13 +102,17 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     other = _server(vs or "", vs, vs_model, None)
     wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = _measured(what, wanted)
+    if svg is not None:
+        from mlxstack.bench.dev.svg_chart import write
+
+        for file in [file for one in reports for file in write(one, svg)]:
+            note(f"wrote {file}")
     as_json(reports) if json else _print(reports, markdown)
 
 
 def _measured(what: str, wanted: "BenchRequest") -> "list[BenchReport]":
     import tempfile
     from datetime import UTC, datetime
-    from pathlib import Path
 
     import httpx
 

@@ -1,4 +1,4 @@
-"""`cache`: contents and hit rates of the KV cache; warm, unpin, clear, explain a miss."""
+"""`cache`: inspect, warm, pin and clear KV; explain misses."""
 
 import time
 from pathlib import Path
@@ -124,8 +124,8 @@ def gc(
     from mlxstack.core.commands import GCScope
 
     bounds = sweeps.bounds(max_bytes, older_than)
-    wanted = structs.replace(bounds, scope=GCScope.KV, is_dry=dry_run)
-    sweeps.show(sweeps.collect(wanted, name, url), json)
+    collection = structs.replace(bounds, scope=GCScope.KV, is_dry=dry_run)
+    sweeps.show(sweeps.collect(collection, name, url), json)
 
 
 def render(view: "CacheView") -> str:

@@ -107,7 +107,7 @@ async def _turn(session: "ChatSession", text: str) -> None:
 
 
 def _read_line() -> str | None:
-    """A line of the user; None at the end of the input. Ctrl-C empties the line."""
+    """Input line; None at the end. Ctrl-C clears the line."""
     import readline  # noqa: F401 - gives input() its line editing
 
     while True:

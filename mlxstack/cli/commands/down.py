@@ -57,7 +57,7 @@ def down(
 
 
 def _chosen(home: "Home", names: list[str]) -> list[str]:
-    """Named services, each once; without a name all that run, gateways before their members."""
+    """Named services, else all running ones, gateways before members."""
     from mlxstack.cli.target import is_gateway, known_service
     from mlxstack.host import services
 
@@ -68,7 +68,7 @@ def _chosen(home: "Home", names: list[str]) -> list[str]:
 
 
 def _stop(home: "Home", name: str, timeout: float | None) -> str | None:
-    """Stop one service: a key of ENDS, or None where it did not run."""
+    """Stop a service: a key of ENDS, or None if not running."""
     from mlxstack.cli.target import known_service
     from mlxstack.host import services
     from mlxstack.host.service_state import Phase, mark_stopped, owner

@@ -95,7 +95,7 @@ def _running_or_started(
 
 
 def _check(client: str) -> None:
-    """Raises Misuse for an unknown client; a model gets the verbs that take one."""
+    """Raise Misuse for an unknown client, suggesting verbs for a model."""
     from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.preset_schema import suggestion
 

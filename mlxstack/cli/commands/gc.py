@@ -38,7 +38,7 @@ def bounds(max_bytes: str | None, older_than: str | None) -> "CollectGarbage":
 
 
 def collect(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
-    """Ask a running service, which knows the files in use; without one, delete here."""
+    """Collect by the running service, which knows open files, else here."""
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "MLX_STACK_MEMORY")
 PROBE_S = 0.2
 KILL_S = 5.0
-"""Seconds beyond its timeout in which launchd kills a job and forgets it."""
+"""Seconds of launchd to kill a job after its timeout."""
 
 UNTOLD = (FileNotFoundError, subprocess.TimeoutExpired)
 
@@ -73,7 +73,7 @@ def uninstall(service: Service, json: Json = False) -> None:
 
 
 def _write(unit: "ServiceUnit") -> None:
-    """Write the unit file; a service started by an older one is stopped first."""
+    """Write the unit file, after stopping the older unit's service."""
     from mlxstack.host.home import home_from, make_home
     from mlxstack.host.service_state import write_atomic
 
@@ -85,7 +85,7 @@ def _write(unit: "ServiceUnit") -> None:
 
 
 def _stop(unit: "ServiceUnit") -> str | None:
-    """Stop the service and wait for its end; the reason of a failure, else None."""
+    """Stop the service and wait; returns a failure's reason, else None."""
     from mlxstack.host.service_units import exit_timeout_s
 
     failed = _first_failure(unit.stop)
@@ -101,7 +101,7 @@ def _stop(unit: "ServiceUnit") -> str | None:
 
 
 def _installed(wanted: str) -> "ServiceUnit":
-    """Find the unit of a service by its name or by its preset."""
+    """Unit of a service, by its name or its preset."""
     from mlxstack.core.errors import NotFound, SetupError
     from mlxstack.host.presets import is_path
     from mlxstack.host.service_units import LoginJob, unit_of
@@ -158,9 +158,9 @@ def _job(named: str, sets: list[str], loaded: "LoadedPreset") -> "LoginJob":
 def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
     """Run commands in order; the message of the first failure, else None."""
     for words in commands:
-        told = _run(words)
-        if told is not None:
-            return f"`{' '.join(words)}`: {told}"
+        failure = _run(words)
+        if failure is not None:
+            return f"`{' '.join(words)}`: {failure}"
     return None
 
 
@@ -169,5 +169,5 @@ def _run(words: tuple[str, ...]) -> str | None:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except UNTOLD as why:
         return str(why)
-    said = (done.stderr or done.stdout).strip()
-    return None if done.returncode == 0 else said or f"exit code {done.returncode}"
+    output = (done.stderr or done.stdout).strip()
+    return None if done.returncode == 0 else output or f"exit code {done.returncode}"

@@ -95,18 +95,18 @@ def switch_mode(name: Name, json: Json = False) -> None:
 
     with spinner(f"mode {name}") as turn:
         change = switch(name, _home(), turn)
-    told = {
+    groups = {
         "stop": ("stopped", change.stop),
         "start": ("started", change.start),
         "keep": ("kept", change.keep),
         "on_demand": ("on demand", change.on_demand),
     }
     if json:
-        lists = {key: names for key, (_, names) in told.items()}
+        lists = {key: names for key, (_, names) in groups.items()}
         as_json({"mode": name, "url": change.url, **lists})
         return
     typer.echo(f"mode {name} runs at {change.url}")
-    for word, names in told.values():
+    for word, names in groups.values():
         if names:
             typer.echo(f"  {word} {', '.join(names)}")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DAY_S = 86_400.0
 HEADS = ("MODEL", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE", "LAST USED")
 LEAST = ("LAST USED", "WEIGHTS", "CONTEXT", "WHERE", "SIZE")
-"""Columns to leave out where the terminal is narrow, the first one first."""
+"""Columns to drop on narrow terminals, in order."""
 
 
 def models(json: Json = False) -> None:
@@ -109,7 +109,7 @@ def _named(model: str) -> "LocalModel":
 
 
 def _running(home: "Home") -> dict[str, str]:
-    """The services that run, by the hub id or folder of their models and draft models."""
+    """Running services by model and draft, as hub id or folder."""
     from mlxstack.host import services
 
     return {
@@ -125,7 +125,7 @@ def _is_used(model: "LocalModel", running: dict[str, str]) -> bool:
 
 
 def _fits(model: "LocalModel") -> str:
-    """Whether the weights leave room for KV in the memory of this machine."""
+    """Whether weights leave room for KV in this machine's memory."""
     from pathlib import Path
 
     from mlxstack.host.memory_budget import this_memory

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.commands.up import Json, Set, preset_names
+from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mlxstack.service.plan_candidate import Candidate
 
 DEFAULT_AGENTS = 3
+MOST_MACHINES = 64
 
 Wanted = Annotated[
     str | None,
@@ -33,11 +35,19 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         str | None,
         typer.Option(help="Of a Mac with so much memory, such as 24GB; a bare number means GB."),
     ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(metavar="NxMEMORY", help="Of one model on N Macs, such as 2x64GB."),
+    ] = None,
     ctx: Annotated[
         list[str] | None, typer.Option(help="Tokens per agent, such as 32k; may be repeated.")
     ] = None,
     agents: Annotated[
         int | None, typer.Option("--agents", "--slots", min=1, help="Agents at the same time.")
+    ] = None,
+    shared: Annotated[
+        str | None,
+        typer.Option(help="Tokens that all agents of a preset begin with, such as 20k."),
     ] = None,
     recommend: Annotated[
         bool, typer.Option("--recommend", help="Rank the presets for this load.")
@@ -67,13 +77,18 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     home = home_from(os.environ)
     contexts = [tokens_of(one) for one in ctx or ()]
+    if hosts is not None:
+        if wanted is None or memory or recommend or table:
+            raise Misuse("--hosts goes with one model, and without --memory")
+        memory, sets = _machines(hosts, sets)
+    n_shared = 0 if shared is None else tokens_of(shared)
     there = _memory(memory)
     if simulate or scenario or speeds_of:
         candidate = None if wanted is None else _candidate(wanted, there, sets)
         _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
         return
     if wanted is not None and not (recommend or table):
-        _forecast(_candidate(wanted, there, sets), there, agents, contexts, json)
+        _forecast(_candidate(wanted, there, sets), there, agents, contexts, n_shared, json)
     elif recommend or (agents is not None and not table):
         _recommend(home, there, agents or DEFAULT_AGENTS, contexts, json)
     else:
@@ -101,7 +116,6 @@ def spec(
 
 def _memory(text: str | None) -> "MemoryBudget":
     """Memory of a Mac with `text`, or of this machine. Raises Misuse."""
-    from mlxstack.cli.exit_codes import Misuse
     from mlxstack.core.errors import SetupError
     from mlxstack.host.memory_budget import mac_memory, this_memory
 
@@ -111,6 +125,15 @@ def _memory(text: str | None) -> "MemoryBudget":
         return mac_memory(text)
     except SetupError as error:
         raise Misuse(f"--memory: {error.message}") from error
+
+
+def _machines(text: str, sets: list[str] | None) -> tuple[str, list[str]]:
+    """Memory of each machine of `2x64GB`, and settings with names for all. Raises Misuse."""
+    count, _, memory = text.partition("x")
+    if not count.isdigit() or not 2 <= int(count) <= MOST_MACHINES or not memory:
+        raise Misuse(f"--hosts {text}: write it as number x memory of each, such as 2x64GB")
+    names = ",".join(f"mac-{n}" for n in range(int(count)))
+    return memory, [*(sets or ()), f"hosts=[{names}]"]
 
 
 def _candidate(wanted: str, memory: "MemoryBudget", sets: list[str] | None) -> "Candidate":
@@ -125,13 +148,14 @@ def _forecast(
     there: "MemoryBudget",
     agents: int | None,
     contexts: list[int],
+    n_shared: int,
     json: bool,
 ) -> None:
     from mlxstack.cli.plan.estimate import CONTEXTS, forecast
     from mlxstack.cli.plan.tables import show_forecast
 
     load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
-    found = forecast(candidate, there, load, contexts or CONTEXTS)
+    found = forecast(candidate, there, load, contexts or CONTEXTS, n_shared)
     as_json(found) if json else show_forecast(found)
 
 

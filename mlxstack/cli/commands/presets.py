@@ -37,7 +37,7 @@ def presets(
 
 @app.command("list")
 def list_presets(json: Json = False) -> None:
-    """The same as without a verb."""
+    """List the presets, as without a verb."""
     _list(json)
 
 

@@ -33,24 +33,24 @@ def pull(
     from mlxstack.host import hub
 
     spec = _spec(model, revision)
-    wanted = hub.plan(spec.id, spec.revision)
-    hub.check_disk(wanted)
-    if wanted.n_missing:
-        here = wanted.n_bytes - wanted.n_missing
+    download = hub.plan(spec.id, spec.revision)
+    hub.check_disk(download)
+    if download.n_missing:
+        here = download.n_bytes - download.n_missing
         already = f"; {size(here)} are here already" if here else ""
-        note(f"{spec.id}: {size(wanted.n_missing)} to download{already}")
+        note(f"{spec.id}: {size(download.n_missing)} to download{already}")
     began = time.monotonic()
-    with _progress(wanted) as report:
+    with _progress(download) as report:
         folder = hub.download(spec.id, spec.revision, report)
     if json:
-        as_json({"model": spec.id, "path": folder, "n_bytes": wanted.n_bytes})
+        as_json({"model": spec.id, "path": folder, "n_bytes": download.n_bytes})
         return
-    took = f" after {time.monotonic() - began:.0f} s" if wanted.n_missing else " already"
-    typer.echo(f"{spec.id} is here{took}: {size(wanted.n_bytes)} in {folder}")
+    took = f" after {time.monotonic() - began:.0f} s" if download.n_missing else " already"
+    typer.echo(f"{spec.id} is here{took}: {size(download.n_bytes)} in {folder}")
 
 
 def _spec(model: str, revision: str | None) -> "ModelSpec":
-    """The hub id that a preset or a person names. Raises Misuse for what is not of the hub."""
+    """Hub id of a preset or argument. Raises Misuse for others."""
     from mlxstack.cli.exit_codes import Misuse
     from mlxstack.core.preset import ModelSpec
     from mlxstack.host import presets
@@ -67,19 +67,19 @@ def _spec(model: str, revision: str | None) -> "ModelSpec":
 
 
 @contextmanager
-def _progress(wanted: "Download") -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, else a line now and then; call it with the bytes that came in."""
+def _progress(download: "Download") -> Iterator[Callable[[int], None]]:
+    """Progress bar, or lines without a terminal; call with received bytes."""
     if sys.stderr.isatty():
-        with _bar(wanted) as report:
+        with _bar(download) as report:
             yield report
         return
     from mlxstack.host.transfer import Transfer
 
-    yield _lines(wanted.model, Transfer(wanted.n_missing, time.monotonic()))
+    yield _lines(download.model, Transfer(download.n_missing, time.monotonic()))
 
 
 @contextmanager
-def _bar(wanted: "Download") -> Iterator[Callable[[int], None]]:
+def _bar(download: "Download") -> Iterator[Callable[[int], None]]:
     from rich import progress
     from rich.console import Console
 
@@ -91,19 +91,19 @@ def _bar(wanted: "Download") -> Iterator[Callable[[int], None]]:
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as drawn:
-        task = drawn.add_task(wanted.model, total=max(wanted.n_missing, 1))
+        task = drawn.add_task(download.model, total=max(download.n_missing, 1))
         yield lambda n_bytes: drawn.advance(task, n_bytes)
 
 
 def _lines(model: str, transfer: "Transfer") -> Callable[[int], None]:
-    told = time.monotonic() - LINE_S
+    printed_at = time.monotonic() - LINE_S
 
     def report(n_bytes: int) -> None:
-        nonlocal told
+        nonlocal printed_at
         now = time.monotonic()
         transfer.add(n_bytes)
-        if now - told >= LINE_S:
-            told = now
+        if now - printed_at >= LINE_S:
+            printed_at = now
             note(f"downloading {model}: {transfer.text(now)}")
 
     return report

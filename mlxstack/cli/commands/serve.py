@@ -1,4 +1,4 @@
-"""The worker that the supervisor starts; `serve MODEL` runs `up` in the foreground."""
+"""`serve`: worker of the supervisor; `serve MODEL`: `up` in the foreground."""
 
 import os
 from pathlib import Path

@@ -93,8 +93,8 @@ def gc(
     """
     from msgspec import structs
 
-    wanted = structs.replace(sweeps.bounds(max_bytes, older_than), agent=agent, is_dry=dry_run)
-    sweeps.show(sweeps.collect(wanted, name, url), json)
+    collection = structs.replace(sweeps.bounds(max_bytes, older_than), agent=agent, is_dry=dry_run)
+    sweeps.show(sweeps.collect(collection, name, url), json)
 
 
 def engine_request(
@@ -117,7 +117,7 @@ def engine_request(
 
 
 def path_of(*parts: str) -> str:
-    """Path of a resource. Raises Misuse for a part that would change the path."""
+    """Path of a resource. Raises Misuse for unsafe parts."""
     odd = [part for part in parts if part in {"", ".", ".."}]
     if odd:
         raise Misuse(f"invalid name `{odd[0]}`")

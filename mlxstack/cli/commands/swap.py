@@ -37,18 +37,18 @@ def swap(
     Steps: drain, park, unload, load, warm.
     """
     with _chosen(preset, url) as chosen:
-        told = _load(name, url, {**chosen, "prepare": prepare, "drain_s": drain})
+        report = _load(name, url, {**chosen, "prepare": prepare, "drain_s": drain})
     if json:
-        as_json(told)
+        as_json(report)
     elif prepare:
-        typer.echo(f"{preset} is here and whole: {size(told['n_bytes'])} in {told['path']}")
+        typer.echo(f"{preset} is here and whole: {size(report['n_bytes'])} in {report['path']}")
     else:
-        _tell(told)
+        _tell(report)
 
 
 @contextmanager
 def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
-    """The body's field for a preset: its name, or the id of a copy for the time of the call.
+    """Body field of a preset: its name, or a handover id.
 
     The service takes no path from a client, since any page or user of this machine can be one.
     A file in the home shows that the caller is its owner. Raises SetupError for an invalid file.
@@ -87,13 +87,14 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
         copy.unlink(missing_ok=True)
 
 
-def _tell(told: dict[str, Any]) -> None:
-    rows = [(s["name"], f"{s['ms']:.1f}", s["n_bytes"], _what(s)) for s in told["steps"]]
+def _tell(report: dict[str, Any]) -> None:
+    rows = [(s["name"], f"{s['ms']:.1f}", s["n_bytes"], _what(s)) for s in report["steps"]]
     table(("STEP", "MS", "BYTES", "WHAT"), rows)
-    held = told["active_bytes"]
+    held = report["active_bytes"]
     typer.echo(
-        f"{told['before']} was changed for {told['model']}; MLX held {size(held['after_unload'])} "
-        f"between them, {size(held['before_load'])} before the first was loaded"
+        f"{report['before']} was changed for {report['model']}; "
+        f"MLX held {size(held['after_unload'])} between them, "
+        f"{size(held['before_load'])} before the first was loaded"
     )
 
 

@@ -137,7 +137,7 @@ def _conversation(body: Any) -> "Conversation":
 
 
 def _each(file: Path, work: Line) -> None:
-    """Print one JSON line for each line of a file; a line that fails says why."""
+    """Print a JSON line per input line, failures included."""
     import msgspec
 
     from mlxstack.core.errors import StackError

@@ -80,6 +80,10 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Machines that compute it together, this one first."),
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay attached.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run.")] = False,
     sets: Set = None,
@@ -103,8 +107,10 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if bool(models) == (mode is not None):
         raise Misuse("name what to serve, or a mode by --mode")
     if not models or len(models) > 1:
-        if ctx or slots or kv_bits or draft or dry_run:
-            raise Misuse("--ctx, --slots, --kv-bits, --draft and --dry-run go with one model")
+        if ctx or slots or kv_bits or draft or hosts or dry_run:
+            raise Misuse(
+                "--ctx, --slots, --kv-bits, --draft, --hosts and --dry-run go with one model"
+            )
         front = Front(name or mode or FRONT, mode, host, port)
         _up_gateway(front, models or [], tuple(sets or ()), foreground, if_needed, json)
         return
@@ -112,6 +118,8 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
     if draft is not None:
         texts += [f"model.draft={draft}", "speculation=auto"]
+    if hosts is not None:
+        texts.append(f"hosts=[{hosts}]")
     sizes = model_request.sizes_of(ctx, slots, kv_bits)
     found = model_request.request_for(models[0], home, sizes, tuple(texts))
     wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
@@ -128,7 +136,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 def _up_one(
     wanted: "LaunchRequest", loaded: "LoadedPreset", foreground: bool, if_needed: bool, json: bool
 ) -> "ServiceState | None":
-    """Start a service; returns the one that runs already, where that is enough."""
+    """Start a service, or return the sufficient running one."""
     import asyncio
 
     from mlxstack.cli.services import launch
@@ -152,7 +160,7 @@ def _up_one(
 
 
 class Front(NamedTuple):
-    """A gateway as it was asked for."""
+    """Start request of a gateway."""
 
     name: str
     mode: str | None
@@ -224,7 +232,7 @@ def restart(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Stop a service and start it again from its preset, read anew."""
+    """Restart a service from its preset, read again."""
     from mlxstack.cli.services import gateway, launch
     from mlxstack.cli.services.memory_refusal import check_memory
     from mlxstack.cli.target import is_gateway, known_service
@@ -255,7 +263,7 @@ def restart(
 
 
 def _owner(name: str, home: "Home") -> "ServiceState | None":
-    """Whose the name is; who is about to leave is waited for, and what the dead left is cleared."""
+    """Owner of the name, after departures and cleaning of dead ones."""
     from mlxstack.host import services
     from mlxstack.host.process import wait_gone
     from mlxstack.host.service_state import Phase, owner
@@ -281,8 +289,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
     props = asyncio.run(running_props(plan.url, preset))
     if json:
-        told = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
-        as_json(_facts(state, began) | told)
+        notes = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
+        as_json(_facts(state, began) | notes)
         return
     seconds = time.monotonic() - began
     total = plan.n_slots * plan.n_ctx
@@ -292,8 +300,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     )
     for remark in props.remarks:
         note(f"warning: {remark}")
-    for said in props.template_notes:
-        note(f"warning: chat template: {said}")
+    for finding in props.template_notes:
+        note(f"warning: chat template: {finding}")
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 

@@ -1,4 +1,4 @@
-"""`verify`: every path of KV on the real weights, in a few minutes."""
+"""`verify`: checks all KV paths on real weights, in minutes."""
 
 import os
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""Estimate of a model for `plan` and `spec`: KV per layer kind, total, fit."""
+"""Estimate for `plan` and `spec`: KV per layer kind, sum, fit."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.preset import ServiceKind
+from mlxstack.core.preset import LiveSharingMode, ServiceKind
 from mlxstack.host.memory_budget import MemoryBudget
 from mlxstack.policy.capacity import (
     ServiceLoad,
@@ -18,7 +18,8 @@ from mlxstack.policy.capacity import (
     need,
 )
 from mlxstack.policy.capacity_advice import Advice, CapacityRequest, advise, nearest
-from mlxstack.policy.kv_geometry import Geometry, Layer, quantized
+from mlxstack.policy.kv_geometry import PLAIN_BITS, Geometry, Layer, quantized
+from mlxstack.policy.live_sharing import MIN_TOKENS, LiveSharing
 from mlxstack.service.plan_candidate import Candidate
 
 CONTEXTS = tuple(4096 * 2**n for n in range(6))
@@ -28,7 +29,7 @@ DISK_TOKENS = 50_000
 
 
 class KindRow(Struct, frozen=True):
-    """Layers that keep the same: their numbers, and bytes per token and layer, or in all."""
+    """Layers of one kind: count, and bytes per token or in all."""
 
     kind: str
     layers: tuple[int, ...]
@@ -58,7 +59,7 @@ class Spec(Struct, frozen=True):
 
 
 class PrecisionFit(Struct, frozen=True):
-    """One KV precision: bytes of one context, and how many agents have room."""
+    """KV precision with bytes of a context, and agents that fit."""
 
     bits: int
     kv_bytes: int
@@ -74,7 +75,7 @@ class ContextRow(Struct, frozen=True):
 
 
 class CapacityCell(Struct, frozen=True):
-    """All bytes of so many slots with so much context."""
+    """Bytes of `n_slots` slots with `n_ctx` tokens each."""
 
     n_slots: int
     n_ctx: int
@@ -83,7 +84,7 @@ class CapacityCell(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """Whether slots x context fit; if not, other settings that do.
+    """Fit of slots x context, or settings that do fit.
 
     `over_budget` tells by how much their KV exceeds the engine's budget; "" where it does not.
     """
@@ -100,11 +101,27 @@ class Fit(Struct, frozen=True):
     max_agents: int
 
 
+class SharedFit(Struct, frozen=True):
+    """KV of agents with a common beginning, copied and shared.
+
+    They begin with the same `n_tokens`. `is_on`: the preset shares them; then all other figures
+    count one copy.
+    """
+
+    n_agents: int
+    n_tokens: int
+    copied_bytes: int
+    shared_bytes: int
+    max_agents_copied: int
+    max_agents: int
+    is_on: bool
+
+
 class Forecast(Struct, frozen=True):
-    """Everything that `plan` tells of one preset; `disk_bytes_50k` is an agent of that length.
+    """Forecast of a preset; `disk_bytes_50k` is a 50,000-token agent.
 
     `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`; 0 for a
-    model without slots.
+    model without slots. `shared` is None unless the agents begin with tokens that can be shared.
     """
 
     preset: str
@@ -116,6 +133,7 @@ class Forecast(Struct, frozen=True):
     disk_bytes_50k: int
     contexts: tuple[ContextRow, ...]
     matrix: tuple[CapacityCell, ...]
+    shared: SharedFit | None = None
 
 
 def spec_of(candidate: Candidate) -> Spec:
@@ -138,10 +156,19 @@ def spec_of(candidate: Candidate) -> Spec:
 
 
 def forecast(
-    candidate: Candidate, memory: MemoryBudget, wanted: ServiceLoad, contexts: Sequence[int]
+    candidate: Candidate,
+    memory: MemoryBudget,
+    wanted: ServiceLoad,
+    contexts: Sequence[int],
+    n_shared: int = 0,
 ) -> Forecast:
-    """The forecast for `wanted`, which is `candidate.load` with other slots or context."""
-    dense = wanted.geometry
+    """The forecast for `wanted`, which is `candidate.load` with other slots or context.
+
+    The agents begin with the same `n_shared` tokens.
+    """
+    dense, shared = wanted.geometry, _shared(candidate, wanted, memory.usable, n_shared)
+    if shared is not None and shared.is_on:
+        wanted = replace(wanted, n_shared=shared.n_tokens)
     return Forecast(
         preset=candidate.preset.name,
         spec=spec_of(candidate),
@@ -156,11 +183,12 @@ def forecast(
             for n in SLOTS
             for n_ctx in contexts
         ),
+        shared=shared,
     )
 
 
 def fit(load: ServiceLoad, usable: int) -> Fit:
-    """Whether a load fits, and the way there if not."""
+    """Fit of a load, or advice to make it fit."""
     from mlxstack.service.memory_check import over_budget, settings
 
     parts, is_fitting = need(load), fits(load, usable)
@@ -182,13 +210,32 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
 def recommendation(
     candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
 ) -> tuple[Advice, ...]:
-    """The candidates that could carry so many agents of so much context, the best first."""
+    """Candidates that carry these agents and contexts, best first."""
     wishes = []
     for one in candidates:
         load = replace(one.load(memory.half_bytes, memory.total), n_slots=n_agents, n_ctx=n_ctx)
         load = replace(load, geometry=one.geometry(memory.half_bytes))
         wishes.append(CapacityRequest(one.preset.name, load, one.n_trained))
     return advise(wishes, memory.usable)
+
+
+def _shared(
+    candidate: Candidate, load: ServiceLoad, usable: int, n_tokens: int
+) -> SharedFit | None:
+    cache, kv = candidate.preset.prefix_cache, candidate.preset.kv
+    n_shared = LiveSharing(cache.block_size, MIN_TOKENS).split_point(min(n_tokens, load.n_ctx))
+    if not n_shared or load.n_slots < 2 or (kv.bits < PLAIN_BITS and kv.quantized_start):
+        return None
+    sharing = replace(load, n_shared=n_shared)
+    return SharedFit(
+        n_agents=load.n_slots,
+        n_tokens=n_shared,
+        copied_bytes=need(load).kv,
+        shared_bytes=need(sharing).kv,
+        max_agents_copied=max_agents(load, usable),
+        max_agents=max_agents(sharing, usable),
+        is_on=cache.enabled and cache.live_sharing is LiveSharingMode.AUTO,
+    )
 
 
 def _kv_budget(candidate: Candidate, load: ServiceLoad, usable: int) -> int:

@@ -21,7 +21,7 @@ from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
 from mlxstack.policy.simulation.workload import Workload, draw_agents
 
 WORK = Workload(span_s=60.0, n_asks=(20, 40), pause_s=5.0)
-"""Coding agents that all work at the same time: a tool call or two between two requests."""
+"""Concurrent coding agents, with a tool call or two between requests."""
 
 HEADS = ("PRIORITY", "REQUESTS", "SLOT P50", "P95", "MAX", "FIRST TOKEN P50", "P95", "MAX")
 
@@ -36,7 +36,7 @@ class Scenario(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """A scenario and what came of it; `tps` is generated tokens per second of work."""
+    """Scenario and its outcome; `tps`: generated tokens per working second."""
 
     scenario: Scenario
     report: SimulationReport
@@ -59,18 +59,18 @@ def read_scenario(name: str) -> Scenario:
 
 
 def at_work(scenario: Scenario, n_agents: int) -> Scenario:
-    """The same with so many coding agents at work."""
+    """Scenario with `n_agents` coding agents at work."""
     return replace(scenario, workload=replace(WORK, n_agents=n_agents))
 
 
 def served_by(scenario: Scenario, preset: Preset) -> Scenario:
-    """The same with the slots and the limits of a preset."""
+    """Scenario with the slots and limits of a preset."""
     machine = replace(scenario.machine, n_slots=preset.slots.count)
     return replace(scenario, machine=machine, limits=limits_of(preset, None))
 
 
 def as_fast_as(scenario: Scenario, metrics: str) -> Scenario:
-    """The same at the speeds that a service tells at /metrics. Raises SetupError.
+    """Machine with the speeds at a service's /metrics. Raises SetupError.
 
     A step is split into its fixed part and its rows as `Machine` does by default.
     """

@@ -6,7 +6,15 @@ import typer
 from msgspec import Struct
 
 from mlxstack.cli.output import facts, table
-from mlxstack.cli.plan.estimate import DISK_TOKENS, Fit, Forecast, KindRow, Spec, spec_of
+from mlxstack.cli.plan.estimate import (
+    DISK_TOKENS,
+    Fit,
+    Forecast,
+    KindRow,
+    SharedFit,
+    Spec,
+    spec_of,
+)
 from mlxstack.cli.units import size, tokens
 from mlxstack.host.memory_budget import MemoryBudget
 from mlxstack.policy.capacity import need
@@ -20,7 +28,7 @@ ADVICE_LEAST = ("WEIGHTS", "KV BITS", "NEEDS")
 
 
 class PlanRow(Struct, frozen=True):
-    """One model of the table: bytes at 16-bit KV; `kv_bytes` by tokens of context."""
+    """Table row of a model, at 16-bit KV: `kv_bytes` by context."""
 
     preset: str
     geometry: str
@@ -30,7 +38,7 @@ class PlanRow(Struct, frozen=True):
 
 
 class AdviceRow(Struct, frozen=True):
-    """One preset of the ranking. `options` are what to add to `mlx-stack up`."""
+    """Ranked preset; `options` are additions for `mlx-stack up`."""
 
     preset: str
     verdict: str
@@ -55,7 +63,7 @@ def show_spec(spec: Spec) -> None:
 
 
 def show_forecast(found: Forecast) -> None:
-    """The sum, the contexts in three precisions, and the matrix of slots and contexts."""
+    """Show the sum, contexts by precision, and slots by context."""
     spec, memory, wanted = found.spec, found.memory, found.wanted
     title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
     lines = (
@@ -68,6 +76,7 @@ def show_forecast(found: Forecast) -> None:
         ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
         ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
         ("wanted", _verdict(wanted, memory)),
+        *([] if found.shared is None else [("shared", _sharing(found.shared))]),
     )
     facts(lines)
     typer.echo()
@@ -129,7 +138,7 @@ def advice_rows(ranked: Sequence[Advice], memory: MemoryBudget) -> list[AdviceRo
 
 
 def show_advice(rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, n_ctx: int) -> None:
-    """The ranking for so many agents with so much context."""
+    """Show the ranking for a number of agents and context."""
     typer.echo(
         f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
         f"({size(memory.usable)} for models of {size(memory.total)})"
@@ -198,6 +207,15 @@ def _verdict(fit: Fit, memory: MemoryBudget) -> str:
     if fit.n_bytes <= memory.usable:
         return f"{asked}: does not fit: {fit.over_budget}{helps}"
     return f"{asked}: does not fit into {size(memory.usable)}{helps}"
+
+
+def _sharing(fit: SharedFit) -> str:
+    on = "is on" if fit.is_on else "is off, and not counted"
+    return (
+        f"{fit.n_agents} agents share {fit.n_tokens:,} tokens: {size(fit.copied_bytes)} of KV in "
+        f"copies, {size(fit.shared_bytes)} in one; {fit.max_agents_copied} or {fit.max_agents} "
+        f"such agents fit; prefix_cache.live_sharing {on}"
+    )
 
 
 def _show_contexts(found: Forecast) -> None:

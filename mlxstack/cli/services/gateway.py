@@ -38,7 +38,7 @@ from mlxstack.service.memory_check import MemoryRoom, refuse_if_too_big, room_in
 from mlxstack.service.plan_candidate import Candidate, excerpts, of_many
 
 IDLE_UNLOAD_S = 1800.0
-"""Idle time after which a member leaves memory where its preset does not say."""
+"""Default idle time of a member, without one in its preset."""
 
 READY_S = 60.0
 """Seconds in which a gateway must answer; its members have their own."""
@@ -47,7 +47,7 @@ LEAST_PCT, MOST_PCT = 1, 90
 
 
 class MemberPlan(Struct, frozen=True):
-    """A member as it was asked for, and as its process serves it, with `n_bytes` of memory."""
+    """Member as requested and as served, with `n_bytes` of memory."""
 
     wanted: LaunchRequest
     preset: Preset
@@ -56,7 +56,7 @@ class MemberPlan(Struct, frozen=True):
 
 
 class GatewayPlan(Struct, frozen=True):
-    """A gateway that can be started, of which nothing is written down yet."""
+    """Startable gateway, before anything is written."""
 
     name: str
     server: ServerSpec
@@ -80,7 +80,7 @@ def prepare(
     linger_s: float = LINGER_S,
     **listening: Any,
 ) -> PlannedGateway:
-    """Check everything that can be checked, and write down the specs of all processes.
+    """Check a start, and write the specs of all processes.
 
     Raises as `plan` does, and SlotTaken for a member that runs already.
     """
@@ -143,7 +143,7 @@ def plan(
 def write(
     found: GatewayPlan, home: Home, running: Mapping[str, ServiceSpec] | None = None
 ) -> PlannedGateway:
-    """Write down the specs of all processes but those of `running` members. Raises SetupError."""
+    """Write all specs, except of `running` members. Raises SetupError."""
     kept = running or {}
     members = tuple(
         _member(one, kept.get(one.preset.name) or _written(one, home)) for one in found.members
@@ -161,7 +161,7 @@ def write(
 
 
 def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) -> ServerSpec:
-    """Server section of a member behind a gateway: on loopback, with keys of the gateway only."""
+    """Loopback server section of a member, with the gateway's keys."""
     keys = [
         replace(key, key=digest_of(internal_key(secret, key)))
         for key in map(as_key, server.api_keys)
@@ -180,7 +180,7 @@ def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) ->
 
 
 def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate | None]:
-    """Planner input by the files of each model, else by those of the hub; None where unknown.
+    """Planner inputs from files, or the hub; None where unknown.
 
     Raises SetupError where one would not even fit alone.
     """
@@ -205,7 +205,7 @@ def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate |
 def _with_shares(
     members: Sequence[tuple[Preset, Candidate | None]], budget: int, memory: MemoryBudget
 ) -> list[tuple[Preset, int]]:
-    """Each preset with its own KV budget, and the bytes that it may take in all.
+    """Presets with KV budgets, and the bytes that each may take.
 
     Of the memory that is left when all are loaded, each whose share is not set gets a part in
     proportion to its KV. One of unknown size takes all that the members leave which are never
@@ -326,7 +326,7 @@ def _refuse_twins(name: str, names: Sequence[str]) -> None:
 
 
 def _refuse_other_keys(server: ServerSpec, presets: Sequence[Preset]) -> None:
-    """Raises SetupError where a member has keys that the gateway would not ask for."""
+    """Raise SetupError for member keys that the gateway lacks."""
     for one in presets:
         if one.server.api_keys and one.server.api_keys != server.api_keys:
             raise SetupError(

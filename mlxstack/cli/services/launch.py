@@ -40,7 +40,7 @@ QUIET = {
     "PYTHONUTF8": "1",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
-"""Each line at once, in UTF-8, and none about PyTorch, which nobody needs here."""
+"""Worker environment: unbuffered UTF-8 lines, no PyTorch warnings."""
 
 SAVING_S = PARKING_S + 3.0
 FAILED_START_PATIENCE_S = 2.0
@@ -48,48 +48,48 @@ PROBE_S = 0.1
 LOG_LINE = re.compile(r"\S+ \S+ (?:(?:INFO|WARNING|ERROR) \S+|\[supervisor \d+\]) (.+)")
 ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
 DOWNLOADING = "downloading "
-"""So begins the line by which a worker tells, again and again, how much of its model came in."""
+"""Prefix of the log lines of a worker's load progress."""
 
 
 class LaunchRequest(Struct, frozen=True):
-    """Start request: a preset by name or path, and `--set` texts, from folder `cwd`."""
+    """Start request: preset name or path, `--set` texts, folder `cwd`."""
 
     preset: str
     sets: tuple[str, ...]
     cwd: Path
 
 
-def resolve(wanted: LaunchRequest, home: Home) -> presets.LoadedPreset:
+def resolve(request: LaunchRequest, home: Home) -> presets.LoadedPreset:
     """The preset after the environment and the command line. Raises SetupError."""
     over: list[Override] = overrides.from_environment(os.environ)
-    over += [overrides.from_option(text) for text in wanted.sets]
-    return presets.load(wanted.preset, home, over, wanted.cwd)
+    over += [overrides.from_option(text) for text in request.sets]
+    return presets.load(request.preset, home, over, request.cwd)
 
 
-def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> ServiceSpec:
-    """Check everything that can be checked, and write down what the worker is to serve."""
+def prepare(request: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> ServiceSpec:
+    """Check a start, and write the worker's spec."""
     make_home(home)
     preset = _with_port(loaded.preset)
     preflight.check(preset, home)
     fitted = memory_refusal.check_memory(preset, home, os.environ)
     if fitted.unchecked is not None:
         note(f"warning: {fitted.unchecked}")
-    return write(wanted, fitted.preset, home)
+    return write(request, fitted.preset, home)
 
 
-def write(wanted: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
+def write(request: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
     """Write down what the worker is to serve."""
     write_json(home.preset_file(preset.name), preset)
     env = hardware.for_mlx(os.environ)
     return ServiceSpec(
         name=preset.name,
         root=str(home.root),
-        preset=wanted.preset,
+        preset=request.preset,
         url=url_of(preset.server),
         worker=(*_worker_command(), str(home.preset_file(preset.name))),
         env=env | {"MLX_STACK_HOME": str(home.root)} | QUIET,
-        overrides=wanted.sets,
-        cwd=str(wanted.cwd),
+        overrides=request.sets,
+        cwd=str(request.cwd),
         n_slots=preset.slots.count,
         n_ctx=preset.slots.n_ctx,
         patience=RestartPolicy(grace_s=preset.server.drain_s + SAVING_S),
@@ -97,13 +97,13 @@ def write(wanted: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
 
 
 def url_of(server: ServerSpec) -> str:
-    """Where a client on this computer finds the service."""
+    """URL of the service for local clients."""
     host = reachable(server.host)
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
 def start(plan: ServiceSpec, timeout_s: float, progress: Callable[[str], None]) -> ServiceState:
-    """Start in the background and wait until healthy. Raises Broken with the reason.
+    """Start in the background until healthy. Raises Broken.
 
     A download that goes on may take as long as it takes. Whatever goes wrong, Ctrl-C included,
     nothing is left running.
@@ -119,7 +119,7 @@ def start(plan: ServiceSpec, timeout_s: float, progress: Callable[[str], None]) 
 def wait_for(
     state: ServiceState, timeout_s: float, progress: Callable[[str], None]
 ) -> ServiceState:
-    """Wait until a service that somebody else started is healthy. Raises Broken."""
+    """Wait until a service of another launch is healthy. Raises Broken."""
     return asyncio.run(_until_healthy(state.plan, None, timeout_s, progress))
 
 
@@ -129,7 +129,7 @@ async def _until_healthy(
     timeout_s: float,
     progress: Callable[[str], None],
 ) -> ServiceState:
-    deadline, told = time.monotonic() + timeout_s, ""
+    deadline, last_line = time.monotonic() + timeout_s, ""
     async with Client(plan.url, timeout_s=5.0) as client:
         while time.monotonic() < deadline:
             _raise_if_dead(plan, process)
@@ -138,8 +138,8 @@ async def _until_healthy(
             if state is not None and state.worker is not None and health.is_ready:
                 return state
             line = _last_line(plan)
-            if _said(line).startswith(DOWNLOADING) and line != told:
-                deadline, told = time.monotonic() + timeout_s, line
+            if _said(line).startswith(DOWNLOADING) and line != last_line:
+                deadline, last_line = time.monotonic() + timeout_s, line
             progress(_said(line) or health.message)
             await asyncio.sleep(PROBE_S)
     raise Broken(
@@ -149,7 +149,7 @@ async def _until_healthy(
 
 
 async def probe(client: Client) -> HealthResponse:
-    """The health of a service; one that does not answer is not ready."""
+    """Health of a service; without an answer it is not ready."""
     try:
         return await client.health()
     except Unreachable as why:

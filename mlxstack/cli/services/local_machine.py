@@ -35,7 +35,7 @@ class LocalActions(Struct, frozen=True):
     modes: tuple[str, ...]
 
     def described_presets(self) -> dict[str, str]:
-        """Return the presets, each with size, fit and download state of its model.
+        """Presets with size, fit and download state of their models.
 
         A child process computes the sizes of models that are not downloaded: it takes seconds.
         """
@@ -52,30 +52,30 @@ class LocalActions(Struct, frozen=True):
         return found | dict(zip(known, described, strict=True))
 
     def log(self, service: str) -> list[str]:
-        """Return the last lines of the log of a service, as far back as one page."""
+        """Last lines of a service's log, at most a page."""
         return tail(Home(self.home).log_file(service), LOG_LINES)
 
     async def switch_mode(self, mode: str) -> str:
         """Output of a command. Raises Broken with its error.
 
-        Whoever leaves the dashboard meanwhile leaves no half of a switch: the command goes on.
+        The command runs to its end, also when the dashboard is left meanwhile.
         """
-        with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
-            process = self._begin(mode, told, errors)
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            process = self._begin(mode, output, errors)
             # A subprocess of asyncio's own would be killed with its loop.
             while process.poll() is None:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
-            said = _lines(errors if process.returncode else told)
+            lines = _lines(errors if process.returncode else output)
         if process.returncode:
-            raise Broken(said[-1].removeprefix("error: ") if said else "the command failed")
-        return ", ".join(said)
+            raise Broken(lines[-1].removeprefix("error: ") if lines else "the command failed")
+        return ", ".join(lines)
 
-    def _begin(self, mode: str, told: IO[bytes], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
+    def _begin(self, mode: str, output: IO[bytes], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             [*COMMAND, "mode", "switch", "--", mode],
             env={**os.environ, "MLX_STACK_HOME": str(self.home)},
             stdin=subprocess.DEVNULL,
-            stdout=told,
+            stdout=output,
             stderr=errors,
             start_new_session=True,
         )
@@ -89,17 +89,17 @@ def here(home: Home) -> LocalActions:
 
 
 def _described(found: Candidate, room: MemoryRoom) -> str:
-    """Size of the weights, whether the preset fits into memory, and whether they are here."""
+    """Weight bytes, fit of the preset, and presence on disk."""
     try:
-        told = size(found.weights.n_bytes())
+        weights = size(found.weights.n_bytes())
         refuse_if_too_big(found, room)
         fit = "fits"
     except BadRequest:
-        told, fit = "size unknown", ""
+        weights, fit = "size unknown", ""
     except SetupError:
         fit = "too big"
     place = "on disk" if found.is_measured else "not downloaded"
-    return f"{told:>{SIZE}}  {fit:<7}  {place:<14}  {found.preset.model.id}"
+    return f"{weights:>{SIZE}}  {fit:<7}  {place:<14}  {found.preset.model.id}"
 
 
 def _lines(file: IO[bytes]) -> list[str]:

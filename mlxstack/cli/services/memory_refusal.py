@@ -1,4 +1,4 @@
-"""Refuses a start that does not fit into memory, with the sum and alternatives."""
+"""Refusal of starts beyond the memory, with sum and alternatives."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ SMALLEST_PCT, LARGEST_PCT = 1, 90
 
 
 class FittedPreset(Struct, frozen=True):
-    """A preset that fits beside what runs; `unchecked` says why nothing is known of it."""
+    """Preset that fits now; `unchecked`: reason for unknown needs."""
 
     preset: Preset
     unchecked: str | None = None

@@ -1,4 +1,4 @@
-"""Switches to a mode: check, stop, start its gateway and members, and roll back on failure."""
+"""Mode switch: check, stop, start gateway and members, or roll back."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ from mlxstack.service.memory_check import MemoryRoom
 
 
 class ServiceCondition(StrEnum):
-    """A service before the switch. STALE: it runs with other settings, or does not answer."""
+    """Earlier condition of a service; STALE: other settings, or no answer."""
 
     RIGHT = "right"
     STALE = "stale"
 
 
 class ModeChange(Struct, frozen=True):
-    """Names of services: first all of `stop` end, then `start` begin one after another.
+    """Service names of a switch: `stop` all, then `start` in order.
 
     Members that are only loaded when they are asked for are `on_demand`; the gateway of the mode,
     which answers at `url`, and the one before it are in none of these.
@@ -46,7 +46,7 @@ class ModeChange(Struct, frozen=True):
 
 
 def difference(running: Mapping[str, ServiceCondition], wanted: Sequence[str]) -> ModeChange:
-    """The least change from what runs to what is wanted, in the order of `wanted`."""
+    """Minimum change from running to wanted services, in their order."""
     keep = tuple(name for name in wanted if running.get(name) is ServiceCondition.RIGHT)
     return ModeChange(
         stop=tuple(name for name in running if name not in keep),
@@ -59,7 +59,7 @@ Say = Callable[[str], None]
 
 
 class ModeBefore(Struct, frozen=True):
-    """A service that ran before the switch, with what it served: a preset, or a gateway."""
+    """Service before the switch, with its preset or gateway."""
 
     plan: ServiceSpec
     served: Preset | GatewaySpec
@@ -77,7 +77,7 @@ def requests_of(name: str, home: Home) -> list[LaunchRequest]:
 
 
 def switch(name: str, home: Home, say: Say) -> ModeChange:
-    """Make the gateway of a mode and its members the services that run.
+    """Make a mode's gateway and members the running services.
 
     Raises Broken after going back, and SlotTaken while another switch goes on.
     """
@@ -154,7 +154,7 @@ def _apply(
 
 
 def _again(wanted: GatewayPlan, before: list[ModeBefore]) -> list[GatewayMember]:
-    """Members of the gateway that goes on, at the ports that they had last."""
+    """Members of a continuing gateway, at their last ports."""
     ports = {one.preset.name: one.preset.server for one in wanted.members}
     spec = next(one.served for one in before if one.plan.name == wanted.name)
     if not isinstance(spec, GatewaySpec):
@@ -166,7 +166,7 @@ def _again(wanted: GatewayPlan, before: list[ModeBefore]) -> list[GatewayMember]
 
 
 def _on_demand(change: ModeChange, wanted: GatewayPlan) -> ModeChange:
-    """Leave those to their first request that have no room beside the others, or do not stay."""
+    """Defer members without room, or non-resident ones, to first use."""
     members = {one.preset.name: one for one in wanted.members}
     kinds = {name: one.preset.server.resident for name, one in members.items()}
     free = wanted.budget - sum(members[name].n_bytes for name in change.keep)
@@ -236,7 +236,7 @@ def _presets(former: list[GatewaySpec], home: Home) -> dict[str, Preset]:
 
 
 def _is_same(wanted: GatewayPlan, presets: Mapping[str, Preset], spec: GatewaySpec) -> bool:
-    """Whether a gateway is the wanted one, and its members have the wanted settings."""
+    """Whether a gateway and its members have the wanted settings."""
     return (
         (wanted.name, wanted.server, wanted.budget) == (spec.name, spec.server, spec.budget)
         and [_shown(one) for one in spec.members]

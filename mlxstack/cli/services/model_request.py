@@ -26,7 +26,7 @@ SIZE_KEYS = {"slots.count": "n_slots", "slots.n_ctx": "n_ctx", "kv.bits": "bits"
 
 
 class ModelRequest(Struct, frozen=True):
-    """A preset's name or file with its `--set` texts; `derived` tells how it was made."""
+    """Preset by name or file with `--set` texts; `derived`: its origin."""
 
     preset: str
     sets: tuple[str, ...]
@@ -41,7 +41,7 @@ def sizes_of(ctx: str | None, slots: int | None, kv_bits: int | None) -> SlotSiz
 def request_for(
     wanted: str, home: Home, given: SlotSizes, sets: tuple[str, ...] = ()
 ) -> ModelRequest:
-    """The preset that serves what was named; for a model one is derived and written down.
+    """Preset for a name; models get a derived one, written down.
 
     A model that runs already under its name keeps its preset. Raises SetupError.
     """
@@ -60,7 +60,7 @@ def request_for(
 
 
 def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
-    """Write a preset of the user's own. Raises SetupError, SlotTaken where the name is used."""
+    """Write a user's preset. Raises SetupError, SlotTaken if it exists."""
     path = home.presets / f"{name}.yaml"
     if not presets.NAME.fullmatch(name):
         raise SetupError(f"`{name}` cannot be the name of a preset; use letters, digits, dashes")
@@ -82,7 +82,7 @@ def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
 def candidate_for(
     wanted: str, home: Home, memory: MemoryBudget, sets: tuple[str, ...] = ()
 ) -> Candidate:
-    """Planner input for a preset, a model, or a config file. Raises SetupError."""
+    """Planner input of a preset, model or config. Raises SetupError."""
     over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets)]
     file = expanded(wanted)
     if file.suffix == ".json" and file.is_file():
@@ -105,8 +105,8 @@ def show_reasons(derived: DerivedPreset) -> None:
 
 def _sections(given: SlotSizes) -> list[tuple[str, str]]:
     slots = {"count": given.n_slots, "n_ctx": given.n_ctx}
-    told = ", ".join(f"{key}: {value}" for key, value in slots.items() if value is not None)
-    found = [("slots", f"{{{told}}}")] if told else []
+    sizes = ", ".join(f"{key}: {value}" for key, value in slots.items() if value is not None)
+    found = [("slots", f"{{{sizes}}}")] if sizes else []
     return [*found, ("kv", f"{{bits: {given.bits}}}")] if given.bits is not None else found
 
 

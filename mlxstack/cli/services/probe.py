@@ -27,10 +27,10 @@ NO_PROPS = PropsResponse(0, GenerationSettings(0))
 
 
 class ServiceHealthLevel(StrEnum):
-    """HEALTHY: it answers. DEGRADED: it answers that it cannot serve, as while loading.
+    """Health level. HEALTHY: answers. DEGRADED: answers, but cannot serve now.
 
     DOWN: it is supervised but does not answer. CRASHED: its supervisor is gone or gave up.
-    STOPPED: somebody ended it.
+    STOPPED: it was ended on request.
     """
 
     HEALTHY = "healthy"
@@ -41,11 +41,12 @@ class ServiceHealthLevel(StrEnum):
 
 
 class ServiceStatus(Struct, frozen=True):
-    """One service; `total_ctx` is tokens of all slots, `since` seconds since the epoch.
+    """Status of a service; `total_ctx` counts all slots' tokens.
 
-    `uptime_s` and `memory_bytes` are of the worker that runs; 0 without one. MLX holds
-    `mlx_active_bytes` of that in arrays and `mlx_cache_bytes` of freed buffers, as the worker
-    itself reports; Metal buffers are not always part of a process's resident memory.
+    `since` is in seconds since the epoch. `uptime_s` and `memory_bytes` are of the worker that
+    runs; 0 without one. MLX holds `mlx_active_bytes` of that in arrays and `mlx_cache_bytes` of
+    freed buffers, as the worker itself reports; Metal buffers are not always part of a process's
+    resident memory.
     """
 
     name: str
@@ -115,7 +116,7 @@ def survey(home: Home, is_recent_only: bool = False) -> SystemStatus:
 
 
 def _is_old(home: Home, service: ServiceStatus) -> bool:
-    """Stopped for more than a day: the state file is not written after that."""
+    """Whether stopped for over a day, by the state file."""
     if service.state is not ServiceHealthLevel.STOPPED:
         return False
     return time.time() - home.state_file(service.name).stat().st_mtime > FORGET_S
@@ -144,7 +145,7 @@ def processes(home: Home) -> list[ProcessStatus]:
 def classify(
     state: ServiceState, is_owned: bool, health: HealthResponse | None
 ) -> tuple[ServiceHealthLevel, str]:
-    """The condition of a service, and a word on it. `health` None: it does not answer."""
+    """Condition of a service, with a note; `health` None: no answer."""
     if not is_owned:
         if state.phase is Phase.STOPPED:
             return ServiceHealthLevel.STOPPED, ""
@@ -213,7 +214,7 @@ async def _see(home: Home, state: ServiceState) -> ServiceStatus:
 
 
 async def running_props(url: str, preset: Preset) -> PropsResponse:
-    """The properties of a running service; empty ones where it does not tell us."""
+    """Properties of a running service; empty without an answer."""
     key = os.environ.get(KEY_VARIABLE) or usable_key(preset)
     async with Client(url, key, timeout_s=PROBE_TIMEOUT_S) as client:
         with suppress(Unreachable, StackError):

@@ -27,7 +27,7 @@ N_AGENTS = (3, 1)
 
 
 class StartOffer(Struct, frozen=True):
-    """A preset, and the options of `up` with which it fits into this machine."""
+    """Preset, with options of `up` to fit this machine."""
 
     preset: str
     n_agents: int
@@ -35,7 +35,7 @@ class StartOffer(Struct, frozen=True):
 
 
 def service_of(home: Home, model: str) -> str:
-    """Name of the running service `model`, else of one that serves this preset or model."""
+    """Running service named `model`, or serving that preset or model."""
     if model in [state.plan.name for state in services.running(home)]:
         return model
     reference = model_reference.resolve(model, home)
@@ -47,7 +47,7 @@ def service_of(home: Home, model: str) -> str:
 
 
 def name_of(home: Home, name: str | None, url: str | None, model: str | None) -> str | None:
-    """The option `--name`, or the service that `--model` starts. Raises Misuse for both."""
+    """Name of `--name`, or started by `--model`. Raises Misuse for both."""
     if model is None:
         return name
     if name is not None or url is not None:
@@ -74,7 +74,7 @@ def running_or_offered(home: Home, purpose: str) -> ServiceTarget:
 
 
 def recommended() -> StartOffer:
-    """The preset that `plan` recommends for coding agents. Raises SetupError if none fits."""
+    """Preset that `plan` recommends for coding agents. Raises SetupError."""
     for n_agents in N_AGENTS:
         words = ("plan", "--recommend", "--agents", str(n_agents), "--ctx", CTX, "--json")
         for one in _own_command(*words)["presets"]:
@@ -87,15 +87,15 @@ def recommended() -> StartOffer:
 
 
 def start(model: str, *options: str) -> str:
-    """Run `mlx-stack up`, whose progress goes to stderr; the name of the service."""
+    """Run `mlx-stack up` with its progress; the service's name."""
     return str(_own_command("up", model, *options, "--if-needed", "--json")["name"])
 
 
 def _own_command(*words: str) -> dict[str, Any]:
-    """JSON of another `mlx-stack` command; its failure ends this one with the same exit code."""
+    """JSON of another `mlx-stack` command; its failure is the exit."""
     command = [sys.executable, "-m", "mlxstack.cli.main", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ, check=False)
     if done.returncode:
         sys.exit(done.returncode)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

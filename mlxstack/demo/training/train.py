@@ -163,7 +163,7 @@ def two_optimizers() -> Any:
 
 
 class Trainer:
-    """The model and its optimiser, one step at a time, with a checkpoint to go on from."""
+    """The model and its optimizer, one step at a time, with a checkpoint to go on from."""
 
     def __init__(self, work: Path, seed: int) -> None:
         mx.random.seed(seed)

@@ -158,7 +158,7 @@ class Batch:
         self._in_flight: InFlightStep | None = None
         self.rows: list[BatchRow] = []
         self._broken: list[tuple[BatchRow, Exception]] = []
-        self.is_ahead = has_gpu()
+        self.is_ahead = has_gpu() and runner.can_run_ahead
         self.costs = costs
         self.draft_model = draft_model
         self.n_calls = 0

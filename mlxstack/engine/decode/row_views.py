@@ -20,7 +20,12 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from mlxstack.engine.model.prefixed_cache import PrefixedArray, PrefixedKVCache
+from mlxstack.engine.model.prefixed_cache import (
+    PrefixedArray,
+    PrefixedKVCache,
+    cut_tokens,
+    length,
+)
 
 
 class RaggedArray(mx.array):
@@ -55,7 +60,13 @@ class RaggedArray(mx.array):
         return RaggedArray([array.astype(dtype) for array in self.arrays])
 
     def __rmatmul__(self, left: mx.array) -> "RaggedArray":
-        return RaggedArray([left[i : i + 1] @ array for i, array in enumerate(self.arrays)])
+        rows = mx.split(left, len(self.arrays))
+        return RaggedArray([_times(row, one) for row, one in zip(rows, self.arrays, strict=True)])
+
+
+def _times(row: mx.array, array: Any) -> Any:
+    # The matrix product of an array refuses other right operands before Python asks these.
+    return array.__rmatmul__(row) if isinstance(array, PrefixedArray) else row @ array
 
 
 def row_of(value: Any, index: int) -> Any:
@@ -206,7 +217,7 @@ def view(caches: Sequence[Any], counts: Sequence[int], is_padded: bool = False) 
 
 
 def _bounds(cache: Any, n: int, length: int) -> list[tuple[int, int]]:
-    """Which of `length` stored keys each of the last `n` tokens sees."""
+    """Mask of the `length` stored keys for each of the last `n` tokens."""
     window = cache.max_size if isinstance(cache, RotatingKVCache) else length
     return [(max(0, end - window), end) for end in range(length - n + 1, length + 1)]
 
@@ -224,16 +235,12 @@ def _masks(cache: Any, n: int, **options: Any) -> list[Any]:
 
 
 def _length(keys: Any) -> int:
-    """Number of keys in an array, or in the arrays of quantized or prefixed ones."""
-    if isinstance(keys, PrefixedArray):
-        return keys.n_tokens
-    return int((keys if isinstance(keys, mx.array) else keys[0]).shape[2])
+    """Number of keys of a row."""
+    return keys.n_tokens if isinstance(keys, PrefixedArray) else length(keys)
 
 
 def _part(arrays: Any, *bounds: int) -> Any:
     """The keys or values between the bounds."""
     if isinstance(arrays, PrefixedArray):
         return arrays.first(bounds[1])
-    if isinstance(arrays, mx.array):
-        return arrays[..., slice(*bounds), :]
-    return tuple(a[..., slice(*bounds), :] for a in arrays)
+    return cut_tokens(arrays, *bounds)

@@ -1,4 +1,4 @@
-"""Disk tier of the prefix cache: writes segments once, reads them back, saves slot files.
+"""Disk tier: writes segments once, reads them, and saves slot files.
 
 Arrays are touched on the MLX thread only; files by a writer and a reader thread, which post
 their results back to the MLX thread.
@@ -74,7 +74,7 @@ class DiskTier:
         return n_known
 
     def write(self, shelved: IndexedContext) -> None:
-        """Write the part of this context in the background that lies in memory alone."""
+        """Write in the background what of the context is in memory alone."""
         keys = (*shelved.segments, *shelved.checkpoints)
         self._writing.write([key for key in keys if not self._memory.is_on_disk(key)])
 
@@ -106,11 +106,11 @@ class DiskTier:
         return self._writing.n_copied
 
     def incremental_pack(self, context: SlotContext) -> IncrementalPack:
-        """Packs what will be written of this context, ahead of `save` or `write`."""
+        """Incremental pack of this context for a later `save` or `write`."""
         return IncrementalPack(context, self.parker)
 
     def check(self, context: SlotContext, name: str) -> None:
-        """Raises BadRequest for a bad name, Conflict for one that another kind of file has.
+        """Raise BadRequest for a bad name, Conflict for a foreign file.
 
         Raises Unsupported for caches that cannot be stored.
         """
@@ -121,7 +121,7 @@ class DiskTier:
     def save(
         self, context: SlotContext, slot: int, name: str, started: float
     ) -> "Future[SlotSaveResult]":
-        """Write what is not on disk yet, the slot file last; timed from `started` on.
+        """Write missing KV, then the slot file; timed from `started`.
 
         After `check`.
         """
@@ -149,7 +149,7 @@ class DiskTier:
         return self._writing.after(finish)
 
     def put(self, context: SlotContext, shelved: IndexedContext) -> None:
-        """Check a context that is all written, and record it for the agent, if any.
+        """Verify a written context, and record it for its agent.
 
         Missing records are written again when the context is stored the next time.
         """
@@ -176,7 +176,7 @@ class DiskTier:
         return self._restoring.start(wanted)
 
     def load(self, keys: Sequence[str], then: Callable[[], None]) -> None:
-        """Read records from disk into memory, then call `then` on the MLX thread.
+        """Load records into memory, then call `then` on the MLX thread.
 
         Records that cannot be read are invalidated; `then` has to look again.
         """
@@ -187,7 +187,7 @@ class DiskTier:
         )
 
     def export(self, plan: ReusePlan, tokens: tuple[int, ...], salt: str) -> "Future[Manifest]":
-        """Write what a plan for these tokens takes; the manifest of what is on disk then."""
+        """Write a plan's KV for these tokens; returns its manifest."""
         nodes = self._memory.index.nodes
         begun = self._writing.promised(plan.keys)
         writes = self._writing.write([key for key in plan.keys if self._is_unwritten(key)])
@@ -216,7 +216,7 @@ class DiskTier:
         records_of: Callable[[Manifest, Sequence[KVFileHeader]], Sequence[Record]],
         done: "Future[int]",
     ) -> None:
-        """Index files that another service sent; how many tokens they hold is the result.
+        """Index the files of another service; the future has their tokens.
 
         `records_of` raises Damaged when they are not what the manifest says; so does the future.
         """
@@ -247,7 +247,7 @@ class DiskTier:
         self._reader.shutdown(wait=True)
 
     def _note(self, data: bytes) -> None:
-        """Keep this beside the KV; the next note makes up for one that was not kept."""
+        """Save a note beside the KV; failures leave it for later."""
         self._writing.after(lambda: self._store.note(self._identity, data))
 
     def _anchor(self, context: SlotContext, manifest: Manifest) -> None:
@@ -286,11 +286,11 @@ class DiskTier:
             self._memory.invalidate(key)
 
     def _is_invalidated(self, key: str) -> bool:
-        """Whether the index believes in a file that is no longer there."""
+        """Whether the index has a file that is gone."""
         return self._memory.get(key) is None and not self._store.has(self._identity, key)
 
     def _is_unwritten(self, key: str) -> bool:
-        """Whether a record must be written: in memory, and not on disk or being written.
+        """Whether a record is in memory and neither on disk nor pending.
 
         A file that the index does not know may lack its parent: the store compares headers.
         """

@@ -1,4 +1,4 @@
-"""KV exchange: offers cached KV to other services, and takes theirs in. Runs on the MLX thread."""
+"""KV exchange on the MLX thread: export and import of cached KV."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,7 +22,7 @@ Tokens = tuple[int, ...]
 
 
 class KVExchange:
-    """One per engine. KV of this `identity` is exchanged as files of the disk tier."""
+    """KV exchange of one engine, as files of its `identity`."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class KVExchange:
         self._layouts: list[Layout] = []
 
     def match(self, tokens: Tokens, salt: str) -> int:
-        """How many of the first tokens are cached, in a slot, in memory or on disk."""
+        """Cached tokens at the prompt's start: in slot, memory or disk."""
         return max(self._stored(tokens, salt).position, self._nearest(tokens, salt)[0])
 
     def export(self, tokens: Tokens, salt: str, result: "Future[Manifest]") -> None:
-        """Write the cached KV of the first tokens to disk, piece by piece; its manifest."""
+        """Write the cached KV of the first tokens; returns the manifest."""
         spec = self._slot_kv.memory.spec
         if not (spec.enabled and spec.disk.enabled):
             raise Unsupported(

@@ -1,4 +1,4 @@
-"""The KV of a prefix that several contexts share: one copy, never changed."""
+"""KV of a prefix that several contexts share: one immutable copy."""
 
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
@@ -48,7 +48,7 @@ class LivePrefix:
         return [array[..., start:stop, :] for layer in self.layers for array in layer]
 
     def cut(self, n_tokens: int) -> "LivePrefix":
-        """Its first tokens, in the same buffers; the same object for the same length."""
+        """The first tokens in the same buffers; cached by length."""
         whole = self.whole
         if n_tokens == whole.n_tokens:
             return whole

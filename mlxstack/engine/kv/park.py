@@ -1,4 +1,4 @@
-"""Parking: packs contexts into the prefix cache, piece by piece, and restores them.
+"""Parking: packs contexts into the prefix cache, and restores them.
 
 Runs on the MLX thread. Long contexts are packed in steps, so that decoding never waits for all.
 """
@@ -26,7 +26,7 @@ Piece = tuple[int, int]
 
 
 class IndexedContext(Struct, frozen=True):
-    """A context in the index: its path, its checkpoints, and which of these keys are new."""
+    """Context in the index: path, checkpoints, and its new keys."""
 
     segments: tuple[str, ...]
     checkpoints: tuple[str, ...]
@@ -41,7 +41,7 @@ class ContextParker:
         self._memory = memory
 
     def park(self, context: SlotContext, now: float) -> IndexedContext:
-        """Keep a copy of what is not known yet of this context, in memory."""
+        """Copy the unknown part of this context to memory."""
         shelved = self.index_context(context, now)
         self._memory.pin_in_memory((*shelved.segments, *shelved.checkpoints))
         self._recall(context, shelved, now)
@@ -74,7 +74,7 @@ class ContextParker:
                 retention.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
 
     def _recall(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
-        """Copy to memory the records of this context that lie on disk only, without a read.
+        """Copy a context's records on disk to memory, without a read.
 
         Where the context left a segment before its end, only the file has the rest.
         """
@@ -89,7 +89,7 @@ class ContextParker:
                 self._memory.put(self._memory.index.nodes[key].record, part, now)
 
     def index_context(self, context: SlotContext, now: float) -> IndexedContext:
-        """Put what is not known yet of this context into the index, to be written and let go."""
+        """Index the unknown part of this context, for writing only."""
         context.checkpoint()
         chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
@@ -109,7 +109,7 @@ class ContextParker:
     def hold_in_prefix(
         self, context: SlotContext, path: Sequence[PathStep], n_tokens: int, now: float
     ) -> None:
-        """Let segments of its first `n_tokens` look into the shared prefix of a context."""
+        """Rebase segments of the first `n_tokens` onto a context's shared prefix."""
         for step in prefix_index.cut_path(tuple(path), min(n_tokens, context.n_shared)):
             node = self._memory.index.nodes[step.key]
             if step.upto == prefix_index.end_of(node.record) and not node.is_writing:
@@ -140,7 +140,7 @@ class ContextParker:
         n_room: int,
         now: float,
     ) -> None:
-        """Make the context the parked prefix of the plan; all its keys are in memory.
+        """Restore the parked prefix of the plan, which is in memory.
 
         The tokens of `shared`, which is no longer than the plan, are held and not copied. There is
         room for `n_room` tokens.
@@ -155,6 +155,11 @@ class ContextParker:
             fresh.room(n_room),
         )
         marks = [self._memory.get(plan.checkpoint)] if plan.checkpoint else []
+        fresh.note_sources(
+            [step.key for step in plan.path],
+            [plan.checkpoint] if plan.checkpoint else [],
+            fresh.room(n_room),
+        )
         fresh.load(
             request.tokens[: plan.position],
             spans,
@@ -205,9 +210,10 @@ class ContextParker:
         return key, True
 
     def _trail(self, context: SlotContext) -> KnownPrefix | None:
-        """Position of the parent segment; for less than a block, a segment of its own is better.
+        """Position of the parent segment, where it is worth sharing.
 
-        The one it shares may be long and another agent's, and would be stored and kept with it.
+        For less than a block, an own segment is better: the parent may be long and another
+        agent's, and would be stored and kept with it.
         """
         trail = context.parent_segment()
         return trail if trail and trail.n_common >= self._memory.spec.block_size else None
@@ -242,7 +248,7 @@ class IncrementalPack:
         return self._context.version == self._version
 
     def go_on(self) -> bool:
-        """Pack a piece; False when at most one is left, or the context has changed."""
+        """Pack a piece; False at the last one or after a change."""
         if self._n_left == 0 or not self.is_current:
             return False
         self._n_left -= 1
@@ -250,7 +256,7 @@ class IncrementalPack:
 
 
 class BackgroundSteps:
-    """Runs long work in steps; `post` runs a function on the MLX thread between two steps.
+    """Runs long work in steps on the MLX thread, through `post`.
 
     While `is_decoding`, pauses between the steps bound the delay of tokens.
     """
@@ -260,7 +266,7 @@ class BackgroundSteps:
         self._is_decoding = is_decoding
 
     def run(self, step: Callable[[], bool], end: End) -> None:
-        """Take steps until one returns False, then call `end` with None or the error."""
+        """Step until one returns False, then call `end` with any error."""
         began = time.perf_counter()
         try:
             is_more = step()
@@ -274,7 +280,7 @@ class BackgroundSteps:
         self._rest(now + REST * (now - began), lambda: self.run(step, end))
 
     def _rest(self, due: float, go_on: Callable[[], None]) -> None:
-        """Continue in the first step after `due`, or in the next one while no slot decodes."""
+        """Continue after `due`, or at once while no slot decodes."""
 
         def wake() -> None:
             if self._is_decoding() and time.perf_counter() < due:

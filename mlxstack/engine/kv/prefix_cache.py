@@ -1,4 +1,4 @@
-"""Prefix cache: KV arrays in memory beside the live slots, with index, retention, eviction.
+"""Prefix cache: parked KV in memory, with index, retention and eviction.
 
 Runs on the MLX thread.
 """
@@ -28,7 +28,7 @@ from mlxstack.policy.retention import Retention
 from mlxstack.policy.reuse_plan import ReusePlan
 
 SLACK = 0.05
-"""Share of the budget freed beyond what is needed, so that not every turn has to evict."""
+"""Extra share of the budget per eviction, so that few are needed."""
 
 
 class PrefixCache:
@@ -61,7 +61,7 @@ class PrefixCache:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all arrays in memory but those that live contexts hold too."""
+        """Bytes of arrays in memory, without those of live contexts."""
         live = self.live_prefixes()
         prefixes = sum(prefix.n_bytes for prefix in self._in_prefix if prefix not in live)
         return self.index.memory_bytes - sum(self._in_prefix.values()) + prefixes
@@ -107,14 +107,14 @@ class PrefixCache:
         self._transient.difference_update(keys)
 
     def on_disk(self, record: prefix_index.Record, now: float) -> None:
-        """Mark a record as on disk. One that is only written through leaves memory."""
+        """Mark a record as on disk; write-through ones leave memory."""
         self.insert(record, StorageTier.DISK, now)
         if record.key in self._transient:
             self._transient.discard(record.key)
             self._drop(record.key, StorageTier.MEMORY)
 
     def invalidate(self, key: str) -> None:
-        """A file is gone or damaged: what cannot be reached without it is forgotten too."""
+        """Invalidate a lost file, and all records that need it."""
         node = self.index.nodes.get(key)
         if node is None:
             return
@@ -124,7 +124,7 @@ class PrefixCache:
             self.invalidate_all(key)
 
     def invalidate_all(self, key: str) -> None:
-        """Forget a record and everything that continues it, wherever it lies, named or not."""
+        """Invalidate a record and all that continue it, in every tier."""
         doomed = [key]
         for each in doomed:
             doomed.extend(self.index.nodes[each].children)
@@ -138,7 +138,7 @@ class PrefixCache:
         return StorageTier.DISK in self.index.nodes[key].tiers
 
     def release(self, keys: Sequence[str]) -> int:
-        """Drop these records, root first, from memory unless an agent claims them; bytes freed."""
+        """Release unclaimed records from memory, root first; the bytes freed."""
         before = self.n_bytes
         for key in reversed(keys):
             if not self.index.nodes[key].agents:
@@ -166,7 +166,7 @@ class PrefixCache:
         return before - self.n_bytes
 
     def prefix_of(self, path: Sequence[PathStep]) -> tuple[LivePrefix | None, int]:
-        """The shared prefix with whose arrays a path begins, and how many of its tokens."""
+        """Shared prefix at the start of a path, and its tokens."""
         prefix, n_tokens = None, 0
         for step in path:
             part = self._kept.get(step.key)
@@ -176,7 +176,7 @@ class PrefixCache:
         return prefix, n_tokens
 
     def _candidates(self) -> Iterable[eviction.EvictionCandidate]:
-        """What may be evicted; no bytes are freed where a live context holds the same arrays."""
+        """Eviction candidates in memory; arrays of live contexts free no bytes."""
         live = self.live_prefixes()
         for entry in eviction.entries(self.index):
             part = self._kept[entry.key]
@@ -184,7 +184,7 @@ class PrefixCache:
             yield replace(entry, n_bytes=0) if is_live else entry
 
     def _let_go(self, key: str) -> None:
-        """Take the arrays of a record out of memory, if they are there."""
+        """Remove a record's arrays from memory, if present."""
         part = self._kept.pop(key, None)
         self._held.discard(id(part))
         if isinstance(part, PrefixSegment):
@@ -208,7 +208,7 @@ class PrefixCache:
     def match(
         self, chain: BlockHashes, tokens: Sequence[int], trail: KnownPrefix | None
     ) -> PrefixMatch:
-        """Longest known prefix of these tokens, to the token where a segment ends in a block.
+        """Longest known prefix, up to the token in its last segment.
 
         A segment beyond the last known block ends before the next block would be full.
         """
@@ -231,7 +231,7 @@ class PrefixCache:
     def match_in_block(
         self, match: PrefixMatch, chain: BlockHashes, tokens: Sequence[int]
     ) -> PrefixMatch:
-        """The match extended into the next block, to the token where the segments diverge."""
+        """Extend a match into the next block, up to the divergence."""
         nodes, n_full = self.index.nodes, match.covered // self.spec.block_size
         if not n_full:
             return match
@@ -254,7 +254,7 @@ class PrefixCache:
         return self.match(chain, tokens, KnownPrefix(leaf, longest)) if leaf else match
 
     def insert(self, record: prefix_index.Record, place: StorageTier, now: float) -> None:
-        """A record lies in this place now; what ends inside a block is found by its end."""
+        """Index a record in this tier, and its end inside a block."""
         self.index.insert(record, place, now)
         end = prefix_index.end_of(record)
         if end % self.spec.block_size:
@@ -262,7 +262,7 @@ class PrefixCache:
             self._ends.setdefault(end, {})[record.key] = start
 
     def check(self) -> None:
-        """Assert that the index is sound and knows exactly the arrays kept. O(records + blocks)."""
+        """Assert that index and arrays agree. O(records + blocks)."""
         prefix_index_check.check_index(self.index, self.retention)
         parked = {key for key, node in self.index.nodes.items() if StorageTier.MEMORY in node.tiers}
         assert parked == set(self._kept), f"{len(parked ^ set(self._kept))} arrays are amiss"
@@ -278,7 +278,7 @@ class PrefixCache:
         return whole, block_hash.extend(self._root(tenant, 0), tokens[: self.quantized_start - 1])
 
     def chain_of(self, context: SlotContext) -> BlockHashes:
-        """The block chain of what a context holds; only what it gained since is hashed."""
+        """Block hashes of a context; only new tokens are hashed."""
         start, known = self._root(context.salt, len(context)), context.chain
         if known is None or known.root != start.root:
             known = start

@@ -1,4 +1,4 @@
-"""Prefix lookup: how much of a prompt is cached, and why not more."""
+"""Prefix lookup: cached tokens of a prompt, and the miss reason."""
 
 from array import array
 from collections import OrderedDict
@@ -24,7 +24,7 @@ MOST_PROMPT_BYTES = 64 << 20
 """Bytes of all last prompts; a small KV budget gives them less."""
 
 PROMPT_SHARE = 32
-"""The last prompts take at most this part of the KV budget: 1 / PROMPT_SHARE."""
+"""Maximum KV budget of the last prompts: 1 / PROMPT_SHARE."""
 
 KEY_BYTES = 80
 """A block key in a chain: 32 bytes, and what Python adds."""
@@ -75,7 +75,10 @@ class PrefixLookup:
     def find(
         self, request: Request, slots: Sequence[SlotContext], slot: int, *, may_read: bool = True
     ) -> tuple[ReusePlan, CacheMiss | None]:
-        """The best restore point of the prompt, on disk if it `may_read`, and the miss."""
+        """Best restore point of the prompt, and the miss.
+
+        KV on disk counts if it `may_read`.
+        """
         chains, before = self._chains(request), self._before(request, slots)
         clues = self._clues(request, chains, before)
         if not request.use_cache:
@@ -97,7 +100,7 @@ class PrefixLookup:
         return reuse_plan.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
 
     def remember(self, request: Request) -> None:
-        """Record the prompt of an assigned slot, for shared prefixes and the agent's next miss."""
+        """Record an assigned prompt, for shared prefixes and later misses."""
         chains = self._chains(request)
         self._shared_prefixes.observe(_conversation(request, chains[0]), chains[0], request)
         name = request.agent or request.display_name
@@ -124,7 +127,7 @@ class PrefixLookup:
         return self._prompts.get(agent)
 
     def keys_of(self, agent: str) -> tuple[str, ...]:
-        """The records that hold the longest known part of its last prompt, root first."""
+        """Records of an agent's longest known last prompt, root first."""
         last = self._prompts.get(agent)
         if last is None:
             return ()
@@ -147,12 +150,12 @@ class PrefixLookup:
         )
 
     def forget(self, agent: str) -> None:
-        """The next prompt of this agent is compared to nothing of its own."""
+        """Forget the agent's last prompt as reference for misses."""
         if last := self._prompts.pop(agent, None):
             self.n_bytes -= last.n_bytes
 
     def _is_over(self) -> bool:
-        """Whether the last prompts take too many bytes; the newest one is always kept."""
+        """Whether the last prompts exceed their bytes; one always stays."""
         return len(self._prompts) > 1 and self.n_bytes > self._most_bytes
 
     def _chains(self, request: Request) -> tuple[BlockHashes, ...]:
@@ -192,7 +195,7 @@ class PrefixLookup:
         )
 
     def _before(self, request: Request, slots: Sequence[SlotContext]) -> Sequence[int]:
-        """The prompt to which this one is compared: the agent's last, else the nearest live one."""
+        """Reference prompt: the agent's last, else the nearest live one."""
         last = self._last(request)
         if last is not None:
             return last.tokens
@@ -206,14 +209,14 @@ class PrefixLookup:
 
 
 def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
-    """The miss, with what the prompt would have had to go on with."""
+    """Cache miss with the tokens of the cached continuation."""
     if miss is None or miss.at is None:
         return miss
     return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
 
 
 def _conversation(request: Request, chain: BlockHashes) -> str:
-    """Conversation of a request: agent, session hint, else its tokens after the head."""
+    """Conversation by agent, session hint, else first tokens."""
     head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
     head_hash = block_hash.hash_at(
         chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS)
@@ -222,7 +225,7 @@ def _conversation(request: Request, chain: BlockHashes) -> str:
 
 
 def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -> ReuseSource:
-    """A live context as a source, to the token where it can be cut."""
+    """Reuse source of a live context, up to its cuttable end."""
     n_common = 0
     is_usable = source is KVSource.SLOT or context.is_storable
     if context.salt == request.salt and is_usable:
@@ -257,7 +260,7 @@ class PrefixOverlapCache:
         return self._known[key]
 
     def promised(self, request_id: str, other_id: str) -> int:
-        """Prompt tokens that the prefill of the other request computes too, if worth a wait.
+        """Prompt tokens of another request's prefill, if worth a wait.
 
         A context that can be cut is forked to the token, any other one at its checkpoints.
         """

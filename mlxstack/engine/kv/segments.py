@@ -1,4 +1,4 @@
-"""Segments: packed KV of a token range, and the codec between segments and KV files.
+"""Segments: packed KV of a token range, and their file codec.
 
 All sliceable layers of a segment are packed into one array per shape and dtype (two at most for
 ordinary models), because Metal limits the number of live buffers.
@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
@@ -37,7 +38,7 @@ BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class PackedSegment(Struct, frozen=True):
-    """KV of the tokens [start, end): arrays of shape (parts, heads, end - start, dim).
+    """Packed KV of [start, end), as arrays (parts, heads, tokens, dim).
 
     `order` names the group of every part, layer by layer; parts of one group keep their order.
     """
@@ -54,7 +55,7 @@ class PackedSegment(Struct, frozen=True):
 
 
 class PrefixSegment(Struct, frozen=True):
-    """KV of the tokens [start, end) in the arrays of a shared prefix, not copied."""
+    """KV of [start, end) in a shared prefix's arrays, not copied."""
 
     start: int
     end: int
@@ -70,16 +71,17 @@ Segment = PackedSegment | PrefixSegment
 
 
 def pieces(start: int, end: int, n_shared: int = 0) -> list[tuple[int, int]]:
-    """[start, end) cut at the multiples of `CUT`, and where a shared prefix ends."""
+    """[start, end) cut at multiples of `CUT` and at the prefix end."""
     cuts = {start, *range(start - start % CUT + CUT, end, CUT), end}
     return list(pairwise(sorted(cuts | ({n_shared} if start < n_shared < end else set()))))
 
 
 def segment_of(context: SlotContext, start: int, end: int) -> Segment:
-    """The sliceable layers of these tokens: in the context's shared prefix, or packed."""
+    """Segment of these tokens: packed, or in the shared prefix."""
     prefix = context.prefix
     if prefix is not None and end <= prefix.n_tokens:
         return PrefixSegment(start, end, prefix.whole)
+    context.note_packed(start, end)
     return pack(context, start, end)
 
 
@@ -168,7 +170,7 @@ def _signature(part: mx.array) -> tuple[Any, ...]:
 
 
 def _unpack(segment: Segment, start: int, stop: int) -> list[mx.array]:
-    """The parts in layer order, each (1, heads, stop - start, dim), counted in the segment."""
+    """Parts in layer order, (1, heads, stop - start, dim)."""
     if isinstance(segment, PrefixSegment):
         return segment.prefix.span(segment.start + start, segment.start + stop)
     taken = [0] * len(segment.groups)
@@ -185,7 +187,7 @@ CHECKPOINT = "checkpoint"
 
 
 class RecordMeta(Struct, frozen=True):
-    """The `meta` of a KV file: its place in the index, and how its planes are to be unpacked.
+    """The `meta` of a KV file: index position and plane layout.
 
     `names` are hex: the block keys of a segment, or the one name of a checkpoint's tokens.
     """
@@ -196,24 +198,31 @@ class RecordMeta(Struct, frozen=True):
 
 
 def file_of(record: prefix_index.Record, part: Segment | StateCheckpoint, identity: str) -> KVFile:
-    """The file of a record. The planes look into the arrays; only a shared prefix is copied."""
+    """File of a record; planes are views, except of shared prefixes."""
     if isinstance(part, PrefixSegment):
         part = _packed(part.start, part.end, part.prefix.span(part.start, part.end))
     if isinstance(part, PackedSegment):
         assert isinstance(record, prefix_index.SegmentMeta)
         names = tuple(name.hex() for name in record.blocks)
-        kind, start, end = SEGMENT, part.start, part.end
     else:
         assert isinstance(record, prefix_index.CheckpointMeta)
         names = (record.state.hex(),)
-        kind, start, end = CHECKPOINT, 0, part.position
-    about = RecordMeta(record.parent, names, json.dumps(layout_of(part)))
+    return file_with(RecordMeta(record.parent, names, ""), record.key, part, identity)
+
+
+def file_with(
+    about: RecordMeta, key: str, part: PackedSegment | StateCheckpoint, identity: str
+) -> KVFile:
+    """The file of these arrays; `about` gets their layout."""
+    about = replace(about, layout=json.dumps(layout_of(part)))
     planes = tuple(to_plane(array) for array in arrays_of(part))
-    return KVFile(record.key, kind, identity, start, end, planes, _text(about))
+    if isinstance(part, PackedSegment):
+        return KVFile(key, SEGMENT, identity, part.start, part.end, planes, _text(about))
+    return KVFile(key, CHECKPOINT, identity, 0, part.position, planes, _text(about))
 
 
 def part_of(file: KVFile) -> PackedSegment | StateCheckpoint:
-    """The arrays of a file. Raises Damaged when its meta is not ours."""
+    """Arrays of a file. Raises Damaged for foreign meta."""
     layout = json.loads(meta_of(file.meta).layout)
     arrays = [from_plane(plane) for plane in file.tensors]
     if file.kind == SEGMENT:
@@ -235,11 +244,11 @@ def record_of(head: KVFileHeader) -> prefix_index.Record:
 
 
 Layout = tuple[list[int], list[tuple[str, int, int, int]]]
-"""Order of the parts of a segment; dtype, parts, heads and dim of each of its arrays."""
+"""Layout of a segment: order of parts, shapes and dtypes."""
 
 
 def layout_of_head(head: KVFileHeader) -> Layout:
-    """Layout of the segment in a file. Raises Damaged when it is of other tokens than it says."""
+    """Segment layout in a file. Raises Damaged for other tokens."""
     if any(len(dims) != 4 or dims[2] != head.end - head.start for _, dims in head.shapes):
         raise Damaged(f"the arrays of the KV file {head.key} do not fit its tokens")
     order: list[int] = json.loads(meta_of(head.meta).layout)
@@ -247,7 +256,7 @@ def layout_of_head(head: KVFileHeader) -> Layout:
 
 
 def layouts(runner: ModelRunner, maker: CacheFactory) -> list[Layout]:
-    """Layouts that the segments of a model have: plain and quantized ones may differ."""
+    """Layouts of a model's segments, plain and quantized."""
     found: list[Layout] = []
     for n_tokens in {0, maker.quantized_start}:
         context = SlotContext(maker).new_empty(n_tokens)
@@ -264,7 +273,7 @@ def parents_first(head: KVFileHeader) -> tuple[bool, int, int]:
 
 
 def check_cover(name: str, manifest: Manifest, heads: Sequence[KVFileHeader]) -> None:
-    """Raises Damaged unless the segments follow each other from 0 to the last token.
+    """Raise Damaged unless segments cover 0 to the last token.
 
     Each one may begin before the end of the one before, which is used up to there.
     """

@@ -1,4 +1,4 @@
-"""A context: the live caches of a slot, one per layer, plus the exact tokens they contain."""
+"""Slot context: live caches, one per layer, and their exact tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from mlxstack.policy.prefix_index import KnownPrefix
 MOST_CHECKPOINTS = 8
 
 COUNT_EVERY = 64
-"""Tokens between two counts of the bytes: walking through all layers is not free."""
+"""Tokens between byte counts, each of which visits all layers."""
 
 
 class StateCheckpoint(Struct, frozen=True):
@@ -80,7 +80,7 @@ class SlotContext:
 
     @property
     def is_storable(self) -> bool:
-        """Whether every layer is of a kind that can be stored and rebuilt."""
+        """Whether every layer's cache can be stored and rebuilt."""
         return all(
             cache_adapters.is_sliceable(leaf) or cache_adapters.is_stateful(leaf)
             for leaf in self.leaves
@@ -88,7 +88,7 @@ class SlotContext:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the live caches and the checkpoints, which others may share, and the draft.
+        """Bytes of caches, checkpoints and draft, whether or not shared elsewhere.
 
         A prefix that is shared live does not count.
         """
@@ -115,9 +115,9 @@ class SlotContext:
 
     @property
     def can_share(self) -> bool:
-        """Whether a prefix can be shared with other contexts: none that is ever quantized."""
+        """Whether prefixes can be shared: never with later quantization."""
         is_shareable = any(cache_adapters.can_share(leaf) for leaf in self.leaves)
-        return is_shareable and self.is_storable and not self._maker.can_quantize
+        return is_shareable and self.is_storable and not self._maker.quantized_start
 
     def share(self, n_tokens: int) -> LivePrefix:
         """The first `n_tokens` for another context, in arrays that both can hold.
@@ -135,7 +135,7 @@ class SlotContext:
         return self.prefix.cut(n_tokens)
 
     def adopt(self, prefix: LivePrefix) -> None:
-        """Hold the arrays of a prefix with the same tokens instead of own ones."""
+        """Replace own arrays by those of an equal prefix."""
         self._rebase(prefix, len(self))
 
     def _rebase(self, prefix: LivePrefix | None, n_tokens: int) -> None:
@@ -151,7 +151,7 @@ class SlotContext:
         self.prefix, self._counted = prefix, None
 
     def assign(self, salt: str, agent: str | None, n_prompt: int = 0) -> None:
-        """Set the tenant and agent of these tokens, and how many of them are a prompt."""
+        """Set tenant, agent and the prompt's length."""
         self.salt, self.agent, self.n_prompt = salt, agent, n_prompt
 
     def clear(self) -> None:
@@ -171,11 +171,11 @@ class SlotContext:
 
     @property
     def quantized_start(self) -> int:
-        """The position at which the KV is quantized; 0 if it never is, or from the start."""
+        """Position of KV quantization; 0 for never, or from the start."""
         return self._maker.quantized_start
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The model has just put the KV of these tokens into the caches."""
+        """Note tokens whose KV the model has just appended."""
         self.tokens.extend(tokens)
         self.version += 1
         if self._is_prefilled or len(tokens) > 1:
@@ -185,22 +185,30 @@ class SlotContext:
 
     @property
     def is_cuttable(self) -> bool:
-        """Whether the last tokens can be dropped now, to any position above the floor."""
+        """Whether the last tokens can be dropped, down to the floor."""
         return all(cache_adapters.can_cut(leaf) for leaf in self.leaves)
 
     def set_parent_segment(self, leaf: str) -> None:
-        """All tokens of now are known to the memory, in the path that ends in segment `leaf`."""
+        """Set segment `leaf` as parent of all current tokens."""
         self._leaf = leaf
         self._n_anchored = len(self.tokens)
 
     def parent_segment(self) -> KnownPrefix | None:
-        """The segment to which this context was anchored last, and how much still agrees."""
+        """Last parent segment, and how many tokens still agree with it."""
         return (
             KnownPrefix(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
         )
 
+    def note_packed(self, start: int, end: int) -> None:
+        """Hook of `engine.distributed`: these tokens were packed, to be parked next."""
+
+    def note_sources(
+        self, segments: Sequence[str], checkpoints: Sequence[str], n_room: int
+    ) -> None:
+        """Hook of `engine.distributed`: `load` is next, with the KV of these keys."""
+
     def new_empty(self, n_tokens: int = 0) -> "SlotContext":
-        """An empty context for the same model, with the kinds of caches that suit `n_tokens`."""
+        """Empty context of the same model, with caches for `n_tokens`."""
         fresh = SlotContext(self._maker)
         fresh.caches = self._maker.make(n_tokens)
         return fresh
@@ -228,7 +236,7 @@ class SlotContext:
             self._leaf, self._n_anchored = None, 0
 
     def room(self, n_tokens: int) -> int:
-        """Of these tokens, those whose room can be reserved now.
+        """Number of these tokens whose room can be reserved now.
 
         Below `quantized_start` only up to it: the rest is quantized, and smaller.
         """
@@ -236,14 +244,14 @@ class SlotContext:
         return min(n_tokens, due) if due and not self.min_rewind else n_tokens
 
     def reserve(self, n_tokens: int) -> None:
-        """Reserve `n_tokens` in every layer that keeps all tokens and has some already."""
+        """Reserve `n_tokens` in every nonempty full-attention layer."""
         most = self.room(n_tokens)
         changed = [cache_adapters.reserve(leaf, most) for leaf in self.leaves]
         if any(changed):
             self._counted = None
 
     def rewind_target(self, position: int) -> int:
-        """Target of `rewind(position)`: the last point up to it that can be rebuilt."""
+        """Target of `rewind(position)`: the last restorable point up to it."""
         position = min(position, len(self.tokens))
         if position == len(self.tokens):
             return position
@@ -288,7 +296,7 @@ class SlotContext:
         return position
 
     def checkpoint(self, spared: int = 0) -> None:
-        """Freeze the stateful layers here; of too many, the second goes (the head is shared).
+        """Checkpoint the stateful layers; of too many, drop the second.
 
         The checkpoint at position `spared` is never the one that goes.
         """
@@ -313,7 +321,7 @@ class SlotContext:
         checkpoints: Sequence[StateCheckpoint],
         prefix: LivePrefix | None = None,
     ) -> None:
-        """Become the context of `tokens`: `parts[i]` are those of the i-th sliceable layer.
+        """Load `tokens`; `parts[i]` belong to the i-th sliceable layer.
 
         They begin after the `prefix` and have the capacity of `cache_adapters.with_room`. The last
         checkpoint must stand at the end when a layer is stateful.
@@ -403,7 +411,7 @@ class SlotContext:
 
 
 def shared_kv(contexts: Sequence[SlotContext]) -> tuple[SharedKVView, ...]:
-    """The prefixes that these contexts share, each once; the tokens that all its holders share."""
+    """Prefixes that these contexts share, and each one's common tokens."""
     holders: dict[LivePrefix, list[int]] = {}
     for slot, context in enumerate(contexts):
         if context.prefix is not None:

@@ -1,4 +1,4 @@
-"""Puts a prompt on a slot: finds what can be reused, parks what would be lost, moves KV."""
+"""Slot preparation: reuse of KV, parking and memory admission."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.prefix_lookup import PrefixLookup
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
+from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing, PrefixUse, saved_bytes
 from mlxstack.policy.prefix_index import PathStep, common_prefix
 from mlxstack.policy.reuse_plan import ReusePlan
 from mlxstack.policy.shared_prefixes import SharedPrefixTokens
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 ROOM_EVERY = 16
 SIBLING_SHARE = 64
-"""The answers of siblings get at most this part of the KV budget."""
+"""Maximum KV budget of sibling answers: 1 / SIBLING_SHARE."""
 
 
 class SlotKVManager:
-    """KV of all slots: reuse, parking, memory admission. Runs on the MLX thread.
+    """KV of all slots: reuse, parking, memory admission. MLX thread only.
 
     A token adds `bytes_per_token` to a live context. The device has room for `array_limit` bytes
     of arrays; 0 without a limit.
@@ -67,7 +67,7 @@ class SlotKVManager:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of all live contexts, and of the last prompts and answers, to compare with.
+        """Bytes of live contexts, last prompts and answers, shared ones once.
 
         A checkpoint that is shared or parked too counts once, and so does a shared prefix.
         """
@@ -103,11 +103,11 @@ class SlotKVManager:
         return self._parker.shared_prefixes.learned
 
     def need(self, request: Request) -> int:
-        """Bytes of live KV for the prompt and the beginning of its answer."""
+        """Bytes of live KV for the prompt and its answer's start."""
         return self.bytes_per_token * room_for(request)
 
     def too_big(self, request: Request) -> OutOfMemory:
-        """The refusal of a request that never fits the KV budget, with the numbers."""
+        """Error for a request beyond the KV budget, with numbers."""
         return OutOfMemory(
             f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the "
             "whole "
@@ -118,11 +118,11 @@ class SlotKVManager:
     def plan(
         self, request: Request, slot: int, *, may_read: bool
     ) -> tuple[ReusePlan, CacheMiss | None]:
-        """Plan the reuse for this prompt in this slot, and explain the miss."""
+        """Plan the reuse for a prompt in a slot; explain the miss."""
         return self.lookup.find(request, self.slots, slot, may_read=may_read)
 
     def load(self, request: Request, plan: ReusePlan, then: Callable[[], None]) -> bool:
-        """Whether parts of the plan must be read from disk first; `then` is called after."""
+        """Start the plan's disk reads, if any; `then` follows."""
         if self.memory.missing(plan):
             for context in self.slots:
                 if context.n_shared and context.salt == request.salt:
@@ -178,6 +178,25 @@ class SlotKVManager:
         self, mine: SlotContext, tokens: Sequence[int], salt: str, path: Sequence[PathStep] = ()
     ) -> LivePrefix | None:
         """The longest prefix of these tokens that live contexts or segments of `path` can share."""
+        donor, longest = self._donor(mine, tokens, salt)
+        existing = self._existing(donor, longest, len(tokens), path)
+        if existing is not None or not longest:
+            return existing
+        # The first split holds the context of the donor twice for a moment.
+        n_bytes = donor.cache_bytes
+        if self.array_limit and mx.get_active_memory() + n_bytes > self.array_limit:
+            return None
+        prefix, now = donor.share(longest), time.monotonic()
+        self._parker.hold_in_prefix(donor, self._parker.path_of(donor), longest, now)
+        return prefix
+
+    def _donor(
+        self, mine: SlotContext, tokens: Sequence[int], salt: str
+    ) -> tuple[SlotContext, int]:
+        """Live context with the longest prefix to share, and its tokens.
+
+        The context itself and 0 if there is none.
+        """
         longest, donor = 0, mine
         for other in self.slots:
             if other is mine or other.salt != salt or not self.sharing.split_point(len(other)):
@@ -186,30 +205,55 @@ class SlotKVManager:
             rank = n_tokens, n_tokens == other.n_shared
             if n_tokens and rank > (longest, longest == donor.n_shared) and other.can_share:
                 longest, donor = n_tokens, other
+        return donor, longest
+
+    def _existing(
+        self, donor: SlotContext, longest: int, n_tokens: int, path: Sequence[PathStep]
+    ) -> LivePrefix | None:
+        """Shared prefix in segments of `path` or the donor, if any."""
         parked, n_parked = self.memory.prefix_of(path)
-        n_parked = self.sharing.split_point(min(n_parked, len(tokens)))
+        n_parked = self.sharing.split_point(min(n_parked, n_tokens))
         is_new = longest > donor.n_shared
         if parked is not None and n_parked >= max(1, longest if is_new else longest + 1):
             return parked.cut(n_parked)
-        # The first split holds the context of the donor twice for a moment.
-        n_bytes = donor.cache_bytes if is_new else 0
-        has_room = not self.array_limit or mx.get_active_memory() + n_bytes <= self.array_limit
-        if not longest or not has_room:
+        return donor.share(longest) if longest and not is_new else None
+
+    def saved_bytes(self, active: Sequence[int], request: Request, slot: int) -> int:
+        """Bytes that these slots and this request save by sharing.
+
+        Of the request only a prefix counts that exists already.
+        """
+        held = [one for i in active if (one := self.slots[i].prefix) is not None]
+        if held and (expected := self._expected_prefix(request, slot)) is not None:
+            held.append(expected)
+        return saved_bytes(
+            [
+                PrefixUse(id(one.whole), one.n_tokens * one.bytes_per_token, one.whole.n_bytes)
+                for one in held
+            ]
+        )
+
+    def _expected_prefix(self, request: Request, slot: int) -> LivePrefix | None:
+        """Existing prefix that `prepare_slot` will give this request."""
+        plan, _ = self.plan(request, slot, may_read=True)
+        mine = self.slots[slot]
+        if self.memory.missing(plan):
             return None
-        prefix = donor.share(longest)
-        if is_new:
-            path, now = self._parker.path_of(donor), time.monotonic()
-            self._parker.hold_in_prefix(donor, path, longest, now)
-        return prefix
+        if plan.source is KVSource.SLOT:
+            n_tokens = min(mine.n_shared, self.sharing.split_point(plan.position))
+            return mine.prefix.cut(n_tokens) if mine.prefix is not None and n_tokens else None
+        tokens = request.tokens[: plan.position]
+        donor, longest = self._donor(mine, tokens, request.salt)
+        return self._existing(donor, longest, len(tokens), plan.path)
 
     def share_restored(self, context: SlotContext) -> None:
-        """Let a context that was read from a slot file hold the prefix of live ones."""
+        """Share the prefix of live ones with a restored context."""
         shared = self._share(context, context.tokens, context.salt)
         if shared is not None:
             context.adopt(shared)
 
     def park(self, context: SlotContext, spared: int = 0) -> IndexedContext | None:
-        """Keep what the memory does not know yet of this context, and write it to disk.
+        """Park unknown KV of this context, and write it to disk.
 
         The context keeps its checkpoint at position `spared`. None if it cannot be kept.
         """
@@ -223,14 +267,14 @@ class SlotKVManager:
         return shelved
 
     def end_request(self, slot: int) -> None:
-        """Detach the context of a finished request; an agent's goes to disk if so configured."""
+        """Detach a finished request's context; write an agent's if configured."""
         self.slots[slot].detach()
         self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self._store_in_pieces(self.slots[slot])
 
     def note_growth(self) -> None:
-        """An idle context has grown: enforce the KV budget at the end of this step."""
+        """Note growth of an idle context; the step enforces the budget."""
         self._is_room_due = True
 
     def maintain(self, turn: int, idle: Sequence[int]) -> None:
@@ -254,7 +298,7 @@ class SlotKVManager:
             self.flush_and_clear(self.slots[slot])
 
     def reserve_memory(self, context: SlotContext, n_bytes: int) -> None:
-        """Make room for a context of `n_bytes` in the place of this one.
+        """Make room for a context of `n_bytes` instead of this one.
 
         Raises OutOfMemory when the budget can never hold it.
         """
@@ -290,7 +334,7 @@ class SlotKVManager:
         self._refuse_beyond_device(n_bytes)
 
     def _shortage(self, n_bytes: int) -> int:
-        """Bytes to ask of the budget so that the device has room for `n_bytes` more."""
+        """Bytes to free so that the device holds `n_bytes` more."""
         if not self.array_limit:
             return 0
         parked = self.memory.n_bytes
@@ -298,7 +342,7 @@ class SlotKVManager:
         return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
 
     def _refuse_beyond_device(self, n_bytes: int) -> None:
-        """Raises OutOfMemory when the device has no room: Metal would end the process."""
+        """Raise OutOfMemory without device memory: Metal would end the process."""
         if self._is_beyond_device(n_bytes):
             self.drop_drafts()
         held = int(mx.get_active_memory())
@@ -320,7 +364,7 @@ class SlotKVManager:
             context.clear()
 
     def park_all(self) -> FlushResult:
-        """Write all contexts that may be on disk; slots stay as they are."""
+        """Write all contexts that may be on disk; slots stay."""
         before = self.archive.n_written
         held = [context for context in self.slots if len(context)]
         for context in held:
@@ -332,16 +376,16 @@ class SlotKVManager:
         return FlushResult(len(held), self.archive.n_written - before)
 
     def store(self, context: SlotContext) -> None:
-        """Write what is not on disk yet of this context; memory lets it go again."""
+        """Write this context's missing KV; memory releases it."""
         if self._is_stored(context):
             self._write(context, self._parker.index_context(context, time.monotonic()))
 
     def is_storing(self, slot: int) -> bool:
-        """Whether the last answer of this slot is still being packed for the disk."""
+        """Whether this slot's last answer is still being packed."""
         return id(self.slots[slot]) in self._storing
 
     def _store_in_pieces(self, context: SlotContext) -> None:
-        """Store in pieces, unless the context changes; its next user stores it then."""
+        """Store in pieces; after a change the next user stores."""
         if not self._is_stored(context):
             return
         packing = self.archive.incremental_pack(context)

@@ -1,4 +1,4 @@
-"""Slot restore: reads KV files directly into the buffers of new caches (zero-copy).
+"""Slot restore: reads KV files into new caches' buffers (zero-copy).
 
 Manifests are read on the reader thread, KV files on several threads; arrays are made on the MLX
 thread.
@@ -28,7 +28,7 @@ from mlxstack.engine.model import cache_adapters
 
 
 class _Blank(RawIOBase):
-    """A file of one array in the npy format, of which only the header is there."""
+    """File of an npy array that has only its header."""
 
     def __init__(self, n_bytes: int) -> None:
         header = BytesIO()
@@ -68,7 +68,7 @@ Shape = tuple[str, tuple[int, ...]]
 
 
 class TensorBuffer(Struct, frozen=True):
-    """One part of one layer: `n_row` bytes for each token of each head.
+    """Buffer of a layer's part: `n_row` bytes per token and head.
 
     `base` is uint8 of (heads * room * n_row); `view` are the same bytes.
     """
@@ -81,7 +81,7 @@ class TensorBuffer(Struct, frozen=True):
 
 
 class RestoreBuffers:
-    """Made and adopted on the MLX thread; other threads fill the `rows` of each segment.
+    """Buffers of a restore; other threads fill each segment's `rows`.
 
     `heads` are those of the segments, ascending; each may begin before the end of the one before,
     which is used up to there. Raises Damaged when they do not fit together.
@@ -98,7 +98,7 @@ class RestoreBuffers:
             self._check(head)
 
     def buffers(self, at: int) -> Iterator[memoryview]:
-        """Destination buffers of the planes of segment `at`, in the order of its file.
+        """Buffers for the planes of segment `at`, in file order.
 
         The last one also clears the room after its tokens.
         """
@@ -111,12 +111,13 @@ class RestoreBuffers:
         if at == len(self._heads) - 1:
             self._clear_room()
 
-    def load(self, tokens: Sequence[int], checkpoints: Sequence[StateCheckpoint]) -> SlotContext:
-        """The context, once all rows are filled."""
+    def load(self, manifest: Manifest, checkpoints: Sequence[StateCheckpoint]) -> SlotContext:
+        """The context of a manifest, once all rows are filled."""
         arrays = map(self._array, self._buffers)
         sliceable = [leaf for leaf in self._fresh.leaves if cache_adapters.is_sliceable(leaf)]
         parts = [[next(arrays) for _ in range(cache_adapters.n_parts(leaf))] for leaf in sliceable]
-        self._fresh.load(tokens, parts, checkpoints)
+        self._fresh.note_sources(manifest.segments, manifest.checkpoints, self._room)
+        self._fresh.load(manifest.tokens, parts, checkpoints)
         return self._fresh
 
     def _parts(self, heads: Sequence[KVFileHeader]) -> Iterator[Shape]:
@@ -142,7 +143,7 @@ class RestoreBuffers:
                 buffer.view[end - len(nothing) : end] = nothing
 
     def _check(self, head: KVFileHeader) -> None:
-        """Every segment has the parts of the first one, for its own tokens."""
+        """Check that segments have equal parts, for their own tokens."""
         n_tokens = head.end - head.start
         actual = [
             (kind, dims[1], dims[2], dims[3] * BY_NAME[kind].size) for kind, dims in head.shapes
@@ -175,7 +176,7 @@ READERS = 4
 
 
 class RestoreSources(Struct, frozen=True):
-    """Source of slot files and their KV, and the identity they must have."""
+    """Stores of slot files and their KV, and the required identity."""
 
     store: KVStore
     slot_files: SlotFileStore
@@ -183,7 +184,7 @@ class RestoreSources(Struct, frozen=True):
 
 
 class RestoreRequest(Struct, frozen=True):
-    """Which file is to become which context, of at most `n_ctx` tokens.
+    """Restore of a slot file to a context, within `n_ctx`.
 
     `room` makes room for a number of bytes, or raises a StackError.
     """
@@ -195,7 +196,7 @@ class RestoreRequest(Struct, frozen=True):
 
 
 class RestoreSource(Struct, frozen=True):
-    """A slot file and what the files of its KV claim; its checkpoints are read already."""
+    """Slot file with its KV headers and checkpoints, already read."""
 
     manifest: Manifest
     heads: tuple[KVFileHeader, ...]
@@ -265,7 +266,7 @@ class SlotRestore:
             marks = [m for b in found.checkpoints if isinstance(m := part_of(b), StateCheckpoint)]
             n_tokens, context = len(found.manifest.tokens), request.context
             if n_tokens:
-                context.take_over(buffers.load(found.manifest.tokens, marks))
+                context.take_over(buffers.load(found.manifest, marks))
             else:
                 context.clear()
             # The salt is that of the tenant that saved it, not of the request that restores it.
@@ -279,7 +280,7 @@ class SlotRestore:
     def _then(
         self, done: "Future[T]", step: Callable[[T], None], result: "Future[SlotRestoreResult]"
     ) -> None:
-        """Take the next step on the MLX thread; whatever goes wrong is the result."""
+        """Continue on the MLX thread; an error is the result."""
 
         def run(future: "Future[T]") -> None:
             try:
@@ -308,7 +309,7 @@ class SlotRestore:
         return RestoreSource(manifest, heads, marks)
 
     def _read_into(self, name: str, source: RestoreSource, buffers: RestoreBuffers) -> None:
-        """Several files at once: one thread cannot fill fresh memory as fast as it is read."""
+        """Read files in parallel: one thread fills fresh memory too slowly."""
         store, identity, keys = (
             self._sources.store,
             self._sources.identity,

@@ -1,4 +1,4 @@
-"""Write queue: brings cache records to disk, in order, at the pace of the writer."""
+"""Write queue: ordered background writes of cache records."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from mlxstack.store.background_writer import BackgroundWriter
 
 
 class DiskCollector:
-    """Makes room on disk and drops deleted records from the index. Runs on the MLX thread.
+    """Makes room on disk, and drops deleted records. MLX thread only.
 
     Files are touched on the writer thread; `post` runs a function on the MLX thread.
     """
@@ -40,7 +40,7 @@ class DiskCollector:
         self._post = post
 
     def make_room(self, keys: Sequence[str]) -> "Future[GCResult]":
-        """Room for those of these that are still known. Raises Busy; the future DiskFull."""
+        """Make room for these records. Raises Busy; the future DiskFull."""
         nodes = self._memory.index.nodes
         known = [key for key in keys if key in nodes]
         n_bytes = sum(nodes[key].record.n_bytes for key in known)
@@ -87,14 +87,14 @@ T = TypeVar("T")
 
 
 class PendingWrite(Struct, frozen=True):
-    """A job that the writer has not accepted. `start` submits it, or raises Busy."""
+    """Write that the writer has not accepted; `start` submits it."""
 
     start: Callable[[], Future[Any]]
     future: Future[Any]
 
 
 class WriteQueue:
-    """Queue before the background writer. Runs on the MLX thread; `post` schedules on it.
+    """Queue before the background writer. MLX thread only, through `post`.
 
     The writer holds a bounded number of bytes; other records wait in memory, evictable.
     """
@@ -130,17 +130,17 @@ class WriteQueue:
         return promises
 
     def promised(self, keys: Sequence[str]) -> list[Future[int]]:
-        """Those of these records that are still to be written."""
+        """Pending records among these."""
         return [self._promised[key] for key in keys if key in self._promised]
 
     def hold(self, keys: Sequence[str]) -> None:
-        """Those of these records that are still to be written are not evicted before."""
+        """Keep these pending records from eviction until written."""
         for key in keys:
             if key in self._promised:
                 self._memory.index.set_writing(key, True)
 
     def after(self, job: Callable[[], T]) -> Future[T]:
-        """Run `job` on the writer's thread once all that waits now is written, or has failed."""
+        """Run `job` on the writer thread after all pending writes."""
         promise: Future[T] = self._line_up(partial(self._writer.submit, job))
         self._submit_pending()
         return promise

@@ -1,4 +1,4 @@
-"""Measures attention of two rows on a common prefix, read once per row and read once."""
+"""Measures attention over a shared prefix: read per row, or once."""
 
 import time
 from collections.abc import Iterator
@@ -18,35 +18,34 @@ LENGTHS = (1024, 2048, 4096, 8192)
 N_TAIL = 128
 N_ROWS = 2
 N_TRIES = 5
-"""Tries of each kind, in turn; the fastest counts, since the first may compile kernels."""
+"""Alternating tries; the fastest counts, since the first may compile."""
 
 HEADS = ("n_heads", "num_heads", "num_attention_heads")
-"""The names that mlx-lm's attention modules have for the number of their heads."""
+"""Names of the head count in mlx-lm's attention modules."""
 
 
 def measure_sharing(runner: ModelRunner, maker: CacheFactory) -> list[SharingCosts]:
-    """Seconds of the attention of one layer that can share a prefix; empty without such a layer."""
+    """Attention seconds of a sharable layer by prefix length; empty without."""
     caches = maker.make()
     mx.eval(runner.execute([SlotTokens(caches, mx.array([0, 0]))]))
     leaf = next(filter(cache_adapters.can_share, cache_adapters.leaves(caches)), None)
     if leaf is None:
         return []
-    keys, values = cache_adapters.first_tokens(leaf, 1)
-    n_heads = max(keys.shape[1], next(_heads(runner.model), 0))
-    queries = mx.random.normal((N_ROWS, n_heads, 1, keys.shape[3])).astype(keys.dtype)
-    return [_measured(queries, keys, values, n) for n in LENGTHS]
+    like = leaf.keys
+    dim = like.shape[3] if isinstance(like, mx.array) else like[0].shape[3] * 32 // leaf.bits
+    dtype = like.dtype if isinstance(like, mx.array) else like[1].dtype
+    n_heads = max(cache_adapters.parts_of(leaf)[0].shape[1], next(_heads(runner.model), 0))
+    queries = mx.random.normal((N_ROWS, n_heads, 1, dim)).astype(dtype)
+    return [_measured(queries, leaf, n) for n in LENGTHS]
 
 
-def _measured(queries: mx.array, keys: mx.array, values: mx.array, n_tokens: int) -> SharingCosts:
-    shared = [_noise(like, n_tokens) for like in (keys, values)]
-    rows = [[_noise(like, N_TAIL) for like in (keys, values)] for _ in range(N_ROWS)]
+def _measured(queries: mx.array, leaf: Any, n_tokens: int) -> SharingCosts:
+    shared = _noise(leaf, n_tokens, 0)
+    rows = [_noise(leaf, N_TAIL, 1 + i) for i in range(N_ROWS)]
     split = [
         RaggedArray([PrefixedArray(shared[i], row[i]) for row in rows]) for i in range(len(shared))
     ]
-    whole = [
-        RaggedArray([mx.concatenate([shared[i], row[i]], axis=2) for row in rows])
-        for i in range(len(shared))
-    ]
+    whole = [RaggedArray([one.joined() for one in each.arrays]) for each in split]
     mx.eval(shared, rows, *(each.arrays for each in whole))
     scale = queries.shape[-1] ** -0.5
     times: tuple[list[float], list[float]] = ([], [])
@@ -58,9 +57,11 @@ def _measured(queries: mx.array, keys: mx.array, values: mx.array, n_tokens: int
     return SharingCosts(n_tokens, min(times[0]), min(times[1]))
 
 
-def _noise(like: mx.array, n_tokens: int) -> mx.array:
-    heads, dim = like.shape[1], like.shape[3]
-    return mx.random.normal((1, heads, n_tokens, dim)).astype(like.dtype)
+def _noise(leaf: Any, n_tokens: int, seed: int) -> Any:
+    """Random keys and values as this cache holds them."""
+    cache = cache_adapters.prefixed(leaf, None, 1)
+    cache_adapters.extend_room(cache, n_tokens - 1, seed)
+    return cache.keys_and_values()
 
 
 def _heads(model: Any) -> Iterator[int]:

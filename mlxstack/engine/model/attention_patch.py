@@ -1,4 +1,4 @@
-"""The one door that all attention of slots passes, put into mlx-lm before its models load.
+"""Attention patch of mlx-lm: slots attend over their own caches.
 
 mlx-lm's model files take `scaled_dot_product_attention` from `mlx_lm.models.base` by name when
 they are imported; replacing it there first is the only thing we touch in mlx-lm. See
@@ -15,9 +15,16 @@ from msgspec import Struct
 
 from mlxstack.engine.decode.row_views import KVView, PaddedKVView, RaggedArray, row_of
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.model.prefixed_cache import PrefixedArray
+from mlxstack.engine.model.prefixed_cache import PrefixedArray, length
 
 _original = base.scaled_dot_product_attention
+NO_BIAS = PrefixedArray(None, None)
+
+E = mx.array(2.718281828459045)
+"""Euler's number."""
+
+N_LONG = 512
+"""Scores whose exponentials cost a CPU more than the few operations that make them cheaper."""
 
 
 class KVPrecision(Struct, frozen=True):
@@ -36,15 +43,18 @@ def attend(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attention of (B, heads, n, dim) queries, each row over its own keys, without padding.
+    """Attention of (B, heads, n, dim) queries, rows over their own keys.
 
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
     layer's quantized KV and have no cache which says so, and for one query on a CPU.
     """
+    if queries.shape[2] == 1 and not has_gpu():
+        # A CPU computes the layers before this one while the rest of the step is built.
+        mx.async_eval(queries)  # type: ignore[no-untyped-call]
     is_alone = not isinstance(keys, RaggedArray)
     each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
-    if sinks is None and queries.shape[2] == 1 and _is_plain(each_keys, mask):
-        return _multiply_out(queries * scale, each_keys, each_values)
+    if queries.shape[2] == 1 and _is_plain(each_keys, mask):
+        return _multiply_out(queries * scale, each_keys, each_values, sinks)
     if is_alone:
         return _attend_alone(queries, keys, values, cache, scale, mask, sinks)
     if any(isinstance(one, PrefixedArray) for one in each_keys):
@@ -67,17 +77,18 @@ def _attend_prefixed(
     mask: Any,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attention of one query per row, where rows on the same prefix read it once together."""
+    """Attention of one query per row; shared prefixes are read once."""
     groups: dict[int, list[int]] = {}
     for i, one in enumerate(keys.arrays):
         is_grouped = isinstance(one, PrefixedArray) and not isinstance(row_of(mask, i), mx.array)
-        groups.setdefault(id(one.prefix) if is_grouped else 0, []).append(i)
+        groups.setdefault(one.prefix_id if is_grouped else 0, []).append(i)
     outputs = []
     for key, rows in groups.items():
         own = queries if len(rows) == len(keys) else queries[mx.array(rows)]
         each_keys, each_values = ([a[i] for i in rows] for a in (keys, values))
         if key:
-            outputs.append(_attend_group(own, each_keys, each_values, scale, sinks))
+            biases = [_bias(row_of(mask, i)) for i in rows]
+            outputs.append(_attend_group(own, each_keys, each_values, scale, biases, sinks))
             continue
         masks = None if mask is None else RaggedArray([row_of(mask, i) for i in rows])
         whole = [RaggedArray([_joined(one) for one in a]) for a in (each_keys, each_values)]
@@ -94,24 +105,29 @@ def _attend_group(
     keys: Sequence[PrefixedArray],
     values: Sequence[PrefixedArray],
     scale: float,
+    biases: Sequence[PrefixedArray],
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attention of rows on one prefix: a product with it for all, and one per row with its tail.
+    """Attention of rows on one prefix: a common product, and tails.
 
     Both are merged by their log-sum-exp, in float32. A row alone needs no merging.
     """
     n_rows, heads, _, dim = queries.shape
-    n_kv = keys[0].prefix.shape[1]
+    n_kv = keys[0].n_heads
     grouped = (queries * scale).reshape(n_rows, n_kv, heads // n_kv, dim)
     if n_rows == 1 and sinks is None:
-        return _attend_row(grouped, keys[0], values[0]).reshape(1, heads, 1, -1)
+        return _attend_row(grouped, keys[0], values[0], biases[0]).reshape(1, heads, 1, -1)
     flat = grouped.swapaxes(0, 1).reshape(1, n_kv, -1, dim)
+    bias = None
+    if biases[0] is not NO_BIAS:
+        each_bias = mx.concatenate([one.prefix for one in biases])
+        bias = each_bias.reshape(n_rows, n_kv, heads // n_kv, -1).swapaxes(0, 1)
     shared = [
         part.reshape(n_kv, n_rows, heads // n_kv, -1).swapaxes(0, 1)
-        for part in _partial(flat, keys[0].prefix, values[0].prefix)
+        for part in _partial(flat, keys[0].prefix, values[0].prefix, bias)
     ]
-    each = zip(mx.split(grouped, n_rows), keys, values, strict=True)
-    tails = [_partial(query, k.tail, v.tail) for query, k, v in each]
+    each = zip(mx.split(grouped, n_rows), keys, values, biases, strict=True)
+    tails = [_partial(query, k.tail, v.tail, one.tail) for query, k, v, one in each]
     out, lse = (mx.concatenate(list(parts)) for parts in zip(*tails, strict=True))
     total = mx.logaddexp(shared[1], lse)
     if sinks is not None:
@@ -120,24 +136,58 @@ def _attend_group(
     return merged.astype(queries.dtype).reshape(n_rows, heads, 1, -1)
 
 
-def _attend_row(queries: mx.array, keys: PrefixedArray, values: PrefixedArray) -> mx.array:
+def _attend_row(
+    queries: mx.array, keys: PrefixedArray, values: PrefixedArray, bias: PrefixedArray
+) -> mx.array:
     """Attention of the scaled queries of one row, with one softmax over prefix and tail."""
-    n_shared = keys.prefix.shape[2]
-    scores = [queries @ each.swapaxes(-1, -2) for each in (keys.prefix, keys.tail)]
-    weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
+    n_shared, precision = length(keys.prefix), _precision(queries, keys.prefix, None)
+    scores = [
+        _scores(queries, part, precision, one)
+        for part, one in ((keys.prefix, bias.prefix), (keys.tail, bias.tail))
+    ]
+    weights = _softmax(mx.concatenate(scores, axis=-1))
     shared, own = weights[..., :n_shared], weights[..., n_shared:]
-    out: mx.array = shared @ values.prefix + own @ values.tail
-    return out
+    return _mixed(shared, values.prefix, precision) + _mixed(own, values.tail, precision)
 
 
-def _partial(queries: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+def _partial(
+    queries: mx.array, keys: Any, values: Any, bias: mx.array | None
+) -> tuple[mx.array, mx.array]:
     """Attention of scaled queries over some of their keys, and its log-sum-exp, in float32."""
-    scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32)
+    precision = _precision(queries, keys, None)
+    scores = _scores(queries, keys, precision, bias).astype(mx.float32)
     most = scores.max(axis=-1, keepdims=True)
-    weights = mx.exp(scores - most)
+    weights = _exp(scores - most)
     total = weights.sum(axis=-1, keepdims=True)
-    out = (weights.astype(values.dtype) @ values).astype(mx.float32) / total
+    out = _mixed(weights.astype(queries.dtype), values, precision).astype(mx.float32) / total
     return out, most + mx.log(total)
+
+
+def _scores(
+    queries: mx.array, keys: Any, precision: KVPrecision | None, bias: mx.array | None
+) -> mx.array:
+    """Products of queries and keys, quantized or not, and a bias."""
+    if precision is None:
+        out: mx.array = queries @ keys.swapaxes(-1, -2)
+        return out if bias is None else out + bias.reshape(out.shape)
+    packed, scales, biases = keys
+    bits, size = precision.bits, precision.group_size
+    return mx.quantized_matmul(queries, packed, scales, biases, True, size, bits)
+
+
+def _mixed(weights: mx.array, values: Any, precision: KVPrecision | None) -> mx.array:
+    """Sums of values by their weights."""
+    if precision is None:
+        out: mx.array = weights @ values
+        return out
+    packed, scales, biases = values
+    bits, size = precision.bits, precision.group_size
+    return mx.quantized_matmul(weights, packed, scales, biases, False, size, bits)
+
+
+def _bias(mask: Any) -> PrefixedArray:
+    """The scores that latent attention adds, split as the keys are."""
+    return mask if isinstance(mask, PrefixedArray) else NO_BIAS
 
 
 def _joined(one: Any) -> Any:
@@ -165,13 +215,15 @@ def _attend_alone(
 
 
 def _is_plain(keys: Sequence[Any], mask: Any) -> bool:
-    """Whether one query per row sees all of its row's keys, which are ordinary arrays, on a CPU."""
+    """Whether rows have one query over ordinary arrays, on a CPU."""
     is_free = mask is None or isinstance(mask, str)
     return is_free and not has_gpu() and all(isinstance(one, mx.array) for one in keys)
 
 
-def _multiply_out(queries: mx.array, keys: Sequence[Any], values: Sequence[Any]) -> mx.array:
-    """Scaled queries (B, heads, 1, dim) times keys, softmax, times values, row by row.
+def _multiply_out(
+    queries: mx.array, keys: Sequence[Any], values: Sequence[Any], sinks: mx.array | None
+) -> mx.array:
+    """Scaled queries (B, heads, 1, dim): product, softmax, product, row by row.
 
     On a CPU MLX's fused function is a composition of operations that also repeats shared heads.
     """
@@ -179,8 +231,11 @@ def _multiply_out(queries: mx.array, keys: Sequence[Any], values: Sequence[Any])
     # Several rows over one array: a batch of mlx-lm's own.
     grouped = queries.reshape(rows, -1, heads // keys[0].shape[1], dim)
     each = mx.split(grouped, len(keys)) if len(keys) > 1 else [grouped]
+    if sinks is not None:
+        sinks = sinks.astype(queries.dtype).reshape(1, *grouped.shape[1:3], 1)
+        sinks = mx.broadcast_to(sinks, (*each[0].shape[:3], 1))
     mixed = [
-        mx.softmax(query @ k.swapaxes(-1, -2), axis=-1, precise=True) @ v
+        _weights(query @ k.swapaxes(-1, -2), sinks) @ v
         for query, k, v in zip(each, keys, values, strict=True)
     ]
     joined = mx.concatenate(mixed, axis=0) if len(mixed) > 1 else mixed[0]
@@ -188,8 +243,29 @@ def _multiply_out(queries: mx.array, keys: Sequence[Any], values: Sequence[Any])
     return out
 
 
+def _weights(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    """Softmax of scores, each beside one score of a sink, whose weight is dropped."""
+    if sinks is None:
+        return _softmax(scores)
+    return _softmax(mx.concatenate([sinks, scores], axis=-1))[..., 1:]
+
+
+def _softmax(scores: mx.array) -> mx.array:
+    """Softmax over the last axis, computed in float32."""
+    if scores.shape[-1] < N_LONG or has_gpu():
+        return mx.softmax(scores, axis=-1, precise=True)
+    exact = scores.astype(mx.float32)
+    weights = _exp(exact - exact.max(axis=-1, keepdims=True))
+    return (weights / weights.sum(axis=-1, keepdims=True)).astype(scores.dtype)
+
+
+def _exp(exponents: mx.array) -> mx.array:
+    """Exponentials of float32; on a CPU a power takes half the time of `mx.exp`."""
+    return mx.exp(exponents) if has_gpu() else mx.power(E, exponents)
+
+
 def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
-    """Quantization parameters of the keys for mlx-lm: those of the cache, else from the shapes."""
+    """Quantization parameters of the keys, from cache or shapes."""
     if hasattr(cache, "bits") or not isinstance(keys, tuple | list):
         return cache
     packed, scales, _ = keys
@@ -198,7 +274,7 @@ def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
 
 
 def install() -> None:
-    """Put `attend` in place. Asserts that no model module has taken the original before."""
+    """Install `attend`, before any model module has the original."""
     if base.scaled_dot_product_attention is attend:
         return
     early = [

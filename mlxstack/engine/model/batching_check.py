@@ -1,4 +1,4 @@
-"""The self-check at load: do rows of a batch, seen through the view, get what they get alone?
+"""Self-check at load: batched rows get the same logits as alone.
 
 The last row reaches past every window of the model. Its KV there is random, which costs no
 prefill and is just as good: alone and together see the same.
@@ -31,10 +31,10 @@ from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
 LENGTHS = (5, 11, 8)
 STEPS = 3
 N_TRIALS = 3
-"""A fault of the view shows with any tokens, the flip of an expert with few."""
+"""Trials: view faults show with any tokens, expert flips with few."""
 
 TOLERANCES = {mx.float32: 2e-2, mx.float16: 2e-2, mx.bfloat16: 0.15}
-"""Differences of logits relative to their size, about three times what rounding causes.
+"""Tolerated relative differences of logits, about three times the rounding.
 
 Measured on dense, sliding-window, sink, hybrid and MLA models with the rounding of each layer
 imitated (tests/mac/test_self_check.py): at most 0.0067 in float16 and 0.054 in bfloat16 while no
@@ -47,18 +47,20 @@ MOST_WITH_AGREEMENT = 0.5
 
 N_LIKELY = 10
 AGREEMENT = 0.6
-"""Share of the likeliest tokens that alone and together have in common; 0.7 was measured when an
-expert flips, and it is near 0 for rows that are mixed up."""
+"""Minimum common share of the likeliest tokens, alone and batched.
+
+0.7 was measured when an expert flips; mixed-up rows are near 0.
+"""
 
 LONGEST_WINDOW = 8192
 SPARSE = 2048
-"""A layer with several caches keeps an index beside its KV, and is sparse beyond this length."""
+"""Length beyond which indexed (CacheList) layers attend sparsely."""
 
 Logits = list[mx.array]
 
 
 class BatchingCheck(Struct, frozen=True):
-    """Whether the model may be batched by row, and if not, why. `kv` describes its caches.
+    """Verdict on batching a model, with reason; `kv` describes its caches.
 
     `can_share`: rows may hold one copy of a common prefix; `can_draft`: rows may bring several
     tokens to a pass and take some of them back; `is_ragged`: in one pass with other rows.
@@ -121,7 +123,7 @@ def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
 def _with_drafts(
     check: BatchingCheck, model: Any, maker: CacheFactory, n_vocab: int
 ) -> BatchingCheck:
-    """The check with its findings on several tokens per row: together, else each row apart."""
+    """Add the verdict on several tokens per row, batched or alone."""
     for is_ragged in [True, False] if check.is_batching else [False]:
         runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=is_ragged)
         if _can_draft(runner, maker, n_vocab):
@@ -130,7 +132,7 @@ def _with_drafts(
 
 
 def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
-    """Whether logits are as alone for rows that hold one copy of their first tokens."""
+    """Whether logits are the same for rows that share a prefix."""
     dtype, n_shared = _precision(runner.model), LENGTHS[0]
     for trial in range(N_TRIALS):
         first = [(11 * i + 97 * trial) % n_vocab for i in range(n_shared)]
@@ -146,7 +148,7 @@ def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
         try:
             together = _together(runner, shared, [fed for _, fed in alone])
         except Exception:
-            # Latent attention multiplies queries by keys outside of the attention function.
+            # A model may use keys outside of the attention function in ways that no view knows.
             return False
         if _compare([logits for logits, _ in alone], together).is_same(allowed, dtype):
             return True
@@ -154,7 +156,7 @@ def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
 
 
 def _can_draft(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
-    """Whether logits are as alone while rows bring drafts, of which some are taken back.
+    """Whether logits are the same with drafts, some rolled back.
 
     A slot without others brings its draft as a sequence.
     """
@@ -180,7 +182,7 @@ def _can_draft(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
 def _drafted(
     runner: ModelRunner, contexts: Sequence[SlotContext], fed: Sequence[list[int]], n_vocab: int
 ) -> list[Logits]:
-    """Logits of the same tokens in two passes; of the first, row i keeps i + 1 of STEPS tokens."""
+    """Logits of two passes; row i keeps its first i + 1 tokens."""
     wrong = [
         [*tokens[: i + 1], *((t + 1) % n_vocab for t in tokens[i + 1 :])]
         for i, tokens in enumerate(fed)
@@ -214,7 +216,7 @@ def _execute(
 
 
 def _precision(model: Any) -> mx.Dtype:
-    """The coarsest floating-point type of the weights; rounding to it is what rows differ by."""
+    """Coarsest floating-point type of the weights, which bounds the rounding."""
     types = {array.dtype for _, array in tree_flatten(model.parameters())}
     halves = [dtype for dtype in (mx.bfloat16, mx.float16) if dtype in types]
     return halves[0] if halves else mx.float32
@@ -223,7 +225,10 @@ def _precision(model: Any) -> mx.Dtype:
 def _rows(
     runner: ModelRunner, maker: CacheFactory, prompts: Sequence[list[int]]
 ) -> list[tuple[SlotContext, list[int]]]:
-    """A context for each prompt but its last token; the last one lengthened and quantized."""
+    """Context of each prompt without its last token; the last quantized.
+
+    The last one is also lengthened.
+    """
     contexts = [_prefilled(runner, maker, p) for p in prompts]
     long = contexts[-1]
     n_more = _reach(long)
@@ -236,7 +241,7 @@ def _rows(
 
 
 def _reach(context: SlotContext) -> int:
-    """Number of tokens beyond every window and in the sparse part of sparse layers."""
+    """Tokens beyond every window, in the sparse range of sparse layers."""
     windows = [cache_adapters.window_of(leaf) for leaf in context.leaves]
     lists = [
         len(list(cache_adapters.leaves([c]))) for c in context.caches if isinstance(c, CacheList)
@@ -284,7 +289,7 @@ def _allowed(
     alone: tuple[Logits, list[int]],
     dtype: mx.Dtype,
 ) -> float:
-    """The difference that a plain batch of equal rows causes, three times over.
+    """Tripled difference of a plain batch of equal rows.
 
     At least the tolerance of the precision: two rows round less than three, and need not flip.
     """
@@ -304,14 +309,14 @@ def _compare(alone: Sequence[Logits], together: Sequence[Logits]) -> Comparison:
 
 
 def _agreement(one: mx.array, other: mx.array) -> float:
-    """Share of the likeliest tokens of logits (vocabulary,) that two have in common, 0 to 1."""
+    """Common share of the likeliest tokens of two logits, 0 to 1."""
     n = min(N_LIKELY, one.size)
     likely: list[Any] = [mx.argpartition(-a, kth=n - 1)[:n].tolist() for a in (one, other)]
     return len(set(likely[0]) & set(likely[1])) / n
 
 
 def _distance(one: Logits, other: Logits) -> float:
-    """Largest difference of logits, relative to their size; infinite where one is no number.
+    """Largest relative difference of logits; infinite for NaN.
 
     Equal infinities do not differ.
     """

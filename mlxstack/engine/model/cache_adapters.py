@@ -1,4 +1,4 @@
-"""Operations on one layer's cache: cut a span, rebuild from spans, snapshot, restore.
+"""Operations on a layer's cache: cut, rebuild, snapshot, restore.
 
 Sliceable caches (full attention) hold one entry per token and can be cut anywhere. Stateful
 ones (sliding window, chunked, recurrent) can only be frozen as they are at one exact position.
@@ -20,16 +20,17 @@ from mlx_lm.models.cache import (
 from msgspec import Struct
 
 from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
+from mlxstack.policy.live_sharing import MOST_SPARE
 
 STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
 
-MOST_SPARE = 0.25
-"""A prefix is shared without a copy where the rest of its buffers is at most this share of it."""
-
 
 class LayerState(Struct, frozen=True):
-    """A stateful layer at one position: detached arrays (None where unset) and its numbers."""
+    """State of a stateful layer at one position: arrays and numbers.
+
+    Arrays are detached, None where unset.
+    """
 
     arrays: tuple[Any, ...]
     numbers: tuple[int, ...] = ()
@@ -45,7 +46,7 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 def map_leaves(caches: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-    """The caches of all layers with each one changed, also those in lists of caches."""
+    """Map every cache of all layers, also inside cache lists."""
     return [
         CacheList(*map_leaves(cache.caches, change))
         if isinstance(cache, CacheList)
@@ -61,7 +62,7 @@ def is_sliceable(leaf: Any) -> bool:
 
 def can_share(leaf: Any) -> bool:
     """Whether a prefix of this cache can be shared with other contexts."""
-    return type(leaf) in (KVCache, PrefixedKVCache)
+    return type(leaf) in (KVCache, QuantizedKVCache, PrefixedKVCache)
 
 
 def is_stateful(leaf: Any) -> bool:
@@ -70,7 +71,7 @@ def is_stateful(leaf: Any) -> bool:
 
 
 def can_cut(leaf: Any) -> bool:
-    """Whether this cache can drop its last tokens now; a window can until it forgets the first."""
+    """Whether the last tokens can be dropped; windows until they wrap."""
     if type(leaf) is RotatingKVCache:
         return bool(leaf.is_trimmable())
     if type(leaf) is ChunkedKVCache:
@@ -79,14 +80,14 @@ def can_cut(leaf: Any) -> bool:
 
 
 def can_roll_back(leaf: Any) -> bool:
-    """Whether the last tokens of a forward pass can be taken back, with `cut` or as a whole."""
+    """Whether a pass can be rolled back, partly or as a whole."""
     if type(leaf) is RotatingKVCache:
         return bool(leaf.keep == 0)
     return is_sliceable(leaf) or is_stateful(leaf)
 
 
 def cut(leaf: Any, n_tokens: int) -> None:
-    """Drop the last tokens of the forward pass that was the last one of this cache.
+    """Drop the last tokens of the cache's latest forward pass.
 
     A window holds the tokens in order after a pass of several, and enough of the older ones for
     its first token: that one stays.
@@ -100,14 +101,14 @@ def cut(leaf: Any, n_tokens: int) -> None:
 
 
 def window_of(leaf: Any) -> int:
-    """Number of tokens that this cache remembers; 0: all of them, or none."""
+    """Window size of a cache in tokens; 0: unlimited, or none."""
     if isinstance(leaf, RotatingKVCache):
         return int(leaf.max_size)
     return int(leaf.chunk_size) if isinstance(leaf, ChunkedKVCache) else 0
 
 
 def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
-    """The parts (1, heads, stop - start, dim) of a sliceable cache for these tokens, lazily."""
+    """Parts (1, heads, stop - start, dim) of a sliceable cache, lazily."""
     if isinstance(leaf, PrefixedKVCache):
         return _prefixed_span(leaf, start, stop)
     if leaf.keys is None:
@@ -123,7 +124,7 @@ def n_parts(leaf: Any) -> int:
 
 
 def joined(spans: Sequence[Sequence[mx.array]], n_room: int = 0) -> list[mx.array]:
-    """Spans in order, each with the parts as `span` gives them, as whole parts with room.
+    """Join spans, as of `span`, into whole parts with room.
 
     They have room for at least `n_room` tokens, as `reserve` would make it.
     """
@@ -141,7 +142,7 @@ def in_steps(n_tokens: int) -> int:
 
 
 def reserve(leaf: Any, n_tokens: int) -> bool:
-    """Extend a sliceable cache that has some tokens to room for `n_tokens`; whether it changed.
+    """Extend a nonempty sliceable cache to `n_tokens`; whether it changed.
 
     mlx-lm grows a cache by copying all of it, at every chunk of a prefill. The copy is evaluated
     here, so that at most one layer exists twice.
@@ -161,14 +162,14 @@ def reserve(leaf: Any, n_tokens: int) -> bool:
 
 
 def parts_of(leaf: Any) -> list[mx.array]:
-    """The whole arrays of a sliceable cache that has some tokens, with the room after these."""
+    """Whole arrays of a nonempty sliceable cache, room included."""
     if isinstance(leaf, QuantizedKVCache):
         return [*leaf.keys, *leaf.values]
     return [leaf.keys, leaf.values]
 
 
 def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
-    """Fill an empty sliceable cache with whole parts, which have `with_room(n_tokens)` or more."""
+    """Fill an empty sliceable cache with parts of `with_room(n_tokens)`."""
     assert not isinstance(leaf, PrefixedKVCache), "a shared prefix is never filled"
     if isinstance(leaf, QuantizedKVCache):
         leaf.keys, leaf.values = list(parts[:3]), list(parts[3:])
@@ -177,11 +178,12 @@ def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
     leaf.offset = n_tokens
 
 
-def prefixed(
-    leaf: Any, prefix: Sequence[mx.array] | None, n_tokens: int
-) -> KVCache | PrefixedKVCache:
+def prefixed(leaf: Any, prefix: Sequence[mx.array] | None, n_tokens: int) -> Any:
     """The first `n_tokens` of a cache, over a shared prefix or as an ordinary one."""
-    tail, start = KVCache(), prefix[0].shape[2] if prefix else 0
+    old = leaf.tail if isinstance(leaf, PrefixedKVCache) else leaf
+    is_quantized = isinstance(old, QuantizedKVCache)
+    tail = QuantizedKVCache(old.group_size, old.bits) if is_quantized else KVCache()
+    start = prefix[0].shape[2] if prefix else 0
     if n_tokens > start:
         rebuild(tail, joined([span(leaf, start, n_tokens)]), n_tokens - start)
         mx.eval(parts_of(tail))
@@ -194,14 +196,14 @@ def is_prefixed(caches: Sequence[Any]) -> bool:
 
 
 def is_filled(leaf: Any, n_tokens: int) -> bool:
-    """Whether the first tokens fill most of the buffers of a cache that can share them."""
+    """Whether the first tokens fill most of a sharable cache's buffers."""
     if isinstance(leaf, PrefixedKVCache):
         return False
     return bool(parts_of(leaf)[0].shape[2] <= (1 + MOST_SPARE) * n_tokens)
 
 
 def first_tokens(leaf: Any, n_tokens: int, is_in_place: bool = False) -> list[mx.array]:
-    """The parts of the first tokens, with buffers of their own or where they are."""
+    """Parts of the first tokens, copied or as views."""
     parts = span(leaf, 0, n_tokens)
     if not is_in_place:
         parts = [_detach(part) for part in parts]
@@ -210,7 +212,7 @@ def first_tokens(leaf: Any, n_tokens: int, is_in_place: bool = False) -> list[mx
 
 
 def snapshot_state(leaf: Any) -> LayerState:
-    """The state of a stateful cache now, detached from it. A window is cut back to its size."""
+    """Detached state of a stateful cache; windows are trimmed."""
     if isinstance(leaf, ArraysCache):
         return LayerState(tuple(None if a is None else _detach(a) for a in leaf.cache))
     if isinstance(leaf, ChunkedKVCache):
@@ -222,7 +224,7 @@ def snapshot_state(leaf: Any) -> LayerState:
 
 
 def restore_state(leaf: Any, frozen: LayerState) -> None:
-    """Put a frozen state into a cache of the same kind; the frozen arrays stay untouched."""
+    """Restore a frozen state into an equal cache; frozen arrays stay."""
     # A new array object each: slice assignment changes the object it is called on.
     arrays = [None if a is None else mx.array(a) for a in frozen.arrays]
     if isinstance(leaf, ArraysCache):
@@ -237,7 +239,7 @@ def restore_state(leaf: Any, frozen: LayerState) -> None:
 
 
 def reference_state(leaf: Any) -> LayerState | None:
-    """The state of a cache that cannot be cut before a pass, without a copy; None if it can.
+    """State of an uncuttable cache before a pass, uncopied; else None.
 
     Only for passes of several tokens: those replace a window's arrays instead of changing them.
     """
@@ -252,13 +254,13 @@ def reference_state(leaf: Any) -> LayerState | None:
 
 
 def detach(leaf: Any) -> None:
-    """Give a recurrent state buffers of its own: a row of a batch keeps the whole batch alive."""
+    """Detach a recurrent state's buffers from its batch's."""
     if isinstance(leaf, ArraysCache):
         leaf.cache = [None if a is None else _detach(a) for a in leaf.cache]
 
 
 def extend_room(leaf: Any, n_tokens: int, seed: int) -> None:
-    """Append random KV of `n_tokens` to a cache that has some; other kinds stay as they are.
+    """Append random KV of `n_tokens` to a nonempty cache.
 
     Two caches of the same content, lengthened with the same seed, stay the same.
     """
@@ -309,7 +311,7 @@ def _noise(leaf: Any, like: Any, n_tokens: int, key: mx.array) -> mx.array:
 
 
 def _freeze_chunk(leaf: Any) -> LayerState:
-    """State with at most one chunk, as the model trims it at its next token."""
+    """State of a chunked cache, trimmed to at most one chunk."""
     n_held = leaf.offset - leaf.start_position
     n_kept = min(n_held, leaf.chunk_size)
     numbers = (leaf.offset, leaf.chunk_size, leaf.offset - n_kept)
@@ -329,5 +331,5 @@ def _window(leaf: Any, array: mx.array) -> mx.array:
 
 
 def _detach(array: mx.array) -> mx.array:
-    """A copy with a buffer of its own: a slice would keep all of the original alive."""
+    """Copy with its own buffer: a slice would keep the original."""
     return mx.concatenate([array, array[:0]], axis=0)

@@ -1,4 +1,4 @@
-"""Makes the caches of a slot, in the KV precision that the preset asks for."""
+"""Makes a slot's caches in the preset's KV precision."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class CacheFactory:
 
     @property
     def quantized_start(self) -> int:
-        """The position at which KV is quantized; 0: never, or from the first token."""
+        """Position of KV quantization; 0: never, or from the first token."""
         return self._kv.quantized_start if self._kv.bits < 16 else 0
 
     def make(self, n_tokens: int = 0) -> list[Any]:
@@ -60,7 +60,7 @@ def kv_bytes_per_token(runner: ModelRunner, maker: CacheFactory) -> int:
 
 
 def describe(caches: list[Any]) -> str:
-    """Kind, heads, dims and dtype of every layer's cache, as it stands after some tokens."""
+    """Kind, heads, dims and dtype of every layer's filled cache."""
     return ";".join(
         f"{type(leaf).__name__}:" + ",".join(_shape(a) for _, a in tree_flatten(leaf.state))
         for leaf in cache_adapters.leaves(caches)

@@ -1,4 +1,4 @@
-"""Brings a model from the hub and logs its progress, which `up` reads."""
+"""Downloads models from the hub, with progress in the log."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ RUNNING: dict[str, Transfer] = {}
 
 
 def fetch(spec: ModelSpec, every_s: float = EVERY_S) -> Path:
-    """Return the hub's snapshot of a model, downloaded if it is not here. Raises SetupError."""
+    """Snapshot of a model, downloaded if missing. Raises SetupError."""
     log.info("looking for %s on the hub", spec.id)
     if (snapshot := whole_snapshot(spec.id, spec.revision)) is not None:
         return snapshot

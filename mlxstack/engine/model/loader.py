@@ -1,4 +1,4 @@
-"""Loads a model by mlx-lm, finds out what its KV depends on, and makes caches for slots."""
+"""Loads models by mlx-lm, and finds their KV identity and caches."""
 
 import json
 import logging
@@ -12,6 +12,7 @@ import xxhash
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_utils
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
@@ -20,6 +21,7 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.hub_download import fetch
+from mlxstack.engine.model.sharding import shard
 from mlxstack.host.preset_paths import expanded
 from mlxstack.store import kv_file_format
 
@@ -31,22 +33,24 @@ ADAPTER = ("adapter_config.json", "adapters.safetensors")
 """Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
 
 MOST_MORE_TOKENS = 256
-"""Tolerated difference between the vocabularies of draft model and target, at the end."""
+"""Tolerated surplus of the larger vocabulary of draft and target."""
 
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
 
 
 class LoadedModel(Struct, frozen=True):
-    """A model in memory with its tokenizer (mlx-lm's wrapper) and what is known of it."""
+    """Model in memory with its tokenizer (mlx-lm's wrapper) and facts."""
 
     model: Any
     tokenizer: Any
     facts: ModelFacts
 
 
-def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
-    """Load weights and tokenizer, on the calling thread. Raises SetupError in plain words.
+def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
+    """Load weights and tokenizer on the calling thread. Raises SetupError.
+
+    With a `group` of MLX only the shard of this rank is read.
 
     On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
     half-precision matrices on a CPU an order of magnitude slower.
@@ -55,13 +59,17 @@ def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
     n_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     log.info("loading %s, %s of weights", spec.id, size(n_bytes))
     try:
-        model, config = mlx_utils.load_model(path, trust_remote_code=spec.trust_remote_code)
+        model, config = mlx_utils.load_model(
+            path, lazy=group is not None, trust_remote_code=spec.trust_remote_code
+        )
         tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     # Some model files end the program when a package of theirs is missing.
     except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
         raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {error}") from error
     if spec.adapter is not None:
         model = _adapted(model, spec)
+    if group is not None:
+        shard(model, group, spec.id)
     if not has_gpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
@@ -69,7 +77,7 @@ def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
 
 
 def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
-    """Load the draft model of a model. Raises SetupError when the two do not fit."""
+    """Load a draft model. Raises SetupError for a different vocabulary."""
     assert spec.draft is not None
     try:
         draft = load(ModelSpec(id=spec.draft), KVSpec())
@@ -98,7 +106,7 @@ def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str
 
 
 def locate(spec: ModelSpec) -> Path:
-    """The folder of the model: the embedded one, a local folder, or the hub's snapshot.
+    """Folder of the model: embedded, local, or the hub's snapshot.
 
     Raises SetupError when there is no such model.
     """
@@ -114,8 +122,17 @@ def locate(spec: ModelSpec) -> Path:
     return fetch(spec)
 
 
+def kv_identity(
+    identity: Identity, kinds: str, kv: KVSpec, rank: int = 0, size: int = 1
+) -> Identity:
+    """Identity of KV in caches of these kinds, for one rank."""
+    precision = f"{kv.bits}/{kv.group_size}@{kv.quantized_start}" if kv.bits < 16 else "16"
+    shard_name = f" rank {rank} of {size}" if size > 1 else ""
+    return replace(identity, kv=f"{precision} {kinds}{shard_name}")
+
+
 def weights_digest(path: Path) -> str:
-    """A digest of all weight files: their hub blob names where there are any, else their bytes."""
+    """Digest of all weight files, from hub blob names if any."""
     digest = xxhash.xxh3_128()
     for file in sorted(path.glob("*.safetensors")):
         kv_file = file.resolve().name
@@ -126,7 +143,7 @@ def weights_digest(path: Path) -> str:
 
 
 def code_digest(path: Path, config: dict[str, Any]) -> str:
-    """A digest of the model's own Python code and of ModelOpt's settings; "" without either.
+    """Digest of the model's Python code and ModelOpt settings, or "".
 
     The file that config.json names may import any other Python file of the folder.
     """
@@ -149,7 +166,7 @@ def adapter_digest(path: Path) -> str:
 
 
 def _adapted(model: Any, spec: ModelSpec) -> Any:
-    """The model with its adapter. Raises SetupError when the two do not fit."""
+    """Model with its adapter. Raises SetupError for a misfit."""
     try:
         model = mlx_utils.load_adapters(model, spec.adapter)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The KV geometry and weights of a model from config.json, by building mlx-lm's own class.
+"""Model shape from config.json, by building mlx-lm's class lazily.
 
 MLX is lazy: the class is built and called, arrays have shapes, and nothing is computed. Run as
 `python -P FILE` it reads a JSON list of configs from stdin, and answers with a list of shapes.
@@ -31,7 +31,7 @@ WIDTHS = (
     ("num_attention_heads", "n_head", "n_heads"),
     ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
 )
-"""Names that configs give to the hidden size, the query heads and the size of an MLP."""
+"""Config names of hidden size, query heads and MLP size."""
 
 
 def shape_of_config(config: Config) -> ModelShape:
@@ -59,7 +59,7 @@ def shape_of_config(config: Config) -> ModelShape:
 
 
 def known_types() -> frozenset[str]:
-    """The model types that mlx-lm has a file for, and those that it maps to one of them."""
+    """Model types of mlx-lm, and those it remaps."""
     folder = _package_folder() / "models"
     return frozenset({file.stem for file in folder.glob("*.py")} | set(_remappings()[0]))
 
@@ -82,6 +82,7 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
         n_heads=n_heads,
         inner=inner or 4 * hidden,
         n_vocab=n_vocab,
+        can_shard=hasattr(model, "shard"),
     )
 
 
@@ -110,7 +111,7 @@ def _module_name(config: Config) -> str:
 
 
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """The tables of mlx-lm's loader, read from its source: importing it takes seconds."""
+    """Remapping tables of mlx-lm's loader, parsed: an import takes seconds."""
     tree = ast.parse((_package_folder() / "utils.py").read_text("utf-8"))
     tables = {
         node.targets[0].id: ast.literal_eval(node.value)
@@ -200,7 +201,7 @@ def _weights(model: Any, config: Config) -> Weights:
 def _precision(
     model: Any, table: Mapping[str, Any], path: str, module: Any
 ) -> bool | dict[str, Any]:
-    """Storage of a module by mlx-lm's converter; the table has exceptions by path."""
+    """Storage of a module by mlx-lm's converter, with exceptions by path."""
     exact = next((table[key] for key in table if path == key or path.endswith(f".{key}")), None)
     if exact is not None:
         return exact if isinstance(exact, bool) else dict(exact)
@@ -211,7 +212,7 @@ def _precision(
 
 
 def _is_repacked(config: Config) -> bool:
-    """Whether the loader changes the precision of weights in ways that only files tell."""
+    """Whether the loader repacks weights in ways that config omits."""
     text = config.get("text_config") or {}
     return "quantization" not in config and any("quantization_config" in c for c in (config, text))
 
@@ -231,7 +232,7 @@ def _parameters(model: Any) -> list[tuple[str, mx.array]]:
 
 
 def _widths(args: Any, config: Config) -> list[int]:
-    """The widths by `WIDTHS`, the defaults of mlx-lm's class included; 0 where there is none."""
+    """Widths by `WIDTHS`, with mlx-lm's defaults; 0 without one."""
     inner = getattr(args, "text_config", None)
     inner = inner if isinstance(inner, Mapping) else getattr(inner, "__dict__", {})
     given = {**vars(args), **_flat(config), **inner}
@@ -240,7 +241,7 @@ def _widths(args: Any, config: Config) -> list[int]:
 
 
 def _answer() -> None:
-    """Answer the configs on stdin, each with its shape or the reason why there is none."""
+    """Answer the configs on stdin with shapes or reasons."""
     # mlx-lm's own __init__ imports transformers, which takes seconds; its models need none of it.
     sys.modules[PACKAGE] = importlib.util.module_from_spec(_package())
     replies = []

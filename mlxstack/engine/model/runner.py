@@ -1,4 +1,4 @@
-"""The one caller of the model: a forward pass takes any number of tokens of any slots.
+"""Model runner: forward passes of any tokens of any slots.
 
 Rollback is per slot and per kind of cache. Full attention drops its last tokens, and so does a
 sliding window, which holds its tokens in order right after a pass of several. Recurrent state
@@ -18,11 +18,11 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.policy.draft_governor import PassLayout
 
 MOST_ROWS = 32
-"""Tokens of a slot with a shared prefix that are computed as rows; a chunk of more copies it."""
+"""Maximum tokens computed as rows over a shared prefix, before copying."""
 
 
 class SlotTokens(Struct, frozen=True):
-    """The tokens (n,) that a slot brings to a forward pass, perhaps still lazy, and its caches."""
+    """Tokens (n,) of a slot for a forward pass, and its caches."""
 
     caches: Sequence[Any]
     tokens: mx.array
@@ -34,6 +34,9 @@ class ModelRunner:
     `is_ragged` False runs a slot of several tokens apart from the others.
     """
 
+    can_run_ahead = True
+    """Whether a pass takes tokens that are not computed yet."""
+
     def __init__(self, model: Any, *, is_batching: bool = True, is_ragged: bool = True) -> None:
         self.model = model
         self.is_batching = is_batching
@@ -41,7 +44,7 @@ class ModelRunner:
         self.n_calls = 0
 
     def execute(self, plan: Sequence[SlotTokens]) -> mx.array:
-        """Logits (tokens of all slots, vocabulary), in the order of the plan, lazily."""
+        """Logits (all tokens, vocabulary) in the order of the plan, lazily."""
         counts = [slot.tokens.size for slot in plan]
         is_alone = len(plan) == 1 and not self._is_prefixed(plan[0])
         if is_alone or not self.is_batching:
@@ -77,7 +80,7 @@ class ModelRunner:
         return states
 
     def _is_prefixed(self, slot: SlotTokens) -> bool:
-        """Whether a slot alone is computed by row, so that its shared prefix is not copied."""
+        """Whether a lone slot runs by row, to keep its shared prefix."""
         if slot.tokens.size > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
             return False
         return slot.tokens.size == 1 or self.layout(slot.caches) is PassLayout.RAGGED
@@ -86,7 +89,7 @@ class ModelRunner:
         return self.forward(slot.tokens[None], slot.caches)[0]
 
     def _rows(self, plan: Sequence[SlotTokens], counts: list[int]) -> mx.array:
-        """Every token is a row of the batch, so that no projection or expert sees padding."""
+        """Logits with every token as a row, without padding."""
         tokens = mx.concatenate([slot.tokens for slot in plan])[:, None]
         return self.forward(tokens, _views(plan, counts))[:, -1]
 
@@ -108,7 +111,7 @@ class ModelRunner:
 
 
 class PassStart(Struct, frozen=True):
-    """A slot before a pass of `n_tokens`, of which the last may be dropped again."""
+    """Slot before a pass of `n_tokens`, of which some may be dropped."""
 
     caches: Sequence[Any]
     n_tokens: int
@@ -117,14 +120,17 @@ class PassStart(Struct, frozen=True):
 
     @classmethod
     def of(cls, caches: Sequence[Any], n_tokens: int) -> "PassStart":
-        """Note the state of a slot now. Arrays are immutable, so this copies nothing."""
+        """Record the slot's state; immutable arrays are not copied."""
         leaves = list(cache_adapters.leaves(caches))
         is_recurrent = any(isinstance(leaf, ArraysCache) for leaf in leaves)
         states = [cache_adapters.reference_state(leaf) for leaf in leaves] if is_recurrent else []
         return cls(caches, n_tokens, tuple(states))
 
     def roll_back(self, n_kept: int) -> int:
-        """Keep the first `n_kept` tokens of the pass, at least one; how many are still there."""
+        """Keep the first `n_kept` tokens of the pass; returns those left.
+
+        At least one is kept.
+        """
         if n_kept == self.n_tokens:
             return n_kept
         leaves = list(cache_adapters.leaves(self.caches))

@@ -1,4 +1,4 @@
-"""Measures the seconds of a forward pass by its width in tokens, for the draft governor."""
+"""Measures forward passes by width in tokens, for draft governors."""
 
 import time
 
@@ -10,11 +10,11 @@ from mlxstack.policy.draft_governor import WidthCosts
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 N_PASSES = 3
-"""Passes of each width; the fastest counts, since the first may compile kernels."""
+"""Passes per width; the fastest counts, since the first may compile."""
 
 
 def measure_widths(runner: ModelRunner, maker: CacheFactory) -> WidthCosts:
-    """Seconds of a pass of one slot. Steps of several slots correct them while serving."""
+    """Seconds of one slot's pass by width, which later steps correct."""
     return WidthCosts(WIDTHS, tuple(_seconds(runner, maker, width) for width in WIDTHS))
 
 

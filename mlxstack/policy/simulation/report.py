@@ -8,7 +8,7 @@ from mlxstack.core.request import Priority
 
 
 class SimulatedRequest(Struct, frozen=True):
-    """One served request: seconds until it had a slot, and until its first token."""
+    """Served request: seconds until its slot, and until its first token."""
 
     priority: Priority
     waited_s: float
@@ -26,7 +26,7 @@ class Percentiles(Struct, frozen=True):
 
 
 class Waits(Struct, frozen=True):
-    """Waiting times of one priority: until a slot, and until the first token."""
+    """Waiting times of one priority: until slot, until first token."""
 
     priority: Priority
     n_asks: int

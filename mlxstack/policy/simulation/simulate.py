@@ -1,4 +1,4 @@
-"""Plays imagined agents against the real scheduler on a machine that consists of numbers."""
+"""Simulates agents against the real scheduler, with a throughput model as machine."""
 
 import heapq
 import math
@@ -150,7 +150,7 @@ class _Simulation:
             self._is_settled = False
 
     def _slot(self) -> None:
-        """Deciding twice without an arrival or an end changes nothing, so it is spared."""
+        """Skip scheduling without an arrival or an end: nothing would change."""
         self._is_settled = True
         self._state, actions = schedule(self._state, self._now, self._limits, self._match)
         for action in actions:

@@ -21,7 +21,7 @@ class PlannedRequest(Struct, frozen=True):
 
 
 class SimulatedAgent(Struct, frozen=True):
-    """An agent with its `asks` in order; `pin` is the only slot it may get."""
+    """Agent with its requests in order; `pin` is its only slot."""
 
     name: str
     requests: tuple[PlannedRequest, ...]
@@ -50,7 +50,7 @@ class Workload(Struct, frozen=True):
 
 
 def draw_agents(workload: Workload, samples: Iterator[float]) -> tuple[SimulatedAgent, ...]:
-    """Agents as `workload` describes them; `samples` are endless and even in [0, 1)."""
+    """Agents as `workload` describes; `samples` are uniform in [0, 1)."""
     return tuple(_agent(f"agent-{n}", workload, samples) for n in range(workload.n_agents))
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.commands import EvictAgentFromSlot, pin_of
+from mlxstack.core.commands import AgentKVLocation, EvictAgentFromSlot, pin_of
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.kv_transfer import AgentMove, MovedAgent
@@ -77,7 +77,7 @@ async def one(service: Service, agent: str) -> AgentDetails:
 
 
 async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetails:
-    """Create an agent with this history. Raises Conflict when the id is taken."""
+    """Create an agent with a history. Raises Conflict for a taken id."""
     check_room(service, agent)
     async with _editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
@@ -88,7 +88,7 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
 
 
 async def past(service: Service, agent: str) -> AgentHistory:
-    """History of an agent. Raises NotFound, or Conflict when its file is damaged."""
+    """History of an agent. Raises NotFound, or Conflict when damaged."""
     try:
         history = await asyncio.to_thread(service.agent_store.read, agent)
         messages = tuple(openai_messages.read_stored(message) for message in history.messages)
@@ -140,16 +140,17 @@ async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
 
 
 async def evict(service: Service, agent: str) -> int:
-    """Free slot and memory of an agent; its KV on disk stays. Returns the tokens evicted."""
+    """Free an agent's slot and memory, not its disk; tokens evicted."""
     async with service.agent_locks.acting(agent):
         _record(service, agent)
         return await _vacate(service, agent, is_kept=True)
 
 
 async def delete(service: Service, agent: str) -> None:
-    """Delete record, history and KV in memory. Raises NotFound, or Conflict when it is busy.
+    """Delete record, history and KV in memory.
 
-    Its KV files stay until a collection of the store finds nothing that names them.
+    Raises NotFound, or Conflict when the agent is busy. Its KV files stay until a collection of the
+    store finds nothing that names them.
     """
     async with _editing(service, agent):
         await _forget(service, _record(service, agent))
@@ -182,7 +183,7 @@ async def record_turn(
 
 @asynccontextmanager
 async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
-    """Lock the history against other changes. Raises Conflict when the agent is busy."""
+    """Lock the history against changes. Raises Conflict when busy."""
     async with service.agent_locks.acting(agent):
         with await service.agent_locks.lock_turn_now(agent):
             yield
@@ -207,9 +208,7 @@ def _history(service: Service, agent: str, past: AgentHistory) -> History:
 
 async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
     snapshot = service.engine.snapshot()
-    kept = await asyncio.wrap_future(
-        service.cache.locate_agents(tuple(record.name for record in records))
-    )
+    kept = await _located(service, tuple(record.name for record in records))
     locations = {location.agent: location for location in kept}
     drawn = views(records, snapshot, service.name, locations, service.agent_store.stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
@@ -225,22 +224,36 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
     )
 
 
-async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> AgentMove:
-    """Send an agent with its KV to the peer `to`, then delete it here unless `is_kept`.
+async def _located(service: Service, agents: tuple[str, ...]) -> tuple[AgentKVLocation, ...]:
+    """Location of the KV of each agent; that of an unloaded model is on disk."""
+    if not service.is_unloaded:
+        return await asyncio.wrap_future(service.cache.locate_agents(agents))
+    stored = ((agent, one) for agent in agents for one in service.agent_store.stored(agent))
+    own = {agent: one for agent, one in stored if one.model == service.name}
+    return tuple(
+        AgentKVLocation(agent, own[agent].n_tokens, 0, own[agent].n_bytes)
+        if agent in own
+        else AgentKVLocation(agent)
+        for agent in agents
+    )
 
-    Raises NotFound, BadRequest for a URL that is no peer, Conflict when the agent is busy or the
-    peer refuses it; then the agent stays.
+
+async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> AgentMove:
+    """Send an agent with its KV to the peer `to`.
+
+    It is deleted here unless `is_kept`. Raises NotFound, BadRequest for a URL that is no peer,
+    Conflict when the agent is busy or the peer refuses it; then the agent stays.
     """
     peer = service.peers.at(to)
     async with _editing(service, agent):
         record = _record(service, agent)
-        found = await asyncio.to_thread(service.agent_store.read, agent)
+        history = await asyncio.to_thread(service.agent_store.read, agent)
         await _vacate(service, agent, is_kept=True)
         await asyncio.wrap_future(service.generator.after_writes())
         identity = service.facts.identity.key()
         manifest = await asyncio.to_thread(service.agent_store.manifest, agent, identity)
         try:
-            moved = MovedAgent(found.messages, found.facts, manifest)
+            moved = MovedAgent(history.messages, history.facts, manifest)
             n_sent, n_tokens = await service.peers.push(peer, agent, moved)
         except StackError as error:
             raise Conflict(f"agent {agent} was not moved and stays here: {error}") from error
@@ -251,7 +264,7 @@ async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> Agent
 
 
 async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
-    """Create an agent that another service sent; how many tokens of its KV are here.
+    """Create an agent that another service sent; KV tokens that are here.
 
     Raises Conflict when the id is taken, BadRequest for a history that cannot be read, Damaged
     for KV that is not its own.
@@ -276,7 +289,7 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
 
 
 async def _forget(service: Service, record: AgentRecord) -> None:
-    """Delete record, history and KV in memory of an agent that is being edited."""
+    """Delete record, history and KV in memory; the caller edits it."""
     record.is_pinned = False
     await _pin(service, record)
     await _vacate(service, record.name, is_kept=False)

@@ -1,25 +1,94 @@
-"""Records of all agents of a service: requests, tokens, time saved, last turns."""
+"""Agent registry: titles, requests, tokens and last turns of all agents."""
 
 import logging
+import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePosixPath, PureWindowsPath
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation
-from mlxstack.core.conversation import Conversation, Tool
+from mlxstack.core.conversation import Conversation, Role, Tool
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.errors import StackError
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
 from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
 from mlxstack.service.agents.store import AgentStore, StoredKV
-from mlxstack.service.agents.titles import AgentTitle, agent_title
 from mlxstack.service.stats import BUSY
 from mlxstack.store.agent_history import History
+
+SEPARATOR = " · "
+MOST_CHARS = 40
+MOST_SCANNED = 200_000
+
+CLIENTS = (
+    ("claude", re.compile(r"\bClaude Code\b|\bClaude Agent SDK\b")),
+    ("codex", re.compile(r"\bCodex\b")),
+    ("opencode", re.compile(r"\bopencode\b", re.I)),
+    ("qwen", re.compile(r"\bQwen Code\b|interactive CLI agent developed by Alibaba", re.I)),
+    ("pi", re.compile(r"operating inside pi, a coding agent|\byou are pi\b", re.I)),
+    ("aider", re.compile(r"Act as an expert software developer")),
+)
+"""Clients by words of their system prompts."""
+
+FOLDER = re.compile(
+    r"(?:<cwd>|working directory(?: is)?:|working in the directory:)[ \t]*[`\"']?"
+    r"(?P<path>(?:/|~|[A-Za-z]:\\)[^\n<`\"']*)",
+    re.I,
+)
+REMINDERS = re.compile(
+    r"<(?P<tag>system-reminder|environment_context|user_instructions|session_context)>"
+    r".*?(?:</(?P=tag)>|\Z)",
+    re.S,
+)
+
+
+class AgentTitle(Struct, frozen=True):
+    """`title` names the agent, `opening` are the first words of its prompt."""
+
+    title: str
+    opening: str = ""
+
+
+def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
+    """Name an agent by client and folder, else by its first words."""
+    messages = conversation.messages
+    system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MOST_SCANNED]
+    user = next((m.text for m in messages if m.role is Role.USER), "")[:MOST_SCANNED]
+    client, folder = _client(system, hint), _folder(system) or _folder(user)
+    words = first_words(REMINDERS.sub("", user))
+    parts = (client, folder) if folder else (client, words)
+    title = SEPARATOR.join(part for part in parts if part)
+    return AgentTitle(title, first_words(system) or words)
+
+
+def first_words(text: str) -> str:
+    """The beginning of a text, cut at a word."""
+    line = " ".join(text[: 8 * MOST_CHARS].split())
+    if len(line) <= MOST_CHARS:
+        return line
+    return line[: MOST_CHARS + 1].rpartition(" ")[0] or line[:MOST_CHARS]
+
+
+def _client(system: str, hint: str | None) -> str:
+    named = (hint or "").partition(":")[0]
+    if named in {"claude", "codex", "opencode"}:
+        return named
+    return next((name for name, words in CLIENTS if words.search(system)), "")
+
+
+def _folder(text: str) -> str:
+    match = FOLDER.search(text)
+    if match is None:
+        return ""
+    path = match["path"].strip()
+    return (PureWindowsPath(path) if path[1:2] == ":" else PurePosixPath(path)).name
+
 
 MOST_AGENTS = 1000
 MOST_TURNS = 50
@@ -105,7 +174,7 @@ class AgentRegistry:
         return self._names.find(user_turn_digests(conversation, salt), hint)
 
     def entitle(self, name: str, conversation: Conversation, hint: str | None) -> None:
-        """Describe an agent by its first request; the least recently described go first."""
+        """Record the title of an agent; least recently used ones go."""
         if name not in self._titles:
             self._titles[name] = agent_title(conversation, hint)
         self._titles.move_to_end(name)
@@ -134,7 +203,7 @@ class AgentRegistry:
         self._records.pop(name, None)
 
     def note(self, view: RequestView, at: float, *, is_explicit: bool) -> None:
-        """Add a finished request to its agent; one that never had a slot is no turn."""
+        """Add a finished request to its agent, if it had a slot."""
         if view.agent is None or view.slot is None:
             return
         self.record(view.agent, is_explicit=is_explicit).count(view, at)
@@ -231,7 +300,7 @@ def _view(
 def _states(
     slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
 ) -> tuple[AgentKVView, ...]:
-    """State of the served model first, then those of other models on disk."""
+    """KV of the served model first, then of other models on disk."""
     states = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
     if slot is not None:
         states[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
@@ -256,7 +325,7 @@ class AgentFacts(Struct, frozen=True):
 
 
 def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> None:
-    """Restore all records at startup; a damaged history is logged, its agent known."""
+    """Restore all records at startup; a damaged history is only logged."""
     agent_store.survey()
     for agent in agent_store.agents():
         record = agent_registry.record(agent, is_explicit=True)

@@ -52,7 +52,7 @@ async def parts(
     beat_s: float,
     on_admitted: Callable[[AdmittedRequest], None],
 ) -> AsyncGenerator[ResponsePart, None]:
-    """Parts of the reply once it is the agent's turn, KeepAlive while it waits.
+    """Parts of the reply in the agent's turn, KeepAlive while waiting.
 
     Calls `on_admitted` between them. Raises Conflict when the agent is busy and the request is
     not patient.
@@ -83,7 +83,7 @@ async def parts(
 
 
 async def _enter(service: Service, agent: str, turn: AgentTurnRequest) -> ExitStack:
-    """Wait for the agent's turn, in this process, then among the services of its home.
+    """Wait for the agent's turn, across the services of its home.
 
     Closing the result ends the turn. Raises Conflict when another service has the turn and the
     request is not patient.

@@ -1,4 +1,4 @@
-"""Output formats derived from chat templates, and the families that no template explains."""
+"""Output formats, derived from chat templates or listed by family."""
 
 from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.text.formats.derivation import derive_format

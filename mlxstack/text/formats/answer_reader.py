@@ -18,7 +18,7 @@ MAX_HEADER = 300
 """The most characters of a channel header."""
 
 MAX_IN_VAIN = 64
-"""The most calls that are searched for up to the end of a text."""
+"""Maximum calls searched for up to the end of a text."""
 
 
 class Thought(Struct, frozen=True):
@@ -34,11 +34,11 @@ class Content(Struct, frozen=True):
 
 
 class Break(Struct, frozen=True):
-    """The end of a stretch; white space around it belongs to the template."""
+    """End of a stretch, with white space of the template around."""
 
 
 class Calls(Struct, frozen=True):
-    """Calls and their text, marks included; `is_closed`: their last mark was said."""
+    """Calls and their text with marks; `is_closed`: including the last."""
 
     calls: tuple[ToolCall, ...]
     raw: str
@@ -59,7 +59,7 @@ Spoken = Thought | Content | Break | Calls | Unparsed | Cut
 
 
 class AnswerReader:
-    """Reads one answer as its text arrives. Any cut of the text gives the same stretches.
+    """Reads an answer as its text arrives, however it is cut.
 
     Without `tools` the marks of calls are text. `is_open`: the answer goes on in the middle of
     its content. `is_reasoning` and `is_in_call` say where the text stands.
@@ -97,7 +97,7 @@ class AnswerReader:
         return self._go_on()
 
     def finish(self, *, is_whole: bool = True) -> list[Spoken]:
-        """The rest. An answer that is not whole was cut, and so are its open calls."""
+        """Read the rest; an incomplete answer has incomplete calls."""
         self._feed.is_final, self._is_whole = True, is_whole
         return self._go_on()
 
@@ -135,7 +135,7 @@ class AnswerReader:
                 yield from self._talk()
 
     def _say(self, marks: MarkSet) -> Reading[FoundMark | None]:
-        """Tell the text up to the next mark, which then begins the feed."""
+        """Emit the text up to the next mark, where the feed restarts."""
         feed = self._feed
         while True:
             mark = marks.search(feed.text, 0, is_final=feed.is_final)
@@ -195,7 +195,7 @@ class AnswerReader:
         return any(first_mark(one) == mark for one in (*opens, *self._structure))
 
     def _match(self, literals: Iterable[str], mark: str) -> Reading[int]:
-        """The end of the first literal that begins with a mark and stands here; 0 if none does."""
+        """End of the first matching literal at this mark; 0 without one."""
         for literal in literals:
             if first_mark(literal) == mark:
                 end = yield from self._feed.literal(literal, 0)
@@ -204,7 +204,7 @@ class AnswerReader:
         return 0
 
     def _think(self) -> Reading[None]:
-        """A thought up to its end; calls in it are quoted, unless the answer ends with them."""
+        """Read a thought; only calls that end the answer count."""
         mark = yield from self._say(self._thought_marks)
         marks = self._format.reasoning
         if mark is None or marks is None:
@@ -234,7 +234,7 @@ class AnswerReader:
         self._feed.drop(len(mark))
 
     def _call(self) -> Reading[bool]:
-        """Whether calls begin here; then they are told."""
+        """Whether calls begin here; then they are emitted."""
         self.is_in_call = True
         section = yield from self._section(is_lenient=True)
         if section is not None:
@@ -243,7 +243,7 @@ class AnswerReader:
         return section is not None
 
     def _section(self, *, is_lenient: bool) -> Reading[ReadCalls | None]:
-        """The calls that begin here; after many tries up to the end of the text, none."""
+        """Calls that begin here; none after many failed searches."""
         assert self._calls is not None
         if self._n_vain > MAX_IN_VAIN:
             return None
@@ -252,7 +252,7 @@ class AnswerReader:
         return section
 
     def _end_calls(self, calls: tuple[ToolCall, ...], end: int, *, is_closed: bool) -> None:
-        """Tell calls; one that the end of a cut answer left open is cut, others count."""
+        """Emit calls; one still open in a cut answer is cut."""
         has_end = self._format.calls is not None and any(
             one.strip() for one in (self._format.calls.closes, self._format.calls.section_closes)
         )
@@ -310,7 +310,7 @@ class AnswerReader:
             self._feed.drop(len(mark.text))
 
     def _header(self, channels: Channels) -> Reading[bool]:
-        """Whether a header is followed by speech; the message of a call is read with it."""
+        """Whether speech follows a header; a call's message is read."""
         feed = self._feed
         mark = yield from feed.find(MarkSet([channels.message]), 0)
         header = feed.text if mark is None else feed.text[: mark.start]
@@ -339,7 +339,7 @@ class AnswerReader:
             self._tell(text)
 
     def _channel_call(self, channels: Channels, name: str, at: int) -> Reading[None]:
-        """The call in a message: JSON of its arguments, or a section of its own."""
+        """Call in a message: JSON arguments, or its own section."""
         feed, syntax = self._feed, self._format.calls
         assert self._calls is not None and syntax is not None
         calls: tuple[ToolCall, ...] = ()

@@ -30,7 +30,7 @@ class ArgumentTypes:
         return name in self._tools
 
     def of(self, name: str, key: str) -> SchemaTypes:
-        """The types of one argument; an argument that the tool does not have is text."""
+        """Types of an argument; undeclared ones are text."""
         if name not in self._tools:
             return ANY
         if name not in self._known:
@@ -43,7 +43,7 @@ class ArgumentTypes:
 
 
 def argument_value(text: str, types: SchemaTypes) -> Any:
-    """A bare argument by its types; text stays as it is, white space included."""
+    """Bare argument by its types; text keeps its white space."""
     wrapped = CDATA.fullmatch(text)
     if wrapped:
         return wrapped[1]

@@ -43,7 +43,7 @@ _SCALAR = {
 
 
 class WrittenCall(Struct, frozen=True):
-    """One call as the template wrote it: where it begins and ends, and its body."""
+    """Call in a rendered template: start, end and body."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class WrittenCall(Struct, frozen=True):
 def derive_calls(
     probes: TemplateProbes, turn_end: str, reasoning: ReasoningMarks | None
 ) -> CallSyntax | None:
-    """The syntax of the calls that a template writes; None if it writes none that is known."""
+    """Call syntax of a template; None for an unknown one."""
     one = _one_call(probes)
     if one is None:
         return None
@@ -68,7 +68,7 @@ def derive_calls(
 
 
 def _one_call(probes: TemplateProbes) -> str | None:
-    """A turn with one call, whose arguments are an object or else text."""
+    """Turn with one call, with arguments as object or text."""
     for as_text in (False, True):
         probes.arguments_as_text = as_text
         for content in ("", None):
@@ -79,7 +79,7 @@ def _one_call(probes: TemplateProbes) -> str | None:
 
 
 def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str]) -> CallSyntax:
-    """The marks around a body, those of all calls told from those of each."""
+    """Marks around a body: of all calls, and of each."""
     two = probes.turn("", probes.calls(TWO, TWO))
     before, after = tokens(around[0]), tokens(around[1])
     body = written.body
@@ -114,7 +114,7 @@ def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str
 
 
 def _second(probes: TemplateProbes, two: str) -> tuple[int, int] | None:
-    """The end of the first of two calls, and the start of the second."""
+    """End of the first of two calls, and start of the second."""
     first, second = _written(probes, two, 0), _written(probes, two, 1)
     return None if first is None or second is None else (first.end, second.start)
 
@@ -198,7 +198,7 @@ def _arguments_path(item: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _json_end(text: str, at: int) -> int:
-    """The end of the value whose bracket opens at a position; -1 if there is none."""
+    """End of the JSON value at a position; -1 without one."""
     depth, is_text = 0, False
     for match in re.compile(r'\\.|["\[\]{}]', re.DOTALL).finditer(text, at):
         sign = match[0]
@@ -250,7 +250,7 @@ def _named(text: str, name: int, at: int) -> WrittenCall | None:
 
 
 def _id_before(text: str, name: int, at: int) -> tuple[int, tuple[str, ...]]:
-    """Start of a call whose id stands before its name, and the parts up to the name."""
+    """Start of a call with a leading id, and its parts."""
     start = text.rfind(IDS[at], 0, name)
     between = text[start + len(IDS[at]) : name]
     if start < 0 or any(one in between for one in (*NAMES, *VALUES)):
@@ -295,7 +295,7 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     opening = "".join(argument_opens[n:])
     head = head[: len(head) - len(opening)]
     value_closes = "".join(closes).rstrip()
-    types = _types(probes, value_opens, value_closes)
+    types = _types(probes, value_opens)
     start, before = _id_before(text, name, 0 if text.startswith(NAMES[0], name) else 1)
     body = TaggedBody(
         (*before, NAME, *_head_parts(head, 0)),
@@ -314,15 +314,13 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
 
 
 def _shared_mark(opens: list[str], after: list[str]) -> int:
-    """The number of tokens that begin an opening only because they end what stands before."""
+    """Number of an opening's first tokens that belong to the text before."""
     same = shared_start(opens, after)
     return len(same) if "".join(same).strip() and len(same) < len(opens) else 0
 
 
-def _types(
-    probes: TemplateProbes, value_opens: str, value_closes: str
-) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Opening of a value, with a slot for its type, and the type names."""
+def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Opening of a value with its type slot, and type names."""
     opened = {"string": value_opens}
     for kind, value in TYPED.items():
         key = f"key_{kind}"

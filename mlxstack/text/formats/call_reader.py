@@ -57,7 +57,7 @@ class ReadCalls(Struct, frozen=True):
 
 
 class CallReader:
-    """Reads calls from a feed, whose offered tools say the types of arguments."""
+    """Reads calls from a feed, with argument types of the tools."""
 
     def __init__(self, syntax: CallSyntax, feed: TextFeed, tools: Iterable[Tool]) -> None:
         self._syntax = syntax
@@ -105,7 +105,7 @@ class CallReader:
         return ReadCalls(tuple(calls), end, is_closed) if calls else None
 
     def unreadable(self, at: int) -> Reading[int]:
-        """The end of a section that makes no sense: its closing mark, or the end of the text."""
+        """End of an unparsable section: its closing mark, or the text's end."""
         mark = yield from self._feed.find(self._closings, at)
         if mark is None:
             return len(self._feed.text)
@@ -114,7 +114,7 @@ class CallReader:
         return end if rest is None else rest
 
     def _following(self, end: int) -> Reading[int]:
-        """The position of the call that follows another one; -1 if none does."""
+        """Position of the call after another one; -1 without one."""
         feed, syntax = self._feed, self._syntax
         after = yield from feed.literal(syntax.between, end)
         at = yield from feed.space(end if after is None else after)
@@ -197,7 +197,7 @@ class CallReader:
         return ReadCalls(checked, end) if checked and len(checked) == len(calls) else None
 
     def _opens_json(self, body: JsonBody, at: int) -> Reading[bool]:
-        """Whether an object or a list begins here; without a mark its first key must be known."""
+        """Whether JSON begins here; unmarked objects need a known key."""
         feed = self._feed
         if (yield from feed.starts("[", at)):
             if not self._syntax.is_bare:
@@ -274,7 +274,7 @@ class CallReader:
         return _one(fields, arguments, at)
 
     def _value(self, body: TaggedBody, key: str, at: int) -> Reading[tuple[str, int] | None]:
-        """The text of an argument, which may hold the closing mark where nothing follows it."""
+        """Text of an argument, closing marks included where more follows."""
         feed = self._feed
         if not body.value_closes:
             return (yield from self._json_value(at))
@@ -325,7 +325,7 @@ class CallReader:
         return text.removesuffix(space)
 
     def _ends_value(self, body: TaggedBody, at: int) -> Reading[bool]:
-        """Whether another argument, the end of the call or the end of the text follows."""
+        """Whether the next argument, the call's end or the text's follows."""
         at = yield from self._feed.space(at)
         if at == len(self._feed.text):
             return True
@@ -334,7 +334,7 @@ class CallReader:
         return (yield from self._closes_at(at))
 
     def _closes_at(self, at: int) -> Reading[bool]:
-        """Whether a call ends here: its closing mark, that of the section, or another call."""
+        """Whether a call ends here: its mark, the section's, or another."""
         syntax = self._syntax
         for literal in (syntax.closes, syntax.section_closes, syntax.opens):
             mark = next(iter(pieces(literal)), "")
@@ -353,7 +353,7 @@ class CallReader:
         return argument_value(text, types)
 
     def _python(self, at: int) -> Reading[ReadCalls | None]:
-        """A list of calls, up to the first closing mark that makes sense of it."""
+        """Python list of calls, up to the first plausible closing mark."""
         feed = self._feed
         at = yield from feed.space(at)
         if not (yield from feed.starts("[", at)):
@@ -435,13 +435,13 @@ def strict_marks(syntax: CallSyntax) -> set[str]:
 
 
 def trigger_marks(syntax: CallSyntax) -> set[str]:
-    """The same, with the mark that a call begins with if its first mark is left out."""
+    """Opening marks, and the one of calls without the first."""
     inner = [one for one in pieces(syntax.opens)[1:] if one.startswith("<") and len(one) > 2]
     return strict_marks(syntax) | set(inner[-1:])
 
 
 def _head_groups(body: CallBody) -> list[tuple[str, str]]:
-    """The literals between the mark of a call and its arguments, each with the slot after it."""
+    """Literals between a call's mark and arguments, with following slots."""
     if isinstance(body, GemmaBody):
         return [("call:", NAME)]
     parts = [part for part in getattr(body, "parts", (NAME,)) if part != ARGUMENTS]

@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 
 def derive_format(tokenizer: Any) -> DerivedFormat:
-    """The format of a model, from its mlx-lm TokenizerWrapper; cached by what it depends on."""
+    """Output format of a model's TokenizerWrapper, cached by its inputs."""
     probes_source = str(getattr(tokenizer, "chat_template", None) or "")
     added = getattr(tokenizer, "added_tokens_decoder", {})
     spelled = repr((probes_source, sorted((at, t.content) for at, t in added.items())))

@@ -28,7 +28,7 @@ class FormatSource(StrEnum):
 
 
 class ReasoningMarks(Struct, frozen=True):
-    """The marks around a thought; `opens` is empty where a thought needs none.
+    """Marks around a thought; `opens` is empty where none is needed.
 
     `prefix` are words of the prompt that a thought begins with.
     """
@@ -39,7 +39,7 @@ class ReasoningMarks(Struct, frozen=True):
 
 
 class JsonBody(Struct, frozen=True):
-    """A call as a JSON object: paths of name, arguments and id; `is_list` writes a list of them.
+    """Call as JSON object: paths of name, arguments, id; or `is_list`.
 
     An empty path of the name: the name is the only key, and the arguments are its value.
     """
@@ -60,7 +60,7 @@ class NamedBody(Struct, frozen=True):
 
 
 class TaggedBody(Struct, frozen=True):
-    """A name between literal parts, then a pair of tags for each argument.
+    """Name between literals, then a pair of tags per argument.
 
     `value_opens` stands between key and value and may hold `{type}`, whose words `types` gives
     by JSON type; `value_closes` may hold `{key}`. Text is written as it is, or as JSON if
@@ -86,7 +86,7 @@ class GemmaBody(Struct, frozen=True):
 
 
 class PublishedBody(Struct, frozen=True):
-    """Text that a parser of mlx-lm reads, as it stands between the marks of the section."""
+    """Section text that a parser of mlx-lm reads."""
 
     parser: Callable[[str, Any], Any]
 
@@ -129,7 +129,7 @@ FALLBACK_CALLS = CallSyntax(
 
 
 class Channels(Struct, frozen=True):
-    """An answer of several messages, each behind a header that ends with `message`.
+    """Answer of several messages, each behind a header before `message`.
 
     `reasoning` and `call` are regular expressions of headers; `call` has a group `name`.
     `starts` opens a header after one of `ends`; `answer` is the header of a plain answer, and
@@ -146,7 +146,7 @@ class Channels(Struct, frozen=True):
 
 
 class DerivedFormat(Struct, frozen=True):
-    """The output format of one model. `name` says the syntax, or the family of `source`.
+    """Output format of one model, named by syntax or `source` family.
 
     `turn_ends` are the texts that end an answer; `wrappers` are marks around its content. A
     format that is not `is_certain` did not read back every probe: `problems` says which.
@@ -207,7 +207,7 @@ def call_marks(syntax: CallSyntax | None) -> tuple[str, ...]:
 
 
 def pieces(literal: str) -> list[str]:
-    """The marks and words of a literal, between which white space may vary."""
+    """Marks and words of a literal, between which white space varies."""
     return _PIECE.findall(literal)
 
 

@@ -23,7 +23,7 @@ from mlxstack.text.formats.description import (
 
 
 class Family(Struct, frozen=True):
-    """A format, and the texts that templates of it contain, all of them."""
+    """Output format, and the texts that all its templates contain."""
 
     contains: tuple[str, ...]
     format: DerivedFormat

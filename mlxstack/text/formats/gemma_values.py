@@ -1,4 +1,4 @@
-"""Arguments of Gemma's calls: JSON with bare keys and its own string marks."""
+"""Gemma's call arguments: JSON with bare keys and string marks."""
 
 import re
 from typing import Any

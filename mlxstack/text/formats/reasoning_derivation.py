@@ -33,7 +33,7 @@ class TurnMarks(Struct, frozen=True):
 
 
 def derive_reasoning(probes: TemplateProbes) -> ReasoningMarks | None:
-    """The marks of a thought: written by the template, or else named by it."""
+    """Reasoning marks that the template writes, or else names."""
     return _written_marks(probes) or _opened_marks(probes) or _named_marks(probes)
 
 
@@ -61,7 +61,7 @@ def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> Tur
 
 
 def _units(text: str) -> tuple[str, ...]:
-    """The marks in a text, each with the words up to the next of its kind."""
+    """Marks in a text, each with text up to its next."""
     groups: list[list[str]] = []
     for piece in pieces(text):
         if groups and piece != groups[-1][0]:
@@ -73,7 +73,7 @@ def _units(text: str) -> tuple[str, ...]:
 
 
 def _written_marks(probes: TemplateProbes) -> ReasoningMarks | None:
-    """The marks that the template writes around a thought that it is given."""
+    """Marks that the template writes around a given thought."""
     plain = probes.turn(CONTENT) or ""
     parts = [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": CONTENT}]
     given = [(CONTENT, {field: THOUGHT}) for field in THOUGHT_FIELDS]
@@ -93,7 +93,7 @@ def _written_marks(probes: TemplateProbes) -> ReasoningMarks | None:
 
 
 def _around(probes: TemplateProbes, plain: str, before: str, after: str) -> ReasoningMarks | None:
-    closing = _closing(after, plain.partition(CONTENT)[0])
+    closing = _closing(after)
     if not closing:
         return None
     n = len(pieces(closing))
@@ -108,7 +108,7 @@ def _around(probes: TemplateProbes, plain: str, before: str, after: str) -> Reas
 
 
 def _prompted(probes: TemplateProbes, before: str, closing: str) -> ReasoningMarks:
-    """Marks whose first part only the prompt writes: a mark, or words of the thought."""
+    """Reasoning marks, the first of which only the prompt writes."""
     opening = probes.prompt[common_start(probes.bare, probes.prompt) :]
     words = opening[common_start(before, opening) :]
     if is_mark(first_mark(words)):
@@ -116,8 +116,8 @@ def _prompted(probes: TemplateProbes, before: str, closing: str) -> ReasoningMar
     return ReasoningMarks("", closing, words)
 
 
-def _closing(after: str, before_content: str) -> str:
-    """The mark that ends a thought: the first mark, up to the next of its kind."""
+def _closing(after: str) -> str:
+    """Closing mark of a thought: the first, up to its next."""
     parts = tokens(after.strip())
     if not parts:
         return ""
@@ -149,7 +149,7 @@ def _is_pair(opening: str, closing: str) -> bool:
 
 
 def _opened_marks(probes: TemplateProbes) -> ReasoningMarks | None:
-    """The mark that the prompt opens an answer with, if the template closes it anywhere."""
+    """Mark that opens a prompted answer, if the template closes it."""
     opening = probes.prompt[common_start(probes.bare, probes.prompt) :].rstrip()
     mark = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])$", opening)
     if mark is None:
@@ -160,7 +160,7 @@ def _opened_marks(probes: TemplateProbes) -> ReasoningMarks | None:
 
 
 def _named_marks(probes: TemplateProbes) -> ReasoningMarks | None:
-    """A pair of marks in the template or the vocabulary whose name speaks of thoughts."""
+    """Mark pair in template or vocabulary, named after thinking."""
     for pattern, closing in _PAIRS:
         for text in (probes.source, "\n".join(sorted(probes.tokens))):
             for match in re.finditer(pattern, text, re.IGNORECASE):

@@ -85,7 +85,7 @@ class TemplateProbes:
         return text
 
     def turn(self, content: Any = "", calls: Sequence[Turn] = (), **fields: Any) -> str | None:
-        """The text of an assistant turn with what opens it; None if it is refused."""
+        """Rendered assistant turn with its opening; None if refused."""
         turn = {"role": "assistant", "content": content, **fields}
         if calls:
             turn["tool_calls"] = list(calls)
@@ -114,7 +114,7 @@ class TemplateProbes:
 
 
 def common_start(first: str, second: str) -> int:
-    """The length of the common prefix of two texts, which cuts no mark."""
+    """Length of the common prefix of two texts, at mark boundaries."""
     n = next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),

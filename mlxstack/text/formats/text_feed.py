@@ -1,4 +1,4 @@
-"""Buffer of streamed text with searches that wait for more text, and a white space trimmer.
+"""Text feed: incremental searches in streamed text, and white space trimming.
 
 The searches are generators: one that yields cannot decide yet, and goes on with more text. Each
 result depends on the whole text alone, never on how it was cut.
@@ -18,7 +18,7 @@ _SPACE, _DIGITS = re.compile(r"\s*"), re.compile(r"\d*")
 
 
 class FoundMark(Struct, frozen=True):
-    """A mark in a text. `text` is empty if there is none: then `start` is the end of the text."""
+    """Mark in a text; without one `text` is empty, `start` the end."""
 
     start: int
     text: str = ""
@@ -30,7 +30,7 @@ class FoundMark(Struct, frozen=True):
 
 
 class MarkSet:
-    """Texts to search for; the first one counts, and of two at one place the longer."""
+    """Texts to search for: first match wins, then the longest."""
 
     def __init__(self, marks: Iterable[str]) -> None:
         self.marks = sorted({mark for mark in marks if mark}, key=len, reverse=True)
@@ -39,7 +39,7 @@ class MarkSet:
         self._longest = len(self.marks[0]) if self.marks else 0
 
     def search(self, text: str, at: int, *, is_final: bool) -> FoundMark | None:
-        """The first mark; None and nothing before `hold` if more text may change it."""
+        """First mark from `at`; None while more text may change it."""
         hit = self._pattern.search(text, at)
         if hit is not None and (is_final or hit.start() < self.hold(text, at)):
             return FoundMark(hit.start(), hit[0])
@@ -56,7 +56,7 @@ class MarkSet:
 
 
 class TextFeed:
-    """The text of one answer that is still needed; positions count from its beginning."""
+    """Unread text of one answer; positions count from its start."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -67,7 +67,7 @@ class TextFeed:
         self.text = self.text[end:]
 
     def find(self, marks: MarkSet, at: int) -> Reading[FoundMark | None]:
-        """The first mark after `at`; None if there is none up to the end."""
+        """First mark after `at`; None if none comes."""
         while True:
             mark = marks.search(self.text, at, is_final=self.is_final)
             if mark is not None or self.is_final:
@@ -97,7 +97,7 @@ class TextFeed:
         return self.text.startswith(text, at)
 
     def literal(self, literal: str, at: int) -> Reading[int | None]:
-        """The position after a literal, whose white space may vary; None if it is not there."""
+        """Position after a literal, with any white space; None if absent."""
         for piece in pieces(literal):
             at = yield from self.space(at)
             if piece == COUNT:
@@ -117,7 +117,7 @@ class TextFeed:
         return at
 
     def balanced(self, at: int, quotes: tuple[str, ...], stops: tuple[str, ...]) -> Reading[int]:
-        """The position after the bracket or quote that closes the one at `at`; -1 if none does.
+        """Position after the bracket or quote's partner; -1 without one.
 
         Text between `quotes` counts for nothing, nor does what a backslash escapes in it; one of
         `stops` outside of it ends the search in vain.
@@ -146,7 +146,7 @@ class TextFeed:
 
 
 class WhitespaceTrimmer:
-    """Trims line breaks at the beginning, and holds white space back at the end."""
+    """Trims leading line breaks, and holds trailing white space back."""
 
     def __init__(self, *, is_open: bool = False) -> None:
         self._is_open = is_open
@@ -163,7 +163,7 @@ class WhitespaceTrimmer:
         return emitted
 
     def finish(self) -> str:
-        """The held white space, if it follows anything; the next stretch starts fresh."""
+        """Held white space, if after text; then start afresh."""
         held = self._held if self._is_open else ""
         self._held, self._is_open = "", False
         return held

@@ -55,7 +55,7 @@ class GrammarCompiler:
         return not all(is_bounded(grammar) for grammar in unknown)
 
     def compile(self, candidates: tuple[str, ...], param: str) -> LLMatcher | None:
-        """The first grammar that can be enforced; None if this tokenizer cannot be guided.
+        """First enforceable grammar; None for an unsupported tokenizer.
 
         Raises BadRequest with what is wrong with the first one, if none can.
         """
@@ -110,7 +110,7 @@ class GrammarCompiler:
             return self._check
 
     def _load(self) -> LLTokenizer | None:
-        """Reading the vocabulary takes a second for a large one, so it waits for the first use."""
+        """Load the vocabulary at the first use: that takes a second."""
         with self._lock:
             if self._words is None and self._is_able:
                 inner = getattr(self._tokenizer, "_tokenizer", self._tokenizer)

@@ -42,7 +42,7 @@ class ConstraintLayout(Struct, frozen=True):
 
 
 class GrammarConstraint:
-    """Constraint of one request, with a state per choice. `rules` None constrains nothing."""
+    """Constraint of a request, one state per choice; `rules` may be None."""
 
     def __init__(self, passage: ConstraintLayout, rules: LLMatcher | None = None) -> None:
         self._passage = passage
@@ -70,7 +70,7 @@ class ConstraintPhase(Enum):
 
 
 class GrammarPosition(Struct, frozen=True):
-    """A place that an answer has reached, after `n_ruled` tokens that the grammar has read."""
+    """Position in an answer, after `n_ruled` tokens of the grammar."""
 
     passage: ConstraintLayout
     at: ConstraintPhase
@@ -108,7 +108,7 @@ class GrammarState:
         )
 
     def forced_tokens(self) -> list[int]:
-        """The next tokens as far as the grammar leaves no choice but how to tokenize them."""
+        """Next tokens that the grammar forces, up to a tokenization choice."""
         if self._call is not None:
             return self._call.forced_tokens()
         return self._rules.compute_ff_tokens() if self._rules is not None and self.is_ruled else []
@@ -132,7 +132,7 @@ class GrammarState:
             self._calls.rewind(position.calls)
 
     def mask(self) -> bytes | None:
-        """One bit per token, lowest first: whether it may come next. None: every token may."""
+        """Bit mask of the allowed tokens, lowest first; None: all."""
         if self._call is not None and (mask := self._call.mask()) is not None:
             return mask
         if self._at is ConstraintPhase.HEADER:
@@ -149,7 +149,7 @@ class GrammarState:
         return mask
 
     def advance(self, token: int) -> None:
-        """The answer goes on with `token`. Raises BadRequest when the grammar is left."""
+        """Advance by `token`. Raises BadRequest when the grammar forbids it."""
         if self._n_recent:
             self._recent = (*self._recent, token)[-self._n_recent :]
         if self._call is not None:

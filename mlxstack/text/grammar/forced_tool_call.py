@@ -16,7 +16,7 @@ from mlxstack.text.grammar.tool_call_formats import ToolCallFormat, format_of
 
 
 class CallDelimiters(Struct, frozen=True):
-    """Tool call syntax of a model, and the text `forced` that a call begins with.
+    """Tool call syntax of a model, with its `forced` opening text.
 
     `special` are the tokens without text of their own, by name. `head` is the header of a message
     that holds the call.
@@ -30,7 +30,7 @@ class CallDelimiters(Struct, frozen=True):
 
 
 class ForcedCalls(Struct, frozen=True):
-    """Calls of these tools, after the mark that opens the first one; just one if `is_single`.
+    """Calls of these tools after the first mark; one if `is_single`.
 
     `is_complete`: no tool may be left out, not even one that the model has no words for.
     """
@@ -66,7 +66,7 @@ def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
 
 
 def _after_forced(marks: CallDelimiters) -> CallSyntax:
-    """The syntax of a call whose body begins with the forced text, if no mark does."""
+    """Syntax of an unmarked call whose body begins with forced text."""
     body = marks.syntax.body
     if not marks.syntax.is_bare or not isinstance(body, JsonBody):
         return marks.syntax

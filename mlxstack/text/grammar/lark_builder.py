@@ -17,7 +17,7 @@ OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0
 
 
 class LarkBuilder:
-    """Collects rules. `special` are the tokens without text of their own, by name.
+    """Collects Lark rules; `special` are textless tokens by name.
 
     `options` go to every JSON schema; those with "lenient" leave out what cannot be enforced.
     """
@@ -40,7 +40,7 @@ class LarkBuilder:
         return "\n".join([f"start: {start}", *self._rules])
 
     def rule(self, body: str) -> str:
-        """The name of a rule with this body. Raises BadRequest if there are too many."""
+        """Name of a rule with this body. Raises BadRequest for too many."""
         if len(self._rules) >= MAX_RULES:
             raise BadRequest(f"tools: their schemas make more than {MAX_RULES} rules", "tools")
         name = f"r{len(self._rules)}"
@@ -48,7 +48,7 @@ class LarkBuilder:
         return name
 
     def define(self, name: str) -> bool:
-        """Take a name for a rule that may refer to itself; False if it is taken already."""
+        """Reserve the name of a recursive rule; False if taken."""
         is_new = name not in self._defined
         self._defined.add(name)
         return is_new
@@ -58,12 +58,12 @@ class LarkBuilder:
         self._rules.append(f"{name}: {body}")
 
     def literal(self, text: str) -> str:
-        """Rule for this text, in which the names of special tokens mean those tokens."""
+        """Rule for this text; names of special tokens mean those tokens."""
         parts = self._cuts.split(text) if self._cuts else [text]
         return " ".join(self._part(part) for part in parts if part) or '""'
 
     def call_opening(self, template: str, name: str) -> str:
-        """The same with `{name}` filled in; number and id of a call are left open."""
+        """Rule of an opening with its `{name}`; number and id vary."""
         parts = re.split(r"(\{index\}|\{count\}|\{id\})", template)
         named = (OPEN.get(one) or self.literal(one.replace("{name}", name)) for one in parts)
         return " ".join(named)
@@ -79,7 +79,7 @@ class LarkBuilder:
     def text(
         self, schema: Schema, avoided: Sequence[str], closes: str, words: Sequence[str] = ()
     ) -> str:
-        """Text of this schema as it is, up to the literal `closes`; "" if there is none.
+        """Plain text of this schema up to `closes`; "" without one.
 
         No text matches one of `avoided`. One of `words` may stand in its place.
         """
@@ -112,7 +112,7 @@ def quoted(text: str) -> str:
 
 
 def listed(items: Sequence[tuple[str, bool]], between: str) -> str:
-    """Items in their order, with `between` between them; those that are False may be missing."""
+    """Items in order with `between`; optional ones may be missing."""
     forms = ways(items, between)
     if not any(is_required for _, is_required in items):
         forms.append('""')
@@ -120,7 +120,7 @@ def listed(items: Sequence[tuple[str, bool]], between: str) -> str:
 
 
 def ways(items: Sequence[tuple[str, bool]], between: str) -> list[str]:
-    """The same, one for each item that may be the first; there is at least one item."""
+    """One alternative per possible first item, of at least one."""
     forms = []
     for at, (item, is_required) in enumerate(items):
         forms.append(" ".join([item, *_rest(items[at + 1 :], between)]))
@@ -153,7 +153,7 @@ def _wanted(schema: Schema) -> Iterable[str]:
 
 
 def _searched(pattern: str) -> str:
-    """A regular expression that finds `pattern`, as one that matches the whole text."""
+    """Search expression of `pattern` as a match of the whole text."""
     before = "" if pattern.startswith("^") else ANYTHING
     is_end = re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
     inner = pattern.removeprefix("^")

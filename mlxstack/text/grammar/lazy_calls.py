@@ -1,4 +1,4 @@
-"""Grammar of tool calls in a free answer: it begins at the text that opens a call.
+"""Lazy tool-call grammar of free answers, triggered by a call's opening.
 
 A mark opens a call at once. Without one (Llama 3's bare JSON, the headers of Functionary) text and
 call begin alike, so that the grammar waits for the name of an offered tool: until then an object
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class CallOpening(Struct, frozen=True):
-    """Texts of which one opens a call, and the grammar of what follows their first `n_open` bytes.
+    """Texts that open a call, and the grammar from byte `n_open`.
 
     `token` is the text where one token is; else `texts` are searched for. `rules` gives the
     grammar, once it is compiled, or None.
@@ -65,7 +65,7 @@ class CallPosition(Struct, frozen=True):
 
 
 class CallState:
-    """The calls of one answer on its way. Used by one thread at a time."""
+    """State of the calls in one answer. Not thread-safe."""
 
     def __init__(self, trigger: CallTrigger, before: Sequence[int] = ()) -> None:
         self.is_inside = False
@@ -77,7 +77,7 @@ class CallState:
         self._recent = tail[-self._n_longest :]
 
     def watch(self, token: int) -> None:
-        """Begin a call if this token of the free answer completes an opening."""
+        """Begin a call if this token completes an opening."""
         if token in self._trigger.skipped:
             return
         n_before = len(self._recent)
@@ -93,7 +93,7 @@ class CallState:
                 return
 
     def _begin(self, opening: CallOpening, rest: str) -> bool:
-        """Whether the grammar of a call goes on after `rest`; then the call is at hand."""
+        """Whether the call's grammar accepts `rest`; then the call begins."""
         rules = opening.rules()
         if rules is None:
             return False
@@ -113,14 +113,14 @@ class CallState:
         self.is_inside = is_followed and not call.rules.is_accepting()
 
     def mask(self) -> bytes | None:
-        """The tokens that may come next in a call; None, and it is free, if that fails."""
+        """Mask of the tokens allowed in a call; None on failure."""
         rules = self._calls[-1].rules
         mask: bytes = rules.compute_bitmask()
         self.is_inside = not rules.is_error()
         return mask if self.is_inside else None
 
     def forced_tokens(self) -> list[int]:
-        """The next tokens of a call, as far as its grammar leaves no choice."""
+        """Next tokens that a call's grammar forces."""
         tokens: list[int] = self._calls[-1].rules.compute_ff_tokens()
         return tokens
 
@@ -138,7 +138,7 @@ class CallState:
         self.is_inside, self._recent = position.is_inside, position.recent
 
     def _after(self, opening: CallOpening, text: bytes, n_before: int, token: int) -> str | None:
-        """The text that the grammar reads if this token completes an opening; None if it does not.
+        """Text for the grammar after this token; None without an opening.
 
         The first `n_before` bytes of `text` were there before the token.
         """

@@ -36,9 +36,10 @@ class SchemaPosition(Struct, frozen=True):
 
 
 class LiteralSyntax(Struct, frozen=True):
-    """Between key and value stands `means`. `value` gives no rule for what it cannot write.
+    """Literal syntax of values; `means` stands between key and value.
 
-    Keys come in the order of the schema, or else of the alphabet.
+    `value` gives no rule for what it cannot write. Keys come in the order of the schema, or else of
+    the alphabet.
     """
 
     means: str
@@ -58,12 +59,12 @@ def python_call(tool: Tool, builder: LarkBuilder) -> str | None:
 
 
 def gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
-    """`call:name{key:value,...}`, with marks of its own around text, as deep as need be."""
+    """Gemma call `call:name{key:value,...}` with its string marks, nested."""
     return _gemma_call(tool, builder, GEMMA) if re.fullmatch(r"[\w-]+", tool.name) else None
 
 
 def function_gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
-    """The same with other marks; values are text, numbers, truths and null only."""
+    """FunctionGemma call; values are text, numbers, booleans and null."""
     return _gemma_call(tool, builder, FUNCTION_GEMMA) if _is_word(tool.name) else None
 
 
@@ -77,7 +78,7 @@ def _gemma_call(tool: Tool, builder: LarkBuilder, syntax: LiteralSyntax) -> str 
 def _members(
     at: SchemaPosition, syntax: LiteralSyntax, builder: LarkBuilder
 ) -> list[tuple[str, bool]] | None:
-    """Each member and whether it must be there; None if one that must cannot be written."""
+    """Members and whether required; None if a required one is inexpressible."""
     members = []
     known = properties(at.schema)
     for key in sorted(known) if syntax.is_sorted else known:
@@ -131,7 +132,7 @@ def _free_array(builder: LarkBuilder) -> str:
 
 
 def _free_value(builder: LarkBuilder) -> str:
-    """Any value; an object or array in it refers to the same rule."""
+    """Any value, recursively through one rule."""
     if builder.define(FREE_VALUE):
         never = [containing(one) for one in (QUOTE, "\x00")]
         text = builder.text({"type": "string"}, never, QUOTE)

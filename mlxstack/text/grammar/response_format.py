@@ -24,7 +24,7 @@ MAX_CHARS = 1_000_000
 
 
 class ResponseConstraint(Struct, frozen=True):
-    """A JSON schema, or a grammar in llama.cpp's or Lark's notation, if it is given.
+    """JSON schema, or grammar in llama.cpp's or Lark's notation.
 
     `param` is the field it came in, for errors.
     """
@@ -35,7 +35,7 @@ class ResponseConstraint(Struct, frozen=True):
 
 
 def grammars(shape: ResponseConstraint) -> tuple[str, ...]:
-    """The grammar, and if there is one, another that ignores what cannot be enforced.
+    """Grammar, and its lenient alternative without unenforceable parts.
 
     Raises BadRequest for what is no grammar, or is too large.
     """
@@ -55,7 +55,7 @@ def grammars(shape: ResponseConstraint) -> tuple[str, ...]:
 
 
 def json_of(schema: dict[str, Any], param: str) -> str:
-    """The schema as text. Raises BadRequest for numbers and depths that no schema needs."""
+    """Schema as text. Raises BadRequest for absurd numbers and depths."""
     try:
         return json.dumps(schema, allow_nan=False)
     except (ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ MAX_SEEN = 100
 
 
 class SchemaTypes(Struct, frozen=True):
-    """The schemas of an argument as text, and as anything else; one of them must hold."""
+    """Schemas of an argument as text, or else as any value."""
 
     texts: tuple[Schema, ...] = ()
     others: tuple[Schema, ...] = ()
@@ -29,7 +29,7 @@ class SchemaTypes(Struct, frozen=True):
 
 
 def schema_types(schema: Any, root: Schema) -> SchemaTypes:
-    """Types that the schema of an argument allows; its references point into `root`."""
+    """Types that an argument's schema allows; `root` resolves references."""
     return _kinds(schema, root, set())
 
 
@@ -68,7 +68,7 @@ def _meant(schema: Schema, root: Schema) -> Schema | None:
 
 
 def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
-    """The schema of each argument, and whether it must be there, in the schema's order."""
+    """Schema of each argument in order, and whether it is required."""
     schemas = parameters.get("properties")
     known = dict(schemas) if isinstance(schemas, dict) else {}
     names = parameters.get("required")
@@ -77,7 +77,7 @@ def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
 
 
 def declared(parameters: Mapping[str, Any]) -> Schema:
-    """The same arguments, as a parser has to know them that looks at `type` and nothing else."""
+    """Argument schemas with an explicit `type`, for parsers that need one."""
     root = dict(parameters)
     schemas = root.get("properties")
     if not isinstance(schemas, dict):

@@ -56,7 +56,7 @@ def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
 def _arguments(
     tags: TagFormat, parameters: Schema, builder: LarkBuilder
 ) -> list[tuple[str, bool]] | None:
-    """Each argument and whether it must be there; None if one that must cannot be written."""
+    """Arguments and whether required; None if a required one is inexpressible."""
     items = []
     for key, (schema, is_required) in properties(parameters).items():
         types = schema_types(schema, parameters)
@@ -80,7 +80,7 @@ def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBu
 def _values(
     tags: TagFormat, types: SchemaTypes, root: Schema, closes: str, builder: LarkBuilder
 ) -> list[tuple[str, str]]:
-    """The type and the rule of everything that the argument may be, up to its end."""
+    """Type and rule of an argument's values, up to its end."""
     values, ending = [], builder.literal(closes)
     for schema in types.texts:
         if tags.has_json_text:
@@ -99,7 +99,7 @@ def _values(
 
 
 def _words(tags: TagFormat, kinds: SchemaTypes) -> list[str]:
-    """The words that stand for null and booleans, where the argument may be one."""
+    """Words for null and booleans, where the argument allows them."""
     if tags.types:
         return []
     values = [value for schema in kinds.others for value in schema.get("enum", ())]

@@ -32,7 +32,7 @@ NAMES = r"[^\s<>\"'{}\[\](),=&]+"
 
 
 class ToolCallFormat(Struct, frozen=True):
-    """`call` writes one call of a tool; it gives None if the syntax has no words for it.
+    """Writer of one `call`, None for an inexpressible one.
 
     `opens` and `closes` stand around all calls that share a pair of marks, `between` two of them;
     None: each call has marks of its own.
@@ -45,7 +45,7 @@ class ToolCallFormat(Struct, frozen=True):
 
 
 def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
-    """The grammar of the calls of a syntax; None for one that only mlx-lm reads."""
+    """Grammar of a call syntax; None where only mlx-lm reads it."""
     match syntax.body:
         case JsonBody() as body:
             around = (body.list_opens, body.list_closes, syntax.between) if body.is_list else ()
@@ -63,7 +63,7 @@ def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
 
 
 def json_call(parts: tuple[str, ...], names: str = ".+") -> Writer:
-    """The writer of calls with literal parts around name and arguments; both may be JSON."""
+    """Writer of calls with literal parts around name and arguments."""
 
     def call(tool: Tool, builder: LarkBuilder) -> str | None:
         if not re.fullmatch(names, tool.name, re.DOTALL):

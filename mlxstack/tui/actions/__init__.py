@@ -1,4 +1,4 @@
-"""The actions of the dashboard; footer, palette, help and docs derive from this list."""
+"""Actions of the dashboard, for footer, palette, help and docs."""
 
 from mlxstack.tui.actions.action import (
     Action,

@@ -11,7 +11,7 @@ from mlxstack.tui.state import DashboardState
 
 
 class ActionTarget(StrEnum):
-    """The target of an action; a screen that shows such targets offers it."""
+    """Target of an action; screens with such targets offer it."""
 
     SLOT = "slot"
     PREFIX = "prefix"
@@ -80,7 +80,7 @@ class Aim(Struct, frozen=True):
 
 
 class ActionContext(Struct, frozen=True):
-    """Clients of an action: service, clipboard, and local machine where there is one."""
+    """Clients of an action: service, clipboard, and local machine if any."""
 
     calls: ServiceCalls
     copy: Callable[[str], None]
@@ -88,7 +88,7 @@ class ActionContext(Struct, frozen=True):
 
 
 class Action(Struct, frozen=True):
-    """`do` returns what happened; it raises StackError or ConnectionError when it went wrong.
+    """Action; `do` returns its outcome, or raises.
 
     `describe` says in a sentence what will happen to which thing. The key of a destructive action
     is a capital that the footer does not show; the palette lists all of them.

@@ -27,7 +27,7 @@ async def unpin(hands: ActionContext, aim: Aim) -> str:
 
 
 async def warm(hands: ActionContext, aim: Aim) -> str:
-    """Prefill a file at low priority, then pin it under the file's name."""
+    """Prefill a file at low priority, then pin it by name."""
     body = await asyncio.to_thread(_prefix, aim.words)
     done = await hands.calls.post("/cache/prefixes", body)
     return f"{body['name']}: {done.get('n_tokens', 0)} tokens are pinned"
@@ -40,7 +40,7 @@ async def clear(hands: ActionContext, _: Aim) -> str:
 
 
 def _prefix(path: str) -> dict[str, Any]:
-    """Read a chat (JSON) or a text. Raises BadRequest when it cannot be read."""
+    """Read a chat (JSON) or text. Raises BadRequest if unreadable."""
     file = Path(path)
     try:
         file = file.expanduser()

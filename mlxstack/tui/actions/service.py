@@ -1,4 +1,4 @@
-"""Actions on the service: swap its model, switch the mode of its computer."""
+"""Actions on the service: model swap and mode switch."""
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.formatting import printable

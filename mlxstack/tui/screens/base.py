@@ -21,7 +21,7 @@ from mlxstack.tui.widgets.titled_table import TitledTable
 
 
 class BaseScreen(Screen[None]):
-    """A screen over the model. The app sets `model`; whatever is bound to it redraws."""
+    """Base of all screens; changes of `model` redraw bound widgets."""
 
     MODE: ClassVar[str]
     TARGETS: ClassVar[frozenset[ActionTarget]] = frozenset()
@@ -48,7 +48,7 @@ class BaseScreen(Screen[None]):
         yield Footer(compact=True)
 
     def aim(self, target: ActionTarget) -> str | None:
-        """The key of the row under the cursor, if the rows of some table are of this kind.
+        """Key of the row at the cursor, in tables of this kind.
 
         Asked of the table itself: a message about its cursor may come after the next key.
         """
@@ -70,7 +70,7 @@ class BaseScreen(Screen[None]):
             await self.app.push_screen(dialog, section.search)
 
     def action_sort(self) -> None:
-        """Sort the table by its next column; after the last one, as the service sends it."""
+        """Sort by the next column, at last in the service's order."""
         section = self._focused_table()
         if section is not None:
             section.sort_next()
@@ -79,12 +79,12 @@ class BaseScreen(Screen[None]):
         return next((one for one in self.query(TitledTable) if one.has_focus_within), None)
 
     async def on_titled_table_opened(self, event: TitledTable.Opened) -> None:
-        """Open a row. The second click of a double click finds another screen."""
+        """Open a row, but only once per double click."""
         if self.is_active:
             await self.open(event.section, event.key)
 
     async def open(self, section: str, key: str) -> None:
-        """Show more about a row; returns when keys that follow are meant for that."""
+        """Show details of a row; returns once they take keys."""
 
     def compose_body(self) -> Iterable[Widget]:
         """Widgets between tabs and footer."""

@@ -23,13 +23,13 @@ class Question(ModalScreen[str | None]):
     """Question asked before an action."""
 
     def answer(self, words: str | None) -> None:
-        """The first answer counts: after it, another screen would be the one to be dismissed."""
+        """Dismiss once: another call would dismiss the next screen."""
         if self.is_active:
             self.dismiss(words)
 
 
 class AnswerButton(Button):
-    """An answer to be pressed. It acts at once: a key that comes after it is no answer any more."""
+    """Answer button; it acts at once, so later keys are ignored."""
 
     def __init__(self, label: str, words: str | None, variant: ButtonVariant = "default") -> None:
         super().__init__(label, variant=variant)
@@ -43,7 +43,7 @@ class AnswerButton(Button):
 
 
 class ConfirmDialog(Question):
-    """Yes (it needs no words) or no. Enter is no, unless one goes to the other button first."""
+    """Confirmation dialog; Enter means no unless yes has the focus."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "agree", "Yes"),
@@ -105,7 +105,7 @@ class ChoiceDialog(Question):
 
 
 class TextDialog(Question):
-    """Text input; `known` choices are listed and suggested, with what `describe` returns later."""
+    """Text dialog that suggests `known` choices, with details of `describe`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         # Before the line's own: that one tells of the words later.
@@ -164,7 +164,7 @@ class TextDialog(Question):
         self.query_one("#choices", Static).update(self._listing(self.query_one(LineInput).value))
 
     def _listing(self, text: str) -> str:
-        """A line per choice, with a mark before the one in the input; a few around it."""
+        """Choices around the one in the input, which is marked."""
         names = [name for name in self._known if text.lower() in name.lower()]
         if text in self._known:
             names = list(self._known)

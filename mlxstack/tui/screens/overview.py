@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.binding import BindingType
-from textual.containers import Container, Horizontal, Vertical
+from textual.containers import Container, Horizontal
 from textual.widget import Widget
 
 from mlxstack.tui.actions import ActionTarget
@@ -50,14 +50,12 @@ class OverviewScreen(BaseScreen):
         yield TextLines(overview.totals, "totals").data_bind(model=BaseScreen.model)
         yield TextLines(overview.hint, "hint").data_bind(model=BaseScreen.model)
         with Container(id="body"):
-            with Vertical(id="live"):
-                slots = TitledTable(overview.slots, "slots", target=ActionTarget.SLOT)
-                yield slots.data_bind(model=BaseScreen.model)
-                yield TitledTable(overview.queue, "queue").data_bind(model=BaseScreen.model)
-            with Vertical(id="past"):
-                yield TitledTable(costs.costs, "costs").data_bind(model=BaseScreen.model)
-                finished = TitledTable(requests.requests, "finished")
-                yield finished.data_bind(model=BaseScreen.model)
+            slots = TitledTable(overview.slots, "slots", target=ActionTarget.SLOT)
+            yield slots.data_bind(model=BaseScreen.model)
+            yield TitledTable(overview.queue, "queue").data_bind(model=BaseScreen.model)
+            yield TitledTable(costs.costs, "costs").data_bind(model=BaseScreen.model)
+            finished = TitledTable(requests.requests, "finished")
+            yield finished.data_bind(model=BaseScreen.model)
 
     async def open(self, section: str, key: str) -> None:
         """Explain a finished request."""

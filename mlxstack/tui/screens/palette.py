@@ -8,7 +8,7 @@ from textual.css.query import NoMatches
 
 
 class Palette(CommandPalette):
-    """Command palette that ignores keys before its list exists and after it closes."""
+    """Command palette that ignores keys while it is not shown."""
 
     def __init__(self) -> None:
         super().__init__(id="--command-palette")

@@ -125,7 +125,7 @@ def turns(one: AgentView, width: int) -> TableData:
 
 
 def turn_bar(turn: TurnView, largest: int, width: int) -> str:
-    """Three stretches on one scale; what happened at all is at least one cell long."""
+    """Three parts on one scale, each nonzero one visible."""
     parts = ((turn.n_cached, REUSED), (turn.n_computed, COMPUTED), (turn.n_generated, GENERATED))
     room = max(0, width - sum(n > 0 for n, _ in parts))
     scale = room / largest if largest else 0.0

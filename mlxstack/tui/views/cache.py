@@ -40,7 +40,7 @@ def budget(model: DashboardState, width: int) -> tuple[Line, ...]:
 
 
 def rates(model: DashboardState, width: int) -> TableData:
-    """Hit rates by requests and by tokens, and the time that was saved."""
+    """Hit rates by requests and tokens, and time saved."""
     cache = model.frame.cache
     columns = (
         TableColumn("window", 12),

@@ -26,7 +26,10 @@ def gib(n_bytes: float) -> str:
 
 
 def stacked(parts: Sequence[float], whole: float, width: int) -> list[int]:
-    """Cells of a bar per part; what there is takes one cell at least, all of them `width`."""
+    """Cells of a bar per part; nonzero ones get at least one.
+
+    Their sum is `width`.
+    """
     ends, so_far, used = [], 0.0, 0
     for part in parts:
         so_far += part
@@ -58,7 +61,7 @@ def span(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """`15s`, `3m`, `2h`, `4d`: coarse, so that a table of ages is rarely drawn again."""
+    """Coarse age, `15s`, `3m`, `2h`, `4d`, so that tables rarely change."""
     whole = int(max(0.0, seconds))
     if whole < 60:
         return f"{whole - whole % 5}s"
@@ -78,7 +81,7 @@ def short_time(seconds: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`42%`, or a dash when there is no whole. Rounded down: only all of it is 100%."""
+    """Percentage rounded down, `42%`; a dash without a whole."""
     return f"{int(part * 100 / whole)}%" if whole else NONE
 
 
@@ -98,7 +101,7 @@ def bar(part: float, whole: float, width: int) -> str:
 def plot_stacked(
     lower: Sequence[float | None], upper: Sequence[float | None], height: int
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Columns of `lower` with `upper` on top, as lines of (character, part) from the top.
+    """Stacked columns of `lower` and `upper`, as lines from the top.
 
     Part 0 is lower, 1 upper, 2 a cell with both: lower in front of upper.
     """

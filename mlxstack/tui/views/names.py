@@ -12,7 +12,7 @@ UNNAMED = "(no name)"
 
 
 def agent_name(model: DashboardState, agent: str | None) -> str:
-    """Client and folder of an agent, else its id; agents of one title are numbered."""
+    """Agent by client and folder, numbered if equal, else its id."""
     if agent is None:
         return NONE
     titles = model.frame.titles
@@ -26,7 +26,7 @@ def agent_name(model: DashboardState, agent: str | None) -> str:
 
 
 def prefix_name(model: DashboardState, prefix: PrefixView) -> str:
-    """The name of a pinned prefix, else its first words and its last user."""
+    """Name of a pinned prefix, else first words and last user."""
     if prefix.name:
         return printable(prefix.name, MOST_CHARS)
     owner = agent_name(model, prefix.agents[0]) if prefix.agents else ""

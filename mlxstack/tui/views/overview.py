@@ -90,7 +90,7 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
 
 
 def _shared(model: DashboardState) -> tuple[Line, ...]:
-    """How many agents hold one copy of a common prefix."""
+    """Number of agents that hold one copy of a common prefix."""
     return tuple(
         (TextCell(f"{len(one.slots)} agents share {one.n_tokens:,} tokens of KV"),)
         for one in model.frame.snapshot.shared
@@ -166,7 +166,7 @@ def speed(model: DashboardState) -> tuple[Line, Line]:
 
 
 def slots(model: DashboardState, width: int) -> TableData:
-    """Slots with their live requests: agent, state in words, context, reuse, time, miss."""
+    """Slots with their requests: agent, state, context, reuse, time, miss."""
     views = model.frame.snapshot.slots
     n_busy = sum(is_active(view) for view in views)
     columns = (
@@ -225,7 +225,7 @@ def is_active(view: SlotView) -> bool:
 
 
 def state(view: SlotView, model: DashboardState) -> TextCell:
-    """State of a slot in words; an idle one may compute the next turn early."""
+    """State of a slot in words, early turns included."""
     if view.state is RequestPhase.RUNNING:
         told = f"writing, {tokens(view.n_decoded)} tokens, {rate(view.tps)} tok/s"
         return TextCell(told, CellStyle.GOOD)

@@ -31,7 +31,7 @@ class CellStyle(StrEnum):
 
 
 class TextCell(Struct, frozen=True):
-    """A piece of text. It holds no line ends and is never read as markup."""
+    """Text of a cell, on one line and without markup."""
 
     text: str
     tone: CellStyle = CellStyle.PLAIN
@@ -57,7 +57,7 @@ class TableRow(Struct, frozen=True):
 
 
 class TableData(Struct, frozen=True):
-    """A titled table. `note` is said instead of rows when there are none."""
+    """Titled table; `note` stands in for missing rows."""
 
     title: Line
     columns: tuple[TableColumn, ...] = ()
@@ -66,13 +66,13 @@ class TableData(Struct, frozen=True):
 
 
 def title(name: str, rest: str = "") -> Line:
-    """The heading of a sheet, with what is to be said about all of it."""
+    """Heading of a table, with a summary of its rows."""
     head = (TextCell(name, CellStyle.STRONG),)
     return (*head, TextCell(f"  {rest}", CellStyle.FAINT)) if rest else head
 
 
 def arranged(sheet: TableData, words: str, column: int | None) -> TableData:
-    """Keep rows that contain `words`, sort them by a column; the heading tells both."""
+    """Filter rows by `words` and sort them; the heading tells both."""
     rows, told = sheet.rows, []
     if words:
         rows = tuple(row for row in rows if words.lower() in _text(row).lower())
@@ -113,7 +113,7 @@ def distinct(sheet: TableData) -> TableData:
 
 
 def fitted(columns: tuple[TableColumn, ...], width: int) -> tuple[TableColumn, ...]:
-    """The same columns, the wide ones as wide as `width` cells allow, never below their own."""
+    """Columns with the wide ones fitted into `width`, never below theirs."""
     taken = sum(column.width + GAP for column in columns)
     n_wide = sum(column.is_wide for column in columns)
     spare = max(0, width - taken)

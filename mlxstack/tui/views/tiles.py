@@ -18,7 +18,7 @@ Tile = tuple[Line, ...]
 
 
 class MemoryPart(Struct, frozen=True):
-    """A stretch of the memory bar; its sign tells it from the others without color."""
+    """Part of the memory bar, with a sign besides its color."""
 
     name: str
     sign: str
@@ -52,7 +52,7 @@ def memory(model: DashboardState, width: int) -> Tile:
 
 
 def memory_parts(view: MemoryView) -> tuple[MemoryPart, ...]:
-    """Shares of this service, in the order of the bar; the rest is of other processes."""
+    """Shares of this service in bar order, then other processes."""
     return (
         MemoryPart("weights", "█", view.weights_bytes, CellStyle.BUSY),
         MemoryPart("live", "▓", view.live_bytes, CellStyle.GOOD),
@@ -70,7 +70,7 @@ def decode(model: DashboardState, width: int) -> Tile:
 
 
 def prefill(model: DashboardState, width: int) -> Tile:
-    """Computed prompt tokens per second, and the time until all prompts are done."""
+    """Prefill rate, and the time until all prompts are done."""
     speed = TextCell(f"{rate(prompt_rate(model))} tok/s", CellStyle.STRONG)
     n_left = sum(n_to_compute(view) for view in model.frame.snapshot.slots)
     if not n_left:
@@ -82,7 +82,7 @@ def prefill(model: DashboardState, width: int) -> Tile:
 
 
 def reuse(model: DashboardState, width: int) -> Tile:
-    """Share of prompt tokens that were not computed, and the time this saved."""
+    """Reused share of prompt tokens, and the time it saved."""
     now = model.frame.snapshot.counters
     n_all = now.n_prompt_tokens + now.n_cached_tokens
     reused = TextCell(f"{share(now.n_cached_tokens, n_all)} reused", CellStyle.STRONG)
@@ -102,19 +102,19 @@ def queue(model: DashboardState, width: int) -> Tile:
 
 
 def n_to_compute(view: SlotView) -> int:
-    """Prompt tokens that a slot has still to compute; 0 before its reused KV is read."""
+    """Prompt tokens left in a slot; 0 while its KV loads."""
     is_computing = view.state is RequestPhase.PREFILLING and not view.is_reading
     return max(0, view.n_prompt - view.n_done) if is_computing else 0
 
 
 def eta(n_tokens: int, model: DashboardState) -> float | None:
-    """Seconds to compute so many prompt tokens at the present speed; None when it is unknown."""
+    """Seconds to prefill `n_tokens` at this speed; None if unknown."""
     speed = prompt_rate(model)
     return n_tokens / speed if speed > 0 else None
 
 
 def _tile(name: str, width: int, *lines: TextCell | Line) -> Tile:
-    """A line per fact in a box, all on one line in a narrow terminal."""
+    """Box with a line per fact, or one line where narrow."""
     facts = tuple(line if isinstance(line, tuple) else (line,) for line in lines)
     if width >= WIDE:
         return facts
@@ -129,7 +129,7 @@ def _line(name: str, width: int, *cells: TextCell) -> Line:
 
 
 def _bar(parts: tuple[MemoryPart, ...], view: MemoryView, width: int) -> list[TextCell]:
-    """The bar of all memory: parts of this service, other processes, and what is left."""
+    """Memory bar: parts of this service, other processes, free memory."""
     ours = sum(part.n_bytes for part in parts)
     others = max(0, view.total_bytes - view.available_bytes - ours)
     sizes = [part.n_bytes for part in parts] + [others]

@@ -1,4 +1,4 @@
-"""A table that is patched, not rebuilt: only cells that changed are drawn again."""
+"""Table with incremental updates: only changed cells are drawn again."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from mlxstack.tui.widgets.styles import rich_style
 
 
 class PatchedTable(DataTable[Text]):
-    """Shows sheets; the cursor stays on the thing that it is on, also when all go and come back."""
+    """Table of a `TableData`; the cursor follows its row."""
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", zebra_stripes=False)
@@ -47,7 +47,7 @@ class PatchedTable(DataTable[Text]):
                     self._patch(i, new)
 
     def render_line(self, y: int) -> Strip:
-        """Draw a row or the heads of the columns; Textual wraps and measures every cell anew."""
+        """Render a row, without Textual's wrapping and measuring of cells."""
         row = y - 1 + self.scroll_offset.y if y else -1
         if row >= len(self._sheet.rows):
             return Strip.blank(self.size.width, self.visual_style.rich_style)
@@ -71,7 +71,7 @@ class PatchedTable(DataTable[Text]):
         return [(cell.text, cell.tone, column) for cell, column in zip(cells, columns, strict=True)]
 
     def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
-        """Update the size without measuring cells: columns have their widths, rows one line."""
+        """Update the size from the known column widths and line heights."""
         del new_rows
         super()._update_dimensions(())
 
@@ -80,7 +80,7 @@ class PatchedTable(DataTable[Text]):
         return sheet.rows[row].key if 0 <= row < len(sheet.rows) else None
 
     def _fill(self, sheet: TableData, place: int) -> None:
-        """The cursor on what it was on, or on what is at its place now."""
+        """Restore the cursor to its row, else to its place."""
         for row in sheet.rows:
             self.add_row(*_texts(row), key=row.key)
         keys = [row.key for row in sheet.rows]

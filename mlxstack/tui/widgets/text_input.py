@@ -9,7 +9,7 @@ class LineInput(Input):
     """Input with its proposal selected, so that typing replaces it."""
 
     def on_mount(self) -> None:
-        """At once: a selection that comes with the focus would take the first letters with it."""
+        """Select at once: selection on focus would swallow the first letters."""
         self.select_on_focus = False
         self.selection = Selection(0, len(self.value))
 

@@ -54,7 +54,7 @@ class TextLines(Widget):
 
 
 class TileBox(TextLines):
-    """A tile with its name in the border, where the terminal is wide enough for one."""
+    """Tile with its name in the border, on wide terminals."""
 
     def __init__(self, draw: Draw, name: str) -> None:
         super().__init__(draw, name)

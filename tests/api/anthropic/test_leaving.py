@@ -41,10 +41,10 @@ def test_x20_x21_a_stream_that_waits_begins_with_a_ping(live: Running, http: htt
         until(live, lambda s: s.slots[0].state == "running")
         began = time.monotonic()
         with http.stream("POST", PATH, json=body("second", id_slot=0, stream=True)) as answer:
-            took = time.monotonic() - began
+            took, is_first_done = time.monotonic() - began, first.done()
             found = events("".join(answer.iter_text()))
         assert first.result().status_code == 200
-    assert took < 2
+    assert took < 2 or not is_first_done
     in_order(found)
     if "x-mlx-stack-slot" not in answer.headers:
         assert found[0] == {"type": "ping"}

@@ -92,7 +92,10 @@ class MessageParam(Struct):
 
 
 class ToolParam(Struct):
-    """A tool. Those that a vendor's server would run have a `type` and no `input_schema`."""
+    """Tool; tools of a vendor's server lack `input_schema`.
+
+    They have a `type`.
+    """
 
     name: str | None = None
     description: str | None = None

@@ -48,7 +48,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageResponse(Struct, frozen=True, tag="message"):
-    """Whole message; at the start of a stream without content and stop reason."""
+    """Whole message, or the empty one at the start of a stream."""
 
     id: str
     model: str
@@ -94,7 +94,7 @@ class Ping(Struct, frozen=True, tag="ping"):
 
 
 class BlockStart(Struct, frozen=True, tag="content_block_start"):
-    """Start of an empty block; the `input` of a call is empty too."""
+    """Start of an empty block; a call's `input` is empty too."""
 
     index: int
     content_block: Block

@@ -1,4 +1,4 @@
-"""Renders messages, whole and as a stream: one open block, indices without gaps."""
+"""Renders messages, whole or streamed, with one open block at a time."""
 
 from collections.abc import Iterator
 
@@ -57,7 +57,7 @@ HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class ResponseIds(Struct, frozen=True):
-    """Names of a response: its own id, its model, and its request id."""
+    """Ids of a response: its own, its model's and its request's."""
 
     engine_request: str
     model: str
@@ -164,7 +164,7 @@ def _begun(started: GenerationStarted, names: ResponseIds) -> MessageResponse:
 
 
 def usage(work: RequestTimings) -> AnthropicUsage:
-    """Token counts; reused tokens were read from the cache, and writing to it is free."""
+    """Token usage: reused tokens as cache reads, cache writes as free."""
     return AnthropicUsage(
         input_tokens=work.n_prompt - work.n_cached,
         cache_creation_input_tokens=0,
@@ -174,14 +174,14 @@ def usage(work: RequestTimings) -> AnthropicUsage:
 
 
 def reason_of(ended: GenerationFinished, has_calls: bool) -> StopReason:
-    """Stop reason; a complete tool call needs its result, whatever ended the reply."""
+    """Stop reason; a complete tool call is always `tool_use`."""
     if has_calls:
         return StopReason("tool_use", None)
     return StopReason(STOP_REASONS[ended.ending], ended.stop_string)
 
 
 def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:
-    """Blocks of a reply in order, neighbors of one kind as one block."""
+    """Blocks of a reply in order; neighbors of one kind are joined."""
     blocks: list[Block] = []
     for part in reply.spoken:
         last = blocks[-1] if blocks else None

@@ -79,7 +79,7 @@ def conversation(body: MessagesBody) -> Conversation:
 
 
 def require_answerable(parsed: Conversation) -> None:
-    """Raises BadRequest for a last message that calls a tool: its result has to follow."""
+    """Raise BadRequest when the last message calls a tool without its result."""
     if parsed.messages[-1].tool_calls:
         raise BadRequest(
             "messages: the last message calls a tool; a user message with its tool_result "
@@ -121,7 +121,7 @@ def _messages(turns: list[MessageParam], known: Definitions) -> list[Message]:
 
 
 def _user(blocks: tuple[Block, ...], known: Definitions, at: str) -> tuple[Message, ...]:
-    """Messages of a user turn, tool results first; an empty turn is still a turn."""
+    """Messages of a user turn, tool results first, even if empty."""
     results = [
         _result(block, known, f"{at}[{i}]")
         for i, block in enumerate(blocks)
@@ -146,7 +146,7 @@ def _assistant(blocks: tuple[Block, ...]) -> Message:
 
 
 def _late_system(blocks: tuple[Block, ...], known: Definitions) -> tuple[Message, ...]:
-    """System message in its place; added and removed tools are described in text."""
+    """System message in its place; tool changes are described in text."""
     text = "\n".join(line for block in blocks if (line := _instruction(block, known)))
     return (Message(Role.SYSTEM, text),) if text else ()
 
@@ -204,7 +204,7 @@ FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
 
 def read(content: Content | None, at: str) -> tuple[Block, ...]:
-    """Blocks of a `content` field at the path `at`; a string is one text.
+    """Blocks of a `content` field at the path `at`; strings included.
 
     Unknown kinds become their text, empty if they have none. Raises BadRequest with the path of a
     field that has the wrong type.

@@ -27,7 +27,7 @@ async def probe() -> None:
 
 @get(["/health", "/v1/health"], opt=EARLY)
 async def health(service: TheService) -> dict[str, str]:
-    """200 when requests are served now, or after a load or model swap."""
+    """Health: 200 when requests are served now or after a load."""
     match service.health:
         case ServiceHealth.OK:
             return {"status": "ok"}

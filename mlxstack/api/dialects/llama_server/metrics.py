@@ -83,6 +83,8 @@ def own_counters(now: Counters, service: Service) -> Numbers:
         ("early_tokens", "Tokens of next turns begun early", now.n_early_tokens),
         ("early_tokens_used", "Tokens begun early that the next request used", now.n_early_used),
         ("early_tokens_wasted", "Tokens begun early in vain", now.n_early_wasted),
+        ("rank_records", "Records that rank 0 sent, one per forward pass", now.n_rank_records),
+        ("rank_bytes", "Bytes of records sent to the other ranks", now.n_rank_bytes),
         ("requests_failed", "Requests that broke", now.n_failed),
         ("requests_refused", "Requests that found the queue full", now.n_refused),
         (
@@ -104,7 +106,7 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
 
 
 def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
-    """Misses of the prefix cache by reason, and the tokens and seconds that they lost."""
+    """Prefix cache misses by reason, with the tokens and seconds lost."""
     rows = (
         ("cache_misses", "Requests that reused less than they could", [m.n_misses for m in losses]),
         ("cache_lost_tokens", "Tokens computed again after a miss", [m.n_lost for m in losses]),
@@ -118,7 +120,7 @@ def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
 
 
 def peer_metrics(peers: tuple[PeerView, ...]) -> Iterator[Metric]:
-    """What was fetched from each peer, and whether it failed last."""
+    """KV fetched from each peer, and prefills on it."""
     counts = (
         ("fetched_tokens", "Prompt tokens fetched from a peer", "n_fetched_tokens"),
         ("fetched_bytes", "Bytes of KV files fetched from a peer", "n_fetched_bytes"),

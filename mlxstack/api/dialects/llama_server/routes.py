@@ -28,7 +28,7 @@ from mlxstack.service.admission import admit_text
 async def completion(
     request: AnyRequest, data: JSONBody[LlamaCompletionBody], service: TheService
 ) -> Response[Answer] | Stream:
-    """Continue a text or tokens, or several of them; then the response is a list."""
+    """Continue a prompt; several prompts get a list of responses."""
     request_fields.only_one(data.n)
     prompts = request_fields.prompts(data.prompt)
     check_all(len(prompts), 1, service)

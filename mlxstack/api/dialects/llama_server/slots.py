@@ -38,7 +38,7 @@ class FileBody(Struct):
 async def list_slots(
     request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:
-    """All slots; 503 when asked to fail and none is idle."""
+    """All slots; `?fail_on_no_slot` gives 503 when none is idle."""
     snapshot = service.engine.snapshot()
     slots = service.stats.slots(snapshot)
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in slots):
@@ -94,7 +94,7 @@ def _done(result: SlotCommandResult) -> dict[str, Any]:
 
 
 def _seen(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
-    """Hide the slots of other agents but for their state from a key of some agents."""
+    """Hide other agents' slots, except their state, from a scoped key."""
     agent = slot["agent"]
     if is_unscoped(request) or (agent is not None and can_access(request, agent)):
         return slot
@@ -170,7 +170,7 @@ def _ours(slot: stats.SlotStatus) -> dict[str, Any]:
 
 
 def _task(request: str | None) -> int:
-    """llama-server numbers its tasks; ours have names, of which a number is made."""
+    """Task number of a request id, as llama-server has one."""
     match = TASK.search(request or "")
     return int(match[1], 16) if match else -1
 

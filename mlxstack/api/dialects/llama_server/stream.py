@@ -42,7 +42,7 @@ class LlamaRenderer(streaming.Renderer):
         self._prompts = prompts
 
     def whole(self, replies: Sequence[CollectedResponse]) -> Answer:
-        """One object for a single prompt, a list for several, as llama-server does."""
+        """One object for a single prompt, else a list, as llama-server."""
         answers = [one.whole(reply) for one, reply in zip(self._prompts, replies, strict=True)]
         return answers if len(answers) > 1 else answers[0]
 

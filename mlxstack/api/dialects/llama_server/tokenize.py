@@ -13,7 +13,7 @@ from mlxstack.text.prompt import TokenizeOptions
 
 
 class TokenizeBody(Struct):
-    """POST /tokenize; `content` is text, or a mix of texts and token ids."""
+    """POST /tokenize; `content` is text, or texts and token ids."""
 
     content: str | list[str | int] | None = None
     add_special: bool | None = None

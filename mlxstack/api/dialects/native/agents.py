@@ -19,7 +19,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
 )
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
 from mlxstack.api.dialects.openai_chat.routes import options, stream_config
-from mlxstack.api.guards import can_access, check_agent, check_raise, is_unscoped
+from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import AGENT_ID, AGENT_WORDS, resolve_model
 from mlxstack.api.run_generation import (
@@ -45,7 +45,7 @@ NO = (None, "", "0", "false")
 
 
 class CreateBody(Struct):
-    """POST /v1/agents; without an id one is generated, `messages` are the history so far."""
+    """POST /v1/agents; `messages` are the history; the id is optional."""
 
     id: str | None = None
     messages: list[ChatMessageParam] | None = None
@@ -71,7 +71,7 @@ class RewindBody(Struct):
     n_messages: int
 
 
-@get("/v1/agents")
+@get("/v1/agents", opt=UNLOADED)
 async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """All agents that the key allows, the last used first."""
     details = await agents.everyone(service)
@@ -83,7 +83,7 @@ async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any
 async def create_agent(
     request: AnyRequest, service: TheService, data: JSONBody[CreateBody]
 ) -> dict[str, Any]:
-    """Create an agent, with a history if given; 409 when the id is taken."""
+    """Create an agent, with optional history; 409 for a taken id."""
     agent = checked(data.id if data.id is not None else f"agent-{uuid.uuid4().hex[:12]}", "id")
     check_agent(request, agent)
     past = AgentHistory()
@@ -94,7 +94,7 @@ async def create_agent(
     return shown(request, await agents.create(service, agent, past))
 
 
-@get("/v1/agents/{agent:str}")
+@get("/v1/agents/{agent:str}", opt=UNLOADED)
 async def show_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str]
 ) -> dict[str, Any]:
@@ -116,7 +116,7 @@ async def change_agent(
 async def delete_agent(
     service: TheService, agent: FromPath[str], evict_only: FromQuery[str | None] = None
 ) -> dict[str, Any]:
-    """Delete an agent's history and its KV in memory; `?evict_only=1` keeps the history."""
+    """Delete an agent; `?evict_only=1` frees only its KV in memory."""
     if evict_only in NO:
         await agents.delete(service, agent)
         return {"id": agent, "object": "agent", "deleted": True}
@@ -214,7 +214,7 @@ class AgentCompletion(ChatCompletion, frozen=True, kw_only=True):
 async def generate_for_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[GenerateBody]
 ) -> Response[AgentCompletion] | Stream:
-    """Generate the next turn; 409 while the agent is busy, unless queue is true."""
+    """Generate the next turn; 409 for a busy agent unless queued."""
     model = resolve_model(service, data.model)
     agent = checked(agent, "agent")
     turn = await service.text_processor.read(lambda: _turn_request(agent, data, request))

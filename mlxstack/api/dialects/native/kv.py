@@ -1,4 +1,4 @@
-"""KV routes for other services: match, prefill, files in and out, agents that move."""
+"""KV routes for peers: match, prefill, file transfer, agent moves."""
 
 import asyncio
 import re
@@ -32,7 +32,10 @@ RANGE = re.compile(r"bytes=(\d{1,18})-")
 
 
 class MoveBody(Struct):
-    """POST /v1/agents/{id}/move; `to` is the URL of a peer, `is_kept` keeps the agent here too."""
+    """POST /v1/agents/{id}/move: `to` is the URL of a peer.
+
+    With `is_kept` the agent stays here too.
+    """
 
     to: str
     is_kept: bool = False
@@ -46,14 +49,14 @@ async def list_peers(service: TheService) -> tuple[PeerView, ...]:
 
 @post("/kv/match", status_code=200, opt=OF_ALL)
 async def match_kv(request: AnyRequest, service: TheService, data: JSONBody[KVQuery]) -> KVMatch:
-    """How much of a prompt is cached here."""
+    """Cached tokens of a prompt."""
     _require_all_salts(request)
     return await kv_exchange.match(service, data)
 
 
 @post("/kv/prefill", status_code=200, opt=OF_ALL)
 async def prefill_kv(request: AnyRequest, service: TheService, data: JSONBody[KVQuery]) -> KVOffer:
-    """Files that hold the KV of a prompt; with `is_computed` it is computed first."""
+    """KV files of a prompt, computed first with `is_computed`."""
     _require_all_salts(request)
     return await cancel_on_disconnect(request, kv_exchange.offer(service, data))
 
@@ -62,7 +65,7 @@ async def prefill_kv(request: AnyRequest, service: TheService, data: JSONBody[KV
 async def missing_kv(
     request: AnyRequest, service: TheService, data: JSONBody[MissingKV]
 ) -> MissingKV:
-    """Which of these KV files are not here."""
+    """KV files of this list that are missing here."""
     _require_all_salts(request)
     return await kv_exchange.missing(service, data)
 
@@ -76,8 +79,8 @@ async def send_file(
     store = service.peers.store
     about = await asyncio.to_thread(kv_transfer.info, store, identity, key)
     etag = f'"{about.checksum}"'
-    found = RANGE.fullmatch(request.headers.get("range", ""))
-    start = int(found[1]) if found and request.headers.get("if-range", etag) == etag else 0
+    match = RANGE.fullmatch(request.headers.get("range", ""))
+    start = int(match[1]) if match and request.headers.get("if-range", etag) == etag else 0
     if start >= about.n_bytes:
         raise BadRequest(f"the file has {about.n_bytes} bytes", "range")
 
@@ -112,7 +115,7 @@ async def receive_file(
 async def receive_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[MovedAgent]
 ) -> KVOffer:
-    """Create an agent that another service sends; its KV files were sent before."""
+    """Create an agent of another service from its KV, sent before."""
     _require_all_salts(request)
     return KVOffer(await agents.receive(service, checked(agent, "agent"), data))
 
@@ -126,7 +129,7 @@ async def move_agent(
 
 
 def _require_all_salts(request: AnyRequest) -> None:
-    """Raises Forbidden for a key with a salt: a file does not say whose KV it is."""
+    """Raise Forbidden for a salted key: files have no tenant."""
     key: ApiKey | None = request.state.get("key")
     if key is not None and key.salt:
         raise Forbidden(

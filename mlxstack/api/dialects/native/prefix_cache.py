@@ -25,7 +25,7 @@ from mlxstack.text.prompt import TokenizeOptions
 
 
 class PrefixBody(Struct):
-    """A prefix in one of its forms; `messages` as in a chat request, tools included.
+    """Prefix in one of its forms: `messages`, with tools, or `id`.
 
     `id` is that of a cached prefix, as in GET /cache.
     """
@@ -52,7 +52,7 @@ async def list_requests(service: TheService) -> tuple[RequestView, ...]:
 
 @get("/requests/{name:str}", opt=OF_ALL)
 async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
-    """Newest request with this id or of this agent, with the reason of its miss."""
+    """Newest request of this id or agent, with its miss reason."""
     view = service.request_log.find(name)
     if view is None:
         raise NotFound(f"no request and no agent of the last ones is called {name}")
@@ -63,7 +63,7 @@ async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
 async def register_prefix(
     request: AnyRequest, service: TheService, data: JSONBody[PrefixBody]
 ) -> dict[str, Any]:
-    """Compute a prefix, or take a cached one, and pin it under a name."""
+    """Compute a prefix, or take a cached one; pin it."""
     if data.id is not None:
         _refuse_content(data)
         pinned = await prefix_cache_admin.pin_known(service, data.name, data.id)
@@ -99,7 +99,7 @@ async def clear_cache(service: TheService) -> dict[str, int]:
 
 @post("/cache/gc", status_code=200, opt=OF_ALL)
 async def sweep_disk(service: TheService, data: JSONBody[CollectGarbage]) -> GCResult:
-    """Delete stored KV, with scope "all" also saved contexts, by age and bytes."""
+    """Delete stored KV by age and bytes; scope "all" includes saved contexts."""
     return await prefix_cache_admin.sweep(service, data)
 
 

@@ -1,4 +1,4 @@
-"""Routes of our own: agents, KV exchange, prefix cache, model swap, status feed."""
+"""Native routes: agents, KV exchange, prefix cache, model swap, status feed."""
 
 from msgspec import structs
 

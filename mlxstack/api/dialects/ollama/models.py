@@ -16,11 +16,11 @@ from mlxstack.service.idle_unload import remaining_s
 from mlxstack.service.service import Service
 
 NEVER_S = 2**63 // 10**9
-"""Seconds until Ollama's models expire that never do: the longest duration in its unit."""
+"""Seconds until expiry that mean never: the longest duration in nanoseconds."""
 
 
 async def details(service: Service) -> OllamaDetails:
-    """Kind and size of the model, with the quantization that its config.json names."""
+    """Family, size and quantization of the model, from its config.json."""
     facts = service.facts
     return OllamaDetails(
         parent_model="",
@@ -61,7 +61,7 @@ def loaded_model(service: Service, details: OllamaDetails) -> OllamaLoadedModel:
 
 
 def model_info(service: Service, details: OllamaDetails) -> OllamaModelInfo:
-    """Whole description; the context is the one that a slot holds, to which clients cut."""
+    """Full description; the context length is that of a slot."""
     facts = service.facts
     family = facts.architecture
     return OllamaModelInfo(

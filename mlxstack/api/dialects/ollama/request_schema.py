@@ -37,7 +37,7 @@ class OllamaModelBody(Struct, kw_only=True):
 
 
 class OllamaGenerationBody(Struct, kw_only=True):
-    """Fields that chat and generate share. An answer is streamed unless `stream` is false."""
+    """Common fields of chat and generate; `stream` defaults to true."""
 
     model: str | None = None
     stream: bool | None = None

@@ -9,7 +9,7 @@ from mlxstack.api.response_fields import SampledLogprob
 from mlxstack.core.errors import StackError
 
 OLLAMA_VERSION = "0.12.11"
-"""Release of Ollama whose API this is; clients refuse a server that is older than they need."""
+"""Ollama release of this API; clients refuse an older server."""
 
 NS = 1_000_000_000
 
@@ -35,7 +35,7 @@ class OllamaReply(Struct, frozen=True):
 
 
 class OllamaAnswer(Struct, frozen=True, kw_only=True):
-    """Answer, or one line of its stream; the last line has the reason and the costs."""
+    """Answer, or one line of its stream; the last has costs."""
 
     model: str
     created_at: str

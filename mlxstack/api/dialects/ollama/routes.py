@@ -80,7 +80,7 @@ async def chat(
 async def generate(
     request: AnyRequest, data: JSONBody[OllamaGenerateBody], service: TheService
 ) -> Response[Any] | Stream:
-    """Answer one prompt, as lines of JSON or whole; with `raw` continue it as it is."""
+    """Answer one prompt, streamed or whole; `raw` prompts have no template."""
     renderer = OllamaPromptRenderer(_model(service, data.model), service.text_processor)
     _keep_alive(service, data.keep_alive)
     if not data.prompt:
@@ -101,7 +101,7 @@ async def generate(
 async def embed_texts(
     request: AnyRequest, data: JSONBody[OllamaEmbedBody], service: TheService
 ) -> OllamaEmbeddings:
-    """Embed a text or several; longer ones are cut unless `truncate` is false."""
+    """Embed texts; longer ones are truncated unless `truncate` is false."""
     model, began = _model(service, data.model), time.perf_counter()
     _keep_alive(service, data.keep_alive)
     texts = [data.input] if isinstance(data.input, str) else data.input
@@ -202,7 +202,7 @@ def _loaded(renderer: OllamaRenderer, service: Service) -> Response[Any]:
 
 
 def _keep_alive(service: Service, given: float | str | None) -> None:
-    """Set when the model may be unloaded, where the preset unloads it at all."""
+    """Set the time of the idle unload, where the preset allows."""
     if given is not None:
         service.gate.keep_alive_s = to_conversation.keep_alive_s(given)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlxstack.service.text_processor import TextProcessor
 
 HEARTBEAT = b" "
-"""Space before the next line: every client parses lines, and none may be empty."""
+"""Heartbeat: whitespace before the next line, since no line may be empty."""
 
 
 class OllamaRenderer(streaming.Renderer):
@@ -64,7 +64,7 @@ class OllamaRenderer(streaming.Renderer):
         return self._noted(self._finished(answer, reply.ended), reply.notes)
 
     def loaded(self, reason: str) -> OllamaAnswer:
-        """Response to a request without a prompt, which only loads or unloads the model."""
+        """Response to a request without a prompt: a load or unload."""
         return structs.replace(self.answer(""), done=True, done_reason=reason)
 
     def render(self, index: int, part: ResponsePart) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ def chat_conversation(body: OllamaChatBody) -> Conversation:
 
 
 def prompt_conversation(body: OllamaGenerateBody) -> Conversation:
-    """Conversation of one prompt. Raises BadRequest for fields that only Ollama's models have."""
+    """Conversation of one prompt. Raises BadRequest for unsupported fields."""
     for name in ("suffix", "template", "context"):
         if getattr(body, name):
             raise BadRequest(
@@ -56,7 +56,7 @@ def constraint(body: OllamaGenerationBody) -> ResponseConstraint | None:
 
 
 def keep_alive_s(given: float | str) -> float:
-    """Seconds of a `keep_alive`: a number, or such as `1h30m`; negative for ever.
+    """Seconds of a `keep_alive`: a number, or `1h30m`; negative: for ever.
 
     Raises BadRequest.
     """
@@ -96,7 +96,7 @@ def _effort(think: bool | str | None) -> tuple[bool | None, dict[str, Any]]:
 
 
 def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
-    """Messages with an id for every call; a result without one is of the call before it."""
+    """Messages with an id for every call and its result."""
     messages: list[ChatMessageParam] = []
     waiting: list[ToolCallParam] = []
     for i, one in enumerate(sent):
@@ -119,7 +119,7 @@ def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
 
 
 def _answered(result: OllamaMessage, waiting: list[ToolCallParam]) -> str | None:
-    """Id of the call that a result answers: the first one left of its name, else the first."""
+    """Id of the answered call: first open of its name, else first."""
     if result.role != "tool" or not waiting:
         return None
     named = (i for i, call in enumerate(waiting) if _name(call) == result.tool_name)
@@ -131,6 +131,6 @@ def _name(call: ToolCallParam) -> str:
 
 
 def _content(text: str | None, images: Iterable[Any] | None) -> str | list[Any] | None:
-    """Text, or its parts when there are images, which are refused as on every API."""
+    """Text, or its parts with images, which are refused later."""
     parts = [{"type": "image"} for _ in images or ()]
     return [{"type": "text", "text": text or ""}, *parts] if parts else text

@@ -41,7 +41,7 @@ class ResponseFormat(Struct):
 
 
 class Prediction(Struct):
-    """The text that the client expects as the answer, whole or in parts."""
+    """Predicted answer of the client, whole or in parts."""
 
     type: str = "content"
     content: Content = None

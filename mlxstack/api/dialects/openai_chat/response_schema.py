@@ -45,7 +45,10 @@ class FunctionCall(Struct, frozen=True):
 
 
 class ChatToolCall(Struct, frozen=True):
-    """Tool call or a delta of one; `index` only in deltas, `id` and `type` in the first."""
+    """Tool call or its delta; `index` only in deltas.
+
+    `id` and `type` are in the first one.
+    """
 
     function: FunctionCall
     index: int | UnsetType = UNSET

@@ -52,7 +52,7 @@ class StreamConfig(Struct, frozen=True):
 def whole(
     replies: Sequence[CollectedResponse], wants: StreamConfig, words: "TextProcessor"
 ) -> ChatCompletion:
-    """Response to a request that does not stream, with one choice per reply."""
+    """Response without a stream, with one choice per reply."""
     ended = [reply.ended for reply in replies]
     return ChatCompletion(
         id=wants.id,
@@ -119,7 +119,7 @@ class ChatStream:
         return streaming.frame(self._chunk(self._choice(Delta(role="assistant", content=""))))
 
     def render(self, part: ResponsePart) -> Iterator[bytes]:
-        """Chunks of one part; none for parts that the request did not ask for."""
+        """Chunks of one part; none for parts that were not requested."""
         self._watch.count(part)
         match part:
             case KeepAlive():

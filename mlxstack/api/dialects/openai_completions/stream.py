@@ -82,7 +82,7 @@ class CompletionRenderer(streaming.Renderer):
                 yield streaming.frame(structs.replace(self._completion((last,)), timings=spent))
 
     def _choice(self, text: str, index: int, notes: tuple[TokenLogprob, ...]) -> CompletionChoice:
-        """Part of a stream; its text offsets continue those of the part before."""
+        """Choice of a stream; its text offsets continue the previous part's."""
         noted = legacy(notes, self._words, self._offsets[index])
         if noted is not None:
             self._offsets[index] = noted.text_offset[-1] + len(noted.tokens[-1])

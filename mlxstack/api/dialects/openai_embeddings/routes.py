@@ -91,7 +91,10 @@ async def native_embedding(
 
 
 def _texts(given: Inputs) -> list[str | list[int]]:
-    """One text or its tokens, or a list of either. Raises BadRequest for a mixture."""
+    """One text or its tokens, or a list. Raises BadRequest.
+
+    Texts and tokens may not be mixed.
+    """
     if isinstance(given, str):
         return [given]
     tokens = [one for one in given if isinstance(one, int)]

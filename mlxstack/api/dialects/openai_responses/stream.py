@@ -246,7 +246,10 @@ class ResponseStream(streaming.Renderer):
         self.response = structs.replace(self.response, output=(*self.response.output, item))
 
     def _end(self, ended: GenerationFinished) -> Iterator[ResponsesEvent]:
-        """Close a response, with an empty message if it has no item: clients loop otherwise."""
+        """Close a response; an empty one gets an empty message.
+
+        Clients loop otherwise.
+        """
         is_cut = ended.ending in CUT
         yield from self._close("incomplete" if is_cut else "completed")
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
@@ -291,7 +294,7 @@ def _failure(error: StackError) -> Failure:
 
 
 def _later(error: StackError, seconds: float) -> Failure:
-    """Failure with the sentence in which clients look for the time to wait."""
+    """Failure with the retry time in a sentence that clients parse."""
     message = f"{error.message.rstrip('.')}. Please try again in {seconds:g}s."
     return Failure("rate_limit_exceeded", message)
 

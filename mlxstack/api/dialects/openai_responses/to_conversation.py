@@ -1,4 +1,4 @@
-"""Converts a body of the Responses API to a conversation and generation options."""
+"""Converts a Responses API body to a conversation and generation options."""
 
 import base64
 import uuid
@@ -55,7 +55,7 @@ class ClientTool(Struct, frozen=True):
 
 
 class ToolNames(Struct, frozen=True):
-    """Tools by their names in the prompt, where namespaces are flat, and in the client.
+    """Tools by name: flat in the prompt, with namespaces in the client.
 
     `tools` are those of the prompt, `offers` the client's by their names in the prompt.
     """
@@ -85,7 +85,7 @@ class ToolNames(Struct, frozen=True):
 
 
 def toolbox(sent: list[Item] | None) -> ToolNames:
-    """Functions, custom tools and those of namespaces; tools of vendors are left out.
+    """Functions, custom and namespaced tools, without those of vendors.
 
     A name that is taken gets its namespace in front. Raises BadRequest.
     """
@@ -202,7 +202,7 @@ def response_format(body: ResponsesBody) -> ResponseConstraint | None:
 
 
 def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
-    """Instructions as the first system message, or as the items that they are."""
+    """Instructions as the first system message, or as their own items."""
     given = body.instructions
     if isinstance(given, list):
         return messages(given, ToolNames())
@@ -342,11 +342,11 @@ READERS: dict[str, Reader] = {
 
 
 def _turns(read: list[Message]) -> Iterator[Message]:
-    """Join neighbors of the assistant; reasoning without text or call is left out."""
-    for is_assistant, neighbours in groupby(read, lambda one: one.role is Role.ASSISTANT):
+    """Join neighbors of the assistant; reasoning on its own is dropped."""
+    for is_assistant, neighbors in groupby(read, lambda one: one.role is Role.ASSISTANT):
         if not is_assistant:
-            yield from neighbours
-        elif (turn := _joined(list(neighbours))).text or turn.tool_calls:
+            yield from neighbors
+        elif (turn := _joined(list(neighbors))).text or turn.tool_calls:
             yield turn
 
 

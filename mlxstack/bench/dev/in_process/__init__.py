@@ -1,1 +1,1 @@
-"""Measures bare arrays and whole engines in process; run by the benchmark as a child."""
+"""In-process benchmarks of arrays and engines, as child processes."""

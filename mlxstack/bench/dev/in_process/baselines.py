@@ -1,4 +1,4 @@
-"""The floors: the least time for new tokens, and for bytes from disk to arrays."""
+"""Floors: minimum time for new tokens, and disk reads into arrays."""
 
 import time
 from pathlib import Path

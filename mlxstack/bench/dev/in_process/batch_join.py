@@ -12,7 +12,7 @@ from mlxstack.engine.model.loader import LoadedModel
 
 
 def joins(trial: Joins, loaded: LoadedModel) -> BenchResult:
-    """The same newcomer comes and goes, by turns in both batches; the first time is not counted."""
+    """Join and leave times of one row, by turns in both batches."""
     model = loaded.model
     n_present = max(4, trial.n_bytes // _bytes_per_token(loaded))
     sides = (Ours(model, [filled(model, n_present)]), Theirs(model, [filled(model, n_present)]))

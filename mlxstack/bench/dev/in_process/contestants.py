@@ -1,4 +1,4 @@
-"""The two contestants: our batch and mlx-lm's, over caches with the same content."""
+"""Contestants: our batch and mlx-lm's, over equal caches."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Speculative decoding of the whole engine, with drafts and without, on several kinds of text."""
+"""Speculative decoding of the whole engine, on several kinds of text."""
 
 import json
 import queue

@@ -1,4 +1,4 @@
-"""Decode speed of the whole engine: its thread, scheduler, events and snapshots included."""
+"""Decode speed of the whole engine, with thread, scheduler and events."""
 
 import queue
 import tempfile

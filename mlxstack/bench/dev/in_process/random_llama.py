@@ -1,4 +1,4 @@
-"""A random Llama with the demo tokenizer: real shapes and real work, no download."""
+"""Random Llama with the demo tokenizer: real shapes, no download."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Rows on a common prefix: their bytes and steps with live sharing and without; forks."""
+"""Rows on a common prefix, with live sharing and without; forks."""
 
 import time
 from functools import partial

@@ -1,4 +1,4 @@
-"""Text work of a request, template to block keys: the next turn, against a cold start."""
+"""Text work of a request, from template to block hashes."""
 
 import time
 from collections.abc import Callable, Sequence

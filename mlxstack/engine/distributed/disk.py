@@ -1,0 +1,100 @@
+"""Disk of a rank beside rank 0: tasks run on threads, in order."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+from typing import Any
+
+from mlxstack.core.errors import describe_error
+from mlxstack.core.ports import KVFile
+from mlxstack.core.preset import Preset
+from mlxstack.engine.distributed import wire
+from mlxstack.host.home import Home
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.background_writer import BackgroundWriter
+from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.kv_store import DiskKVStore
+
+
+class RankDisk:
+    """KV store of one shard; outcomes are sent to rank 0."""
+
+    def __init__(self, home: Home, preset: Preset, identity: str, channel: wire.Channel) -> None:
+        spec = preset.prefix_cache
+        folders = AgentFolders(home.root / "agents")
+        self._store = QuotaKVStore(DiskKVStore(home.root / "kv"), folders, spec.disk)
+        self._is_on = spec.enabled and spec.disk.enabled
+        self._identity = identity
+        self._channel = channel
+        self._writer = BackgroundWriter()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._lock = Lock()
+        self._files: dict[str, KVFile] = {}
+
+    def keys(self) -> wire.Keys:
+        """Keys of all files of this shard."""
+        return tuple(h.key for h in self._store.heads(self._identity)) if self._is_on else ()
+
+    def has_read(self, key: str) -> bool:
+        """Whether a file was read and not taken yet."""
+        with self._lock:
+            return key in self._files
+
+    def take(self, key: str) -> KVFile:
+        """The file that was read for this key."""
+        with self._lock:
+            return self._files.pop(key)
+
+    def write(self, task: wire.Task, file_of: Callable[[str], KVFile]) -> None:
+        """Write the file that `file_of` makes for the identity of this shard."""
+        try:
+            file = file_of(self._identity)
+        except KeyError:
+            self._channel.send(wire.Outcome(task.id, "the KV is no longer in memory"))
+            return
+        n_bytes = sum(memoryview(plane.data).nbytes for plane in file.tensors)
+
+        def work() -> None:
+            self._store.make_room(n_bytes, frozenset())
+            self._store.write(file)
+
+        self._submit(task, work)
+
+    def do(self, task: wire.Task) -> None:
+        """Begin any other job."""
+        match task.job:
+            case wire.ReadKV(key):
+                self._answer(task, self._reader.submit(partial(self._read, key)))
+            case wire.SweepKV(command):
+                self._submit(task, lambda: self._store.sweep(command, frozenset()))
+            case _:
+                self._submit(task, self._store.flush)
+
+    def close(self) -> None:
+        """Finish all jobs."""
+        self._writer.close()
+        self._reader.shutdown(wait=True)
+
+    def _read(self, key: str) -> None:
+        file = self._store.read(self._identity, key)
+        with self._lock:
+            self._files[key] = file
+
+    def _submit(self, task: wire.Task, work: Callable[[], Any]) -> None:
+        try:
+            done = self._writer.submit(work)
+        except Exception as error:
+            done = Future()
+            done.set_exception(error)
+        self._answer(task, done)
+
+    def _answer(self, task: wire.Task, done: "Future[Any]") -> None:
+        def tell(future: "Future[Any]") -> None:
+            error = future.exception()
+            why = (
+                "" if not isinstance(error, Exception) else describe_error(error, "a disk").message
+            )
+            self._channel.send(wire.Outcome(task.id, why))
+
+        done.add_done_callback(tell)

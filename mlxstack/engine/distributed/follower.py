@@ -1,0 +1,224 @@
+"""Follower: a rank that repeats the operations of rank 0 on its shard.
+
+`python -P -m mlxstack.engine.distributed.follower HOST:PORT` connects to rank 0 there, and reads
+the key of the group from the first line of its standard input.
+"""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from mlxstack import __version__
+from mlxstack.core.errors import Broken, SetupError, describe_error
+from mlxstack.core.ports import KVFile
+from mlxstack.engine import device
+from mlxstack.engine.device_memory import DeviceMemory, memory_plan
+from mlxstack.engine.distributed import wire
+from mlxstack.engine.distributed.disk import RankDisk
+from mlxstack.engine.distributed.passes import digest_of, run_pass
+from mlxstack.engine.distributed.wire import Channel
+from mlxstack.engine.kv import segments
+from mlxstack.engine.kv.segments import PackedSegment
+from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.batching_check import self_check
+from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.model.sharding import join_ring
+from mlxstack.host.home import Home, home_from
+from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.process import free_port
+
+log = logging.getLogger("mlxstack.rank")
+
+BEAT_S = 1.0
+CHANGES = frozenset({"clear", "detach", "reserve", "checkpoint", "rewind"})
+
+
+class Replica:
+    """Contexts and parked KV of one session. Belongs to the main thread."""
+
+    def __init__(self, runner: ModelRunner, maker: CacheFactory, disk: RankDisk) -> None:
+        self._runner = runner
+        self._maker = maker
+        self._disk = disk
+        self._contexts: dict[int, SlotContext] = {}
+        self._parked: dict[str, PackedSegment | StateCheckpoint] = {}
+        self.step = 0
+
+    def apply(self, record: wire.Record) -> None:
+        """Carry out a record. Raises Broken when the ranks have diverged."""
+        self.step += 1
+        if record.step != self.step:
+            raise Broken(f"record {record.step} came instead of {self.step}")
+        for operation in record.operations:
+            self._apply(operation)
+
+    def file_of(self, job: wire.WriteKV, identity: str) -> KVFile:
+        """The file of parked KV; its layout is that of this shard."""
+        part = self._parked[job.key]
+        about = segments.meta_of(job.meta)
+        return segments.file_with(about, job.key, part, identity)
+
+    def _apply(self, operation: wire.Operation) -> None:
+        match operation:
+            case wire.Pass(digest, slots):
+                self._pass(digest, slots)
+            case wire.NewContext(number, n_tokens):
+                self._contexts[number] = SlotContext(self._maker).new_empty(n_tokens)
+            case wire.Change(number, method, args) if method in CHANGES:
+                getattr(self._contexts[number], method)(*args)
+            case wire.Fork(number, other, position, n_room):
+                self._contexts[number].fork_from(self._contexts[other], position, n_room=n_room)
+            case wire.TakeOver(number, other):
+                self._contexts[number].take_over(self._contexts.pop(other))
+            case wire.Load():
+                self._load(operation)
+            case wire.Pack(key, number, start, end):
+                self._parked[key] = segments.pack(self._contexts[number], start, end)
+            case wire.Mark(key, number, position):
+                marks = self._contexts[number].checkpoints
+                self._parked[key] = next(m for m in marks if m.position == position)
+            case wire.Adopt(key):
+                self._parked[key] = segments.part_of(self._disk.take(key))
+            case wire.Drop(key):
+                del self._parked[key]
+            case _:
+                raise Broken(f"unknown operation {operation}")
+
+    def _pass(self, digest: int, slots: tuple[tuple[int, wire.Tokens], ...]) -> None:
+        contexts = [self._contexts[number] for number, _ in slots]
+        if digest_of(contexts) != digest:
+            lengths = ", ".join(str(len(context)) for context in contexts)
+            raise Broken(f"diverged from rank 0 at record {self.step}, with {lengths} tokens")
+        run_pass(self._runner, contexts, [tokens for _, tokens in slots])
+        for context, (_, tokens) in zip(contexts, slots, strict=True):
+            context.extend(tokens)
+
+    def _load(self, load: wire.Load) -> None:
+        context = self._contexts[load.context]
+        parts, marks = ([self._part(k) for k in keys] for keys in (load.segments, load.checkpoints))
+        spans = segments.whole(
+            context,
+            [part for part in parts if isinstance(part, PackedSegment)],
+            len(load.tokens),
+            n_room=load.n_room,
+        )
+        context.load(load.tokens, spans, [m for m in marks if isinstance(m, StateCheckpoint)])
+
+    def _part(self, key: str) -> PackedSegment | StateCheckpoint:
+        if self._disk.has_read(key):
+            return segments.part_of(self._disk.take(key))
+        return self._parked[key]
+
+
+class Follower:
+    """Serves one rank, session after session, until rank 0 is gone."""
+
+    def __init__(self, channel: Channel, home: Home) -> None:
+        self._channel = channel
+        self._home = home
+        self._world: Any = None
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._replica: Replica | None = None
+
+    def run(self) -> None:
+        """Obey rank 0. Returns never: the process ends with the connection."""
+        for work in (self._receive, self._beat):
+            threading.Thread(target=work, daemon=True).start()
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, wire.Session):
+                self._serve(message)
+                self._replica = None
+                device.release()
+
+    def _serve(self, session: wire.Session) -> None:
+        if self._world is None:
+            self._world = join_ring(session.rank, session.hosts)
+        preset, size = session.preset, len(session.hosts)
+        loaded = loader.load(preset.model, preset.kv, self._world)
+        maker = CacheFactory(loaded.model, preset.kv)
+        memory = this_memory(os.environ)
+        device_memory = DeviceMemory(memory.total)
+        device_memory.apply()
+        check = self_check(loaded.model, maker, loaded.facts.n_vocab)
+        device.release()
+        runner = ModelRunner(loaded.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+        n_bytes = kv_bytes_per_token(runner, maker)
+        agreement = wire.Agreement(loaded.facts.identity, check, n_bytes)
+        plan = memory_plan(preset, loaded.facts, memory, device_memory.limits())
+        identity = loader.kv_identity(
+            loaded.facts.identity, check.kv, preset.kv, session.rank, size
+        )
+        disk = RankDisk(self._home, preset, identity.key(), self._channel)
+        self._replica = Replica(runner, maker, disk)
+        room = wire.RankMemory(plan.kv_budget, plan.array_limit)
+        self._channel.send(wire.Ready(agreement, room, disk.keys()))
+        log.info("rank %d of %d has loaded its shard of %s", session.rank, size, preset.model.id)
+        try:
+            self._obey(self._replica, disk)
+        finally:
+            disk.close()
+            device_memory.restore()
+
+    def _obey(self, replica: Replica, disk: RankDisk) -> None:
+        """Handle records and tasks in their order until the session ends."""
+        while True:
+            message = self._inbox.get()
+            match message:
+                case wire.Record():
+                    replica.apply(message)
+                case wire.Task(_, wire.WriteKV() as job):
+                    disk.write(message, partial(replica.file_of, job))
+                case wire.Task():
+                    disk.do(message)
+                case wire.EndOfSession():
+                    return
+
+    def _receive(self) -> None:
+        """Receive messages (thread); the process ends with the connection."""
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._inbox.put(message)
+        except Exception as error:
+            log.info("the connection to rank 0 broke: %s", error)
+        log.info("rank 0 has ended, and this rank with it")
+        os._exit(0)
+
+    def _beat(self) -> None:
+        """Send signs of life (thread)."""
+        while True:
+            time.sleep(BEAT_S)
+            replica = self._replica
+            self._channel.send(wire.Beat(replica.step if replica is not None else 0))
+
+
+def main() -> int:
+    """Connect to rank 0 and serve it; see the module."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
+    host, _, port = sys.argv[1].rpartition(":")
+    key = sys.stdin.readline().strip()
+    with socket.create_connection((host, int(port))) as connection:
+        here = connection.getsockname()[0]
+        channel = Channel(connection)
+        channel.send(wire.Hello(key, __version__, free_port(here)))
+        try:
+            Follower(channel, home_from(os.environ)).run()
+        except Exception as error:
+            if not isinstance(error, SetupError):
+                log.exception("this rank cannot go on")
+            why = describe_error(error, "a rank").message
+            channel.send(wire.Failure(why, isinstance(error, SetupError)))
+            os._exit(1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,376 @@
+"""Rank group: starts the other ranks, sends records, detects lost ranks."""
+
+import hmac
+import itertools
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from subprocess import Popen, TimeoutExpired
+from threading import Event, Lock, Thread
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import mlx.core as mx
+import msgspec
+from msgspec.structs import replace
+
+from mlxstack import __version__
+from mlxstack.core.errors import Broken, SetupError, StackError
+from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.engine.device_memory import MemoryPlan
+from mlxstack.engine.distributed import wire
+from mlxstack.engine.distributed.passes import digest_of, run_pass
+from mlxstack.engine.distributed.wire import Channel, Outcome, Ready
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.model.sharding import join_ring
+from mlxstack.host import ranks
+from mlxstack.host.process import free_port
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+HELLO_S, LONGEST_HELLO = 2.0, 1024
+"""Seconds and bytes in which a connection has to say which rank it is."""
+CONNECT_S = 60.0
+"""Seconds for the other ranks to start and connect."""
+LOAD_S = 3600.0
+"""Seconds for the other ranks to load the model, and to download it before."""
+END_S = 5.0
+"""Seconds in which a rank ends once its connection is closed."""
+REASON_S = 1.0
+"""Seconds to wait for the reason of a broken forward pass."""
+BEAT_S = 1.0
+SILENT_S = 4.0
+"""Seconds without a sign of life after which a rank counts as lost."""
+
+
+class RankGroup:
+    """Ranks of one service, for one engine after another.
+
+    Rank 0 runs in this process. Operations are logged and sent by the MLX thread; tasks for the
+    disk come from any thread.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = tuple(hosts)
+        self.lost = ""
+        """Why the group cannot go on; empty while it can."""
+        self.on_lost: Callable[[StackError], None] = lambda _: None
+        self.keys: frozenset[str] = frozenset()
+        """KV files that all other ranks have on disk."""
+        self.packing: tuple[int, int, int] | None = None
+        """Context, start and end of the segment that was packed last and is not parked yet."""
+        self.n_records = 0
+        self._channels: list[Channel] = []
+        self._processes: list[Popen[bytes]] = []
+        self._ring: tuple[str, ...] = ()
+        self._world: Any = None
+        self._ready: SimpleQueue[tuple[int, Ready]] = SimpleQueue()
+        self._heard: list[float] = []
+        self._tasks: dict[int, tuple[set[int], Future[None]]] = {}
+        self._task_ids = itertools.count()
+        self._lock = Lock()
+        self._is_in_session = Event()
+        self._is_lost = Event()
+        self._log: list[wire.Operation] = []
+        self._depth = 0
+        self._context_ids = itertools.count()
+        self._contexts: WeakValueDictionary[int, SlotContext] = WeakValueDictionary()
+
+    @property
+    def size(self) -> int:
+        """Number of ranks, this one included."""
+        return len(self.hosts)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of records and tasks sent to all ranks so far."""
+        return sum(channel.n_sent for channel in self._channels)
+
+    def open(self, preset: Preset) -> Any:
+        """Begin a session; the MLX group. Raises SetupError or Broken."""
+        self._require()
+        if self._is_in_session.is_set():
+            raise SetupError("another engine of this process uses the other ranks")
+        if not self._channels:
+            self._connect()
+        self._log, self.n_records, self.packing = [], 0, None
+        for rank, channel in enumerate(self._channels, 1):
+            # The keys of the API are not for them.
+            channel.send(wire.Session(replace(preset, server=ServerSpec()), rank, self._ring))
+        if self._world is None:
+            self._world = join_ring(0, self._ring)
+        return self._world
+
+    def agree(self, own: wire.Agreement, plan: MemoryPlan) -> MemoryPlan:
+        """Compare the loaded models; the least memory of all ranks. Raises SetupError."""
+        known: list[wire.Keys] = []
+        for _ in self._channels:
+            rank, ready = self._next_ready()
+            if why := _difference(own, ready.agreement):
+                raise SetupError(f"{self._name(rank)} has {why} than rank 0")
+            known.append(ready.keys)
+            plan = replace(
+                plan,
+                kv_budget=min(plan.kv_budget, ready.memory.kv_budget),
+                array_limit=min(plan.array_limit, ready.memory.array_limit),
+            )
+        self.keys = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
+        self._heard = [time.monotonic()] * len(self._channels)
+        self._is_in_session.set()
+        return plan
+
+    def end(self) -> None:
+        """End the session; the ranks unload the model."""
+        self._is_in_session.clear()
+        self._contexts.clear()
+        with suppress(OSError):
+            for channel in self._channels:
+                channel.send(wire.EndOfSession())
+
+    def close(self) -> None:
+        """End the other ranks, which end with their connections."""
+        self.lost = self.lost or "the group was closed"
+        for channel in self._channels:
+            channel.close()
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(END_S)
+            except TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def register(self, context: SlotContext) -> int:
+        """Number by which records name a context."""
+        number = next(self._context_ids)
+        self._contexts[number] = context
+        return number
+
+    def context_of(self, caches: Sequence[Any]) -> tuple[int, SlotContext]:
+        """The context that has these caches, and its number."""
+        return next((n, c) for n, c in self._contexts.items() if c.caches is caches)
+
+    def holder_of(self, checkpoint: object) -> int | None:
+        """Number of a context that holds this checkpoint."""
+        for number, context in self._contexts.items():
+            if any(one is checkpoint for one in context.checkpoints):
+                return number
+        return None
+
+    def log(self, operation: wire.Operation) -> None:
+        """Log an operation, unless it is a part of another one."""
+        if self._depth == 0 and not self.lost:
+            with self._lock:
+                self._log.append(operation)
+
+    def repeat(self, operation: wire.Operation, work: Callable[[], T]) -> T:
+        """Run `work` here and on the other ranks. An error ends the group."""
+        self.log(operation)
+        self._depth += 1
+        try:
+            return work()
+        except Exception as error:
+            self._lose(f"rank 0 failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self._depth -= 1
+
+    def run_pass(
+        self, runner: ModelRunner, caches: Sequence[Sequence[Any]], tokens: Sequence[wire.Tokens]
+    ) -> mx.array:
+        """Run a forward pass on all ranks. Raises Broken."""
+        found = [self.context_of(each) for each in caches]
+        contexts = [context for _, context in found]
+        slots = tuple((number, each) for (number, _), each in zip(found, tokens, strict=True))
+        self._require()
+        self.log(wire.Pass(digest_of(contexts), slots))
+        self.flush()
+        try:
+            return run_pass(runner, contexts, tokens)
+        except Exception as error:
+            # A rank that ended breaks the ring first; why it ended comes over its connection.
+            self._is_lost.wait(REASON_S)
+            self._lose(f"a forward pass failed: {error}")
+            raise Broken(self.lost) from error
+
+    def flush(self) -> None:
+        """Send the operations since the last record."""
+        with self._lock:
+            if not self._log or self.lost:
+                return
+            operations, self._log = tuple(self._log), []
+            self.n_records += 1
+            self._send(wire.Record(self.n_records, operations))
+
+    def ask(self, job: wire.Job) -> Future[None]:
+        """Run a job for the disk on all other ranks."""
+        self._require()
+        self.flush()
+        future: Future[None] = Future()
+        with self._lock:
+            number = next(self._task_ids)
+            self._tasks[number] = set(range(1, self.size)), future
+            self._send(wire.Task(number, job))
+        if self.lost:
+            _fail(future, Broken(self.lost))
+        return future
+
+    def _send(self, message: wire.Message) -> None:
+        try:
+            for channel in self._channels:
+                channel.send(message)
+        except OSError as error:
+            Thread(target=self._lose, args=(f"a rank was lost: {error}",), daemon=True).start()
+
+    def _require(self) -> None:
+        if self.lost:
+            raise Broken(self.lost)
+
+    def _connect(self) -> None:
+        """Start the other ranks, and wait until they have connected. Raises SetupError."""
+        host = socket.gethostbyname(self.hosts[0])
+        keys = [secrets.token_hex(16) for _ in self.hosts[1:]]
+        found: dict[int, tuple[Channel, int]] = {}
+        with socket.create_server((host, 0)) as listener:
+            address = f"{host}:{listener.getsockname()[1]}"
+            for other, key in zip(self.hosts[1:], keys, strict=True):
+                self._processes.append(ranks.start(other, address, key))
+            until = time.monotonic() + CONNECT_S
+            listener.settimeout(HELLO_S)
+            while len(found) < len(keys):
+                try:
+                    connection = listener.accept()[0]
+                    connection.settimeout(HELLO_S)
+                    channel = Channel(connection)
+                    hello = channel.receive(LONGEST_HELLO)
+                except (OSError, msgspec.MsgspecError) as error:
+                    if time.monotonic() < until:
+                        continue
+                    missing = [h for i, h in enumerate(self.hosts[1:]) if i not in found]
+                    raise SetupError(
+                        f"no rank has connected from {', '.join(missing)} within {CONNECT_S:g} s; "
+                        f"see the log, and try `{ranks.shown(missing[0], address)}` by hand"
+                    ) from error
+                rank = rank_of(hello, keys)
+                if rank is None:
+                    channel.close()
+                elif hello.version != __version__:
+                    raise SetupError(
+                        f"{self._name(rank + 1)} runs mlx-stack {hello.version}, rank 0 "
+                        f"{__version__}; install the same version on both"
+                    )
+                else:
+                    connection.settimeout(None)
+                    found[rank] = channel, hello.port
+        each = [found[i] for i in range(len(keys))]
+        others = [
+            f"{socket.gethostbyname(h)}:{port}"
+            for h, (_, port) in zip(self.hosts[1:], each, strict=True)
+        ]
+        self._ring = (f"{host}:{free_port(host)}", *others)
+        self._channels = [channel for channel, _ in each]
+        self._heard = [time.monotonic()] * len(each)
+        for rank, channel in enumerate(self._channels, 1):
+            Thread(target=self._receive, args=(rank, channel), daemon=True).start()
+        Thread(target=self._watch, daemon=True).start()
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} of {self.size} ({self.hosts[rank]})"
+
+    def _next_ready(self) -> tuple[int, Ready]:
+        until = time.monotonic() + LOAD_S
+        while time.monotonic() < until:
+            self._require()
+            with suppress(Empty):
+                return self._ready.get(timeout=0.1)
+        raise SetupError(f"not all ranks have loaded the model within {LOAD_S:g} s")
+
+    def _receive(self, rank: int, channel: Channel) -> None:
+        """Handle the messages of one rank (thread), until it ends."""
+        why = "it has ended, or its machine has"
+        try:
+            while (message := channel.receive()) is not None:
+                self._heard[rank - 1] = time.monotonic()
+                if isinstance(message, Ready):
+                    self._ready.put((rank, message))
+                elif isinstance(message, Outcome):
+                    self._settle(rank, message)
+                elif isinstance(message, wire.Failure):
+                    self._lose(f"{self._name(rank)}: {message.reason}", message.is_setup)
+                    return
+        except (OSError, msgspec.MsgspecError) as error:
+            why = str(error)
+        self._lose(f"{self._name(rank)} was lost: {why}")
+
+    def _watch(self) -> None:
+        """Detect silent ranks (thread): a lost machine closes no connection."""
+        while not self.lost:
+            time.sleep(BEAT_S)
+            silent_s = time.monotonic() - min(self._heard)
+            if self._is_in_session.is_set() and silent_s > SILENT_S:
+                rank = self._heard.index(min(self._heard)) + 1
+                self._lose(f"{self._name(rank)} was lost: it is silent for {silent_s:.0f} s")
+
+    def _settle(self, rank: int, outcome: Outcome) -> None:
+        with self._lock:
+            left, future = self._tasks.get(outcome.id, (set(), None))
+            left.discard(rank)
+            if not left:
+                self._tasks.pop(outcome.id, None)
+        if future is None:
+            return
+        if outcome.error:
+            _fail(future, StackError(f"{self._name(rank)}: {outcome.error}"))
+        elif not left:
+            with suppress(InvalidStateError):
+                future.set_result(None)
+
+    def _lose(self, why: str, is_setup: bool = False) -> None:
+        with self._lock:
+            if self.lost:
+                return
+            self.lost = why if is_setup else f"{why}; all ranks restart, try again in a moment"
+            open_tasks = [future for _, future in self._tasks.values()]
+            self._is_lost.set()
+        log.error("%s", self.lost)
+        error = SetupError(self.lost) if is_setup else Broken(self.lost)
+        for future in open_tasks:
+            _fail(future, error)
+        for channel in self._channels:
+            channel.close()
+        self.on_lost(error)
+
+
+def _fail(future: Future[None], error: StackError) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(error)
+
+
+def rank_of(hello: object, keys: Sequence[str]) -> int | None:
+    """Index of the key that a rank was started with."""
+    given = hello.key if isinstance(hello, wire.Hello) else ""
+    matches = (i for i, key in enumerate(keys) if hmac.compare_digest(key, given))
+    return next(matches, None)
+
+
+def _difference(own: wire.Agreement, other: wire.Agreement) -> str:
+    """The first difference between two ranks, in words."""
+    mine, theirs = own.identity, other.identity
+    for field, words in (
+        ("weights", "other model files"),
+        ("code", "other model code"),
+        ("mlx_lm", "another version of mlx-lm"),
+        ("kv_format", "another format of KV files"),
+    ):
+        if getattr(mine, field) != getattr(theirs, field):
+            return words
+    return "" if own == other else "another result of the self-check at load"

@@ -1,0 +1,34 @@
+"""Forward passes that all ranks run alike."""
+
+import zlib
+from collections.abc import Sequence
+
+import mlx.core as mx
+import msgspec
+
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+
+
+def run_pass(
+    runner: ModelRunner, contexts: Sequence[SlotContext], tokens: Sequence[Sequence[int]]
+) -> mx.array:
+    """Logits of a forward pass, evaluated; every rank evaluates the same collectives.
+
+    Of a chunk of a prompt only the KV is evaluated: its logits are not needed.
+    """
+    plan = [SlotTokens(c.caches, mx.array(list(t))) for c, t in zip(contexts, tokens, strict=True)]
+    # Not the method of a subclass, which calls this function.
+    logits = ModelRunner.execute(runner, plan)
+    if all(len(each) == 1 for each in tokens):
+        mx.eval(logits)
+    else:
+        for context in contexts:
+            context.evaluate()
+    return logits
+
+
+def digest_of(contexts: Sequence[SlotContext]) -> int:
+    """Digest of the lengths of contexts and of their KV."""
+    lengths = [(len(c), [getattr(leaf, "offset", 0) for leaf in c.leaves[-1:]]) for c in contexts]
+    return zlib.crc32(msgspec.msgpack.encode(lengths))

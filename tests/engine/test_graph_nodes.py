@@ -1,0 +1,75 @@
+"""Graph nodes of a decode step: ours against mlx-lm's batch; on a GPU each is a kernel launch."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from mlxstack.bench.dev.in_process.contestants import Ours, Theirs, filled
+from tests import models
+
+pytestmark = pytest.mark.mlx
+
+GOAL = 1.15
+"""Nodes against mlx-lm's batch that are wanted for every model and number of rows."""
+ABOVE_GOAL = {
+    ("llama", 8): 1.29,
+    ("qwen3_moe", 8): 1.23,
+    ("gemma3", 8): 1.21,
+    ("gpt_oss", 4): 1.26,
+    ("gpt_oss", 8): 1.68,
+}
+"""Limits where the goal is missed: attention per row takes nodes for each row."""
+COUNTS = (1, 4, 8)
+N_TOKENS = 40
+KINDS = {
+    "llama": models.LLAMA,
+    "qwen3_moe": models.EXPERTS,
+    "gemma3": models.SLIDING,
+    "gpt_oss": models.SINKS,
+}
+
+
+def n_nodes(side: Ours | Theirs, folder: Path) -> int:
+    """Nodes that one step evaluates, whatever the number of its evaluations."""
+    path, n = folder / "graph.dot", 0
+
+    def counting(real: Any) -> Any:
+        def evaluate(*given: Any) -> None:
+            nonlocal n
+            arrays = [a for _, a in tree_flatten(given) if isinstance(a, mx.array)]
+            mx.export_to_dot(str(path), *arrays)
+            n += path.read_text().count("shape=rectangle")
+            real(*given)
+
+        return evaluate
+
+    side.step()
+    side.finish()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("eval", "async_eval"):
+            patch.setattr(mx, name, counting(getattr(mx, name)))
+        side.step()
+    side.finish()
+    return n
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_of_a_step_are_counted_against_mlx_lms_batch(kind: str, tmp_path: Path) -> None:
+    model, _ = load_model(models.write(tmp_path / kind, KINDS[kind]))
+    ratios = {}
+    for n_rows in COUNTS:
+        rows = range(n_rows)
+        ours, theirs = (
+            n_nodes(side(model, [filled(model, N_TOKENS + i, seed=i) for i in rows]), tmp_path)
+            for side in (Ours, Theirs)
+        )
+        assert theirs > 100, "the step was not seen"
+        ratios[n_rows] = ours / theirs
+    limits = {n: ABOVE_GOAL.get((kind, n), GOAL) for n in COUNTS}
+    assert all(ratios[n] <= limits[n] for n in COUNTS), ratios
+    stale = [n for n in COUNTS if limits[n] > GOAL >= ratios[n]]
+    assert not stale, f"the goal holds for {stale} rows now; drop the limit"

@@ -1,0 +1,315 @@
+"""One model on two ranks, in two processes on a ring: every answer is that of one rank.
+
+A process joins one ring only, so all tests of this file share the second process.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from msgspec.structs import replace
+
+from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.engine_events import KVSource, RequestFailed, RequestFinished, TokenSampled
+from mlxstack.core.errors import Broken, SetupError
+from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine import core
+from mlxstack.engine.distributed import wire
+from mlxstack.engine.distributed.disk import RankDisk
+from mlxstack.engine.distributed.follower import Replica
+from mlxstack.engine.distributed.group import RankGroup, rank_of
+from mlxstack.engine.distributed.passes import digest_of
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.batching_check import self_check
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.host.home import Home
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
+from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.models import HYBRID, LLAMA, SINKS, SLIDING, write
+from tests.repetition import in_soak
+
+pytestmark = pytest.mark.mlx
+
+LAYERS = {"num_hidden_layers": 2}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 64,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA | LAYERS,
+    "qwen3_moe": LLAMA | LAYERS | EXPERTS | {"model_type": "qwen3_moe"},
+    "gpt_oss": SINKS | LAYERS | {"layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "text_config": HYBRID | LAYERS | {"model_type": "qwen3_5", "full_attention_interval": 2},
+    },
+}
+"""A dense model, one with experts, one with windows and sinks, and a hybrid."""
+
+THREE_HEADS = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3}
+
+Play = Callable[[Driver], Any]
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
+    """Two ranks on this machine; the second one has a home of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLX_STACK_HOME", str(tmp_path_factory.mktemp("rank-1")))
+        # Its passes are collectives: no rank may remember the verdict.
+        patch.setattr(core, "self_check", self_check)
+        group = RankGroup(("127.0.0.1", "127.0.0.1"))
+        yield group
+        group.close()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    return preset_of(write(tmp_path_factory.mktemp("models") / "one", CONFIGS["llama"]))
+
+
+def test_a_restart_finds_the_kv_on_the_disks_of_both(
+    llama: Preset, group: RankGroup, tmp_path: Path
+) -> None:
+    tokens = prompt(260, 14)
+    with running(llama, tmp_path, ranks=group) as driver:
+        before = driver.answer(tokens, 6, agent="bob")
+        driver.catch_up()
+    with running(llama, tmp_path, ranks=group) as driver:
+        ask = driver.submit(tokens, 6, agent="bob")
+        driver.finish(ask)
+        assert driver.tokens(ask) == before
+        assert driver.seated(ask).source is KVSource.DISK
+        assert driver.seated(ask).n_cached >= 256
+
+
+def test_quantized_kv_and_a_small_cache(llama: Preset, group: RankGroup, tmp_path: Path) -> None:
+    kv = KVSpec(bits=8, group_size=32, quantized_start=64)
+    spec = PrefixCacheSpec(max_entries=2)
+    small = replace(llama, kv=kv, prefix_cache=spec)
+    prompts = [prompt(n, n) for n in (50, 140, 200, 150)]
+
+    def answers(ranks: RankGroup | None, home: Path) -> list[list[int]]:
+        with running(small, home, ranks=ranks) as driver:
+            first = [driver.answer(tokens, 20) for tokens in prompts]
+            return first + [driver.answer(tokens, 20) for tokens in prompts]
+
+    assert answers(group, tmp_path / "b") == answers(None, tmp_path / "a")
+
+
+def test_a_decode_step_sends_few_bytes(llama: Preset, group: RankGroup, tmp_path: Path) -> None:
+    with running(llama, tmp_path, ranks=group) as driver:
+        first = driver.submit(prompt(20, 15), 60)
+        driver.until(first, TokenSampled, 3)
+        n_bytes, n_records = group.n_bytes, group.n_records
+        driver.finish(first)
+        n_bytes, n_records = group.n_bytes - n_bytes, group.n_records - n_records
+        assert n_records >= 50
+        assert n_bytes <= 64 * n_records
+
+
+class TwoRanks:
+    """The first of two ranks, for the division of weights alone."""
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (SLIDING | LAYERS, "no `shard`"),
+        (LLAMA | LAYERS | THREE_HEADS, "cannot be divided"),
+    ],
+)
+def test_models_that_cannot_be_divided_are_refused(
+    tmp_path: Path, config: dict[str, Any], why: str
+) -> None:
+    folder = write(tmp_path / "model", config)
+    with pytest.raises(SetupError, match=why):
+        loader.load(ModelSpec(id=str(folder)), KVSpec(), TwoRanks())
+
+
+def test_a_rank_that_stands_elsewhere_carries_out_nothing(llama: Preset, tmp_path: Path) -> None:
+    model = loader.load(llama.model, llama.kv).model
+    maker = CacheFactory(model, llama.kv)
+    here, there = socket.socketpair()
+    with here, there:
+        disk = RankDisk(Home(tmp_path), llama, "ab" * 16, wire.Channel(here))
+        replica = Replica(ModelRunner(model), maker, disk)
+        start = digest_of([SlotContext(maker)])
+        replica.apply(wire.Record(1, (wire.NewContext(0), wire.Pass(start, ((0, (5, 6)),)))))
+        with pytest.raises(Broken, match="diverged from rank 0 at record 2, with 2 tokens"):
+            replica.apply(wire.Record(2, (wire.Pass(start, ((0, (7,)),)),)))
+        with pytest.raises(Broken, match="record 9 came instead of 3"):
+            replica.apply(wire.Record(9, ()))
+        disk.close()
+
+
+def test_a_stranger_does_not_get_into_the_group() -> None:
+    hello = wire.Hello("wrong", "0", 1)
+    assert rank_of(hello, ["right"]) is None
+    assert rank_of(wire.Hello("right", "0", 1), ["other", "right"]) == 1
+    here, there = socket.socketpair()
+    with here, there:
+        wire.Channel(there).send(wire.Hello("x" * 5000, "0", 1))
+        with pytest.raises(OSError, match="at most 1024"):
+            wire.Channel(here).receive(1024)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def preset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    folder = write(tmp_path_factory.mktemp("models") / request.param, CONFIGS[request.param])
+    return preset_of(folder)
+
+
+@pytest.fixture(scope="module")
+def compare(
+    preset: Preset, group: RankGroup, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Play], Any]]:
+    """Plays a scene on one rank and on two; the outcome, which must be the same."""
+    homes = [tmp_path_factory.mktemp(name) for name in ("alone", "together")]
+    with running(preset, homes[0]) as alone, running(preset, homes[1], ranks=group) as together:
+
+        def play(scene: Play) -> Any:
+            expected, found = scene(alone), scene(together)
+            assert found == expected
+            return found
+
+        yield play
+
+
+def test_rows_that_join_and_leave_a_batch_are_as_on_one_rank(
+    compare: Callable[[Play], Any],
+) -> None:
+    def scene(driver: Driver) -> list[list[int]]:
+        first = driver.submit(prompt(70, 1), 12)
+        driver.until(first, TokenSampled, 2)
+        asks = [
+            first,
+            driver.submit(prompt(9, 2), 4, sampling=SamplingParams(temperature=1.0, seed=5)),
+            driver.submit(
+                prompt(150, 3), 8, sampling=SamplingParams(repetition_penalty=1.3, top_logprobs=2)
+            ),
+        ]
+        for ask in asks:
+            driver.finish(ask)
+        return [driver.tokens(ask) for ask in asks]
+
+    answers = compare(scene)
+    assert [len(answer) for answer in answers] == [12, 4, 8]
+
+
+def test_hits_forks_and_parked_prompts_are_as_on_one_rank(compare: Callable[[Play], Any]) -> None:
+    first, others = prompt(300, 4), [prompt(280, seed) for seed in (5, 6, 7)]
+
+    def scene(driver: Driver) -> list[tuple[KVSource, int, list[int]]]:
+        answer = tuple(driver.answer(first, 5, slot=0))
+        follow_up = first + answer + prompt(20, 8)
+        turns = [(follow_up, 0), (follow_up + prompt(30, 9), 1)]
+        turns += [(other, slot) for slot, other in enumerate(others)]
+        turns += [(follow_up + prompt(10, 10), 2)]
+        seen = []
+        for tokens, slot in turns:
+            ask = driver.submit(tokens, 5, slot=slot)
+            driver.finish(ask)
+            seated = driver.seated(ask)
+            seen.append((seated.source, seated.n_cached, driver.tokens(ask)))
+            assert driver.tokens(ask) == driver.cold(tokens, 5, slot=slot)
+        return seen
+
+    sources = [source for source, _, _ in compare(scene)]
+    assert {KVSource.SLOT, KVSource.PARKED} <= set(sources)
+
+
+def test_a_saved_slot_goes_on_in_another_one(compare: Callable[[Play], Any]) -> None:
+    first = prompt(200, 11)
+
+    def scene(driver: Driver) -> list[Any]:
+        def do(command: Any) -> Any:
+            return driver.engine.run_slot_command(command).result(timeout=60)
+
+        answer = tuple(driver.answer(first, 4, slot=0))
+        saved = do(SaveSlot(0, "a.bin"))
+        do(EraseSlot(0))
+        restored = do(RestoreSlot(2, "a.bin"))
+        follow_up = first + answer + prompt(5, 12)
+        ask = driver.submit(follow_up, 4, slot=2)
+        driver.finish(ask)
+        assert driver.tokens(ask) == driver.cold(follow_up, 4, slot=1)
+        return [saved.n_saved, restored.n_restored, driver.seated(ask).n_cached, driver.tokens(ask)]
+
+    n_saved, n_restored, n_cached, _ = compare(scene)
+    assert n_saved == n_restored
+    assert n_cached >= 200
+
+
+def test_a_grammar_rules_the_answer(compare: Callable[[Play], Any]) -> None:
+    schema = '{"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}'
+    grammar = LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
+
+    def scene(driver: Driver) -> str:
+        tokenizer = driver.engine.tokenizer
+        rules = GrammarCompiler(tokenizer, n_vocab := tokenizer.vocab_size).compile(
+            (grammar,), "schema"
+        )
+        eos = frozenset(tokenizer.eos_token_ids)
+        constraint = GrammarConstraint(ConstraintLayout(n_vocab, eos), rules)
+        tokens = driver.answer(prompt(30, 13), 60, eos=eos, constraint=constraint)
+        return str(tokenizer.decode(tokens))
+
+    assert set(json.loads(compare(scene))) == {"yes"}
+
+
+@pytest.mark.parametrize("n_actions", [30, *in_soak(1000)])
+def test_random_arrivals_cancels_and_slot_actions_lead_no_rank_astray(
+    compare: Callable[[Play], Any], group: RankGroup, n_actions: int
+) -> None:
+    """Every record carries a digest: a rank that stands elsewhere would end the group."""
+    heads = [prompt(140, seed) for seed in (21, 22)]
+
+    def scene(driver: Driver) -> None:
+        random, asks = Random(16), list[str]()
+        for n in range(n_actions):
+            match random.randrange(6):
+                case 0 if asks:
+                    driver.engine.cancel(random.choice(asks))
+                case 1:
+                    driver.engine.run_slot_command(EraseSlot(random.randrange(3)))
+                case 2:
+                    driver.engine.run_slot_command(SaveSlot(random.randrange(3), f"{n % 3}.bin"))
+                case 3:
+                    command = RestoreSlot(random.randrange(3), f"{n % 3}.bin")
+                    driver.engine.run_slot_command(command)
+                case _:
+                    tokens = random.choice(heads) + prompt(random.randrange(1, 60), n)
+                    rules = SamplingParams(temperature=random.choice((0.0, 1.0)), seed=n)
+                    agent = random.choice((None, "ann"))
+                    asks.append(driver.submit(tokens, 4, sampling=rules, agent=agent))
+            if random.random() < 0.3 and asks:
+                driver.until(random.choice(asks), (RequestFinished, RequestFailed))
+        ends = [driver.until(ask, (RequestFinished, RequestFailed)) for ask in asks]
+        assert not [end for end in ends if isinstance(end, RequestFailed)]
+        driver.catch_up()
+
+    compare(scene)
+    assert not group.lost
+    assert compare(lambda driver: driver.answer(heads[0], 4)) == compare(
+        lambda driver: driver.cold(heads[0], 4)
+    )
