@@ -17,6 +17,7 @@ from mlxstack.bench.dev.report import BenchReport, ReportTable
 from mlxstack.bench.dev.sandbox import Sandbox, measure, service, with_model
 from mlxstack.bench.dev.serving_scenarios import SCENES, crowds
 from mlxstack.bench.dev.serving_scenarios import SMALL as SERVE
+from mlxstack.bench.dev.taken_path import check_path
 from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
 from mlxstack.bench.dev.trials import BenchResult, LoadFiles, SingleFloor
 from mlxstack.bench.dev.workload import Yardstick
@@ -176,6 +177,14 @@ def test_k1_k3_serve_beside_another_server_and_count_tokens(tmp_path: Path) -> N
     counts = told.tables[titles.index("26 token counts at once while three agents decode")]
     assert column(counts, "Server") == ["mlx-stack"]
     assert len(told.targets) == 11
+    taken = told.tables[titles.index("The path that each scene took")]
+    assert column(taken, "Scene") == [f"mlx-stack: {scene}" for scene in SCENES]
+    own = {n.removeprefix("mlx-stack: "): v for n, v in told.raw.items() if "path" in n}
+    check_path(own, SCENES)
+    with pytest.raises(Broken, match="scene `team`: no prompt token was reused"):
+        check_path({**own, "path team: reused": (0.0,)}, SCENES)
+    with pytest.raises(Broken, match="scene `crowds`: no two rows"):
+        check_path({**own, "path crowds: rows": own["path crowds: steps"]}, SCENES)
 
 
 async def test_k1_a_sequential_run_has_no_speedup(tmp_path: Path) -> None:
@@ -240,9 +249,11 @@ def test_one_scene_alone_with_what_it_needs(tmp_path: Path) -> None:
     assert [table.title for table in told.tables] == [
         "Time to first token",
         "A cold prompt of 260 tokens joins",
+        "The path that each scene took",
     ]
     assert len(told.targets) == 3
-    assert not told.charts
+    (chart,) = told.charts
+    assert [bar.value for bar in chart.bars] == [max(told.raw["mlx-stack: gaps joining"])]
     with pytest.raises(BadRequest, match="no scene `dinner`; there is turns, crowds"):
         run("serve", tmp_path / "again", scenes=("dinner",))
 

@@ -8,7 +8,17 @@ from tests.endurance.siege import Force, siege
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.net]
 
-SMALL = Force(60, n_slow=4, n_silent=4, n_vanishing=10, n_huge=2, n_feeds=40, n_tiny=400, rest_s=0)
+SMALL = Force(
+    60,
+    n_slow=4,
+    n_silent=4,
+    n_vanishing=10,
+    n_huge=2,
+    n_feeds=40,
+    n_tiny=400,
+    rest_s=0,
+    most_kept=1.15,
+)
 MOST_GROWTH = 120_000_000
 """Bytes of memory that a small siege may cost; a body of 100 MB that was kept would be more."""
 

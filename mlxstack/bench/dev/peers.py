@@ -6,6 +6,7 @@ from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_leas
 from mlxstack.bench.dev.sandbox import Sandbox, measure, mlx_lm_server, service
 from mlxstack.bench.dev.serving_report import SilenceBounds, median, results
 from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, play
+from mlxstack.bench.dev.taken_path import check_path
 from mlxstack.bench.dev.timed_request import Caller
 from mlxstack.bench.dev.trials import BenchResult, SingleFloor, Steps
 from mlxstack.bench.statistics import ratio, times
@@ -24,6 +25,7 @@ async def run(stage: Sandbox, plan: ServePlan) -> Results:
         )
         callers = [await stack.enter_async_context(Caller(server)) for server in servers]
         found = await play(stage, callers, plan)
+    check_path(found[OURS], plan.scenes)
     stage.say("the floors, in process")
     floors = measure(stage, _floors(found[OURS], plan))
     told = results(found, plan, SilenceBounds())

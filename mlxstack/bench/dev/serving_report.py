@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from mlxstack.bench.dev.report import Bar, BarChart, BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, played
+from mlxstack.bench.dev.taken_path import path_table
 from mlxstack.bench.statistics import lasting, percentile, ratio, seconds, spread, times
 
 ALL = {
@@ -28,6 +29,7 @@ def results(found: dict[str, Found], plan: ServePlan, bounds: SilenceBounds) -> 
     names = played(plan.scenes)
     tables = [TABLES[name](found, plan) for name in names if name != "counts"]
     tables += _counts(found) if "counts" in names else ()
+    tables += path_table(found)
     targets = [*(_joining_targets(first, bounds) if "joining" in names else ())]
     targets += _count_targets(first) if "counts" in names else ()
     charts = [*((_crowd_chart(found, plan),) if "crowds" in names else ())]

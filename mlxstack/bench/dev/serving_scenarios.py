@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.bench.dev.sandbox import Sandbox
+from mlxstack.bench.dev.taken_path import taken_path
 from mlxstack.bench.dev.timed_request import Caller, TimedRequest
 from mlxstack.bench.dev.workload import Split, Yardstick, agent, next_turn, question, sibling
 from mlxstack.bench.statistics import ratio
@@ -70,11 +71,14 @@ async def play(stage: Sandbox, callers: Sequence[Caller], plan: ServePlan) -> di
     yards = {caller.server.name: await caller.yardstick() for caller in callers}
     found: dict[str, Found] = {name: {} for name in yards}
     for i in range(plan.passes):
-        for inputs in (SCENES[name] for name in played(plan.scenes)):
+        for scene in played(plan.scenes):
             for caller in callers if i % 2 == 0 else reversed(callers):
                 name = caller.server.name
-                stage.say(f"{inputs.__name__} on {name}, pass {i + 1}")
-                for figure, values in (await inputs(caller, plan, yards[name], f"{i}")).items():
+                stage.say(f"{SCENES[scene].__name__} on {name}, pass {i + 1}")
+                before = await caller.counters()
+                figures = await SCENES[scene](caller, plan, yards[name], f"{i}")
+                figures |= taken_path(scene, before, await caller.counters())
+                for figure, values in figures.items():
                     found[name][figure] = (*found[name].get(figure, ()), *values)
     return found
 

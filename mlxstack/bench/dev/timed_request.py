@@ -11,6 +11,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.bench.dev.workload import WORDS, Body, Yardstick, question, tool
 from mlxstack.client.types import CallUsage, ChatResponse
@@ -138,6 +139,14 @@ class Caller:
         if not answer.is_success:
             raise Broken(f"{self.server.name} answered HTTP {answer.status_code} for {path}")
         return answer.json()
+
+    async def counters(self) -> dict[str, float]:
+        """Samples of `/metrics` without labels; none where the server has no such page."""
+        answer = await self._http.get("/metrics")
+        if not answer.is_success or "# TYPE" not in answer.text:
+            return {}
+        families = text_string_to_metric_families(answer.text)
+        return {s.name: s.value for one in families for s in one.samples if not s.labels}
 
     async def count(self, body: Body) -> float | None:
         """Seconds to count a prompt's tokens; None without that endpoint."""

@@ -61,6 +61,10 @@ Draft = Annotated[
 ModeOption = Annotated[
     str | None, typer.Option("--mode", help="The members of this mode, at one address.")
 ]
+HostsOption = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", help="Machines that compute it together, this one first."),
+]
 
 
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
@@ -80,10 +84,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Machines that compute it together, this one first."),
-    ] = None,
+    hosts: HostsOption = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay attached.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run.")] = False,
     sets: Set = None,
@@ -114,14 +115,11 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         front = Front(name or mode or FRONT, mode, host, port)
         _up_gateway(front, models or [], tuple(sets or ()), foreground, if_needed, json)
         return
-    given = (("server.host", host), ("server.port", port), ("name", name))
-    texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
-    if draft is not None:
-        texts += [f"model.draft={draft}", "speculation=auto"]
-    if hosts is not None:
-        texts.append(f"hosts=[{hosts}]")
+    texts = _settings(
+        {"server.host": host, "server.port": port, "name": name, "model.draft": draft}, hosts
+    )
     sizes = model_request.sizes_of(ctx, slots, kv_bits)
-    found = model_request.request_for(models[0], home, sizes, tuple(texts))
+    found = model_request.request_for(models[0], home, sizes, (*(sets or ()), *texts))
     wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
     loaded = launch.resolve(wanted, home)
     if found.derived is not None and not json:
@@ -131,6 +129,14 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         return
     if (owner := _up_one(wanted, loaded, foreground, if_needed, json)) is not None:
         _settle_for(owner, port, loaded.preset, json)
+
+
+def _settings(given: dict[str, str | int | None], hosts: str | None) -> list[str]:
+    """Options as settings, as `--set` takes them; a draft model switches drafts on."""
+    texts = [f"{key}={value}" for key, value in given.items() if value is not None]
+    if given["model.draft"] is not None:
+        texts.append("speculation=auto")
+    return texts if hosts is None else [*texts, f"hosts=[{hosts}]"]
 
 
 def _up_one(

@@ -51,7 +51,7 @@ class RankDisk:
         try:
             file = file_of(self._identity)
         except KeyError:
-            self._channel.send(wire.Outcome(task.id, "the KV is no longer in memory"))
+            self._channel.send(wire.TaskOutcome(task.id, "the KV is no longer in memory"))
             return
         n_bytes = sum(memoryview(plane.data).nbytes for plane in file.tensors)
 
@@ -95,6 +95,6 @@ class RankDisk:
             why = (
                 "" if not isinstance(error, Exception) else describe_error(error, "a disk").message
             )
-            self._channel.send(wire.Outcome(task.id, why))
+            self._channel.send(wire.TaskOutcome(task.id, why))
 
         done.add_done_callback(tell)

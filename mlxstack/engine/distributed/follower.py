@@ -72,7 +72,7 @@ class Replica:
                 self._pass(digest, slots)
             case wire.NewContext(number, n_tokens):
                 self._contexts[number] = SlotContext(self._maker).new_empty(n_tokens)
-            case wire.Change(number, method, args) if method in CHANGES:
+            case wire.ChangeContext(number, method, args) if method in CHANGES:
                 getattr(self._contexts[number], method)(*args)
             case wire.Fork(number, other, position, n_room):
                 self._contexts[number].fork_from(self._contexts[other], position, n_room=n_room)
@@ -215,7 +215,7 @@ def main() -> int:
             if not isinstance(error, SetupError):
                 log.exception("this rank cannot go on")
             why = describe_error(error, "a rank").message
-            channel.send(wire.Failure(why, isinstance(error, SetupError)))
+            channel.send(wire.RankFailure(why, isinstance(error, SetupError)))
             os._exit(1)
     return 0
 

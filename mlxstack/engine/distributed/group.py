@@ -25,7 +25,7 @@ from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.engine.device_memory import MemoryPlan
 from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.passes import digest_of, run_pass
-from mlxstack.engine.distributed.wire import Channel, Outcome, Ready
+from mlxstack.engine.distributed.wire import Channel, Ready, TaskOutcome
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.sharding import join_ring
@@ -302,9 +302,9 @@ class RankGroup:
                 self._heard[rank - 1] = time.monotonic()
                 if isinstance(message, Ready):
                     self._ready.put((rank, message))
-                elif isinstance(message, Outcome):
+                elif isinstance(message, TaskOutcome):
                     self._settle(rank, message)
-                elif isinstance(message, wire.Failure):
+                elif isinstance(message, wire.RankFailure):
                     self._lose(f"{self._name(rank)}: {message.reason}", message.is_setup)
                     return
         except (OSError, msgspec.MsgspecError) as error:
@@ -320,7 +320,7 @@ class RankGroup:
                 rank = self._heard.index(min(self._heard)) + 1
                 self._lose(f"{self._name(rank)} was lost: it is silent for {silent_s:.0f} s")
 
-    def _settle(self, rank: int, outcome: Outcome) -> None:
+    def _settle(self, rank: int, outcome: TaskOutcome) -> None:
         with self._lock:
             left, future = self._tasks.get(outcome.id, (set(), None))
             left.discard(rank)

@@ -104,8 +104,8 @@ class MirroredContext(SlotContext):
         operation = self._change("rewind", position)
         return self._group.repeat(operation, lambda: SlotContext.rewind(self, position, sharing))
 
-    def _change(self, method: str, *args: int) -> wire.Change:
-        return wire.Change(self.number, method, args)
+    def _change(self, method: str, *args: int) -> wire.ChangeContext:
+        return wire.ChangeContext(self.number, method, args)
 
 
 class MirroredRunner(ModelRunner):

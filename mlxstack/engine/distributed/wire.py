@@ -33,7 +33,7 @@ class NewContext(Struct, frozen=True, array_like=True, tag="n"):
     n_tokens: int = 0
 
 
-class Change(Struct, frozen=True, array_like=True, tag="c"):
+class ChangeContext(Struct, frozen=True, array_like=True, tag="c"):
     """Call a method of a context that changes its KV."""
 
     context: int
@@ -106,7 +106,7 @@ class Pass(Struct, frozen=True, array_like=True, tag="x"):
     slots: tuple[tuple[int, Tokens], ...]
 
 
-Operation = NewContext | Change | Fork | TakeOver | Load | Pack | Mark | Adopt | Drop | Pass
+Operation = NewContext | ChangeContext | Fork | TakeOver | Load | Pack | Mark | Adopt | Drop | Pass
 
 
 class Record(Struct, frozen=True, array_like=True, tag="record"):
@@ -146,7 +146,7 @@ Job = WriteKV | ReadKV | FlushKV | SweepKV
 
 
 class Task(Struct, frozen=True, array_like=True, tag="task"):
-    """A job for the disk of a rank, answered by `Outcome`."""
+    """A job for the disk of a rank, answered by `TaskOutcome`."""
 
     id: int
     job: Job
@@ -191,7 +191,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     keys: Keys
 
 
-class Outcome(Struct, frozen=True, array_like=True, tag="outcome"):
+class TaskOutcome(Struct, frozen=True, array_like=True, tag="outcome"):
     """Result of a task; `error` is empty when it succeeded."""
 
     id: int
@@ -204,7 +204,7 @@ class Beat(Struct, frozen=True, array_like=True, tag="beat"):
     step: int
 
 
-class Failure(Struct, frozen=True, array_like=True, tag="failure"):
+class RankFailure(Struct, frozen=True, array_like=True, tag="failure"):
     """The rank cannot go on; with `is_setup` a restart would not help."""
 
     reason: str
@@ -216,7 +216,7 @@ class EndOfSession(Struct, frozen=True, array_like=True, tag="end"):
 
 
 Message = (
-    Record | Task | Session | EndOfSession | Hello | Ready | Outcome | Beat | Failure
+    Record | Task | Session | EndOfSession | Hello | Ready | TaskOutcome | Beat | RankFailure
 )  # fmt: skip
 
 

@@ -1,0 +1,59 @@
+"""Path that a service took in each scene, by its own counters."""
+
+from collections.abc import Iterable, Mapping
+
+from mlxstack.bench.dev.report import ReportTable
+from mlxstack.bench.statistics import ratio
+from mlxstack.core.errors import Broken
+
+COUNTERS = {
+    "computed": "llamacpp:prompt_tokens_total",
+    "reused": "llamacpp:prompt_tokens_cached_total",
+    "steps": "llamacpp:n_decode_total",
+    "rows": "mlxstack_decode_rows_total",
+    "drafted": "llamacpp:spec_decode_num_draft_tokens_total",
+    "begun early": "mlxstack_early_tokens_total",
+}
+REUSING = frozenset({"turns", "team", "requests"})
+TOGETHER = frozenset({"crowds", "short", "joining", "counts", "team"})
+"""Scenes that measure reuse of prefixes, and rows that decode in one step."""
+
+
+def taken_path(
+    scene: str, before: Mapping[str, float], after: Mapping[str, float]
+) -> dict[str, tuple[float, ...]]:
+    """Counts of one pass of a scene; none of a server without these counters."""
+    if not set(COUNTERS.values()) <= set(before):
+        return {}
+    counts = {what: after[name] - before[name] for what, name in COUNTERS.items()}
+    return {f"path {scene}: {what}": (count,) for what, count in counts.items()}
+
+
+def check_path(figures: Mapping[str, tuple[float, ...]], scenes: Iterable[str]) -> None:
+    """Raise Broken where the service did not do what a scene is there to measure."""
+    for scene in scenes:
+        counts = {what: sum(figures[f"path {scene}: {what}"]) for what in COUNTERS}
+        if scene in REUSING and not counts["reused"]:
+            raise Broken(f"scene `{scene}`: no prompt token was reused, so it measured no reuse")
+        if scene in TOGETHER and counts["rows"] <= counts["steps"]:
+            raise Broken(f"scene `{scene}`: no two rows were decoded in one step")
+
+
+def path_table(found: Mapping[str, Mapping[str, tuple[float, ...]]]) -> tuple[ReportTable, ...]:
+    """One table, if any server has the counters; all passes together."""
+    rows = []
+    for server, figures in found.items():
+        names = [name for name in figures if name.startswith("path ")]
+        for scene in dict.fromkeys(name.split(":")[0].removeprefix("path ") for name in names):
+            counts = {what: sum(figures[f"path {scene}: {what}"]) for what in COUNTERS}
+            rows.append(
+                (
+                    f"{server}: {scene}",
+                    *(f"{counts[what]:.0f}" for what in ("computed", "reused")),
+                    f"{ratio(counts['rows'], counts['steps']):.2f}",
+                    *(f"{counts[what]:.0f}" for what in ("drafted", "begun early")),
+                )
+            )
+    heads = ("Scene", "Computed", "Reused", "Rows per step", "Drafted", "Begun early")
+    note = "Prompt tokens, rows of a decode step, draft tokens: the counters of the service."
+    return (ReportTable("The path that each scene took", heads, tuple(rows), note),) if rows else ()
