@@ -365,7 +365,7 @@ class EngineCore:
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
         is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
         costs = measure_widths(runner, maker) if is_drafting else UNMEASURED
-        batch = Batch(runner, costs, draft_model)
+        batch = Batch(runner, costs, draft_model, limits.pace)
         kv, post = self._exchange, self._post
         remote = RemotePrefill(self._remote, kv, post) if self._remote is not None else None
         self._turns = EngineLoop(

@@ -33,6 +33,8 @@ class EngineStats:
         self.seconds_per_request = 1.0
         self.meters = CacheStats()
         self._since_token = 0.0
+        self.step_s = 0.0
+        """Seconds of the last decode step, drafts included."""
 
     def count(self, **more: float) -> None:
         """Add to the counters of these names."""
@@ -49,12 +51,17 @@ class EngineStats:
         self._observe(start, n_tokens, seconds)
         self.count(n_early_tokens=n_tokens, n_model_calls=1)
 
-    def decoded(self, seconds: float, n_tokens: int) -> None:
-        """Time decode steps, scheduled or read; one ends with its tokens."""
+    def decoded(self, seconds: float, n_tokens: int, plain_share: float = 1.0) -> None:
+        """Time decode steps, scheduled or read; one ends with its tokens.
+
+        Without drafts it takes `plain_share` of the seconds. Prefill chunks are sized by that:
+        drafts leave room for them, not they for drafts.
+        """
         self._since_token += seconds
         self.count(decode_s=seconds)
         if n_tokens:
-            self.speed = observe_decode(self.speed, self._since_token)
+            self.step_s = self._since_token
+            self.speed = observe_decode(self.speed, plain_share * self.step_s)
             self._since_token = 0.0
 
     def served(self, work: RequestTimings, seconds: float) -> None:

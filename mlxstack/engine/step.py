@@ -216,8 +216,9 @@ class EngineLoop:
         self._state, early = next_early_chunk(self._state, self.ledger.speed, self._limits.pace)
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()
-        self._decode(self.batch.step)
-        if chunk is not None or early is not None:
+        is_prefilling = chunk is not None or early is not None
+        self._decode(partial(self.batch.step, is_prefilling=is_prefilling))
+        if is_prefilling:
             # Flush pending tokens first, so prefill neither delays them nor is timed with them.
             self._decode(self.batch.sync)
             self.flush(deliver)
@@ -422,7 +423,8 @@ class EngineLoop:
         self._decode(self.batch.sync)
         self.flush(deliver)
         if row in self.batch.rows:
-            model.prefill(row, stall_left(self.ledger.speed, self._limits.pace), self.batch.costs)
+            speed = replace(self.ledger.speed, decode_s=self.ledger.step_s)
+            model.prefill(row, stall_left(speed, self._limits.pace), self.batch.costs)
             self.slot_kv.note_growth()
 
     def _compute_early(self, chunk: EarlyChunk) -> None:
@@ -479,7 +481,8 @@ class EngineLoop:
             self._break([row.slot for row in self.batch.rows], error)
             self.batch.reset()
             return
-        self.ledger.decoded(time.perf_counter() - began, len(sampled))
+        seconds = time.perf_counter() - began
+        self.ledger.decoded(seconds, len(sampled), self.batch.plain_share)
         for one in sampled:
             self._receive(one)
         for row, reason in self.batch.take_broken():

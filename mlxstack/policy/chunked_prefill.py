@@ -102,6 +102,9 @@ FINEST = 16
 HEADROOM = 0.9
 """Target share of the bound; the next step may have another row."""
 
+DRAFT_SHARE = 0.05
+"""Share of the seconds of a prefill chunk by which drafts may prolong the decode step beside it."""
+
 
 class PrefillPolicy(Struct, frozen=True):
     """Bounds of a prefill chunk.
@@ -160,6 +163,21 @@ def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPo
 def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
     """Seconds that the bound on stalls leaves beside a decode step."""
     return HEADROOM * pace.max_stall_s - speed.decode_s
+
+
+def draft_bound(
+    plain_s: float, n_rows: int, pace: PrefillPolicy, *, is_prefilling: bool = False
+) -> float:
+    """Seconds that a decode step may take with drafts; without drafts it takes `plain_s`.
+
+    Beside a prefill chunk they take a share of its seconds, out of the headroom of the bound: its
+    size stays. Several rows stay within the bound on stalls, and a row alone delays an arrival by
+    it at most.
+    """
+    bound_s = HEADROOM * pace.max_stall_s
+    if is_prefilling:
+        return plain_s + DRAFT_SHARE * max(0.0, bound_s - plain_s)
+    return max(bound_s, plain_s) if n_rows > 1 else plain_s + bound_s
 
 
 def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:

@@ -1,14 +1,16 @@
 """Speculative decoding: how many draft tokens each row brings to the next forward pass.
 
 A draft token costs what the pass gets wider, and is worth the chance that it is accepted. Rows
-are widened in the order of that chance, as far as tokens per second grow. Drafts that are refused
-pause; while they pause, they are compared with what is sampled, which costs no pass, and they
-resume after correct ones in a row.
+are widened in the order of that chance, as far as tokens per second grow, the step stays within
+its bound, and no row falls behind decoding without drafts. Drafts that are refused pause; while
+they pause, they are compared with what is sampled, which costs no pass, and they resume after
+correct ones in a row.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import Enum, auto
+from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,8 +40,11 @@ WEIGHT = 0.2
 LEAST_GAIN = 1.05
 """Tokens per second with drafts, relative to without: below this a gain is within the error."""
 
-SCALE_WEIGHT, WIDTH_WEIGHT = 0.2, 0.03
+SCALE_WEIGHT, WIDTH_WEIGHT = 0.2, 0.05
 """Weights of the newest step in the seconds of all widths, and in those of its own width."""
+
+MOST_LEAD = 32.0
+"""Steps without drafts by which a row may be ahead, and so be delayed by the drafts of others."""
 
 
 class DraftRecord(Struct, frozen=True):
@@ -66,6 +71,20 @@ class DraftOffer(Struct, frozen=True):
     n_tokens: int = 0
     rate: float = 0.0
     n_known: int = 1
+
+
+class StepBounds(Struct, frozen=True):
+    """Bounds of a step with drafts: its seconds, and those by which it may delay each row.
+
+    A row may be delayed by what drafts have saved it so far, so that it is never behind decoding
+    without drafts, and by what its own draft is expected to save. No entries: by anything.
+    """
+
+    most_s: float = inf
+    leads: tuple[float, ...] = ()
+
+
+UNBOUNDED = StepBounds()
 
 
 class PassLayout(Enum):
@@ -117,20 +136,19 @@ def pass_widths(counts: Sequence[int], layout: PassLayout) -> list[int]:
 def observe_passes(costs: WidthCosts, passes: Sequence[int], seconds: float) -> WidthCosts:
     """Take the measured seconds of passes of these widths into account.
 
-    Longer contexts and other load change all widths, so that all are scaled, and the width of a
-    single pass is corrected a little. More than twice the expected time counts as twice:
-    something else was computed.
+    Longer contexts and other load change all widths, so that all are scaled, and the known widths
+    next to that of a single pass are corrected a little. More than twice the expected time counts
+    as twice: something else was computed.
     """
-    ratio = min(seconds / _seconds(passes, costs), 2.0)
+    ratio = min(seconds / pass_seconds(passes, costs), 2.0)
     scale = 1 + SCALE_WEIGHT * (ratio - 1)
-    own = 1 + WIDTH_WEIGHT * (ratio - 1)
-    return WidthCosts(
-        costs.widths,
-        tuple(
-            s * scale * (own if passes == [w] else 1.0)
-            for w, s in zip(costs.widths, costs.seconds, strict=True)
-        ),
-    )
+    scaled = [s * scale for s in costs.seconds]
+    if len(passes) == 1:
+        right = min(bisect_left(costs.widths, passes[0]), len(scaled) - 1)
+        left = right if passes[0] >= costs.widths[right] else max(0, right - 1)
+        for i in {left, right}:
+            scaled[i] *= 1 + WIDTH_WEIGHT * (ratio - 1)
+    return WidthCosts(costs.widths, tuple(scaled))
 
 
 def verified(record: DraftRecord, n_drafted: int, n_accepted: int) -> DraftRecord:
@@ -160,8 +178,34 @@ def compared(record: DraftRecord, is_right: bool) -> DraftRecord:
     return replace(record, rate=max(record.rate, RESUMED_RATE), is_paused=False, n_confirmed=0)
 
 
+def lead_after(lead_s: float, n_accepted: int, taken_s: float, plain_s: float) -> float:
+    """Seconds that a row is ahead of decoding without drafts, after a step of `taken_s`.
+
+    Without drafts a step takes `plain_s`. Losses by its own refused drafts are not carried on.
+    """
+    lead_s += n_accepted * plain_s - (taken_s - plain_s)
+    return min(max(lead_s, 0.0), MOST_LEAD * plain_s)
+
+
+def allowed_seconds(
+    offers: Sequence[DraftOffer], plain_s: float, bounds: StepBounds
+) -> list[float]:
+    """Seconds that each row allows a step to take, of `plain_s` without drafts.
+
+    Tokens that it brings beside its own, at a rate of acceptance, are a draft.
+    """
+    leads = bounds.leads or [inf] * len(offers)
+    return [
+        lead_s + plain_s * sum(offer.rate**n for n in range(offer.n_known))
+        for offer, lead_s in zip(offers, leads, strict=True)
+    ]
+
+
 def widths(
-    offers: Sequence[DraftOffer], costs: WidthCosts, layout: PassLayout = PassLayout.RAGGED
+    offers: Sequence[DraftOffer],
+    costs: WidthCosts,
+    layout: PassLayout = PassLayout.RAGGED,
+    bounds: StepBounds = UNBOUNDED,
 ) -> list[int]:
     """Number of offered draft tokens that each row brings to the next pass.
 
@@ -174,28 +218,37 @@ def widths(
         for n in range(1, offer.n_tokens + 1)
     ]
     if layout is PassLayout.RAGGED:
-        chances.sort(key=lambda one: -one[2])
+        chances.sort(key=lambda one: (-one[2], one[1]))
     elif layout is PassLayout.PADDED:
         chances.sort(key=lambda one: offers[one[0]].n_known + one[1])
     else:
         chances.sort(key=lambda one: (-offers[one[0]].rate, one[0]))
     counts = [offer.n_known for offer in offers]
     tokens = float(len(offers))
-    best = LEAST_GAIN * tokens / _seconds(pass_widths(counts, layout), costs)
+    plain_s = step_seconds([1] * len(offers), costs, layout)
+    allowed = allowed_seconds(offers, plain_s, bounds)
+    best = LEAST_GAIN * tokens / step_seconds(counts, costs, layout)
     n_best = 0
     for n, (i, _, chance) in enumerate(chances, 1):
         counts[i] += 1
         tokens += chance
-        gained = tokens / _seconds(pass_widths(counts, layout), costs)
-        if gained > best:
-            best, n_best = gained, n
+        allowed[i] += chance * plain_s
+        seconds = step_seconds(counts, costs, layout)
+        if tokens / seconds > best and seconds <= min(bounds.most_s, *allowed):
+            best, n_best = tokens / seconds, n
     brought = [0] * len(offers)
     for i, _, _ in chances[:n_best]:
         brought[i] += 1
     return brought
 
 
-def _seconds(passes: Sequence[int], costs: WidthCosts) -> float:
+def step_seconds(counts: Sequence[int], costs: WidthCosts, layout: PassLayout) -> float:
+    """Seconds of the passes for rows that bring these numbers of tokens."""
+    return pass_seconds(pass_widths(counts, layout), costs)
+
+
+def pass_seconds(passes: Sequence[int], costs: WidthCosts) -> float:
+    """Seconds of passes of these widths."""
     return sum(costs.seconds_at(width) for width in passes)
 
 

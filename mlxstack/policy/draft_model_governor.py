@@ -17,9 +17,13 @@ from mlxstack.policy.draft_governor import (
     FIRST_WIDTH,
     LEAST_GAIN,
     RESUMED_RATE,
+    UNBOUNDED,
+    DraftOffer,
     PassLayout,
+    StepBounds,
     WidthCosts,
-    pass_widths,
+    allowed_seconds,
+    step_seconds,
 )
 
 SIZES = tuple(2**n for n in range(9))
@@ -70,11 +74,13 @@ def plan_drafts(
     counts: Sequence[int],
     costs: WidthCosts,
     layout: PassLayout = PassLayout.RAGGED,
+    bounds: StepBounds = UNBOUNDED,
 ) -> dict[int, int]:
     """Tokens to draft for each row; rows that are left out get none.
 
     `rates` are those of the rows that can be drafted for, `counts` the tokens that every row
-    brings anyway, and `costs` those of the target model.
+    brings anyway, and `costs` those of the target model. The passes of both models are within
+    `bounds`.
     """
     if not rates or not record.may_lose:
         return {}
@@ -82,12 +88,18 @@ def plan_drafts(
     best = LEAST_GAIN * len(counts) / step_seconds(counts, costs, layout)
     widths: dict[int, int] = {}
     for rows in (likeliest[:n] for n in SIZES if n < 2 * len(likeliest)):
-        speeds = _speeds(record, {row: rates[row] for row in rows}, counts, costs, layout)
+        chosen = {row: rates[row] for row in rows}
+        speeds = _speeds(record, chosen, counts, costs, layout, bounds)
         fastest = max(speeds)
         if fastest > best:
             best, widths = fastest, dict.fromkeys(rows, 1 + speeds.index(fastest))
+    if widths:
+        return widths
     # A draft that is not expected to pay shows whether the rate is still what it was.
-    return widths or {likeliest[0]: FIRST_WIDTH}
+    first = likeliest[0]
+    brought = [n + FIRST_WIDTH * (row == first) for row, n in enumerate(counts)]
+    trial_s = step_seconds(brought, costs, layout) + FIRST_WIDTH * record.costs.seconds_at(1)
+    return {first: FIRST_WIDTH} if trial_s <= bounds.most_s else {}
 
 
 def verified(rate: float, n_drafted: int, n_accepted: int, weight: float = ROW_WEIGHT) -> float:
@@ -168,18 +180,22 @@ def _speeds(
     counts: Sequence[int],
     costs: WidthCosts,
     layout: PassLayout,
+    bounds: StepBounds = UNBOUNDED,
 ) -> list[float]:
-    """Expected tokens per second of a step in which these rows get drafts of 1, 2, ... tokens."""
+    """Expected tokens per second of a step in which these rows get drafts of 1, 2, ... tokens.
+
+    0 where the step would not stay within `bounds`.
+    """
     brought, tokens, speeds = list(counts), float(len(counts)), []
     pass_s = record.costs.seconds_at(len(rates))
+    plain_s = step_seconds([1] * len(counts), costs, layout)
+    allowed = allowed_seconds([DraftOffer(n_known=n) for n in counts], plain_s, bounds)
     for n_tokens in range(1, MOST_AHEAD + 1):
         for row, rate in rates.items():
             brought[row] += 1
             tokens += rate**n_tokens
-        speeds.append(tokens / (step_seconds(brought, costs, layout) + n_tokens * pass_s))
+            allowed[row] += rate**n_tokens * plain_s
+        seconds = step_seconds(brought, costs, layout) + n_tokens * pass_s
+        is_allowed = seconds <= min(bounds.most_s, *allowed)
+        speeds.append(tokens / seconds if is_allowed else 0.0)
     return speeds
-
-
-def step_seconds(counts: Sequence[int], costs: WidthCosts, layout: PassLayout) -> float:
-    """Seconds of the passes for rows that bring these numbers of tokens."""
-    return sum(costs.seconds_at(width) for width in pass_widths(counts, layout))

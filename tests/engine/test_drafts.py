@@ -347,6 +347,27 @@ def test_a_draft_pays_for_the_passes_that_its_layout_takes(
     assert batch.n_calls == 1
 
 
+@pytest.mark.parametrize(
+    ("drafted", "is_prefilling", "n_drafted"),
+    [(3, False, 3 * WIDTH), (1, False, 0), (3, True, 5)],
+)
+def test_wide_steps_delay_neither_rows_without_drafts_nor_a_prefill(
+    model_of: ModelOf, drafted: int, is_prefilling: bool, n_drafted: int
+) -> None:
+    model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
+    batch = Batch(ModelRunner(model), WidthCosts((1, 16), (0.01, 0.04)))
+    tokens = list(prompt(20, seed=3))
+    for slot in range(3):
+        context = SlotContext(CacheFactory(model, KVSpec()))
+        drafter = ScriptedDrafter(tokens, [1, 2, 3, 4], (3,)) if slot < drafted else None
+        sampler = Sampler(SamplingParams(), tokens, 0)
+        batch.join(BatchRow(slot, context, sampler, tokens[-1], N_TOKENS, drafter))
+    batch.step(is_prefilling=is_prefilling)
+    assert batch.n_drafted == n_drafted
+    assert 0 < batch.plain_share <= 1
+    assert (batch.plain_share < 1) == (n_drafted > 0)
+
+
 def test_room_is_checked_before_drafts_outgrow_it(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,16 +19,23 @@ from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
+from mlxstack.policy.chunked_prefill import PrefillPolicy, draft_bound
 from mlxstack.policy.draft_governor import (
     MOST_DRAFTED,
     UNMEASURED,
     DraftOffer,
+    PassLayout,
+    StepBounds,
     WidthCosts,
+    lead_after,
     observe_passes,
+    pass_seconds,
     pass_widths,
+    step_seconds,
     widths,
 )
 
+DEFAULT_PACE = PrefillPolicy()
 NO_DRAFT: tuple[int, ...] = ()
 
 
@@ -55,6 +62,8 @@ class BatchRow:
         self.input_token = mx.array([last])
         self.pending: int | None = last
         """The token of `input_token` once its value is known; it enters the context when fed."""
+        self.lead_s = 0.0
+        """Seconds that drafts have saved it so far, and by which others may delay it."""
         self.replay: list[int] = []
         """Tokens before it that a rollback took out of recurrent state."""
 
@@ -139,8 +148,13 @@ class Batch:
         runner: ModelRunner,
         costs: WidthCosts = UNMEASURED,
         draft_model: DraftModel | None = None,
+        pace: PrefillPolicy = DEFAULT_PACE,
     ) -> None:
         self.runner = runner
+        self._pace = pace
+        self._is_prefilling = False
+        self.plain_share = 1.0
+        """Share of the seconds of the last step that was read which it takes without drafts."""
         self._in_flight: InFlightStep | None = None
         self.rows: list[BatchRow] = []
         self._broken: list[tuple[BatchRow, Exception]] = []
@@ -171,11 +185,13 @@ class Batch:
         """The slot's row takes no further part; its context holds the tokens that its KV has."""
         self.rows = [row for row in self.rows if row.slot != slot]
 
-    def step(self) -> list[RowToken]:
+    def step(self, *, is_prefilling: bool = False) -> list[RowToken]:
         """The tokens that every row chose: in this step, or, when ahead, in the step before it.
 
         When ahead the first call reads nothing, and rows at their last token are not fed again.
+        `is_prefilling`: a prefill chunk follows.
         """
+        self._is_prefilling = is_prefilling
         if self._in_flight is not None and self._may_draft():
             return self.sync()
         began = time.perf_counter()
@@ -245,7 +261,7 @@ class Batch:
         rows = [rows[i] for i in offers]
         made = list(offers.values())
         modeled = self._draft_by_model(rows, made)
-        counts = [modeled.get(i, n) for i, n in enumerate(self._widths(made))]
+        counts = [modeled.get(i, n) for i, n in enumerate(self._widths(rows, made))]
         each = zip(rows, counts, strict=True)
         return rows, [row.drafter.take(n) if row.drafter else NO_DRAFT for row, n in each]
 
@@ -253,7 +269,7 @@ class Batch:
         """Whether the tokens in flight are likely to be followed by a draft."""
         rows = [row for row in self.rows if row.n_left]
         offers = [row.expected() for row in rows]
-        return any(self._widths(offers)) or bool(self._model_widths(rows, offers))
+        return any(self._widths(rows, offers)) or bool(self._model_widths(rows, offers))
 
     def _model_widths(
         self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]
@@ -263,7 +279,8 @@ class Batch:
             return {}
         free = {i: rows[i] for i, offer in enumerate(offers) if not offer.n_tokens}
         layout = self.runner.layout(rows[0].context.caches)
-        plan = DraftPlan([offer.n_known for offer in offers], self.costs, layout)
+        counts = [offer.n_known for offer in offers]
+        plan = DraftPlan(counts, self.costs, layout, self._bounds(rows, layout))
         return self.draft_model.plan(free, plan)
 
     def _draft_by_model(self, rows: Sequence[BatchRow], offers: list[DraftOffer]) -> dict[int, int]:
@@ -277,7 +294,7 @@ class Batch:
             drafter = rows[i].drafter
             assert drafter is not None
             drafted[i] = drafter.use_model(tokens, self.draft_model.record.rate)
-            offers[i] = DraftOffer(n_known=1 + drafted[i])
+            offers[i] = DraftOffer(rate=self.draft_model.record.rate, n_known=1 + drafted[i])
         return drafted
 
     def _learn(self, landed: InFlightStep, tokens: Sequence[RowToken], seconds: float) -> None:
@@ -294,10 +311,22 @@ class Batch:
         n_accepted = sum(chosen[id(landed.fed[i].row)] - 1 for i in landed.modeled)
         self.draft_model.settle(n_drafted, n_accepted, seconds, plan)
 
-    def _widths(self, offers: Sequence[DraftOffer]) -> list[int]:
+    def _widths(self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]) -> list[int]:
         if not any(offer.n_tokens for offer in offers):
             return [0] * len(offers)
-        return widths(offers, self.costs, self.runner.layout(self.rows[0].context.caches))
+        layout = self.runner.layout(rows[0].context.caches)
+        return widths(offers, self.costs, layout, self._bounds(rows, layout))
+
+    def _bounds(self, rows: Sequence[BatchRow], layout: PassLayout) -> StepBounds:
+        plain_s = step_seconds([1] * len(rows), self.costs, layout)
+        most_s = draft_bound(plain_s, len(rows), self._pace, is_prefilling=self._is_prefilling)
+        return StepBounds(most_s, tuple(row.lead_s for row in rows))
+
+    def _expected_seconds(self, flight: InFlightStep) -> tuple[float, float]:
+        """Seconds of a step as the governor knows them, and of one without drafts."""
+        layout = self.runner.layout(flight.fed[0].row.context.caches)
+        taken_s = flight.drafting_s + pass_seconds(flight.passes, self.costs)
+        return taken_s, step_seconds([1] * len(flight.fed), self.costs, layout)
 
     def _sample(
         self, rows: Sequence[BatchRow], logits: mx.array, drafts: Sequence[tuple[int, ...]]
@@ -333,6 +362,8 @@ class Batch:
         if flight is None:
             return []
         mx.eval([choice.token for fed in flight.fed for choice in fed.choices])
+        taken_s, plain_s = self._expected_seconds(flight)
+        self.plain_share = plain_s / taken_s
         # A row that raised ahead was fed all the same: its KV holds this token.
         ahead = {id(fed.row) for fed in self._in_flight.fed} if self._in_flight else set()
         running = {id(row) for row in self.rows}
@@ -353,6 +384,7 @@ class Batch:
                 row.pending = tokens[0]
             if tokens and row.drafter is not None:
                 row.drafter.settle(tokens, len(fed.draft))
+            row.lead_s = lead_after(row.lead_s, max(0, len(tokens) - 1), taken_s, plain_s)
             if row.context.draft is not None:
                 row.context.draft.rewind(len(row.context) + len(row.replay))
             if is_running:

@@ -22,7 +22,14 @@ from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.policy import draft_model_governor as governor
-from mlxstack.policy.draft_governor import PassLayout, WidthCosts, observe_passes
+from mlxstack.policy.draft_governor import (
+    UNBOUNDED,
+    PassLayout,
+    StepBounds,
+    WidthCosts,
+    observe_passes,
+    step_seconds,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +65,7 @@ class DraftPlan(Struct, frozen=True):
     counts: Sequence[int]
     costs: WidthCosts
     layout: PassLayout
+    bounds: StepBounds = UNBOUNDED
 
 
 class DraftModel:
@@ -86,7 +94,9 @@ class DraftModel:
             for at, row in rows.items()
             if row.drafter is not None and row.most_drafted > 0 and _n_behind(row) <= READY
         }
-        counts = governor.plan_drafts(self.record, rates, plan.counts, plan.costs, plan.layout)
+        counts = governor.plan_drafts(
+            self.record, rates, plan.counts, plan.costs, plan.layout, plan.bounds
+        )
         return {at: min(n, rows[at].most_drafted) for at, n in counts.items()}
 
     def draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
@@ -122,7 +132,7 @@ class DraftModel:
 
     def settle(self, n_drafted: int, n_accepted: int, seconds: float, plan: DraftPlan) -> None:
         """Learn how the drafts of a step fared that took `seconds`, drafting included."""
-        plain_s = governor.step_seconds(plan.counts, plan.costs, plan.layout)
+        plain_s = step_seconds(plan.counts, plan.costs, plan.layout)
         if n_drafted:
             self.n_drafted += n_drafted
             self.n_accepted += n_accepted

@@ -8,7 +8,7 @@ from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.draft_governor import WidthCosts
 
-WIDTHS = (1, 2, 4, 8, 16, 32)
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 N_PASSES = 3
 """Passes per width; the fastest counts, since the first may compile."""
 
