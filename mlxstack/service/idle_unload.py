@@ -33,16 +33,19 @@ async def unload_when_idle(service: Service) -> None:
 
 
 async def unload_now(service: Service) -> None:
-    """Have the model unloaded as soon as no request is inside.
+    """Have the model unloaded as soon as no request is inside; its memory is free afterwards.
 
-    Raises Unsupported where the preset never unloads it, Conflict when a request comes first.
+    Raises Unsupported where the preset never unloads it, Conflict when a request comes first, and
+    Broken when the engine does not end.
     """
     if service.preset.server.idle_unload_s is None:
         raise Unsupported("this service keeps its model; set server.idle_unload_s of the preset")
     n_entered, service.gate.keep_alive_s = service.gate.n_entered, 0.0
-    while not service.is_unloaded:
+    while service.health is not ServiceHealth.UNLOADED:
         if service.gate.n_entered != n_entered:
             raise Conflict("a request came before the model was unloaded")
+        if service.died.is_set():
+            raise Broken(service.trouble)
         await asyncio.sleep(WAIT_S)
 
 

@@ -105,6 +105,16 @@ def test_an_agent_goes_on_as_if_nothing_had_been(http: httpx.Client, here: Runni
     assert words(said(last)) == words(cold(http, [*kept, user("and again")]))
 
 
+def test_an_unload_is_over_once_it_is_answered(http: httpx.Client, here: Running) -> None:
+    turn(http, "una", RULES, user("my word is plum"))
+    assert http.post("/v1/models/unload").raise_for_status().json()["model"] == "tiny"
+    assert here.service.health is ServiceHealth.UNLOADED
+    listed = {one["id"]: one for one in http.get("/v1/agents").raise_for_status().json()["data"]}
+    assert listed["una"]["bytes"] == http.get("/v1/agents/una").json()["bytes"]
+    assert listed["una"]["place"] == "disk" and listed["una"]["bytes"]["disk"] > 0
+    assert here.service.health is ServiceHealth.UNLOADED
+
+
 def test_status_calls_wake_nothing(http: httpx.Client, here: Running) -> None:
     http.post("/api/generate", json={"keep_alive": -1}).raise_for_status()
     before = {path: http.get(path) for path in READS}

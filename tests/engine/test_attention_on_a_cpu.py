@@ -1,18 +1,13 @@
-"""Attention of single tokens on a CPU: written out in operations, submitted layer by layer."""
+"""Attention of single tokens on a CPU, written out in operations."""
 
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.utils import load_model
 
-from mlxstack.bench.dev.in_process.contestants import Ours, filled
 from mlxstack.engine.decode.row_views import RaggedArray
-from mlxstack.engine.model import attention_patch
 from mlxstack.engine.model.attention_patch import N_LONG, attend
 from mlxstack.engine.model.prefixed_cache import PrefixedArray
-from tests import models
 
 pytestmark = pytest.mark.mlx
 
@@ -72,22 +67,3 @@ def test_a_long_shared_prefix_is_as_in_mlx_lm(n_rows: int, has_sinks: bool) -> N
     out = attend(queries, *map(RaggedArray, split), None, 0.25, None, sinks)
     whole = ([one.joined() for one in each] for each in split)
     assert difference(out, theirs(queries, *whole, sinks)) < 3e-6
-
-
-@pytest.mark.parametrize("n_rows", [1, 3])
-def test_layers_are_computed_while_the_rest_of_a_step_is_built(n_rows: int, tmp_path: Path) -> None:
-    model, _ = load_model(models.write(tmp_path / "model", models.LLAMA))
-    side = Ours(model, [filled(model, 20 + i, seed=i) for i in range(n_rows)])
-    side.step()
-    submitted: list[str] = []
-
-    class Recorder:
-        def __getattr__(self, name: str) -> Any:
-            submitted.append(name)
-            return getattr(mx, name)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_patch, "mx", Recorder())
-        side.step()
-    side.finish()
-    assert submitted.count("async_eval") == len(model.layers)

@@ -6,6 +6,7 @@ A process joins one ring only, so all tests of this file share the second proces
 import json
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -146,11 +147,21 @@ def test_models_that_cannot_be_divided_are_refused(
         loader.load(ModelSpec(id=str(folder)), KVSpec(), TwoRanks())
 
 
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a TCP connection."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as here,
+        server.accept()[0] as there,
+    ):
+        yield here, there
+
+
 def test_a_rank_that_stands_elsewhere_carries_out_nothing(llama: Preset, tmp_path: Path) -> None:
     model = loader.load(llama.model, llama.kv).model
     maker = CacheFactory(model, llama.kv)
-    here, there = socket.socketpair()
-    with here, there:
+    with connected() as (here, _):
         disk = RankDisk(Home(tmp_path), llama, "ab" * 16, wire.Channel(here))
         replica = Replica(ModelRunner(model), maker, disk)
         start = digest_of([SlotContext(maker)])
@@ -166,8 +177,7 @@ def test_a_stranger_does_not_get_into_the_group() -> None:
     hello = wire.Hello("wrong", "0", 1)
     assert rank_of(hello, ["right"]) is None
     assert rank_of(wire.Hello("right", "0", 1), ["other", "right"]) == 1
-    here, there = socket.socketpair()
-    with here, there:
+    with connected() as (here, there):
         wire.Channel(there).send(wire.Hello("x" * 5000, "0", 1))
         with pytest.raises(OSError, match="at most 1024"):
             wire.Channel(here).receive(1024)

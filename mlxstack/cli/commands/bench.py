@@ -90,13 +90,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         )
     from mlxstack.bench.dev.registry import BenchRequest
 
-    if what not in NAMES:
-        raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
-    if (url or vs or scene) and what != "serve":
-        raise Misuse("--url, --vs and --scene go with `bench dev serve`")
-    unknown = [one for one in scene or () if one not in SCENES]
-    if unknown:
-        raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
+    _check(what, scene or [], is_serve_only=bool(url or vs or scene))
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
@@ -108,6 +102,17 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         for file in [file for one in reports for file in write(one, svg)]:
             note(f"wrote {file}")
     as_json(reports) if json else _print(reports, markdown)
+
+
+def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
+    """Raise Misuse for unknown names, and for options of another benchmark."""
+    if what not in NAMES:
+        raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
+    if is_serve_only and what != "serve":
+        raise Misuse("--url, --vs and --scene go with `bench dev serve`")
+    unknown = [one for one in scenes if one not in SCENES]
+    if unknown:
+        raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
 
 
 def _measured(what: str, wanted: "BenchRequest") -> "list[BenchReport]":

@@ -29,6 +29,16 @@ Wanted = Annotated[
 ]
 
 
+ScenarioOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Simulate these agents on this machine, a YAML file."),
+]
+SpeedsOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|URL", help="Simulate at the speeds that a service measured."),
+]
+
+
 def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     wanted: Wanted = None,
     memory: Annotated[
@@ -57,14 +67,8 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         bool,
         typer.Option("--simulate", help="Play --agents through the scheduler; who waits how long."),
     ] = False,
-    scenario: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Simulate these agents on this machine, a YAML file."),
-    ] = None,
-    speeds_of: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|URL", help="Simulate at the speeds that a service measured."),
-    ] = None,
+    scenario: ScenarioOption = None,
+    speeds_of: SpeedsOption = None,
     sets: Set = None,
     json: Json = False,
 ) -> None:
@@ -77,10 +81,9 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     home = home_from(os.environ)
     contexts = [tokens_of(one) for one in ctx or ()]
-    if hosts is not None:
-        if wanted is None or memory or recommend or table:
-            raise Misuse("--hosts goes with one model, and without --memory")
-        memory, sets = _machines(hosts, sets)
+    if hosts is not None and (wanted is None or memory or recommend or table):
+        raise Misuse("--hosts goes with one model, and without --memory")
+    memory, sets = (memory, sets) if hosts is None else _machines(hosts, sets)
     n_shared = 0 if shared is None else tokens_of(shared)
     there = _memory(memory)
     if simulate or scenario or speeds_of:

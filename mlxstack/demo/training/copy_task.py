@@ -11,7 +11,7 @@ def noise(rng: random.Random, count: int, n_tokens: int) -> list[int]:
 
 
 def tiled_sample(rng: random.Random, length: int, n_tokens: int) -> Sample:
-    """One short piece over and over; all but its first showing is to be learned."""
+    """Repeated short piece; all but its first showing is learned."""
     size = rng.randint(4, length // 2)
     piece = noise(rng, size, n_tokens)
     tokens = (piece * (length // size + 1))[:length]
@@ -25,7 +25,7 @@ def stutter(rng: random.Random, count: int, n_tokens: int) -> list[int]:
 
 
 def scattered_sample(rng: random.Random, length: int, n_tokens: int) -> Sample:
-    """Pieces amid noise that come back later, their first token serving as the cue."""
+    """Pieces amid noise that return later, cued by their first token."""
     pieces = [
         rng.choice((noise, noise, stutter))(rng, rng.randint(3, 12), n_tokens)
         for _ in range(max(2, length // 40))

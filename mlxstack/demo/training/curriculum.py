@@ -27,7 +27,7 @@ FIRST_TOKEN_WEIGHT = 4
 
 @dataclass(frozen=True)
 class CurriculumStage:
-    """A stretch of training. `n_far` long dialogues of up to `far_words` join each pool.
+    """Stage of training; `n_far` long dialogues join each pool.
 
     Half of the steps pretend, by a leap in positions, that up to `most_gap` tokens lie between.
     """
@@ -75,7 +75,7 @@ def copy_batches(rng: random.Random, stage: CurriculumStage) -> Iterator[list[Sa
 def talk_batches(
     rng: random.Random, stage: CurriculumStage, tokenizer: Tokenizer
 ) -> Iterator[list[Sample]]:
-    """Dialogues of like length together, so that little is padding; batches in random order."""
+    """Batches of dialogues of similar length, in random order."""
     draw = Draw(rng)
     while True:
         cases = [short_case(draw) for _ in range(POOL)]
@@ -93,7 +93,7 @@ def talk_batches(
 
 
 def padded(samples: list[Sample]) -> tuple[list[list[int]], list[int]]:
-    """Rows of one length, and the flat places whose next token is to be learned.
+    """Rows of one length, and the flat positions to learn.
 
     The first token of an answer counts more: it decides between a call and a sentence.
     """

@@ -13,7 +13,7 @@ def system(draw: Draw, n_words: int = 0) -> Message:
 
 
 def opening(draw: Draw) -> list[Message]:
-    """Often nothing, often a short system prompt, now and then a longer one."""
+    """System prompt: often none, often short, seldom longer."""
     chance = draw.rng.random()
     if chance < 0.45:
         return []
@@ -21,7 +21,7 @@ def opening(draw: Draw) -> list[Message]:
 
 
 def distance(draw: Draw, n_turns: int, n_words: int) -> list[Message]:
-    """Unrelated turns, and a note of `n_words` among them unless that is 0."""
+    """Unrelated turns, with a note of `n_words` words unless 0."""
     turns = [smalltalk.unrelated(draw) for _ in range(n_turns)]
     if n_words:
         turns.insert(draw.rng.randint(0, n_turns), smalltalk.note(draw, n_words))
@@ -105,7 +105,7 @@ def tool_call(draw: Draw) -> Case:
 
 
 def tool_answer(draw: Draw) -> Case:
-    """Ends with the answer built from the tool's response; sometimes with a second call."""
+    """Dialogue that ends with an answer from the tool's result."""
     slot_files, listed = shelved(draw)
     messages = opening(draw) + tool_task.use(draw, *draw.rng.choice(slot_files))
     if draw.rng.random() < 0.4:
@@ -114,7 +114,7 @@ def tool_answer(draw: Draw) -> Case:
 
 
 def tool_session(draw: Draw) -> Case:
-    """Many requests over one list: calls, answers, and now and then nothing that fits."""
+    """Many requests over one list of tools, some without a match."""
     slot_files, listed = shelved(draw)
     skills = [skill for skill, _, _ in slot_files]
     messages = opening(draw)
@@ -188,7 +188,7 @@ SHORT: tuple[tuple[Make, int], ...] = (
 
 
 def short_case(draw: Draw) -> Case:
-    """Any kind of dialogue, up to some 400 tokens; one in six is thought about."""
+    """Any dialogue up to 400 tokens, one in six with reasoning."""
     makers, weights = zip(*SHORT, strict=True)
     case: Case = draw.rng.choices(makers, weights)[0](draw)
     thinks = draw.rng.random() < 1 / 6

@@ -1,4 +1,4 @@
-"""Judge the demo model on dialogues whose words and phrases it has never seen."""
+"""Evaluates the demo model on unseen words and phrases."""
 
 import argparse
 import json

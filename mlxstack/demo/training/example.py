@@ -17,7 +17,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Case:
-    """A dialogue that ends with the assistant message to be learned or judged.
+    """Dialogue that ends with the assistant message to learn or judge.
 
     `expect` is what the judge looks for: a word, a call, or nothing.
     """

@@ -15,7 +15,7 @@ THINK_END = "\n</think>\n\n"
 
 @dataclass(frozen=True)
 class ScoredTask:
-    """A kind of case, how many of them a full evaluation has, and the share that must be right.
+    """Kind of case: number in a full evaluation, and required share.
 
     A target of 0 asks for nothing: the number is there to be seen.
     """
@@ -29,7 +29,7 @@ class ScoredTask:
 
 
 def has_word(case: Case, answer: str) -> bool:
-    """The expected word stands in the answer, whole, and nothing else went wrong."""
+    """Whether the answer has the expected whole word, and is sound."""
     pattern = rf"(?<![\w-]){re.escape(case.expect)}(?![\w-])"
     return bool(re.search(pattern, answer)) and "<" not in answer
 
@@ -80,7 +80,7 @@ README_ASK = (
 
 
 def walkthrough(draw: Draw) -> Case:
-    """The README's own sentences, with a new word, and up to three turns between."""
+    """The README's sentences with a new word and up to three turns."""
     word = words.magic_word(draw.rng, draw.held_out)
     told = user(README_TELL.format(word=word))
     confirmed = {"role": "assistant", "content": f"I have memorised the magic word {word}."}

@@ -20,7 +20,7 @@ def template() -> Any:
 
 
 def render(case: Case, count: int, is_prompt: bool) -> str:
-    """The first `count` messages of a case; as a prompt, the assistant's turn is opened."""
+    """First `count` messages of a case; prompts open the next turn."""
     text: str = template().render(
         messages=case.messages[:count],
         tools=case.tools,
@@ -31,7 +31,7 @@ def render(case: Case, count: int, is_prompt: bool) -> str:
 
 
 def prompt_and_answer(case: Case) -> tuple[str, str]:
-    """The prompt for the last message, and what the model should generate for it."""
+    """Prompt for the last message, and its expected generation."""
     last = len(case.messages) - 1
     prompt = render(case, last, is_prompt=True)
     opened = prompt.removesuffix("<think>\n") if case.thinks else prompt
@@ -42,7 +42,7 @@ def prompt_and_answer(case: Case) -> tuple[str, str]:
 
 
 def answer_marks(tokens: list[int], opening: list[int], end: int) -> list[bool]:
-    """True for the tokens of assistant turns: after `opening`, up to and with `end`."""
+    """Mask of assistant tokens, after `opening` up to `end`."""
     marks, is_inside = [], False
     for at, token in enumerate(tokens):
         marks.append(is_inside)
@@ -54,7 +54,7 @@ def answer_marks(tokens: list[int], opening: list[int], end: int) -> list[bool]:
 
 
 def to_sample(case: Case, tokenizer: Tokenizer) -> Sample:
-    """Tokens, and which of them are to be learned: all assistant turns, the last one thinking."""
+    """Tokens, and a mask of those to learn: all assistant turns."""
     prompt, answer = prompt_and_answer(case)
     opening = tokenizer.encode("<|im_start|>assistant\n").ids
     end: int = tokenizer.encode("<|im_end|>").ids[0]

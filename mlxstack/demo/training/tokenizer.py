@@ -1,4 +1,4 @@
-"""The tokenizer: trained on the dialogues, so that a word splits alike wherever it stands."""
+"""Tokenizer training, so that a word always splits alike."""
 
 import json
 from collections import Counter

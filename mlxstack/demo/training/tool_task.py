@@ -1,4 +1,4 @@
-"""Tools as a client lists them, and exchanges in which one is called, or none fits."""
+"""Tools of a client, and exchanges that call one or none."""
 
 import json
 import random

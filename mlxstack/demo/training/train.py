@@ -54,7 +54,7 @@ Leap = tuple[int, int]
 
 
 def softmax_by_squares(scores: mx.array) -> mx.array:
-    """Softmax over the last axis. exp is (1 + x/256)^256: far quicker here than exp."""
+    """Softmax over the last axis with exp(x) = (1 + x/256)^256, faster."""
     shifted = scores - scores.max(-1, keepdims=True)
     powers: mx.array = mx.maximum(1 + shifted / 2**SQUARINGS, 0)
     for _ in range(SQUARINGS):
@@ -85,7 +85,7 @@ quick_sigmoid.vjp(sigmoid_vjp)
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-    """Causal attention in chunks of queries, so that scores stay in the CPU's cache."""
+    """Causal attention in query chunks that fit the CPU's cache."""
     length = queries.shape[-2]
     outputs = []
     for start in range(0, length, CHUNK):
@@ -124,7 +124,7 @@ def attention(layer: Params, x: mx.array, leap: Leap) -> mx.array:
 
 
 def hidden(params: Params, tokens: mx.array, leap: Leap) -> mx.array:
-    """The Llama forward pass of mlx-lm, on the same weights, quick to train on a CPU."""
+    """Llama forward pass on mlx-lm's weights, fast on a CPU."""
     model, eps = params["model"], CONFIG["rms_norm_eps"]
     x: mx.array = model["embed_tokens"]["weight"][tokens]
     for layer in model["layers"]:
@@ -154,7 +154,7 @@ def collate(samples: list[Sample]) -> tuple[mx.array, mx.array]:
 
 
 def two_optimizers() -> Any:
-    """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
+    """Muon for inner matrices, AdamW for embedding and norms."""
     inner = optim.Muon(1e-2, weight_decay=0.0)
     outer = optim.AdamW(1e-3, betas=[0.9, 0.98], bias_correction=True)
     return optim.MultiOptimizer(
@@ -221,7 +221,7 @@ class Trainer:
 
 
 def train(out: Path, work: Path, seed: int) -> None:
-    """Go through the stages, from the checkpoint in `work` on if there is one."""
+    """Train all stages, from the checkpoint in `work` if any."""
     work.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(out, seed)

@@ -1,4 +1,4 @@
-"""Words for the training dialogues, and which of them are kept for the evaluation."""
+"""Words of the training dialogues, and those for evaluation."""
 
 import random
 import string
@@ -65,7 +65,7 @@ def is_held_out(text: str) -> bool:
 
 
 def pick(rng: random.Random, options: Sequence[str], held_out: bool) -> str:
-    """One of `options`, from the half that training sees or from the other one."""
+    """One of `options`, from the training or evaluation half."""
     while True:
         option = rng.choice(options)
         if is_held_out(option) == held_out:
@@ -106,7 +106,7 @@ def mixed_case(rng: random.Random) -> str:
 
 
 def magic_word(rng: random.Random, held_out: bool) -> str:
-    """A word that was most likely never seen: only copying can bring it back."""
+    """Word that was most likely never seen, and must be copied."""
     while True:
         makers = (nonsense, nonsense, letters, letters, compound, compound, with_digits, mixed_case)
         is_stuttered = not held_out and rng.random() < 0.25

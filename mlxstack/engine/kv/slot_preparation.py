@@ -171,7 +171,8 @@ class SlotKVManager:
         mine.assign(request.salt, request.agent, len(request.tokens))
         if not is_expected:
             self.lookup.remember(request)
-        # What was copied may go now.
+        # What was copied may go now, and idle slots at the end of this step.
+        self._is_room_due = True
         self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
 
     def _share(

@@ -48,9 +48,6 @@ def attend(
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
     layer's quantized KV and have no cache which says so, and for one query on a CPU.
     """
-    if queries.shape[2] == 1 and not has_gpu():
-        # A CPU computes the layers before this one while the rest of the step is built.
-        mx.async_eval(queries)  # type: ignore[no-untyped-call]
     is_alone = not isinstance(keys, RaggedArray)
     each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
     if queries.shape[2] == 1 and _is_plain(each_keys, mask):
