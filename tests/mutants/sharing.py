@@ -93,7 +93,7 @@ SHARING = (
     Mutant(
         "verify misses no absent reuse", "cli/verify.py",
         "if not is_reused or not is_there:", "if False:",
-        "tests/cli/test_verify.py::test_planted_faults_are_found_and_leave_nothing_behind",
+        "tests/cli/test_verify.py::test_a_planted_fault_is_found",
     ),
     Mutant(
         "the gateway checks the Host", "gateway/app.py",
