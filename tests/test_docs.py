@@ -32,7 +32,7 @@ def commands(page: Path) -> Iterator[str]:
     for _, block in BLOCK.findall(text):
         for line in block.splitlines():
             typed = line.strip().removeprefix("$ ").partition(" #")[0].partition(" && ")[0]
-            found = re.match(r'(?:eval "\$\()?mlx-stack ([^)"]*)', typed)
+            found = re.match(r'(?:eval "\$\()?mlx-stack (\S[^)"]*)', typed)
             if found:
                 yield found[1]
     yield from INLINE.findall(text)
