@@ -21,6 +21,7 @@ from mlxstack.engine.admin import reclaim
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy import eviction
 from mlxstack.policy.eviction import MemoryPressure
+from mlxstack.policy.scheduler import REST_STEPS
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.engine.test_every_kind import PRECISIONS
@@ -151,13 +152,14 @@ def test_a_newcomer_waits_for_no_second_chunk(driver: Driver, slot: int) -> None
 
 
 def test_rows_decode_on_between_two_chunks(driver: Driver) -> None:
-    """One step of a hundred has a chunk, and the tokens are those of a row alone."""
+    """Chunks come after long rests, and the tokens are those of a row alone."""
     ask = answered(driver, "beside")
-    alone = driver.cold(prompt(30, seed=9), 210, slot=1)
+    n_answer = 2 * REST_STEPS + 10
+    alone = driver.cold(prompt(30, seed=9), n_answer, slot=1)
     expected = HEAD + prompt(800, seed=10)
 
     def scene(loop: EngineLoop, events: list[Event]) -> tuple[list[int], list[int]]:
-        loop.submit(Request("row", prompt(30, seed=9), 210, slot=1, use_cache=False))
+        loop.submit(Request("row", prompt(30, seed=9), n_answer, slot=1, use_cache=False))
         loop.step(events.extend)
         loop.begin_early(Request("e", expected, 0, slot=0, display_name="beside"), ask)
         counts = [loop.ledger.counters.n_early_tokens]
@@ -168,7 +170,7 @@ def test_rows_decode_on_between_two_chunks(driver: Driver) -> None:
 
     counts, tokens = stepped(driver, scene)
     n_chunks = sum(a < b for a, b in pairwise(counts))
-    assert 1 <= n_chunks <= len(counts) / 100
+    assert 1 <= n_chunks <= len(counts) / REST_STEPS
     assert tokens == alone
     driver.catch_up()
 

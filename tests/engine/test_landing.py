@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import KVFileHeader
+from mlxstack.core.ports import KVFileHeader, Manifest
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.kv.segments import SEGMENT, RecordMeta
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -47,7 +47,7 @@ def test_c2_what_no_file_says_is_zero(context: SlotContext) -> None:
             row[:] = bytes([at + 1]) * len(row)
         n_said = sum(len(row) for row in rows)
         assert n_said == sum(4 * int(np.prod(shape)) for _, shape in head.shapes)
-    landed = landing.load(range(N_TOKENS), [])
+    landed = landing.load(Manifest("tiny", tuple(range(N_TOKENS)), ("0", "80")), [])
     for cache in landed.caches:
         for part in (cache.keys, cache.values):
             found = np.array(part.view(mx.uint8))
