@@ -103,8 +103,8 @@ def test_a_head_has_a_time_limit_and_an_answer_has_none(
         again.sendall(HALF_HEAD)
         assert b"HTTP/1.1 408" in answer_of(again), "the second request too"
     body = {**chat_body(max_tokens=600, ignore_eos=True), "stream": True}
-    monkeypatch.setattr(connection, "BODY_S", 0.02)
-    monkeypatch.setattr(connection, "HEAD_S", 0.02)
+    monkeypatch.setattr(connection, "BODY_S", 0.3)
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
     with httpx.stream("POST", f"{here.url}/v1/chat/completions", json=body, timeout=60) as answer:
         lines = list(answer.iter_lines())
     assert "data: [DONE]" in lines
