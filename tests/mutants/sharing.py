@@ -141,4 +141,28 @@ SHARING = (
         "if view.n_early:", "if False:",
         "tests/tui/test_views.py::test_a_turn_begun_early_is_a_state_of_its_own",
     ),
+    Mutant(
+        "a step with drafts has a bound", "policy/draft_governor.py",
+        "seconds <= min(bounds.most_s, *allowed)", "seconds <= min(allowed)",
+        "tests/policy/test_draft_bounds.py::"
+        "test_a_step_with_drafts_stays_within_its_bound_and_delays_no_row_by_more_than_its_lead",
+    ),
+    Mutant(
+        "drafts delay no other row", "policy/draft_governor.py",
+        "seconds <= min(bounds.most_s, *allowed)", "seconds <= bounds.most_s",
+        "tests/policy/test_draft_bounds.py::"
+        "test_a_step_with_drafts_stays_within_its_bound_and_delays_no_row_by_more_than_its_lead",
+    ),
+    Mutant(
+        "a rank compares its contexts", "engine/distributed/follower.py",
+        "if digest_of(contexts) != digest:", "if False:",
+        "tests/engine/test_ranks.py::"
+        "test_a_rank_that_stands_elsewhere_carries_out_nothing",
+    ),
+    Mutant(
+        "a member unloads itself", "gateway/members.py",
+        "if is_idle and status == MemberPhase.UNLOADED:", "if False:",
+        "tests/gateway/test_idle.py::"
+        "test_a_member_that_unloads_itself_frees_its_reservation",
+    ),
 )  # fmt: skip
