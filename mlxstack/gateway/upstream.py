@@ -166,6 +166,7 @@ class Upstream:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 0
         self._kept: list[MemberConnection] = []
+        self._is_closed = False
 
     async def forward(
         self, scope: Any, body: bytes, key: str, receive: Receive, send: Send
@@ -205,7 +206,8 @@ class Upstream:
         return not is_left
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections, and those of running requests at their end."""
+        self._is_closed = True
         for one in self._kept:
             one.transport.close()
         self._kept.clear()
@@ -226,7 +228,7 @@ class Upstream:
 
     def _keep(self, connection: MemberConnection) -> None:
         connection.idle_at = time.monotonic()
-        if len(self._kept) < MOST_KEPT:
+        if len(self._kept) < MOST_KEPT and not self._is_closed:
             self._kept.append(connection)
         else:
             connection.transport.close()

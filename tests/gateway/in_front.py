@@ -79,12 +79,12 @@ def _running(spec: GatewaySpec, listener: object) -> Iterator[Members]:
 
     thread = threading.Thread(target=lambda: uvloop.run(main()))
     thread.start()
-    assert started.wait(30)
+    assert started.wait(120)
     try:
         yield made[0]
     finally:
         leave[0]()
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 

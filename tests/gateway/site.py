@@ -35,7 +35,7 @@ class Site(Struct):
         return found
 
     def models(self) -> dict[str, dict[str, object]]:
-        cards = httpx.get(self.url + "/v1/models", timeout=20).raise_for_status().json()["data"]
+        cards = httpx.get(self.url + "/v1/models", timeout=120).raise_for_status().json()["data"]
         return {card["id"]: card for card in cards}
 
 
@@ -84,7 +84,7 @@ def serving(
             state = owner(home, "front")
             if state is not None:
                 services.stop(home, state, state.plan.patience.grace_s)
-            process.wait(10)
+            process.wait(120)
             for one in own_processes(home):
                 one.kill()
 

@@ -74,7 +74,7 @@ def read_all(http: httpx.Client) -> None:
 
 def test_status_calls_neither_wake_nor_keep_it(here: Running, http: httpx.Client) -> None:
     http.post("/api/generate", json={"model": "tiny", "keep_alive": IDLE_S}).raise_for_status()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not is_unloaded(here):
         read_all(http)
         assert time.monotonic() < end, "asking for its state keeps it in memory"
@@ -96,19 +96,19 @@ def test_a_member_that_unloads_itself_frees_its_reservation(
     body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
     http.post("/v1/chat/completions", json=body).raise_for_status()
     assert http.get("/health").json()["members"] == {"tiny": "loaded"}
-    until(lambda: http.get("/health").json()["members"] == {"tiny": "unloaded"}, "it stays", 20)
+    until(lambda: http.get("/health").json()["members"] == {"tiny": "unloaded"}, "it stays", 120)
     assert is_unloaded(here) and http.get("/props").json()["is_sleeping"]
 
 
 def test_another_gateway_finds_it_unloaded_and_leaves_it_so(
     here: Running, member: Running, tmp_path: Path
 ) -> None:
-    until(lambda: is_unloaded(here), "it stays", 20)
+    until(lambda: is_unloaded(here), "it stays", 120)
     with (
         in_front(SERVER, member.url, "tiny", tmp_path, is_loaded=False) as front,
         httpx.Client(base_url=front.url, timeout=60) as http,
     ):
-        until(lambda: front.member.is_running, "it is not found", 20)
+        until(lambda: front.member.is_running, "it is not found", 120)
         assert front.member.phase is MemberPhase.UNLOADED
         assert http.get("/health").json()["members"] == {"tiny": "unloaded"}
         assert http.get("/props").json()["is_sleeping"] and state(http) == "unloaded"
@@ -125,7 +125,7 @@ def test_a_stream_wakes_it_with_heartbeats(
     monkeypatch.setattr(swap_middleware, "FIRST_S", 0.001)
     monkeypatch.setattr(swap_middleware, "BEAT_S", 0.005)
     http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
-    until(lambda: is_unloaded(here), "it stays", 20)
+    until(lambda: is_unloaded(here), "it stays", 120)
     body, beat, last = STREAMS[path]
     short = {"max_output_tokens": 16} if path == "/v1/responses" else {
         "max_tokens": 4, "n_predict": 4, "options": {"num_predict": 4},
@@ -145,14 +145,14 @@ def test_keep_alive_is_honored(here: Running) -> None:
         (loaded,) = client.ps().models
         assert loaded.expires_at and 5000 < loaded.expires_at.timestamp() - time.time() < 5500
         assert client.generate("tiny", keep_alive=0).done_reason == "unload"
-        until(lambda: not client.ps().models, "it stays", 20)
+        until(lambda: not client.ps().models, "it stays", 120)
         assert client.generate("tiny").done_reason == "load"
         assert client.ps().models
 
 
 def test_many_that_wait_are_all_answered(here: Running, http: httpx.Client) -> None:
     http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
-    until(lambda: is_unloaded(here), "it stays", 20)
+    until(lambda: is_unloaded(here), "it stays", 120)
 
     async def scene() -> list[int]:
         async with httpx.AsyncClient(base_url=here.url, timeout=60) as client:

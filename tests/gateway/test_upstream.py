@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from msgspec import Struct
 
 from mlxstack.api import connection
 from mlxstack.core.preset import ServerSpec
+from mlxstack.gateway.upstream import Upstream
 from tests.gateway.in_front import Front, in_front
 from tests.gateway.site import until
 
@@ -82,10 +84,10 @@ def fountain() -> Iterator[Fountain]:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert started.wait(30)
+    assert started.wait(120)
     yield made
     loops[0][0].call_soon_threadsafe(loops[0][1].set)
-    thread.join(30)
+    thread.join(120)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def silent(front: Front) -> socket.socket:
 
 def settled(fountain: Fountain, n_streams: int) -> dict[int, int]:
     """Bytes of each stream once none of them takes any more."""
-    until(lambda: len(fountain.n_sent) >= n_streams, "no stream began", 10)
+    until(lambda: len(fountain.n_sent) >= n_streams, "no stream began", 120)
     before: dict[int, int] = {}
     since = time.monotonic()
     while time.monotonic() - since < 0.3:
@@ -123,7 +125,7 @@ def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
     stalled = [silent(front) for _ in range(N_STALLED)]
     held = settled(fountain, N_STALLED)
     assert len(held) == N_STALLED and all(0 < n < MOST_HELD for n in held.values())
-    with httpx.Client(base_url=front.url, timeout=20) as http:
+    with httpx.Client(base_url=front.url, timeout=120) as http:
         for _ in range(20):
             assert http.post("/tokenize", json={}).json() == {"status": "ok"}
         with http.stream("POST", STREAM, json={}) as answer:
@@ -134,11 +136,11 @@ def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
                     break
     assert n_read > 2 * MOST_HELD
     assert {at: fountain.n_sent[at] for at in held} == held, "nothing more was taken for them"
-    until(lambda: front.member.n_active == N_STALLED, "the others are not inside", 10)
+    until(lambda: front.member.n_active == N_STALLED, "the others are not inside", 120)
     for one in stalled:
         one.close()
-    until(lambda: front.member.n_active == 0, "their streams go on", 10)
-    until(lambda: fountain.n_left == N_STALLED + 1, "the member was not told", 10)
+    until(lambda: front.member.n_active == 0, "their streams go on", 120)
+    until(lambda: fountain.n_left == N_STALLED + 1, "the member was not told", 120)
 
 
 def test_one_that_takes_nothing_for_long_is_left(
@@ -147,8 +149,8 @@ def test_one_that_takes_nothing_for_long_is_left(
     monkeypatch.setattr(connection, "STALLED_S", 0.2)
     n_left = fountain.n_left
     with silent(front):
-        until(lambda: fountain.n_left == n_left + 1, "the member works on for it", 10)
-        until(lambda: front.member.n_active == 0, "it holds the model in memory", 10)
+        until(lambda: fountain.n_left == n_left + 1, "the member works on for it", 120)
+        until(lambda: front.member.n_active == 0, "it holds the model in memory", 120)
 
 
 def test_a_member_that_loads_again_by_itself_keeps_requests_waiting(
@@ -156,19 +158,52 @@ def test_a_member_that_loads_again_by_itself_keeps_requests_waiting(
 ) -> None:
     fountain.is_loading = True
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx.post, f"{front.url}/tokenize", json={}, timeout=20)
-        until(lambda: front.member.n_waiting == 1, "it did not wait", 10)
-        read = httpx.get(f"{front.url}/props", timeout=20)
+        asked = pool.submit(httpx.post, f"{front.url}/tokenize", json={}, timeout=120)
+        until(lambda: front.member.n_waiting == 1, "it did not wait", 120)
+        read = httpx.get(f"{front.url}/props", timeout=120)
         fountain.is_loading = False
         assert asked.result().json() == {"status": "ok"}
     assert read.status_code == 503 and "fountain" in read.text
 
 
 def test_connections_to_the_member_are_kept(front: Front, fountain: Fountain) -> None:
-    with httpx.Client(base_url=front.url, timeout=20) as http:
+    with httpx.Client(base_url=front.url, timeout=120) as http:
         http.post("/tokenize", json={}).raise_for_status()
         before = fountain.n_connections
         for _ in range(20):
             http.post("/tokenize", json={}).raise_for_status()
     # A request may come before the connection of the one before it is free.
     assert fountain.n_connections <= before + 2
+
+
+async def test_a_request_that_outlives_its_upstream_leaves_no_connection() -> None:
+    is_asked, may_answer, is_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def member(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        is_asked.set()
+        await may_answer.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        if not await reader.read():
+            is_left.set()
+        writer.close()
+
+    async def silent_client() -> Any:
+        return await asyncio.Event().wait()
+
+    async def to_client(message: Any) -> None:
+        received.append(message.get("body", b""))
+
+    received: list[bytes] = []
+    server = await asyncio.start_server(member, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = Upstream(f"http://127.0.0.1:{port}")
+    scope = {"method": "GET", "raw_path": b"/health", "query_string": b"", "headers": []}
+    forwarded = asyncio.create_task(upstream.forward(scope, b"", "", silent_client, to_client))
+    async with asyncio.timeout(120):
+        await is_asked.wait()
+        upstream.close()
+        may_answer.set()
+        assert await forwarded and b"".join(received) == b"ok"
+        await is_left.wait()
+    server.close()
