@@ -86,12 +86,12 @@ def serving(service: Service, listener: Any, *, is_loaded: bool = True) -> Itera
     thread = threading.Thread(target=body)
     thread.start()
     try:
-        assert started.wait(60)
+        assert started.wait(240)
         port = listener.getsockname()[1]
         yield Running(f"http://127.0.0.1:{port}", service, inside["loop"])
     finally:
         # A service that ended by itself has no loop any more.
         with suppress(RuntimeError):
             inside["loop"].call_soon_threadsafe(inside["leaving"].set)
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()

@@ -50,7 +50,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(here: Running, data: bytes = b"") -> socket.socket:
-    found = socket.create_connection(("127.0.0.1", httpx.URL(here.url).port or 0), timeout=15)
+    found = socket.create_connection(("127.0.0.1", httpx.URL(here.url).port or 0), timeout=120)
     found.sendall(data)
     return found
 
@@ -68,7 +68,7 @@ def test_idle_connections_make_room_for_new_ones(here: Running) -> None:
     with ExitStack() as stack:
         idle = [stack.enter_context(opened(here, HALF_HEAD[: i % 2 * 99])) for i in range(60)]
         for _ in range(3):
-            assert httpx.get(f"{here.url}/health", timeout=30).status_code == 200
+            assert httpx.get(f"{here.url}/health", timeout=120).status_code == 200
         assert idle[0].recv(1) == b"", "the first one was closed"
         idle[-1].sendall(WHOLE if not 59 % 2 else WHOLE[len(HALF_HEAD) :])
         assert idle[-1].recv(65536).startswith(b"HTTP/1.1 200"), "the last one still works"
@@ -150,10 +150,9 @@ async def test_failures_to_accept_are_one_line_a_minute(caplog: pytest.LogCaptur
 
 
 def until(is_so: object) -> None:
-    """Look again and again, for a while."""
+    """Wait for up to two minutes."""
     assert callable(is_so)
-    for _ in range(5000):
-        if is_so():
-            return
+    end = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < end, "it never came true"
         time.sleep(0.005)
-    raise AssertionError("it never came true")

@@ -70,7 +70,7 @@ def http(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener) as live,
-        httpx.Client(base_url=live.url, timeout=20) as client,
+        httpx.Client(base_url=live.url, timeout=120) as client,
     ):
         yield client
 

@@ -20,7 +20,7 @@ from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.stripping import STRIPPING
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
-WAIT_S = 20.0
+WAIT_S = 240.0
 SLACK = 128
 CALL = {"name": "look", "arguments": '{"place": "the lake"}'}
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"place": {}}}}

@@ -44,12 +44,12 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 async def code(stage: Stage) -> int:
-    return await asyncio.wait_for(asyncio.shield(stage.end), 10)
+    return await asyncio.wait_for(asyncio.shield(stage.end), 120)
 
 
 async def test_a9_a_dead_engine_ends_the_service_at_once(stage: Stage) -> None:
     stage.engine.script = None
-    async with httpx.AsyncClient(base_url=stage.url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=stage.url, timeout=120) as http:
         asking = asyncio.create_task(http.post("/completion", json={"prompt": "hello"}))
         await until(lambda: stage.engine.asked)
         stage.engine.is_dead = True
@@ -65,7 +65,7 @@ async def test_a9_a_service_without_any_model_ends(stage: Stage) -> None:
 
 
 async def test_a9_health_says_in_503_what_is_the_trouble(stage: Stage) -> None:
-    async with httpx.AsyncClient(base_url=stage.url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=stage.url, timeout=120) as http:
         assert (await http.get("/health")).status_code == 200
         # What waits for the end of the service is not woken before the answer is there.
         stage.service.died = asyncio.Event()

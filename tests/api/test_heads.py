@@ -38,7 +38,7 @@ def open_house(
 
 
 def called(running: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", urlsplit(running.url).port or 0), timeout=20)
+    return socket.create_connection(("127.0.0.1", urlsplit(running.url).port or 0), timeout=120)
 
 
 @pytest.mark.parametrize("name", HEADS)

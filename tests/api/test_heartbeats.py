@@ -64,7 +64,7 @@ def test_x20_progress_that_a_door_does_not_tell_stops_no_heartbeat(
     stage: Stage, path: str, body: dict[str, Any], beat: str
 ) -> None:
     wanted = {**body, "stream": True, "return_progress": True}
-    with httpx.stream("POST", stage.url + path, json=wanted, timeout=10) as found:
+    with httpx.stream("POST", stage.url + path, json=wanted, timeout=120) as found:
         compute(stage.engine)
         text = "".join(found.iter_text())
     assert text.count(beat) > 5

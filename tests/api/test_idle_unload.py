@@ -122,7 +122,7 @@ def test_status_calls_wake_nothing(http: httpx.Client, here: Running) -> None:
     turn(http, "ann", user("hi"))
     counted = http.get("/metrics").text
     wait_unloaded(here)
-    with httpx.stream("GET", f"{here.url}/events", timeout=20) as events:
+    with httpx.stream("GET", f"{here.url}/events", timeout=120) as events:
         frame = next(line for line in events.iter_lines() if line.startswith("data:"))
     assert json.loads(frame.removeprefix("data:"))["service"]["health"] == "unloaded"
     for _ in range(3):

@@ -35,7 +35,7 @@ class Pause:
             return self._work(*args)
         self._is_first = False
         self.begun.set()
-        self._may_end.wait(30)
+        self._may_end.wait(120)
         return self._work(*args)
 
     def end(self) -> None:
@@ -51,7 +51,7 @@ class Late(Pause):
         self._is_first = False
         done = self._work(*args)
         self.begun.set()
-        self._may_end.wait(30)
+        self._may_end.wait(120)
         return done
 
 
@@ -67,7 +67,7 @@ def questions(http: httpx.Client, agent: str) -> list[str]:
 
 def during(pause: Pause, first: Answer, second: Callable[[], Answer]) -> tuple[int, int]:
     """Statuses, when the second comes while the first is in the middle."""
-    assert pause.begun.wait(30)
+    assert pause.begun.wait(120)
     later = second()
     time.sleep(0.4)
     pause.end()
@@ -177,7 +177,7 @@ def test_agents_are_told_of_a_sweep(model_folder: Path, tmp_path: Path) -> None:
     ):
         turn(http, "gil", user("one"))
         http.post("/slots/0?action=erase").raise_for_status()
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not found.service.agent_store.stored("gil"):
             assert time.monotonic() < end
         (kept,) = (tmp_path / "agents" / "gil").glob("*/manifest.json")

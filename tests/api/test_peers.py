@@ -42,7 +42,7 @@ from tests.repetition import in_soak
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 N_CTX = 8192
-WAIT_S = 60.0
+WAIT_S = 240.0
 KEYS = ("plain", ApiKey("team", salt="team's"), ApiKey("ann", agents=("ann",)))
 HEADERS = {"authorization": "Bearer plain"}
 

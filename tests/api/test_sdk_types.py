@@ -64,7 +64,7 @@ def test_chat_with_thoughts_and_calls(caller: Running) -> None:
         "tools": TOOLS,
         "chat_template_kwargs": {"enable_thinking": True},
     }
-    with httpx.Client(base_url=caller.url, timeout=30) as http:
+    with httpx.Client(base_url=caller.url, timeout=120) as http:
         whole = http.post(CHAT, json=body).json()
         found = chunks(http, CHAT, body)
     strictly(ChatCompletion, whole)

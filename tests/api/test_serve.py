@@ -49,11 +49,12 @@ def process(preset: Preset, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for(url: str) -> None:
-    for _ in range(600):
+    end = time.monotonic() + 240
+    while time.monotonic() < end:
         try:
             if httpx.get(url + "/health").status_code == 200:
                 return
-        except httpx.ConnectError:
+        except httpx.TransportError:
             pass
         time.sleep(0.05)
     raise AssertionError("never healthy")
@@ -72,7 +73,7 @@ def test_e16_sigterm_lets_running_requests_finish(model_folder: Path, tmp_path: 
             found.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert "data: [DONE]" in rest
-        assert found.wait(20) == 0
+        assert found.wait(120) == 0
         assert "Traceback" not in (found.stderr.read() if found.stderr else "")
 
 
@@ -105,7 +106,7 @@ def test_c6_a_saved_slot_survives_the_process(model_folder: Path, tmp_path: Path
     first = chat_body("remember this", id_slot=0)
     answers = []
     for action, slot in (("save", 0), ("restore", 2)):
-        with process(preset, tmp_path) as found, httpx.Client(base_url=url, timeout=30) as http:
+        with process(preset, tmp_path) as found, httpx.Client(base_url=url, timeout=120) as http:
             wait_for(url)
             if action == "save":
                 answers.append(http.post("/v1/chat/completions", json=first).json())
@@ -114,7 +115,7 @@ def test_c6_a_saved_slot_survives_the_process(model_folder: Path, tmp_path: Path
                 again = chat_body("remember this", id_slot=2)
                 answers.append(http.post("/v1/chat/completions", json=again).json())
             found.send_signal(signal.SIGTERM)
-            assert found.wait(20) == 0
+            assert found.wait(120) == 0
     assert done["n_restored"] > 8
     assert answers[0]["choices"] == answers[1]["choices"]
     assert answers[1]["timings"]["prompt_n"] == 1

@@ -20,7 +20,7 @@ LONG = {"max_tokens": 700, "ignore_eos": True}
 SHORTER = {**LONG, "max_tokens": 300}
 
 
-def until(live: Running, is_so: Callable[[Snapshot], bool], limit_s: float = 60) -> Snapshot:
+def until(live: Running, is_so: Callable[[Snapshot], bool], limit_s: float = 120) -> Snapshot:
     """The first snapshot of which this is true."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:

@@ -27,7 +27,7 @@ def begin(shell: Shell, *words: str, **env: str) -> Begun:
 
 
 def until(question: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while not question():
         assert time.monotonic() < deadline
         time.sleep(0.02)

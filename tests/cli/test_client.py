@@ -204,7 +204,7 @@ async def test_leaving_a_stream_closes_the_connection() -> None:
             stream = client.chat_stream([])
             await anext(stream)
             await stream.aclose()
-            await asyncio.wait_for(door.is_left.wait(), 5)
+            await asyncio.wait_for(door.is_left.wait(), 120)
 
 
 async def test_the_feed_comes_back_after_a_restart() -> None:

@@ -75,7 +75,7 @@ def test_a_mode_at_one_address(shell: Shell) -> None:
     told = json.loads(up.stdout)
     assert told["name"] == "pair" and told["url"].endswith(f":{shell.port}")
     assert "Mode:   pair" in shell.run("status").stdout
-    cards = httpx.get(told["url"] + "/v1/models", timeout=20).json()["data"]
+    cards = httpx.get(told["url"] + "/v1/models", timeout=120).json()["data"]
     assert [card["aliases"][-1] for card in cards] == ["one", "two"]
     assert shell.run("down").returncode == 0
 
@@ -122,7 +122,7 @@ def test_a_model_that_is_not_here_reserves_what_the_hub_tells(shell: Shell, tmp_
     def reserved(*names: str, **env: str) -> dict[str, int]:
         up = shell.run("up", *names, "--json", **env)
         assert up.returncode == 0, up.stderr
-        cards = httpx.get(json.loads(up.stdout)["url"] + "/v1/models", timeout=20).json()["data"]
+        cards = httpx.get(json.loads(up.stdout)["url"] + "/v1/models", timeout=120).json()["data"]
         assert shell.run("down").returncode == 0
         assert all(card["fits"] for card in cards)
         return {card["aliases"][-1]: card["n_bytes"] for card in cards}

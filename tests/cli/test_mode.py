@@ -74,7 +74,7 @@ def test_j2_a_switch_touches_only_what_differs(shell: Shell, modes: Path) -> Non
     told = shell.run("mode", "status", "--json")
     assert told.returncode == 0
     assert json.loads(told.stdout)["members"] == {"chat": "healthy", "watch": "healthy"}
-    cards = httpx.get(f"{url}/v1/models", timeout=20).json()["data"]
+    cards = httpx.get(f"{url}/v1/models", timeout=120).json()["data"]
     assert [card["aliases"][-1] for card in cards] == ["chat", "watch"]
     assert {card["status"]["value"] for card in cards} == {"loaded"}
     third = json.loads(shell.run("mode", "switch", "night", "--json").stdout)

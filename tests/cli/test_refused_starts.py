@@ -93,7 +93,7 @@ def test_a7_interrupting_a_start_leaves_nothing(shell: Shell) -> None:
         [*CLI, "up", str(shell.preset)], env=shell.env | {"WORKER_MODE": "slow"}
     )
     log = shell.home / "logs" / "tiny.log"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while not (log.exists() and "listening" in log.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -74,10 +74,10 @@ def relaying(relay: Relay) -> Iterator[Relay]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(120)
     try:
         yield relay
     finally:
         loop.call_soon_threadsafe(leaving.set)
-        thread.join(10)
+        thread.join(120)
         loop.close()

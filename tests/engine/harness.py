@@ -34,7 +34,7 @@ from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.models import VOCAB
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 class Listener:

@@ -111,7 +111,7 @@ class House:
         self.engine.asked.clear()
         headers = {"content-type": "application/json"}
         asking = self._client.post(path, content=data, headers=headers)
-        return self._loop.run_until_complete(asyncio.wait_for(asking, 30))
+        return self._loop.run_until_complete(asyncio.wait_for(asking, 120))
 
 
 @cache

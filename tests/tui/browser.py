@@ -109,7 +109,7 @@ def chromium(folder: Path, width: int = 1280, height: int = 800) -> Iterator[Bro
             yield Browser(connection)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 def _tab(file: Path) -> str:

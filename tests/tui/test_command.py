@@ -60,7 +60,7 @@ def in_terminal(arguments: list[str], home: Path) -> tuple[int, str]:
         [sys.executable, "-c", RUN, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=env
     )
     os.close(theirs)
-    seen, until = b"", time.monotonic() + 60
+    seen, until = b"", time.monotonic() + 120
     while time.monotonic() < until:
         if select.select([ours], [], [], 0.2)[0]:
             try:
@@ -70,4 +70,4 @@ def in_terminal(arguments: list[str], home: Path) -> tuple[int, str]:
         if b"has ended" in seen:
             os.write(ours, b"q")
     os.close(ours)
-    return process.wait(20), seen.decode(errors="replace")
+    return process.wait(120), seen.decode(errors="replace")

@@ -114,7 +114,7 @@ def served(folder: Path, *options: str) -> Iterator[str]:
         yield told.split()[2]
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def ask(url: str, agent: str) -> None:

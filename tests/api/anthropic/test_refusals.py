@@ -132,7 +132,7 @@ def test_a33_a_failure_inside_a_stream_is_told_in_it() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener) as found,
-        httpx.stream("POST", found.url + PATH, json=sent, timeout=30) as answer,
+        httpx.stream("POST", found.url + PATH, json=sent, timeout=120) as answer,
     ):
         pieces = answer.iter_text()
         text = next(pieces)

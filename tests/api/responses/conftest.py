@@ -39,7 +39,7 @@ def stage() -> Iterator[Scripted]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener) as live,
-        httpx.Client(base_url=live.url, timeout=30) as http,
+        httpx.Client(base_url=live.url, timeout=120) as http,
         openai.OpenAI(base_url=f"{live.url}/v1", api_key="x", max_retries=0) as sdk,
     ):
         yield Scripted(http, sdk, engine, live, say)
