@@ -1,5 +1,6 @@
 """KV bytes of a model, layer by layer, as mlx-lm allocates them."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -38,6 +39,17 @@ class LayerKind(StrEnum):
 
 
 SLICEABLE = frozenset({LayerKind.FULL, LayerKind.LATENT, LayerKind.SHARED})
+
+
+class Division(StrEnum):
+    """Division of a model between machines.
+
+    TENSOR: each has a part of every layer. PIPELINE: each has layers of its own.
+    """
+
+    NONE = "none"
+    TENSOR = "tensor"
+    PIPELINE = "pipeline"
 
 
 class Layer(Struct, frozen=True):
@@ -132,7 +144,7 @@ class ModelShape(Struct, frozen=True):
     """The caches, weights and widths of a model, as mlx-lm builds it.
 
     `widened` is the geometry where MLX computes in float32. `weights` is None where only the
-    files tell their precision. `can_shard`: several machines can compute it together.
+    files tell their precision. `division` is how several machines can compute it together.
     """
 
     geometry: Geometry
@@ -142,7 +154,7 @@ class ModelShape(Struct, frozen=True):
     n_heads: int
     inner: int
     n_vocab: int
-    can_shard: bool = False
+    division: Division = Division.NONE
 
 
 class ShapeReply(Struct, frozen=True):
@@ -172,12 +184,36 @@ def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
     return replace(geometry, bits=bits, group_size=group_size)
 
 
-def divided(geometry: Geometry, n_ranks: int) -> Geometry:
-    """Geometry of one of several ranks; latents are not divided."""
-    return replace(geometry, layers=tuple(_share(layer, n_ranks) for layer in geometry.layers))
+def divided(geometry: Geometry, n_ranks: int, division: Division) -> Geometry:
+    """Geometry of the rank with the most KV. Raises Unsupported."""
+    if division is not Division.PIPELINE:
+        return replace(geometry, layers=tuple(_share(layer, n_ranks) for layer in geometry.layers))
+    parts = stages([layer.kind for layer in geometry.layers], n_ranks)
+    each = [replace(geometry, layers=geometry.layers[part.start : part.stop]) for part in parts]
+    return max(each, key=lambda one: one.growth)
+
+
+def stages(kinds: Sequence[str], n_ranks: int) -> list[range]:
+    """Layers of each rank of a pipeline; rank 0 has the last ones. Raises Unsupported.
+
+    Each rank needs all kinds of layers: rank 0 decides for all where a context can be cut.
+    """
+    n_each, n_more = divmod(len(kinds), n_ranks)
+    parts, end = list[range](), len(kinds)
+    for rank in range(n_ranks):
+        parts.append(range(end - n_each - (rank < n_more), end))
+        end = parts[-1].start
+    if any(set(kinds[part.start : part.stop]) != set(kinds) for part in parts):
+        raise Unsupported(
+            f"its {len(kinds)} layers do not give each of {n_ranks} machines a layer of every "
+            "kind; use fewer machines",
+            "hosts",
+        )
+    return parts
 
 
 def _share(layer: Layer, n_ranks: int) -> Layer:
+    """Part of a layer; latents are not divided."""
     if layer.kind is LayerKind.LATENT:
         return layer
     return replace(

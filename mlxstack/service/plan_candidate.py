@@ -1,6 +1,8 @@
 """Candidate of the planner: weights, caches and load of a preset."""
 
 from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,14 @@ from mlxstack.host.model_files import ModelFiles
 from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.policy import workspace
 from mlxstack.policy.capacity import Budget, ServiceLoad
-from mlxstack.policy.kv_geometry import Geometry, ModelShape, ShapeReply, divided, quantized
+from mlxstack.policy.kv_geometry import (
+    Division,
+    Geometry,
+    ModelShape,
+    ShapeReply,
+    divided,
+    quantized,
+)
 from mlxstack.service.model_shapes import shapes_of
 
 SINGLE = 4
@@ -70,13 +79,13 @@ class Candidate(Struct, frozen=True):
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
         """The caches where half precision takes `half_bytes`. Raises Unsupported."""
         shape = self.shape
-        if self.preset.hosts and not shape.can_shard:
+        if self.preset.hosts and shape.division is Division.NONE:
             raise Unsupported(
                 f"mlx-lm cannot divide models of type '{self.architecture}' between machines",
                 "hosts",
             )
         geometry = shape.widened if half_bytes == SINGLE else shape.geometry
-        own = divided(geometry, max(1, len(self.preset.hosts)))
+        own = divided(geometry, max(1, len(self.preset.hosts)), shape.division)
         return quantized(own, bits, self.preset.kv.group_size)
 
     def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
@@ -107,13 +116,18 @@ class Candidate(Struct, frozen=True):
     def _own_weights(self, half_bytes: int) -> int:
         """Weights in the memory of one machine.
 
-        Of several, each has a share of the layers; embeddings and output stay whole.
+        Of several, each has a share of the layers; embeddings and output stay whole. Of a pipeline
+        it is the machine with the most layers.
         """
         n_bytes, n_ranks = self.weights.n_bytes(half_bytes), max(1, len(self.preset.hosts))
         if n_ranks == 1:
             return n_bytes
         ends = min(n_bytes, 2 * self.shape.n_vocab * self.shape.hidden * half_bytes)
-        return ends + -(-(n_bytes - ends) // n_ranks)
+        share = Fraction(1, n_ranks)
+        if self.shape.division is Division.PIPELINE:
+            n_layers = len(self.shape.geometry.layers)
+            share = Fraction(-(-n_layers // n_ranks), n_layers)
+        return ends + ceil((n_bytes - ends) * share)
 
     def _budget(self, total_bytes: int | None) -> Budget | None:
         """Budget of a fixed share; None for `auto` and embedding models."""

@@ -302,10 +302,16 @@ def test_a_draft_model_is_planned_with_its_weights_and_contexts(model_of: ModelO
     assert of_preset(unknown).load(half_bytes=4) == plain
 
 
-def test_two_machines_hold_half_of_the_layers_each(tmp_path: Path) -> None:
-    words = ("plan", "qwen3-coder-30b-a3b", "--ctx", "32k", "--agents", "3")
-    alone = told(tmp_path, *words, "--memory", "24GB")
-    pair = told(tmp_path, *words, "--hosts", "2x24GB")
+@pytest.mark.parametrize(
+    ("preset", "memory"), [("qwen3-coder-30b-a3b", "24GB"), ("qwen3-coder-next", "48GB")]
+)
+def test_two_machines_hold_half_of_the_layers_each(
+    tmp_path: Path, preset: str, memory: str
+) -> None:
+    """By heads and by layers: the second one has no `shard`."""
+    words = ("plan", preset, "--ctx", "32k", "--agents", "3")
+    alone = told(tmp_path, *words, "--memory", memory)
+    pair = told(tmp_path, *words, "--hosts", f"2x{memory}")
     assert pair["spec"]["growth_bytes"] * 2 == alone["spec"]["growth_bytes"]
     assert not alone["wanted"]["fits"] and pair["wanted"]["fits"]
 
@@ -313,5 +319,7 @@ def test_two_machines_hold_half_of_the_layers_each(tmp_path: Path) -> None:
 def test_machines_that_cannot_be_planned_are_refused(tmp_path: Path) -> None:
     gemma = run(tmp_path, "plan", "gemma4-26b-a4b", "--hosts", "2x24GB")
     assert gemma.returncode and "cannot divide" in gemma.stderr
+    next_16 = run(tmp_path, "plan", "qwen3-coder-next", "--hosts", "16x24GB")
+    assert next_16.returncode and "use fewer machines" in next_16.stderr
     for words in (("demo", "--hosts", "3"), ("demo", "--hosts", "1x24GB"), ("--hosts", "2x24GB")):
         assert "--hosts" in run(tmp_path, "plan", *words).stderr

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.policy.kv_geometry import Geometry, Layer, LayerKind, quantized
+from mlxstack.policy.kv_geometry import (
+    Division,
+    Geometry,
+    Layer,
+    LayerKind,
+    divided,
+    quantized,
+    stages,
+)
 from mlxstack.policy.workspace import workspace_bytes
 from tests.policy.allocation import peak_bytes
 
@@ -269,3 +277,25 @@ def test_f4_used_never_exceeds_peak(n: int, bite: int, window: int) -> None:
     assert spec.n_bytes(n) <= peak_bytes(spec, n, bite)
     assert spec.token_bytes(Layer(LayerKind.SHARED)) == 0
     assert spec.state_bytes(n) == 12 * min(n, window) * 2048
+
+
+def test_stages_divide_the_layers_and_rank_0_has_the_last_ones() -> None:
+    assert stages("rfrfr", 2) == [range(2, 5), range(2)]
+    assert stages("rf" * 12, 3) == [range(16, 24), range(8, 16), range(8)]
+    assert stages("rfrfr", 1) == [range(5)]
+
+
+@pytest.mark.parametrize(("kinds", "n_ranks"), [("rrrf", 2), ("rrrfrrrf", 3), ("ff", 3)])
+def test_a_rank_without_a_layer_of_every_kind_is_refused(kinds: str, n_ranks: int) -> None:
+    with pytest.raises(Unsupported, match="use fewer machines"):
+        stages(kinds, n_ranks)
+
+
+def test_a_pipeline_is_as_large_as_its_largest_stage() -> None:
+    full, state = Layer(LayerKind.FULL, 2, 64, 2, 64), Layer(LayerKind.RECURRENT, state_bytes=1000)
+    whole = Geometry((state, full, state, full, full))
+    stage = divided(whole, 2, Division.PIPELINE)
+    assert stage.layers == whole.layers[2:]
+    part = divided(whole, 2, Division.TENSOR)
+    assert part.growth * 2 == whole.growth < stage.growth * 2
+    assert part.state_bytes(1) * 2 == whole.state_bytes(1)

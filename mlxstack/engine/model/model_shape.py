@@ -20,7 +20,14 @@ from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.model_info import Weights
-from mlxstack.policy.kv_geometry import Geometry, Layer, LayerKind, ModelShape, ShapeReply
+from mlxstack.policy.kv_geometry import (
+    Division,
+    Geometry,
+    Layer,
+    LayerKind,
+    ModelShape,
+    ShapeReply,
+)
 
 Config = Mapping[str, Any]
 
@@ -58,6 +65,14 @@ def shape_of_config(config: Config) -> ModelShape:
         ) from why
 
 
+def division_of(model: Any) -> Division:
+    """Division that mlx-lm has for a model: of the heads, else of the layers."""
+    if hasattr(model, "shard"):
+        return Division.TENSOR
+    has_stages = hasattr(getattr(model, "model", None), "pipeline")
+    return Division.PIPELINE if has_stages else Division.NONE
+
+
 def known_types() -> frozenset[str]:
     """Model types of mlx-lm, and those it remaps."""
     folder = _package_folder() / "models"
@@ -82,7 +97,7 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
         n_heads=n_heads,
         inner=inner or 4 * hidden,
         n_vocab=n_vocab,
-        can_shard=hasattr(model, "shard"),
+        division=division_of(model),
     )
 
 
