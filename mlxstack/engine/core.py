@@ -344,8 +344,8 @@ class EngineCore:
         plan = memory_plan(preset, needs, self._memory, self._device_memory.limits())
         bytes_per_token = kv_bytes_per_token(ModelRunner(loaded.model), maker)
         if self._ranks is not None:
-            agreement = Agreement(loaded.facts.identity, verdict, bytes_per_token)
-            plan = self._ranks.agree(agreement, plan)
+            agreement = Agreement.of(loaded.facts.identity, verdict)
+            plan = self._ranks.agree(agreement, plan, bytes_per_token)
         memory, slots, runner, store = self._parts(loaded.model, verdict, maker, key, plan)
         self._archive = DiskTier(store, self._slot_files, memory, key, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher
+from mlx.utils import tree_flatten
 from msgspec.structs import replace
 
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
@@ -21,10 +22,11 @@ from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
+from mlxstack.engine.device_memory import MemoryPlan
 from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.disk import RankDisk
 from mlxstack.engine.distributed.follower import Replica
-from mlxstack.engine.distributed.group import RankGroup, rank_of
+from mlxstack.engine.distributed.group import RankGroup, least_memory, rank_of
 from mlxstack.engine.distributed.passes import digest_of
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
@@ -57,8 +59,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_5",
         "text_config": HYBRID | LAYERS | {"model_type": "qwen3_5", "full_attention_interval": 2},
     },
+    "qwen3_next": HYBRID | {"num_hidden_layers": 5, "full_attention_interval": 2},
 }
-"""A dense model, one with experts, one with windows and sinks, and a hybrid."""
+"""A dense model, one with experts, one with windows and sinks, a hybrid, and a pipeline.
+
+The stages of the pipeline are unequal, and end with different kinds of layers.
+"""
 
 THREE_HEADS = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3}
 
@@ -82,14 +88,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Preset:
     return preset_of(write(tmp_path_factory.mktemp("models") / "one", CONFIGS["llama"]))
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_restart_finds_the_kv_on_the_disks_of_both(
-    llama: Preset, group: RankGroup, tmp_path: Path
+    name: str, group: RankGroup, tmp_path: Path
 ) -> None:
+    preset = preset_of(write(tmp_path / "model", CONFIGS[name]))
     tokens = prompt(260, 14)
-    with running(llama, tmp_path, ranks=group) as driver:
+    with running(preset, tmp_path, ranks=group) as driver:
         before = driver.answer(tokens, 6, agent="bob")
         driver.catch_up()
-    with running(llama, tmp_path, ranks=group) as driver:
+    with running(preset, tmp_path, ranks=group) as driver:
         ask = driver.submit(tokens, 6, agent="bob")
         driver.finish(ask)
         assert driver.tokens(ask) == before
@@ -136,7 +144,8 @@ class TwoRanks:
     ("config", "why"),
     [
         (SLIDING | LAYERS, "no `shard`"),
-        (LLAMA | LAYERS | THREE_HEADS, "cannot be divided"),
+        (LLAMA | LAYERS | THREE_HEADS, "cannot be divided .* 3 heads"),
+        (HYBRID, "cannot be divided .* a layer of every kind"),
     ],
 )
 def test_models_that_cannot_be_divided_are_refused(
@@ -145,6 +154,26 @@ def test_models_that_cannot_be_divided_are_refused(
     folder = write(tmp_path / "model", config)
     with pytest.raises(SetupError, match=why):
         loader.load(ModelSpec(id=str(folder)), KVSpec(), TwoRanks())
+
+
+def test_a_stage_holds_its_own_layers_only(tmp_path: Path) -> None:
+    spec = ModelSpec(id=str(write(tmp_path / "model", CONFIGS["qwen3_next"])))
+    whole, stage = (loader.load(spec, KVSpec(), group) for group in (None, TwoRanks()))
+    kinds = [type(one) for one in CacheFactory(whole.model, KVSpec()).make()]
+    assert [type(one) for one in CacheFactory(stage.model, KVSpec()).make()] == kinds[2:]
+    others = [layer.parameters() for layer in whole.model.layers[:2]]
+    n_other = sum(array.size for _, array in tree_flatten(others))
+    assert stage.facts.n_params == whole.facts.n_params - n_other
+    assert stage.facts.identity == whole.facts.identity
+
+
+def test_the_rank_with_the_least_room_bounds_the_kv_of_all() -> None:
+    plan = MemoryPlan(kv_budget=1000, max_cached_bytes=1, array_limit=500)
+    assert least_memory(plan, 10, wire.RankMemory(2000, 900, 10)) == plan
+    fewer = least_memory(plan, 10, wire.RankMemory(800, 400, 5))
+    assert (fewer.kv_budget, fewer.array_limit) == (800, 400)
+    # As many tokens as the other rank has room for.
+    assert least_memory(plan, 10, wire.RankMemory(1200, 900, 20)).kv_budget == 600
 
 
 @contextmanager

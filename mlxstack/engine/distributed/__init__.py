@@ -1,1 +1,1 @@
-"""Tensor parallel: rank 0 schedules, the other ranks repeat its operations."""
+"""Models on several ranks: rank 0 schedules, the other ranks repeat its operations."""

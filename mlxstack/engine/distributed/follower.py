@@ -152,14 +152,14 @@ class Follower:
         device.release()
         runner = ModelRunner(loaded.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
         n_bytes = kv_bytes_per_token(runner, maker)
-        agreement = wire.Agreement(loaded.facts.identity, check, n_bytes)
+        agreement = wire.Agreement.of(loaded.facts.identity, check)
         plan = memory_plan(preset, loaded.facts, memory, device_memory.limits())
         identity = loader.kv_identity(
             loaded.facts.identity, check.kv, preset.kv, session.rank, size
         )
         disk = RankDisk(self._home, preset, identity.key(), self._channel)
         self._replica = Replica(runner, maker, disk)
-        room = wire.RankMemory(plan.kv_budget, plan.array_limit)
+        room = wire.RankMemory(plan.kv_budget, plan.array_limit, n_bytes)
         self._channel.send(wire.Ready(agreement, room, disk.keys()))
         log.info("rank %d of %d has loaded its shard of %s", session.rank, size, preset.model.id)
         try:

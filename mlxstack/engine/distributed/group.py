@@ -109,7 +109,7 @@ class RankGroup:
             self._world = join_ring(0, self._ring)
         return self._world
 
-    def agree(self, own: wire.Agreement, plan: MemoryPlan) -> MemoryPlan:
+    def agree(self, own: wire.Agreement, plan: MemoryPlan, bytes_per_token: int) -> MemoryPlan:
         """Compare the loaded models; the least memory of all ranks. Raises SetupError."""
         known: list[wire.Keys] = []
         for _ in self._channels:
@@ -117,11 +117,7 @@ class RankGroup:
             if why := _difference(own, ready.agreement):
                 raise SetupError(f"{self._name(rank)} has {why} than rank 0")
             known.append(ready.keys)
-            plan = replace(
-                plan,
-                kv_budget=min(plan.kv_budget, ready.memory.kv_budget),
-                array_limit=min(plan.array_limit, ready.memory.array_limit),
-            )
+            plan = least_memory(plan, bytes_per_token, ready.memory)
         self.keys = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
         self._heard = [time.monotonic()] * len(self._channels)
         self._is_in_session.set()
@@ -360,6 +356,21 @@ def rank_of(hello: object, keys: Sequence[str]) -> int | None:
     given = hello.key if isinstance(hello, wire.Hello) else ""
     matches = (i for i, key in enumerate(keys) if hmac.compare_digest(key, given))
     return next(matches, None)
+
+
+def least_memory(plan: MemoryPlan, bytes_per_token: int, other: wire.RankMemory) -> MemoryPlan:
+    """The plan of rank 0, with no more than another rank has room for.
+
+    Rank 0 counts its own bytes; a stage of a pipeline may take more of them for the same tokens.
+    """
+    budget = other.kv_budget
+    if other.bytes_per_token > bytes_per_token:
+        budget = budget * bytes_per_token // other.bytes_per_token
+    return replace(
+        plan,
+        kv_budget=min(plan.kv_budget, budget),
+        array_limit=min(plan.array_limit, other.array_limit),
+    )
 
 
 def _difference(own: wire.Agreement, other: wire.Agreement) -> str:

@@ -29,6 +29,6 @@ def run_pass(
 
 
 def digest_of(contexts: Sequence[SlotContext]) -> int:
-    """Digest of the lengths of contexts and of their KV."""
-    lengths = [(len(c), [getattr(leaf, "offset", 0) for leaf in c.leaves[-1:]]) for c in contexts]
+    """Digest of the lengths of contexts and of their KV, whichever layers a rank has."""
+    lengths = [(len(c), max(getattr(leaf, "offset", 0) for leaf in c.leaves)) for c in contexts]
     return zlib.crc32(msgspec.msgpack.encode(lengths))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.model_info import Identity
@@ -169,18 +170,28 @@ class Session(Struct, frozen=True, array_like=True, tag="session"):
 
 
 class Agreement(Struct, frozen=True):
-    """Facts of a loaded model that must be equal on all ranks."""
+    """Facts of a loaded model that must be equal on all ranks.
+
+    The caches of `check` are those of every kind of layer once: of a pipeline, each rank has its
+    own layers.
+    """
 
     identity: Identity
     check: BatchingCheck
-    bytes_per_token: int
+
+    @classmethod
+    def of(cls, identity: Identity, check: BatchingCheck) -> "Agreement":
+        """The facts of this rank."""
+        kinds = sorted(set(check.kv.split(";")))
+        return cls(identity, replace(check, kv=";".join(kinds)))
 
 
 class RankMemory(Struct, frozen=True):
-    """Bytes for KV and for all arrays; see `MemoryPlan`."""
+    """Bytes for KV and for all arrays, see `MemoryPlan`, and those that a token adds."""
 
     kv_budget: int
     array_limit: int
+    bytes_per_token: int
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):

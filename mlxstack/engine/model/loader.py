@@ -21,7 +21,7 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.hub_download import fetch
-from mlxstack.engine.model.sharding import shard
+from mlxstack.engine.model.sharding import divide
 from mlxstack.host.preset_paths import expanded
 from mlxstack.store import kv_file_format
 
@@ -50,7 +50,7 @@ class LoadedModel(Struct, frozen=True):
 def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     """Load weights and tokenizer on the calling thread. Raises SetupError.
 
-    With a `group` of MLX only the shard of this rank is read.
+    With a `group` of MLX only the part of this rank is read.
 
     On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
     half-precision matrices on a CPU an order of magnitude slower.
@@ -69,7 +69,7 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     if spec.adapter is not None:
         model = _adapted(model, spec)
     if group is not None:
-        shard(model, group, spec.id)
+        divide(model, group, spec.id)
     if not has_gpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
