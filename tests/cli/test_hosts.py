@@ -137,14 +137,15 @@ def test_a_rank_that_stops_without_a_word_is_told(shell: Shell) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_ranks_are_killed_at_20_random_moments(shell: Shell) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_are_killed_at_random_moments(shell: Shell, seed: int) -> None:
+    # A supervisor gives up after five crashes in ten minutes.
     shell.env.pop("MLX_STACK_WORKER")
     assert shell.up("--hosts", HOSTS).returncode == 0
-    random = Random(27)
+    random = Random(seed)
     try:
         first = ask(shell, agent="bob")
-        for _ in range(20):
+        for _ in range(4):
             both = ranks(shell)
             victim = random.choice(both)
             kill = partial(os.kill, victim.pid, signal.SIGKILL)

@@ -147,20 +147,21 @@ async def _windows(
     stage: Sandbox, plan: WatchPlan, server: ServerUnderTest
 ) -> tuple[list[ClockWindow], list[float]]:
     process = psutil.Process(server.pid)
+    found: list[ClockWindow] = []
+    shares: list[float] = []
 
-    async def one_pass() -> list[ClockWindow]:
-        found = [await _window(plan, process)]
-        for size in SIZES:
-            async with spectator(stage, server.url, size) as watcher:
-                found.append(await _window(plan, process, watcher, size))
-        return [*found, await _window(plan, process)]
+    async def measure(watcher: Spectator | None, size: tuple[int, int] | None) -> None:
+        window, share = await undisturbed(lambda: _window(plan, process, watcher, size), plan.tries)
+        found.append(window)
+        shares.append(share)
 
-    found, shares = [], []
     for i in range(plan.passes):
         stage.say(f"three agents decode, watched and not, pass {i + 1}")
-        windows, share = await undisturbed(one_pass, plan.tries)
-        found += windows
-        shares.append(share)
+        await measure(None, None)
+        for size in SIZES:
+            async with spectator(stage, server.url, size) as watcher:
+                await measure(watcher, size)
+        await measure(None, None)
     return found, shares
 
 
