@@ -4,7 +4,10 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from random import Random
 from typing import Any
 
 import httpx
@@ -34,12 +37,43 @@ def ranks(shell: Shell) -> tuple[psutil.Process, psutil.Process]:
 
 
 def until_healthy(shell: Shell) -> None:
-    for _ in range(1200):
+    end = time.monotonic() + 240
+    while time.monotonic() < end:
         with suppress(httpx.TransportError):
             if httpx.get(f"http://127.0.0.1:{shell.port}/health").is_success:
                 return
         time.sleep(0.05)
     raise AssertionError("the service has not come back")
+
+
+def end_of_stream(shell: Shell, hit: Callable[[], None], after_s: float = 0.0) -> tuple[str, float]:
+    """Last line of an answer during which `hit` was called, and the seconds from then to its end.
+
+    The line is empty if the connection broke.
+    """
+    body = {"messages": [{"role": "user", "content": "Count."}], "stream": True}
+    url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
+    body |= {"max_tokens": 900, "ignore_eos": True}
+    with httpx.stream("POST", url, json=body, timeout=120) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data:"))
+        next(lines)
+        time.sleep(after_s)
+        hit()
+        began = time.monotonic()
+        try:
+            *_, last = lines
+        except httpx.RemoteProtocolError:
+            last = ""
+    return last.removeprefix("data:"), time.monotonic() - began
+
+
+def goes_on(shell: Shell, first: dict[str, Any]) -> None:
+    """Check that the agent's context of its first answer is cached."""
+    answer = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+    turns = [FIRST, answer, {"role": "user", "content": "Go on."}]
+    again = ask(shell, agent="bob", messages=turns)
+    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= 0.99 * first["usage"]["prompt_tokens"]
 
 
 def test_a_killed_rank_is_told_and_the_group_comes_back(shell: Shell) -> None:
@@ -59,24 +93,18 @@ def test_a_killed_rank_is_told_and_the_group_comes_back(shell: Shell) -> None:
         assert swap.returncode != 0 and "`hosts`" in swap.stderr
 
         worker, other = ranks(shell)
-        body = {"messages": [{"role": "user", "content": "Count."}], "stream": True}
-        url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body | {"max_tokens": 900, "ignore_eos": True}) as said:
-            lines = (line for line in said.iter_lines() if line.startswith("data:"))
-            next(lines)
-            os.kill(other.pid, signal.SIGKILL)
-            *_, last = lines
-        assert (
-            "rank 1 of 2 (127.0.0.1)" in json.loads(last.removeprefix("data:"))["error"]["message"]
-        )
-
+        last, _ = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGKILL))
+        assert "rank 1 of 2 (127.0.0.1)" in json.loads(last)["error"]["message"]
         assert psutil.wait_procs([worker], timeout=120)[1] == []
         until_healthy(shell)
-        answer = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
-        turns = [FIRST, answer, {"role": "user", "content": "Go on."}]
-        again = ask(shell, agent="bob", messages=turns)
-        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert cached >= 0.99 * first["usage"]["prompt_tokens"]
+        goes_on(shell, first)
+
+        worker, other = ranks(shell)
+        last, _ = end_of_stream(shell, partial(os.kill, worker.pid, signal.SIGKILL))
+        assert last == ""
+        assert psutil.wait_procs([other], timeout=120)[1] == []
+        until_healthy(shell)
+        goes_on(shell, first)
         _, other = ranks(shell)
     finally:
         shell.run("down")
@@ -90,3 +118,42 @@ def test_settings_that_do_not_go_with_hosts_are_named(shell: Shell) -> None:
     alone = shell.up("--hosts", "127.0.0.1")
     assert alone.returncode != 0
     assert "names one machine" in alone.stderr
+
+
+@pytest.mark.soak
+def test_a_rank_that_stops_without_a_word_is_told(shell: Shell) -> None:
+    shell.env.pop("MLX_STACK_WORKER")
+    assert shell.up("--hosts", HOSTS).returncode == 0
+    try:
+        first = ask(shell, agent="bob")
+        worker, other = ranks(shell)
+        last, _ = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGSTOP))
+        assert "4 signs of life missed" in json.loads(last)["error"]["message"]
+        assert psutil.wait_procs([worker, other], timeout=120)[1] == []
+        until_healthy(shell)
+        goes_on(shell, first)
+    finally:
+        shell.run("down")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_are_killed_at_random_moments(shell: Shell, seed: int) -> None:
+    # A supervisor gives up after five crashes in ten minutes.
+    shell.env.pop("MLX_STACK_WORKER")
+    assert shell.up("--hosts", HOSTS).returncode == 0
+    random = Random(seed)
+    try:
+        first = ask(shell, agent="bob")
+        for _ in range(4):
+            both = ranks(shell)
+            victim = random.choice(both)
+            kill = partial(os.kill, victim.pid, signal.SIGKILL)
+            last, told_s = end_of_stream(shell, kill, random.uniform(0, 1.5))
+            assert victim is both[0] or "rank 1 of 2" in json.loads(last)["error"]["message"]
+            assert told_s <= 5
+            assert psutil.wait_procs(both, timeout=120)[1] == []
+            until_healthy(shell)
+            goes_on(shell, first)
+    finally:
+        shell.run("down")

@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -11,6 +13,7 @@ from msgspec import Struct, structs
 from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, service
 from mlxstack.bench.dev.serving_scenarios import CALM_S, DECODERS, Found
+from mlxstack.bench.dev.steal import TRIES, told, undisturbed
 from mlxstack.bench.dev.timed_request import Caller
 from mlxstack.bench.dev.workload import Body, Yardstick, question, text, tool
 from mlxstack.bench.statistics import lasting, percentile, ratio, spread
@@ -45,6 +48,9 @@ TEMPLATE = """\
 """Writes reasoning until the user speaks again, as Qwen3 and GLM-4 do."""
 
 
+Scene = Callable[..., Awaitable[Found]]
+
+
 class EarlyPlan(Struct, frozen=True):
     """Tool loops of `n_calls` calls with reasoning, and `n_loops` pauses."""
 
@@ -59,6 +65,7 @@ class EarlyPlan(Struct, frozen=True):
     n_newcomers: int = 5
     decode_s: float = 20.0
     passes: int = 3
+    tries: int = TRIES
 
     @property
     def n_ctx(self) -> int:
@@ -67,7 +74,7 @@ class EarlyPlan(Struct, frozen=True):
         return 1024 + max(2 * loop, self.n_endless + self.n_prompt)
 
 
-SMALL = EarlyPlan(60, 2, 60, 60, 20, 30, 2500, 1, 1, 1.0, 1)
+SMALL = EarlyPlan(60, 2, 60, 60, 20, 30, 2500, 1, 1, 1.0, 1, 1)
 
 
 def with_template(stage: Sandbox) -> Sandbox:
@@ -90,15 +97,24 @@ async def run(stage: Sandbox, plan: EarlyPlan) -> Results:
             callers[name] = await stack.enter_async_context(Caller(server))
         yard = await callers[OFF].yardstick()
         found: dict[str, Found] = {}
+        numbers, shares = count(), []
+
+        async def scene(name: str, of: Scene) -> None:
+            one = found.setdefault(name, {})
+            stage.say(f"next turns begun early: {name},{of.__name__.replace('_', ' ')}")
+            values, share = await undisturbed(
+                lambda: of(callers[name], plan, yard, next(numbers), is_early=name == AUTO),
+                plan.tries,
+            )
+            shares.append(share)
+            for what, each in values.items():
+                one[what] = (*one.get(what, ()), *each)
+
         for i in range(plan.passes):
-            for name in (AUTO, OFF) if i % 2 == 0 else (OFF, AUTO):
-                stage.say(f"next turns begun early: {name}, pass {i + 1}")
-                one, caller = found.setdefault(name, {}), callers[name]
-                paused = await _pause(caller, plan, yard, i, is_early=name == AUTO)
-                beside = await _others(caller, plan, yard, i, is_early=name == AUTO)
-                for what, values in (paused | beside).items():
-                    one[what] = (*one.get(what, ()), *values)
-    return _results(found)
+            for of in (_pause, _others):
+                for name in (AUTO, OFF) if i % 2 == 0 else (OFF, AUTO):
+                    await scene(name, of)
+    return _results(found, told(shares))
 
 
 def _loop(plan: EarlyPlan, yard: Yardstick, seed: str, n_thought: int) -> Body:
@@ -197,7 +213,7 @@ async def _n_begun(caller: Caller) -> float:
     return float(sum(slot["n_early"] for slot in await caller.get("/slots")))
 
 
-def _results(found: dict[str, Found]) -> Results:
+def _results(found: dict[str, Found], disturbance: str) -> Results:
     auto, off = found[AUTO], found[OFF]
     rows = tuple(
         (
@@ -230,6 +246,7 @@ def _results(found: dict[str, Found]) -> Results:
             "Three agents decode beside agents in a pause",
             ("Begun early", "Tokens", "p99 gap", "Newcomer's TTFT"),
             beside,
+            disturbance,
         ),
     )
     raw = {f"{who}: {what}": v for who, one in found.items() for what, v in one.items()}

@@ -47,8 +47,8 @@ END_S = 5.0
 REASON_S = 1.0
 """Seconds to wait for the reason of a broken forward pass."""
 BEAT_S = 1.0
-SILENT_S = 4.0
-"""Seconds without a sign of life after which a rank counts as lost."""
+MOST_MISSED = 4
+"""Signs of life in a row, one each `BEAT_S`, without which a rank counts as lost."""
 
 
 class RankGroup:
@@ -73,7 +73,7 @@ class RankGroup:
         self._ring: tuple[str, ...] = ()
         self._world: Any = None
         self._ready: SimpleQueue[tuple[int, Ready]] = SimpleQueue()
-        self._heard: list[float] = []
+        self._n_heard: list[int] = []
         self._tasks: dict[int, tuple[set[int], Future[None]]] = {}
         self._task_ids = itertools.count()
         self._lock = Lock()
@@ -123,7 +123,6 @@ class RankGroup:
                 array_limit=min(plan.array_limit, ready.memory.array_limit),
             )
         self.keys = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
-        self._heard = [time.monotonic()] * len(self._channels)
         self._is_in_session.set()
         return plan
 
@@ -278,7 +277,7 @@ class RankGroup:
         ]
         self._ring = (f"{host}:{free_port(host)}", *others)
         self._channels = [channel for channel, _ in each]
-        self._heard = [time.monotonic()] * len(each)
+        self._n_heard = [0] * len(each)
         for rank, channel in enumerate(self._channels, 1):
             Thread(target=self._receive, args=(rank, channel), daemon=True).start()
         Thread(target=self._watch, daemon=True).start()
@@ -299,7 +298,7 @@ class RankGroup:
         why = "it has ended, or its machine has"
         try:
             while (message := channel.receive()) is not None:
-                self._heard[rank - 1] = time.monotonic()
+                self._n_heard[rank - 1] += 1
                 if isinstance(message, Ready):
                     self._ready.put((rank, message))
                 elif isinstance(message, TaskOutcome):
@@ -313,12 +312,15 @@ class RankGroup:
 
     def _watch(self) -> None:
         """Detect silent ranks (thread): a lost machine closes no connection."""
+        n_missed, known = [0] * len(self._channels), list(self._n_heard)
         while not self.lost:
+            # Beats are counted instead of seconds: while this machine is suspended, none can come.
             time.sleep(BEAT_S)
-            silent_s = time.monotonic() - min(self._heard)
-            if self._is_in_session.is_set() and silent_s > SILENT_S:
-                rank = self._heard.index(min(self._heard)) + 1
-                self._lose(f"{self._name(rank)} was lost: it is silent for {silent_s:.0f} s")
+            for at, n_heard in enumerate(self._n_heard):
+                is_silent = self._is_in_session.is_set() and n_heard == known[at]
+                n_missed[at], known[at] = n_missed[at] + 1 if is_silent else 0, n_heard
+                if n_missed[at] >= MOST_MISSED:
+                    self._lose(f"{self._name(at + 1)} was lost: {MOST_MISSED} signs of life missed")
 
     def _settle(self, rank: int, outcome: TaskOutcome) -> None:
         with self._lock:
