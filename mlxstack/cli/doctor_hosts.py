@@ -1,4 +1,4 @@
-"""Checks of the machines of a preset with `hosts`, by a process on each."""
+"""Checks of the machines of `hosts`, by a process on each."""
 
 import hmac
 import secrets
@@ -106,7 +106,7 @@ def sums_s(n_layers: int, hidden: int, n_hosts: int, link: LinkSpeed) -> float:
 def compare_files(
     host: str, model: ModelSpec, own: FilesDigest, theirs: FilesDigest
 ) -> CheckResult:
-    """Compare the files of a model as ranks do when they have loaded it."""
+    """Compare the files of a model, as ranks do at load."""
     remedy = f"get the same files on both: `mlx-stack pull {model.id}`, or copy the folder"
     for name, digest in (("this machine", own), (host, theirs)):
         if digest.problem:
@@ -143,7 +143,7 @@ def _clock(host: str, ahead_s: float) -> CheckResult:
 
 
 def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed]) -> CheckResult:
-    """Measure the connection to a rank at `address`, and add it to `links`."""
+    """Measure the connection to `address`, and add it to `links`."""
     why = listener.problem
     if not why:
         try:
@@ -183,7 +183,7 @@ def _probing(host: str, own: str, patience_s: float) -> Iterator[Probed]:
 def _accept(
     listener: socket.socket, process: "Popen[bytes]", key: str, until: float
 ) -> Probed | None:
-    """Connection of the probe that shows `key`; None once it ended, or at `until`."""
+    """Probe that shows `key`; None once it ended, or at `until`."""
     listener.settimeout(POLL_S)
     while time.monotonic() < until:
         has_ended = process.poll() is not None
@@ -207,7 +207,7 @@ def _accept(
 
 
 def _unreached(host: str, code: int | None, output: IO[bytes], patience_s: float) -> Unreached:
-    """Why no probe has connected, by its exit code and its last words."""
+    """Why no probe has connected, by its exit code and output."""
     output.seek(0)
     lines = output.read().decode(errors="replace").strip().splitlines()
     last = printable(lines[-1]) if lines else f"exit code {code}"

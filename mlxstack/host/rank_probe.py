@@ -1,4 +1,4 @@
-"""Probe: a program that tells `doctor` about a machine on which a rank would run.
+"""Program that tells `doctor` about a machine for a rank.
 
 `python -P -m mlxstack.host.rank_probe HOST:PORT` connects to `doctor` there, and reads the key that
 it shows from the first line of its standard input. Messages are lines of JSON.
@@ -52,7 +52,7 @@ class Greeting(Struct, frozen=True):
 
 
 class ProbeRequest(Struct, frozen=True):
-    """Listen for a `LinkSpeed` on `address`, "" for none; compare the files of `model`."""
+    """Address to listen on, "" for none, and model to digest."""
 
     address: str = ""
     model: ModelSpec | None = None
@@ -74,7 +74,7 @@ class FilesDigest(Struct, frozen=True):
 
 
 class LinkSpeed(Struct, frozen=True):
-    """Speed of a TCP connection in one direction, and its median round trip."""
+    """Speed of a TCP connection in one direction, and median round trip."""
 
     bytes_per_s: float
     round_trip_s: float
@@ -116,7 +116,7 @@ def measure_link(address: str, port: int) -> LinkSpeed:
 
 
 def digest_files(model: ModelSpec) -> FilesDigest:
-    """Digests of a model's files, from a child process, since MLX may not start."""
+    """Digests of a model's files, by a child process that imports MLX."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", DIGEST_MODULE],

@@ -1,4 +1,4 @@
-"""Digests of the files of a model, for a process that does not import MLX.
+"""Digests of a model's files, for processes without MLX.
 
 `python -m mlxstack.engine.model.files_digest` reads a `ModelSpec` as JSON, and prints a
 `FilesDigest`. It downloads nothing.
