@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from mlxstack.engine.distributed.group import CONNECT_S
 from mlxstack.host.ranks import MODULE
 from tests.cli.terminal import Shell
 
@@ -109,6 +111,50 @@ def test_a_killed_rank_is_told_and_the_group_comes_back(shell: Shell) -> None:
     finally:
         shell.run("down")
     assert psutil.wait_procs([other], timeout=120)[1] == []
+
+
+SSH = """\
+#!/bin/sh
+echo "$1 $2 $3 $4" > "$SSH_LOG"
+[ "$4" = 127.0.1 ] || exit 255
+shift 4
+exec sh -c "$*"
+"""
+"""Runs the command here, as if it was on 127.0.1; no other host can be reached."""
+
+
+@pytest.fixture
+def ssh_log(shell: Shell) -> Path:
+    """First words of the last SSH command of a terminal whose SSH is `SSH`."""
+    shell.env.pop("MLX_STACK_WORKER")
+    program = shell.folder / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(SSH)
+    program.chmod(0o755)
+    found = shell.folder / "ssh.log"
+    shell.env |= {"PATH": f"{program.parent}:{shell.env['PATH']}", "SSH_LOG": str(found)}
+    return found
+
+
+def test_a_rank_on_another_host_is_started_by_ssh(shell: Shell, ssh_log: Path) -> None:
+    # An address in a form that the resolver alone takes for one of this machine.
+    up = shell.up("--hosts", "127.0.0.1,127.0.1")
+    assert up.returncode == 0, up.stderr
+    try:
+        assert ssh_log.read_text() == "-T -o BatchMode=yes 127.0.1\n"
+        assert ask(shell)["usage"]["completion_tokens"] == 8
+    finally:
+        shell.run("down")
+
+
+def test_a_host_that_cannot_be_reached_is_named_at_once(shell: Shell, ssh_log: Path) -> None:
+    began = time.monotonic()
+    up = shell.up("--hosts", "127.0.0.1,127.0.2")
+    assert up.returncode != 0
+    assert "no rank has connected from 127.0.2; its command ended with status 255" in up.stderr
+    assert "ssh -T -o BatchMode=yes 127.0.2 " in up.stderr
+    assert time.monotonic() - began < CONNECT_S
+    assert ssh_log.exists()
 
 
 def test_settings_that_do_not_go_with_hosts_are_named(shell: Shell) -> None:

@@ -165,4 +165,11 @@ SHARING = (
         "tests/gateway/test_idle.py::"
         "test_a_member_that_unloads_itself_frees_its_reservation",
     ),
+    Mutant(
+        "a closed address of a member keeps no connection", "gateway/upstream.py",
+        "if len(self._kept) < MOST_KEPT and not self._is_closed:",
+        "if len(self._kept) < MOST_KEPT:",
+        "tests/gateway/test_upstream.py::"
+        "test_a_request_that_outlives_its_upstream_leaves_no_connection",
+    ),
 )  # fmt: skip

@@ -252,13 +252,11 @@ class RankGroup:
                     channel = Channel(connection)
                     hello = channel.receive(LONGEST_HELLO)
                 except (OSError, msgspec.MsgspecError) as error:
-                    if time.monotonic() < until:
+                    missing = [i for i in range(len(keys)) if i not in found]
+                    ended = [i for i in missing if self._processes[i].poll() is not None]
+                    if not ended and time.monotonic() < until:
                         continue
-                    missing = [h for i, h in enumerate(self.hosts[1:]) if i not in found]
-                    raise SetupError(
-                        f"no rank has connected from {', '.join(missing)} within {CONNECT_S:g} s; "
-                        f"see the log, and try `{ranks.shown(missing[0], address)}` by hand"
-                    ) from error
+                    raise SetupError(self._why_missing(ended or missing, address)) from error
                 rank = rank_of(hello, keys)
                 if rank is None:
                     channel.close()
@@ -281,6 +279,18 @@ class RankGroup:
         for rank, channel in enumerate(self._channels, 1):
             Thread(target=self._receive, args=(rank, channel), daemon=True).start()
         Thread(target=self._watch, daemon=True).start()
+
+    def _why_missing(self, missing: Sequence[int], address: str) -> str:
+        """Why other ranks, counted from 0, have not connected."""
+        host, status = self.hosts[missing[0] + 1], self._processes[missing[0]].poll()
+        names = ", ".join(self.hosts[i + 1] for i in missing)
+        why = f"; its command ended with status {status}"
+        if status is None:
+            why = f" within {CONNECT_S:g} s"
+        return (
+            f"no rank has connected from {names}{why}; see the log, and try "
+            f"`{ranks.shown(host, address)}` by hand"
+        )
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {self.size} ({self.hosts[rank]})"
