@@ -3,23 +3,37 @@
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from ipaddress import ip_address
+from typing import IO
 
 MODULE = "mlxstack.engine.distributed.follower"
 
 
-def start(host: str, address: str, key: str) -> "subprocess.Popen[bytes]":
-    """Start a rank on `host`, which connects to rank 0 at `address`."""
-    process = subprocess.Popen(_command(host, address), stdin=subprocess.PIPE)
+def start(
+    host: str, address: str, key: str, module: str = MODULE, output: IO[bytes] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a rank on `host`, which connects to rank 0 at `address`.
+
+    Another `module` is started the same way. The process writes to `output`, if given.
+    """
+    process = subprocess.Popen(
+        _command(host, address, module),
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+    )
     assert process.stdin is not None
-    process.stdin.write(f"{key}\n".encode())
-    process.stdin.flush()
+    # A process that has ended already tells why by its output.
+    with suppress(BrokenPipeError):
+        process.stdin.write(f"{key}\n".encode())
     return process
 
 
 def shown(host: str, address: str) -> str:
     """The command that `start` runs, for a message."""
-    return shlex.join(_command(host, address))
+    return shlex.join(_command(host, address, MODULE))
 
 
 def is_here(host: str) -> bool:
@@ -30,8 +44,8 @@ def is_here(host: str) -> bool:
         return host == "localhost"
 
 
-def _command(host: str, address: str) -> list[str]:
-    worker = [sys.executable, "-P", "-m", MODULE, address]
+def _command(host: str, address: str, module: str) -> list[str]:
+    worker = [sys.executable, "-P", "-m", module, address]
     if is_here(host):
         return worker
     return ["ssh", "-T", "-o", "BatchMode=yes", host, shlex.join(worker)]

@@ -1,23 +1,41 @@
 """`doctor`: problems of this machine and their remedies."""
 
 import os
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json
-from mlxstack.cli.exit_codes import Exit
+from mlxstack.cli.commands.up import HostsOption, Json, preset_names
+from mlxstack.cli.exit_codes import Exit, Misuse
 from mlxstack.cli.output import as_json, table
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-def doctor(json: Json = False) -> None:
-    """Check the machine and the home.
+    from mlxstack.cli.doctor import CheckResult
+    from mlxstack.host.home import Home
+
+Wanted = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[PRESET | HUB ID | MODEL FOLDER]",
+        help="Whose model files to compare on all machines.",
+        autocompletion=preset_names,
+    ),
+]
+
+
+def doctor(wanted: Wanted = None, hosts: HostsOption = None, json: Json = False) -> None:
+    """Check the machine and the home, and other machines for a rank.
 
     The exit code is 1 when something must be repaired.
     """
     from mlxstack.cli.doctor import CheckLevel, examine
     from mlxstack.host.home import home_from
 
-    found = examine(home_from(os.environ), os.environ)
+    home = home_from(os.environ)
+    others = _others(wanted, hosts, home)
+    found = [*examine(home, os.environ), *others]
     if json:
         as_json({"findings": found})
     else:
@@ -25,3 +43,24 @@ def doctor(json: Json = False) -> None:
         table(("", "CHECK", "FOUND", "REMEDY"), rows)
     if any(one.verdict is CheckLevel.BAD for one in found):
         raise typer.Exit(Exit.FAILED)
+
+
+def _others(wanted: str | None, hosts: str | None, home: "Home") -> "Iterator[CheckResult]":
+    """Checks of other machines, not run yet. Raises Misuse, SetupError."""
+    from mlxstack.cli.doctor_hosts import examine_hosts
+    from mlxstack.cli.services.model_request import candidate_for
+    from mlxstack.host.memory_budget import this_memory
+    from mlxstack.host.preset_validation import HOST
+
+    if wanted is not None:
+        sets = () if hosts is None else (f"hosts=[{hosts}]",)
+        candidate = candidate_for(wanted, home, this_memory(os.environ), sets)
+        if not candidate.preset.hosts:
+            raise Misuse(f"{wanted} names no `hosts`; name them by --hosts A,B, this one first")
+        return examine_hosts(candidate.preset.hosts, candidate.preset.model, candidate.reply.shape)
+    if hosts is None:
+        return iter(())
+    names = hosts.split(",")
+    if len(names) < 2 or not all(map(HOST.fullmatch, names)):
+        raise Misuse(f"--hosts {hosts}: write names or IPv4 addresses as A,B, this one first")
+    return examine_hosts(names)

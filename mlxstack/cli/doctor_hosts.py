@@ -1,0 +1,224 @@
+"""Checks of the machines of `hosts`, by a process on each."""
+
+import hmac
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import BufferedRWPair
+from subprocess import Popen
+from tempfile import TemporaryFile
+from typing import IO
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.cli.doctor import CheckLevel, CheckResult
+from mlxstack.core.formatting import printable
+from mlxstack.core.preset import ModelSpec
+from mlxstack.host import rank_probe, ranks
+from mlxstack.host.rank_probe import FilesDigest, Greeting, LinkListener, LinkSpeed, ProbeRequest
+from mlxstack.policy.kv_geometry import ModelShape
+
+REACH_S = 30.0
+"""Seconds for a process on another machine to start and connect."""
+HELLO_S, POLL_S = 2.0, 0.1
+MOST_CLOCK_S = 2.0
+SSH_FAILED = 255
+NETWORK = "name each machine by its address on the fastest link, and let Python through firewalls"
+
+
+class Unreached(Exception):
+    """A machine where no process answers; `remedy` as in `CheckResult`."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
+class Probed(Struct, frozen=True):
+    """Connection to a probe; its clock is `ahead_s` seconds ahead."""
+
+    connection: socket.socket
+    stream: BufferedRWPair
+    versions: dict[str, str]
+    ahead_s: float
+
+
+def examine_hosts(
+    hosts: Sequence[str],
+    model: ModelSpec | None = None,
+    shape: ModelShape | None = None,
+    patience_s: float = REACH_S,
+) -> Iterator[CheckResult]:
+    """Check all machines but the first, which is this one.
+
+    With `model` its files are compared; with `shape` the cost of a decode step is told.
+    """
+    try:
+        own = socket.gethostbyname(hosts[0])
+        socket.create_server((own, 0)).close()
+    except OSError as why:
+        detail = f"{hosts[0]} is no address of this machine: {why.strerror}"
+        remedy = "name this machine first, by the address at which the others reach it"
+        yield CheckResult(CheckLevel.BAD, "hosts", detail, remedy)
+        return
+    files = None if model is None else rank_probe.digest_files(model)
+    links: list[LinkSpeed] = []
+    for host in hosts[1:]:
+        try:
+            address = socket.gethostbyname(host)
+            with _probing(host, own, patience_s) as probed:
+                how = "on this machine" if ranks.is_here(host) else "by SSH, without a prompt"
+                yield CheckResult(CheckLevel.OK, "reach", f"{host}: a process started {how}")
+                yield from _versions(host, probed.versions)
+                yield _clock(host, probed.ahead_s)
+                rank_probe.send(probed.stream, ProbeRequest(address, model))
+                yield _link(host, address, rank_probe.receive(probed.stream, LinkListener), links)
+                if model is not None and files is not None:
+                    yield compare_files(
+                        host, model, files, rank_probe.receive(probed.stream, FilesDigest)
+                    )
+        except Unreached as why:
+            yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", why.remedy)
+        except (OSError, msgspec.MsgspecError) as why:
+            yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", NETWORK)
+    if shape is not None and links:
+        n_layers = len(shape.geometry.layers)
+        step_s = max(sums_s(n_layers, shape.hidden, len(hosts), link) for link in links)
+        detail = f"a decode step pays {step_s * 1e3:.1f} ms for {2 * n_layers} sums of all machines"
+        yield CheckResult(CheckLevel.OK, "step", detail)
+
+
+def sums_s(n_layers: int, hidden: int, n_hosts: int, link: LinkSpeed) -> float:
+    """Seconds of the sums of a decode step of one row.
+
+    There are two per layer, of a row in half precision. In a ring of n machines each sends a n-th
+    of it 2(n - 1) times.
+    """
+    n_messages = 2 * (n_hosts - 1)
+    transfer_s = n_messages / n_hosts * 2 * hidden / link.bytes_per_s
+    return 2 * n_layers * (n_messages / 2 * link.round_trip_s + transfer_s)
+
+
+def compare_files(
+    host: str, model: ModelSpec, own: FilesDigest, theirs: FilesDigest
+) -> CheckResult:
+    """Compare the files of a model, as ranks do at load."""
+    remedy = f"get the same files on both: `mlx-stack pull {model.id}`, or copy the folder"
+    for name, digest in (("this machine", own), (host, theirs)):
+        if digest.problem:
+            detail = f"{name}: {printable(digest.problem)}"
+            return CheckResult(CheckLevel.BAD, "model files", detail, remedy)
+    if own == theirs:
+        return CheckResult(CheckLevel.OK, "model files", f"{host}: {model.id}, as here")
+    kind = "model files" if own.weights != theirs.weights else "model code"
+    detail = f"{host}: other {kind} of {model.id} than here"
+    return CheckResult(CheckLevel.BAD, "model files", detail, remedy)
+
+
+def _versions(host: str, theirs: dict[str, str]) -> Iterator[CheckResult]:
+    """Differences of versions. Python may differ: nothing of KV depends on it."""
+    own = rank_probe.versions()
+    remedy = "install the same version on both"
+    for name, there in theirs.items():
+        if there != own.get(name):
+            level = CheckLevel.WARN if name == "Python" else CheckLevel.BAD
+            detail = f"{host}: {name} {printable(there)}, here {own.get(name)}"
+            yield CheckResult(level, "versions", detail, remedy)
+    if theirs == own:
+        text = ", ".join(f"{name} {there}" for name, there in own.items())
+        yield CheckResult(CheckLevel.OK, "versions", f"{host}: {text}, as here")
+
+
+def _clock(host: str, ahead_s: float) -> CheckResult:
+    """Difference of the clocks, up to the delay of a message."""
+    detail = f"{host}: {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
+    if abs(ahead_s) <= MOST_CLOCK_S:
+        return CheckResult(CheckLevel.OK, "clock", detail)
+    remedy = "set both clocks by the network; logs and ages of KV files go by them"
+    return CheckResult(CheckLevel.WARN, "clock", detail, remedy)
+
+
+def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed]) -> CheckResult:
+    """Measure the connection to `address`, and add it to `links`."""
+    why = listener.problem
+    if not why:
+        try:
+            link = rank_probe.measure_link(address, listener.port)
+        except OSError as error:
+            why = f"{address} cannot be reached: {error}"
+        else:
+            links.append(link)
+            speed = f"{link.bytes_per_s / 1e9:.2f} GB/s, {link.round_trip_s * 1e6:.0f} us"
+            return CheckResult(CheckLevel.OK, "link", f"{host}: {speed} a round trip to {address}")
+    return CheckResult(CheckLevel.BAD, "link", f"{host}: {why}", NETWORK)
+
+
+@contextmanager
+def _probing(host: str, own: str, patience_s: float) -> Iterator[Probed]:
+    """Start a probe as a rank is started. Raises Unreached, OSError."""
+    key = secrets.token_hex(16)
+    with socket.create_server((own, 0)) as listener, TemporaryFile() as output:
+        address = f"{own}:{listener.getsockname()[1]}"
+        try:
+            process = ranks.start(host, address, key, rank_probe.MODULE, output)
+        except FileNotFoundError as why:
+            raise Unreached(f"there is no program `{why.filename}` here", "install it") from why
+        try:
+            probed = _accept(listener, process, key, time.monotonic() + patience_s)
+            if probed is None:
+                raise _unreached(host, process.poll(), output, patience_s)
+            with probed.connection, probed.stream:
+                yield probed
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.kill()
+            process.wait()
+
+
+def _accept(
+    listener: socket.socket, process: "Popen[bytes]", key: str, until: float
+) -> Probed | None:
+    """Probe that shows `key`; None once it ended, or at `until`."""
+    listener.settimeout(POLL_S)
+    while time.monotonic() < until:
+        has_ended = process.poll() is not None
+        try:
+            connection = listener.accept()[0]
+        except TimeoutError:
+            if has_ended:
+                return None
+            continue
+        connection.settimeout(HELLO_S)
+        stream = connection.makefile("rwb")
+        with suppress(OSError, msgspec.MsgspecError):
+            greeting = rank_probe.receive(stream, Greeting)
+            if hmac.compare_digest(greeting.key.encode(), key.encode()):
+                connection.settimeout(rank_probe.DIGEST_S)
+                ahead_s = greeting.unix_s - time.time()
+                return Probed(connection, stream, greeting.versions, ahead_s)
+        stream.close()
+        connection.close()
+    return None
+
+
+def _unreached(host: str, code: int | None, output: IO[bytes], patience_s: float) -> Unreached:
+    """Why no probe has connected, by its exit code and output."""
+    output.seek(0)
+    lines = output.read().decode(errors="replace").strip().splitlines()
+    last = printable(lines[-1]) if lines else f"exit code {code}"
+    by_ssh = f"`ssh -o BatchMode=yes {host} true` must succeed at once, by a key without a prompt"
+    if code is None:
+        return Unreached(f"no process has connected within {patience_s:g} s", by_ssh)
+    if code == rank_probe.UNREACHED:
+        return Unreached(last, NETWORK)
+    if code == SSH_FAILED and not ranks.is_here(host):
+        return Unreached(f"SSH failed: {last}", by_ssh)
+    remedy = (
+        f"install mlx-stack there as here: `{sys.executable} -c 'import mlxstack'` must succeed"
+    )
+    return Unreached(f"a rank does not start there: {last}", remedy)
