@@ -53,6 +53,11 @@ $(VENV)/clients/ready: tests/clients/requirements.txt
 	@$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
 		|| echo "aider and litellm cannot be installed; their tests say so and are skipped"
 
+$(VENV)/litellm/ready: tests/clients/litellm.txt
+	@test -x $(VENV)/litellm/bin/python || $(PYTHON) -m venv $(VENV)/litellm
+	@$(VENV)/litellm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
+		|| echo "litellm's proxy cannot be installed; its test says so and is skipped"
+
 programs: setup $(VENV)/clients/ready ## Install aider and litellm for the tests, in an environment of their own
 
 agents: setup ## Install Claude Code, Codex, opencode, qwen-code, pi and Continue with npm (Linux on x64 only)
@@ -84,7 +89,7 @@ matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 docs: setup ## Write the pages that are drawn from the code
 	@$(BIN)/python -m tests.pages
 
-soak: setup ## The long runs: a crowd, a siege, a small budget, power cuts, kill -9; repeated tests
+soak: setup $(VENV)/litellm/ready ## The long runs: a crowd, a siege, a small budget, power cuts, kill -9; repeated tests
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --soak -m soak tests
 	@$(FAST) $(BIN)/python -m tests.endurance
 

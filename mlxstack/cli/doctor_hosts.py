@@ -20,7 +20,7 @@ from mlxstack.core.formatting import printable
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host import rank_probe, ranks
 from mlxstack.host.rank_probe import FilesDigest, Greeting, LinkListener, LinkSpeed, ProbeRequest
-from mlxstack.policy.kv_geometry import ModelShape
+from mlxstack.policy.kv_geometry import Division, ModelShape
 
 REACH_S = 30.0
 """Seconds for a process on another machine to start and connect."""
@@ -55,7 +55,8 @@ def examine_hosts(
 ) -> Iterator[CheckResult]:
     """Check all machines but the first, which is this one.
 
-    With `model` its files are compared; with `shape` the cost of a decode step is told.
+    With `model` its files are compared; with `shape` the cost of a decode step is told, unless
+    machines compute whole layers.
     """
     try:
         own = socket.gethostbyname(hosts[0])
@@ -85,7 +86,7 @@ def examine_hosts(
             yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", why.remedy)
         except (OSError, msgspec.MsgspecError) as why:
             yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", NETWORK)
-    if shape is not None and links:
+    if shape is not None and shape.division is Division.TENSOR and links:
         n_layers = len(shape.geometry.layers)
         step_s = max(sums_s(n_layers, shape.hidden, len(hosts), link) for link in links)
         detail = f"a decode step pays {step_s * 1e3:.1f} ms for {2 * n_layers} sums of all machines"

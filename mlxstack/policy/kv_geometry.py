@@ -194,9 +194,10 @@ def divided(geometry: Geometry, n_ranks: int, division: Division) -> Geometry:
 
 
 def stages(kinds: Sequence[str], n_ranks: int) -> list[range]:
-    """Layers of each rank of a pipeline; rank 0 has the last ones. Raises Unsupported.
+    """Layers of each rank of a pipeline. Raises Unsupported.
 
-    Each rank needs all kinds of layers: rank 0 decides for all where a context can be cut.
+    Rank 0 has the last ones. Each rank needs all kinds of layers: rank 0 decides for all where a
+    context can be cut.
     """
     n_each, n_more = divmod(len(kinds), n_ranks)
     parts, end = list[range](), len(kinds)

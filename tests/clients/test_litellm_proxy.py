@@ -16,7 +16,7 @@ from tests.api.running import running, tiny_preset
 from tests.cli.terminal import free_port
 from tests.clients.stage import PROGRAMS
 
-pytestmark = [pytest.mark.mlx, pytest.mark.net]
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.soak]
 PAGE = Path(__file__).parents[2] / "docs" / "two-macs.md"
 LITELLM = PROGRAMS.with_name("litellm") / "bin" / "litellm"
 """An environment of its own, since aider pins an older version; see litellm.txt."""

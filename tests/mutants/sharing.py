@@ -172,4 +172,32 @@ SHARING = (
         "tests/gateway/test_upstream.py::"
         "test_a_request_that_outlives_its_upstream_leaves_no_connection",
     ),
+    Mutant(
+        "ranks compare every kind of layer", "engine/distributed/wire.py",
+        'kv=";".join(kinds)', "kv=check.kv",
+        "tests/engine/test_ranks.py::"
+        "test_a_restart_finds_the_kv_on_the_disks_of_both",
+    ),
+    Mutant(
+        "each stage of a pipeline has every kind of layer", "policy/kv_geometry.py",
+        "if any(set(kinds[part.start : part.stop]) != set(kinds) for part in parts):", "if False:",
+        "tests/policy/test_geometry.py::"
+        "test_a_rank_without_a_layer_of_every_kind_is_refused",
+    ),
+    Mutant(
+        "bytes of a token on other ranks count", "engine/distributed/group.py",
+        "if other.bytes_per_token > bytes_per_token:", "if False:",
+        "tests/engine/test_ranks.py::"
+        "test_the_rank_with_the_least_room_bounds_the_kv_of_all",
+    ),
+    Mutant(
+        "doctor compares the clocks of machines", "cli/doctor_hosts.py",
+        "if abs(ahead_s) <= MOST_CLOCK_S:", "if True:",
+        "tests/cli/test_doctor_hosts.py::test_what_differs_there_is_told",
+    ),
+    Mutant(
+        "doctor compares model code of machines", "cli/doctor_hosts.py",
+        "if own == theirs:", "if own.weights == theirs.weights:",
+        "tests/cli/test_doctor_hosts.py::test_other_files_and_other_code_are_told",
+    ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ PROBE_S, REST_S = 0.3, 5.0
 
 
 def stolen_s() -> float:
-    """Steal of all cores since boot in seconds; 0 where the system counts none."""
+    """Steal of all cores since boot (seconds); 0 where none is counted."""
     return float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 

@@ -1,4 +1,4 @@
-"""Follower: a rank that repeats the operations of rank 0 on its shard.
+"""Follower: a rank that repeats the operations of rank 0.
 
 `python -P -m mlxstack.engine.distributed.follower HOST:PORT` connects to rank 0 there, and reads
 the key of the group from the first line of its standard input.

@@ -371,7 +371,7 @@ def rank_of(hello: object, keys: Sequence[str]) -> int | None:
 
 
 def least_memory(plan: MemoryPlan, bytes_per_token: int, other: wire.RankMemory) -> MemoryPlan:
-    """The plan of rank 0, with no more than another rank has room for.
+    """The plan of rank 0 within the memory of another rank.
 
     Rank 0 counts its own bytes; a stage of a pipeline may take more of them for the same tokens.
     """

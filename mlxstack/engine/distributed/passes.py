@@ -29,6 +29,9 @@ def run_pass(
 
 
 def digest_of(contexts: Sequence[SlotContext]) -> int:
-    """Digest of the lengths of contexts and of their KV, whichever layers a rank has."""
+    """Digest of the lengths of contexts and KV.
+
+    It is the same for any layers of a rank.
+    """
     lengths = [(len(c), max(getattr(leaf, "offset", 0) for leaf in c.leaves)) for c in contexts]
     return zlib.crc32(msgspec.msgpack.encode(lengths))

@@ -162,7 +162,7 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Session(Struct, frozen=True, array_like=True, tag="session"):
-    """Load the model of a preset. `hosts` are the addresses of the ring."""
+    """Load the model of a preset on a ring of `hosts`."""
 
     preset: Preset
     rank: int
@@ -187,7 +187,7 @@ class Agreement(Struct, frozen=True):
 
 
 class RankMemory(Struct, frozen=True):
-    """Bytes for KV and for all arrays, see `MemoryPlan`, and those that a token adds."""
+    """Bytes for KV and for all arrays (see `MemoryPlan`), and per token."""
 
     kv_budget: int
     array_limit: int

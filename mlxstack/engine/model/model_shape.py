@@ -66,7 +66,7 @@ def shape_of_config(config: Config) -> ModelShape:
 
 
 def division_of(model: Any) -> Division:
-    """Division that mlx-lm has for a model: of the heads, else of the layers."""
+    """Division by mlx-lm: of the heads, else of the layers."""
     if hasattr(model, "shard"):
         return Division.TENSOR
     has_stages = hasattr(getattr(model, "model", None), "pipeline")

@@ -1,4 +1,4 @@
-"""Ring of all ranks, and the part of a model that a rank computes."""
+"""Ring of all ranks, and the part of a model on each."""
 
 import json
 import os
