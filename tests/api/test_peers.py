@@ -517,7 +517,7 @@ def test_an_agent_is_moved_once_and_only_to_a_peer(pair: Pair) -> None:
 
 def test_the_presets_of_the_page_are_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "two-macs.md").read_text(encoding="utf-8")
-    helper, desk = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    helper, desk = re.findall(r"^```yaml\n(extends:.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "helper.yaml").write_text(helper.replace("sha256:…", "sha256:" + "ab" * 32))
     (tmp_path / "desk.yaml").write_text(desk)
     home = Home(tmp_path)
