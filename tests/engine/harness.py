@@ -1,5 +1,6 @@
 """A real engine on a tiny model, driven and listened to by a test."""
 
+import gc
 import itertools
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from queue import Empty, SimpleQueue
 from random import Random
 from typing import Any
 
+import mlx.core as mx
 import msgspec
 from msgspec.structs import replace
 
@@ -35,6 +37,12 @@ from mlxstack.store.slot_files import SlotFileFolder
 from tests.models import VOCAB
 
 WAIT_S = 240.0
+
+
+def array_bytes() -> int:
+    """Bytes of all arrays, without garbage that could be freed at any moment."""
+    gc.collect()
+    return int(mx.get_active_memory())
 
 
 class Listener:

@@ -19,7 +19,7 @@ from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.live_sharing import MIN_TOKENS, NO_SHARING, LiveSharing
 from tests.conftest import ModelOf
-from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
 from tests.repetition import in_soak
 
 HEAD = prompt(300, seed=100)
@@ -249,7 +249,7 @@ def fill(loop: EngineLoop, slot: int, tokens: tuple[int, ...]) -> None:
 def copied(work: Callable[[], object]) -> int:
     """Bytes by which MLX's memory grew at most meanwhile."""
     mx.synchronize()
-    before = mx.get_active_memory()
+    before = array_bytes()
     mx.reset_peak_memory()
     work()
     mx.synchronize()

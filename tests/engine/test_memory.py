@@ -26,7 +26,7 @@ from mlxstack.policy.prefix_index_check import check_index
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
-from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
 from tests.models import VOCAB
 from tests.repetition import in_soak
 
@@ -167,7 +167,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
     preset = with_cache(preset, memory_budget_pct=50)
     with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
-        before = mx.get_active_memory()
+        before = array_bytes()
         for n in range(40):
             driver.answer(prompt(200 + 10 * n, seed=n), 4)
             seating = driver.engine._turns.slot_kv
@@ -175,7 +175,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
             assert reported <= budget
         assert memory_of(driver).index.n_evicted > 0
         mx.clear_cache()
-        real = mx.get_active_memory() - before
+        real = array_bytes() - before
         assert real == pytest.approx(reported, rel=0.1)
         check_index(memory_of(driver).index)
 
@@ -198,7 +198,7 @@ def test_d4_the_budget_holds_when_slots_are_restored(model_of: ModelOf, tmp_path
         driver.engine.run_slot_command(SaveSlot(0, "long.bin")).result(timeout=60)
     with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
         mx.reset_peak_memory()
-        before = mx.get_active_memory()
+        before = array_bytes()
         acts = [driver.engine.run_slot_command(RestoreSlot(n, f"{n}.bin")) for n in range(3)]
         for act in acts:
             assert act.result(timeout=60).n_restored > 600  # type: ignore[union-attr]
@@ -218,7 +218,7 @@ def test_d4_room_is_made_before_a_context_comes_back(model_of: ModelOf, tmp_path
     preset = with_cache(preset, memory_budget_pct=50)
     mine = prompt(600, seed=1)
     with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
-        before = mx.get_active_memory()
+        before = array_bytes()
         driver.answer(mine, 2)
         driver.answer(prompt(600, seed=2), 2)
         mx.reset_peak_memory()
@@ -373,9 +373,9 @@ def test_d18_a_hit_copies_nothing_but_what_it_adds(one: Driver) -> None:
     long = prompt(1500, seed=1)
     answer = one.answer(long, 8, slot=0)
     follow_up = (*long, *answer, *prompt(40, seed=2))
-    before, growth = mx.get_active_memory(), one.engine._turns.slot_kv.bytes_per_token
+    before, growth = array_bytes(), one.engine._turns.slot_kv.bytes_per_token
     one.answer(follow_up, 8, slot=0)
-    grown = mx.get_active_memory() - before
+    grown = array_bytes() - before
     assert grown <= growth * (len(follow_up) + 8 - len(long) + 2 * STEP)
     assert grown < growth * len(long) / 2
 

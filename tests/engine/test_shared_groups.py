@@ -26,7 +26,7 @@ from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.live_sharing import LiveSharing
 from mlxstack.policy.prefix_index_check import check_index
 from tests.conftest import ModelOf
-from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
 from tests.repetition import in_soak
 
 BLOCK = 16
@@ -209,7 +209,7 @@ class Groups(RuleBasedStateMachine):
             mx.synchronize()
             kv = loop.slot_kv
             texts = kv.lookup.n_bytes + kv.siblings.n_bytes
-            return kv.live_bytes - texts + kv.memory.n_bytes, int(mx.get_active_memory())
+            return kv.live_bytes - texts + kv.memory.n_bytes, array_bytes()
 
         return self.driver.engine._do(measure).result(timeout=60)
 

@@ -24,7 +24,7 @@ from mlxstack.policy.capacity import MARGIN_BYTES, kv_budget, need
 from mlxstack.policy.chunked_prefill import tokens_within_scores
 from mlxstack.service.plan_candidate import of_preset
 from tests.conftest import ModelOf
-from tests.engine.harness import preset_of, prompt, running
+from tests.engine.harness import array_bytes, preset_of, prompt, running
 from tests.models import LLAMA, SLIDING
 
 pytestmark = pytest.mark.mlx
@@ -136,7 +136,7 @@ def test_a_prompt_is_refused_while_the_device_is_full_and_served_later(
         cold = driver.cold(prompt(2000), 4)
         running_one = driver.submit(prompt(30, seed=1), 4000, slot=1)
         driver.answer(prompt(10, seed=2), 2, slot=0)
-        left = seating.array_limit - mx.get_active_memory()
+        left = seating.array_limit - array_bytes()
         other = mx.zeros((left - 100_000,), mx.uint8)
         mx.eval(other)
         with pytest.raises(OutOfMemory, match="the device has room for are in use"):
@@ -158,7 +158,8 @@ def test_of_two_prompts_that_were_assigned_together_the_device_gets_what_fits(
         driver.engine.cache.clear().result(60)
         for slot in range(2):
             driver.engine.run_slot_command(EraseSlot(slot)).result(60)
-        slot_kv.array_limit = mx.get_active_memory() + 5000 * slot_kv.bytes_per_token
+        driver.catch_up()
+        slot_kv.array_limit = array_bytes() + 5000 * slot_kv.bytes_per_token
         asks = [driver.submit(tokens, 4, slot=n) for n, tokens in enumerate(prompts)]
         served = 0
         for ask, alone in zip(asks, cold, strict=True):
@@ -181,7 +182,7 @@ def test_an_answer_that_outgrows_the_device_fails_alone(
         slot_kv = driver.engine._turns.slot_kv
         long = driver.submit(prompt(600), 6000, slot=0)
         driver.until(long, TokenSampled, 500)
-        slot_kv.array_limit = mx.get_active_memory() + 400 * slot_kv.bytes_per_token
+        slot_kv.array_limit = array_bytes() + 400 * slot_kv.bytes_per_token
         with pytest.raises(OutOfMemory, match="the device has room for are in use"):
             driver.finish(long)
         assert len(driver.tokens(long)) < 2500
@@ -202,7 +203,7 @@ def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(
             driver.answer(prompt(2000, seed=n + 1), 4)
         driver.catch_up()
         assert seating.memory.index.memory_bytes > 3 * 2000 * seating.bytes_per_token
-        seating.array_limit = mx.get_active_memory() + 500 * seating.bytes_per_token
+        seating.array_limit = array_bytes() + 500 * seating.bytes_per_token
         assert driver.answer(prompt(2000), 4) == cold
         assert seating.memory.index.memory_bytes < 3 * 2000 * seating.bytes_per_token
 
