@@ -3,7 +3,7 @@
 import gc
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -51,6 +51,8 @@ class Listener:
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
         self.log: list[Event] = []
+        self.why_lost: Callable[[], str] = str
+        """Why no more events can come; empty while they can."""
         self._queue: SimpleQueue[Event] = SimpleQueue()
 
     def deliver(self, events: tuple[Event, ...]) -> None:
@@ -61,10 +63,14 @@ class Listener:
         """Take events in until `condition()` is true."""
         end = time.monotonic() + WAIT_S
         while not condition():
+            is_late = time.monotonic() > end
+            is_lost = bool(why := self.why_lost())
             try:
-                event = self._queue.get(timeout=max(0.01, end - time.monotonic()))
+                event = self._queue.get(timeout=0.01 if is_late or is_lost else 1.0)
             except Empty:
-                raise AssertionError(f"nothing came; so far {self.events}") from None
+                if is_late or is_lost:
+                    raise AssertionError(f"nothing came; {why} so far {self.events}") from None
+                continue
             self.events.setdefault(event.request, []).append(event)
             self.log.append(event)
 
@@ -128,6 +134,7 @@ class Driver:
         """Wait until all that the answers left is packed and on disk; nobody may be speaking."""
         end = time.monotonic() + WAIT_S
         while self.engine._has_work:
+            assert not self.engine.trouble, self.engine.trouble
             assert time.monotonic() < end, "the engine does not come to rest"
             time.sleep(0.001)
         self.engine._archive.catch_up()
@@ -168,6 +175,7 @@ def running(
     library = AgentStore(agents)
     library.model = "tiny"
     engine = EngineCore(preset, vault, shelf, listener.deliver, memory_bytes, library, ranks=ranks)
+    listener.why_lost = lambda: engine.trouble
     engine.start().result(timeout=WAIT_S)
     contexts = engine._turns.slots
     try:

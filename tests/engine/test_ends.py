@@ -18,9 +18,9 @@ from mlxstack.core.errors import Broken, StackError
 from mlxstack.core.preset import AgentsSpec, Persist, PrefillSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.kv import segments
-from mlxstack.store.disk_io import Disk
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
+from tests.engine.gated_disk import Gate
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 
 FIRST = prompt(300, seed=1)
@@ -148,18 +148,6 @@ def test_an_agent_leaves_its_slot_by_whatever_name_it_has(
     assert driver.context(0) == ()
     assert len(driver.context(1)) == n_tokens
     assert driver.engine.snapshot().slots[1].agent == "b"
-
-
-class Gate(Disk):
-    """Nothing is read while it is closed."""
-
-    def __init__(self) -> None:
-        self.is_open = threading.Event()
-        self.is_open.set()
-
-    def read(self, fd: int) -> bytes:
-        assert self.is_open.wait(WAIT_S)
-        return super().read(fd)
 
 
 def test_e11_who_leaves_while_its_kv_is_read_leaves_the_slot_to_who_was_there(

@@ -5,10 +5,12 @@ A process joins one ring only, so all tests of this file share the second proces
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, RequestFailed, RequestFinished, TokenSampled
 from mlxstack.core.errors import Broken, SetupError
+from mlxstack.core.ports import KVFile, TensorBytes
 from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
@@ -34,9 +37,11 @@ from mlxstack.engine.model.batching_check import self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.host.home import Home
+from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
-from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.engine.gated_disk import Gate
+from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 from tests.models import HYBRID, LLAMA, SINKS, SLIDING, write
 from tests.repetition import in_soak
 
@@ -103,6 +108,58 @@ def test_a_restart_finds_the_kv_on_the_disks_of_both(
         assert driver.tokens(ask) == before
         assert driver.seated(ask).source is KVSource.DISK
         assert driver.seated(ask).n_cached >= 256
+
+
+def test_overlapping_reads_of_a_file_are_loaded_on_both_ranks(
+    group: RankGroup, tmp_path: Path
+) -> None:
+    preset, gate = preset_of(write(tmp_path / "model", CONFIGS["qwen3_next"])), Gate()
+    tokens, busy = prompt(300, 17), Event()
+    with running(preset, tmp_path, ranks=group) as driver:
+        before = driver.answer(tokens, 4, slot=0)
+        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=WAIT_S)
+        driver.catch_up()
+    with running(preset, tmp_path, disk=gate, ranks=group) as driver:
+        reader = driver.engine._archive._reader
+        gate.is_open.clear()
+        gone = driver.submit(tokens, 4, slot=0)
+        while not driver.engine.snapshot().slots[0].is_reading:
+            time.sleep(0.01)
+        driver.engine.cancel(gone)
+        driver.finish(gone)
+        ask = driver.submit(tokens, 4, slot=0)
+        while not driver.engine.snapshot().slots[0].is_reading:
+            time.sleep(0.01)
+        # Both reads are over before the engine takes in the first.
+        driver.engine._post(lambda: busy.wait(WAIT_S))
+        gate.is_open.set()
+        reader.submit(str).result(timeout=WAIT_S)
+        busy.set()
+        driver.finish(ask)
+        assert driver.seated(ask).source is KVSource.DISK
+        assert driver.tokens(ask) == before
+        restored = driver.engine.run_slot_command(RestoreSlot(1, "a.bin")).result(timeout=WAIT_S)
+        assert restored.n_restored >= 300
+        follow_up = tokens + tuple(before) + prompt(5, 18)
+        assert driver.answer(follow_up, 4, slot=1) == driver.cold(follow_up, 4, slot=2)
+    assert not group.lost
+
+
+def test_a_rank_holds_a_file_for_every_read(llama: Preset, tmp_path: Path) -> None:
+    """Reads of one key overlap, and each is taken once; none is held longer."""
+    key, identity = "cd" * 16, "ab" * 16
+    file = KVFile(key, "checkpoint", identity, 0, 4, (TensorBytes("F32", (2,), bytes(8)),))
+    with connected() as (here, there):
+        disk = RankDisk(Home(tmp_path), llama, identity, wire.Channel(here))
+        DiskKVStore(tmp_path / "kv").write(file)
+        for number in range(2):
+            disk.do(wire.Task(number, wire.ReadKV(key)))
+            assert wire.Channel(there).receive() == wire.TaskOutcome(number)
+        Replica(None, None, disk).apply(wire.Record(1, (wire.Discard(key),)))  # type: ignore[arg-type]
+        disk.take(key)
+        with pytest.raises(Broken, match="was not read"):
+            disk.take(key)
+        disk.close()
 
 
 def test_quantized_kv_and_a_small_cache(llama: Preset, group: RankGroup, tmp_path: Path) -> None:

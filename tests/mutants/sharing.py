@@ -160,6 +160,17 @@ SHARING = (
         "test_a_rank_that_stands_elsewhere_carries_out_nothing",
     ),
     Mutant(
+        "a rank holds a file for every read", "engine/distributed/disk.py",
+        "self._files.setdefault(key, []).append(file)", "self._files[key] = [file]",
+        "tests/engine/test_ranks.py::test_overlapping_reads_of_a_file_are_loaded_on_both_ranks",
+    ),
+    Mutant(
+        "a rank discards what is not used", "engine/distributed/follower.py",
+        "                self._disk.take(key)\n            case wire.Drop",
+        "                pass\n            case wire.Drop",
+        "tests/engine/test_ranks.py::test_a_rank_holds_a_file_for_every_read",
+    ),
+    Mutant(
         "a member unloads itself", "gateway/members.py",
         "if is_idle and status == MemberPhase.UNLOADED:", "if False:",
         "tests/gateway/test_idle.py::"

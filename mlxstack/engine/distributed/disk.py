@@ -6,7 +6,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from mlxstack.core.errors import describe_error
+from mlxstack.core.errors import Broken, describe_error
 from mlxstack.core.ports import KVFile
 from mlxstack.core.preset import Preset
 from mlxstack.engine.distributed import wire
@@ -30,21 +30,22 @@ class RankDisk:
         self._writer = BackgroundWriter()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._lock = Lock()
-        self._files: dict[str, KVFile] = {}
+        self._files: dict[str, list[KVFile]] = {}
+        """What was read and not taken yet: a file for every read, which may overlap."""
 
     def keys(self) -> wire.Keys:
         """Keys of all files of this shard."""
         return tuple(h.key for h in self._store.heads(self._identity)) if self._is_on else ()
 
-    def has_read(self, key: str) -> bool:
-        """Whether a file was read and not taken yet."""
-        with self._lock:
-            return key in self._files
-
     def take(self, key: str) -> KVFile:
-        """The file that was read for this key."""
+        """Take the file of one read of this key. Raises Broken when there is none."""
         with self._lock:
-            return self._files.pop(key)
+            if not self._files.get(key):
+                raise Broken(f"diverged from rank 0: the KV file {key} was not read")
+            file = self._files[key].pop()
+            if not self._files[key]:
+                del self._files[key]
+        return file
 
     def write(self, task: wire.Task, file_of: Callable[[str], KVFile]) -> None:
         """Write the file that `file_of` makes for the identity of this shard."""
@@ -79,7 +80,7 @@ class RankDisk:
     def _read(self, key: str) -> None:
         file = self._store.read(self._identity, key)
         with self._lock:
-            self._files[key] = file
+            self._files.setdefault(key, []).append(file)
 
     def _submit(self, task: wire.Task, work: Callable[[], Any]) -> None:
         try:

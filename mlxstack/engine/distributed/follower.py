@@ -86,7 +86,9 @@ class Replica:
                 marks = self._contexts[number].checkpoints
                 self._parked[key] = next(m for m in marks if m.position == position)
             case wire.Adopt(key):
-                self._parked[key] = segments.part_of(self._disk.take(key))
+                self._parked[key] = self._read_part(key)
+            case wire.Discard(key):
+                self._disk.take(key)
             case wire.Drop(key):
                 del self._parked[key]
             case _:
@@ -103,7 +105,8 @@ class Replica:
 
     def _load(self, load: wire.Load) -> None:
         context = self._contexts[load.context]
-        parts, marks = ([self._part(k) for k in keys] for keys in (load.segments, load.checkpoints))
+        part_of = self._read_part if load.is_from_disk else self._parked.__getitem__
+        parts, marks = ([part_of(k) for k in keys] for keys in (load.segments, load.checkpoints))
         spans = segments.whole(
             context,
             [part for part in parts if isinstance(part, PackedSegment)],
@@ -112,10 +115,8 @@ class Replica:
         )
         context.load(load.tokens, spans, [m for m in marks if isinstance(m, StateCheckpoint)])
 
-    def _part(self, key: str) -> PackedSegment | StateCheckpoint:
-        if self._disk.has_read(key):
-            return segments.part_of(self._disk.take(key))
-        return self._parked[key]
+    def _read_part(self, key: str) -> PackedSegment | StateCheckpoint:
+        return segments.part_of(self._disk.take(key))
 
 
 class Follower:

@@ -33,7 +33,7 @@ class MirroredContext(SlotContext):
             self.caches = maker.make(n_tokens)
         self._group = group
         self.number = group.register(self)
-        self._sources: tuple[wire.Keys, wire.Keys, int] = (), (), 0
+        self._sources: tuple[wire.Keys, wire.Keys, int, bool] = (), (), 0, False
         group.log(wire.NewContext(self.number, n_tokens))
 
     def new_empty(self, n_tokens: int = 0) -> SlotContext:
@@ -41,10 +41,15 @@ class MirroredContext(SlotContext):
         return MirroredContext(self._maker, self._group, n_tokens)
 
     def note_sources(
-        self, segments: Sequence[str], checkpoints: Sequence[str], n_room: int
+        self,
+        segments: Sequence[str],
+        checkpoints: Sequence[str],
+        n_room: int,
+        *,
+        is_from_disk: bool = False,
     ) -> None:
         """Note the keys of the KV that `load` is given next."""
-        self._sources = tuple(segments), tuple(checkpoints), n_room
+        self._sources = tuple(segments), tuple(checkpoints), n_room, is_from_disk
 
     def note_packed(self, start: int, end: int) -> None:
         """Note the segment that the prefix cache is given next."""
@@ -143,6 +148,10 @@ class MirroredPrefixCache(PrefixCache):
         """As `PrefixCache.put`, on all ranks."""
         super().put(record, part, now)
         self._group.log(self._source(record.key, part))
+
+    def note_unused(self, key: str) -> None:
+        """As `PrefixCache.note_unused`, on all ranks."""
+        self._group.log(wire.Discard(key))
 
     def _source(self, key: str, part: Segment | StateCheckpoint) -> wire.Operation:
         """The operation by which another rank gets its shard of these arrays."""

@@ -59,13 +59,14 @@ class TakeOver(Struct, frozen=True, array_like=True, tag="t"):
 
 
 class Load(Struct, frozen=True, array_like=True, tag="l"):
-    """Fill a context with parked or stored KV."""
+    """Fill a context with parked KV, or with what was read from disk for it."""
 
     context: int
     tokens: Tokens
     segments: Keys
     checkpoints: Keys
     n_room: int
+    is_from_disk: bool
 
 
 class Pack(Struct, frozen=True, array_like=True, tag="p"):
@@ -91,6 +92,12 @@ class Adopt(Struct, frozen=True, array_like=True, tag="a"):
     key: str
 
 
+class Discard(Struct, frozen=True, array_like=True, tag="u"):
+    """Discard what was read from disk for a key."""
+
+    key: str
+
+
 class Drop(Struct, frozen=True, array_like=True, tag="d"):
     """Forget the parked KV of a key."""
 
@@ -107,7 +114,10 @@ class Pass(Struct, frozen=True, array_like=True, tag="x"):
     slots: tuple[tuple[int, Tokens], ...]
 
 
-Operation = NewContext | ChangeContext | Fork | TakeOver | Load | Pack | Mark | Adopt | Drop | Pass
+Operation = (
+    NewContext | ChangeContext | Fork | TakeOver | Load | Pack | Mark | Adopt | Discard | Drop
+    | Pass
+)  # fmt: skip
 
 
 class Record(Struct, frozen=True, array_like=True, tag="record"):
@@ -128,7 +138,7 @@ class WriteKV(Struct, frozen=True, array_like=True, tag="write"):
 
 
 class ReadKV(Struct, frozen=True, array_like=True, tag="read"):
-    """Read the KV of a key from disk, for `Adopt` or `Load`."""
+    """Read the KV of a key from disk, for one `Adopt`, `Load` or `Discard`."""
 
     key: str
 

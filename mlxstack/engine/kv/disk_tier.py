@@ -305,11 +305,12 @@ class DiskTier:
         for key in keys:
             file = files.pop(key)  # its bytes go as soon as they are arrays
             node = self._memory.index.nodes.get(key)
-            if node is None:  # lost with what it continues
-                continue
             if isinstance(file, KVFile):
-                self._memory.put(node.record, part_of(file), time.monotonic())
-            else:
+                if node is None:  # lost with what it continues
+                    self._memory.note_unused(key)
+                else:
+                    self._memory.put(node.record, part_of(file), time.monotonic())
+            elif node is not None:
                 log.warning("KV could not be read: %s", file)
                 self._memory.invalidate(key)
         then()

@@ -87,6 +87,9 @@ class PrefixCache:
         if isinstance(part, PrefixSegment):
             self._in_prefix[part.prefix] = self._in_prefix.get(part.prefix, 0) + part.n_bytes
 
+    def note_unused(self, key: str) -> None:
+        """Hook of `engine.distributed`: what was read of this key is not put."""
+
     def put_segment(
         self,
         record: prefix_index.SegmentMeta,

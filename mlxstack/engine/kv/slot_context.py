@@ -203,7 +203,12 @@ class SlotContext:
         """Hook of `engine.distributed`: these tokens were packed, to be parked next."""
 
     def note_sources(
-        self, segments: Sequence[str], checkpoints: Sequence[str], n_room: int
+        self,
+        segments: Sequence[str],
+        checkpoints: Sequence[str],
+        n_room: int,
+        *,
+        is_from_disk: bool = False,
     ) -> None:
         """Hook of `engine.distributed`: `load` is next, with the KV of these keys."""
 

@@ -116,7 +116,9 @@ class RestoreBuffers:
         arrays = map(self._array, self._buffers)
         sliceable = [leaf for leaf in self._fresh.leaves if cache_adapters.is_sliceable(leaf)]
         parts = [[next(arrays) for _ in range(cache_adapters.n_parts(leaf))] for leaf in sliceable]
-        self._fresh.note_sources(manifest.segments, manifest.checkpoints, self._room)
+        self._fresh.note_sources(
+            manifest.segments, manifest.checkpoints, self._room, is_from_disk=True
+        )
         self._fresh.load(manifest.tokens, parts, checkpoints)
         return self._fresh
 
@@ -196,18 +198,16 @@ class RestoreRequest(Struct, frozen=True):
 
 
 class RestoreSource(Struct, frozen=True):
-    """Slot file with its KV headers and checkpoints, already read."""
+    """Slot file with the headers of its segments and checkpoints."""
 
     manifest: Manifest
     heads: tuple[KVFileHeader, ...]
-    checkpoints: tuple[KVFile, ...]
+    checkpoint_heads: tuple[KVFileHeader, ...]
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all arrays."""
-        planes = [plane for file in self.checkpoints for plane in file.tensors]
-        states = sum(memoryview(plane.data).nbytes for plane in planes)
-        return states + sum(head.n_bytes for head in self.heads)
+        return sum(head.n_bytes for head in (*self.heads, *self.checkpoint_heads))
 
 
 class SlotRestore:
@@ -260,10 +260,12 @@ class SlotRestore:
             request.room(found.n_bytes)
             buffers = RestoreBuffers(request.context.new_empty(n_tokens), found.heads, n_tokens)
             reading = self._reader.submit(self._read_into, request.name, found, buffers)
-            self._then(reading, lambda _: take_over(found, buffers), result)
+            self._then(reading, lambda files: take_over(found, buffers, files), result)
 
-        def take_over(found: RestoreSource, buffers: RestoreBuffers) -> None:
-            marks = [m for b in found.checkpoints if isinstance(m := part_of(b), StateCheckpoint)]
+        def take_over(
+            found: RestoreSource, buffers: RestoreBuffers, files: Sequence[KVFile]
+        ) -> None:
+            marks = [m for file in files if isinstance(m := part_of(file), StateCheckpoint)]
             n_tokens, context = len(found.manifest.tokens), request.context
             if n_tokens:
                 context.take_over(buffers.load(found.manifest, marks))
@@ -303,18 +305,22 @@ class SlotRestore:
                 f"the slot file {name} was saved with another model, adapter, KV precision or "
                 "version of mlx-lm; compute the context again, or run what it was saved with"
             )
-        heads = _each(name, manifest.segments, lambda key: store.head(identity, key))
-        marks = _each(name, manifest.checkpoints, lambda key: store.read(identity, key))
+        heads, marks = (
+            _each(name, keys, lambda key: store.head(identity, key))
+            for keys in (manifest.segments, manifest.checkpoints)
+        )
         check_cover(name, manifest, heads)
         return RestoreSource(manifest, heads, marks)
 
-    def _read_into(self, name: str, source: RestoreSource, buffers: RestoreBuffers) -> None:
-        """Read files in parallel: one thread fills fresh memory too slowly."""
-        store, identity, keys = (
-            self._sources.store,
-            self._sources.identity,
-            source.manifest.segments,
-        )
+    def _read_into(
+        self, name: str, source: RestoreSource, buffers: RestoreBuffers
+    ) -> tuple[KVFile, ...]:
+        """Read segments into the buffers, and return the checkpoints.
+
+        Files are read in parallel: one thread fills fresh memory too slowly.
+        """
+        store, identity = self._sources.store, self._sources.identity
+        keys, marks = source.manifest.segments, source.manifest.checkpoints
 
         def pour(at: int) -> None:
             store.read_into(identity, keys[at], buffers.buffers(at))
@@ -322,6 +328,7 @@ class SlotRestore:
         with _as_one(name), ThreadPoolExecutor(READERS, "pouring") as pool:
             for _ in pool.map(pour, range(len(keys))):
                 pass
+        return _each(name, marks, lambda key: store.read(identity, key))
 
 
 def _each(name: str, keys: Sequence[str], read: Callable[[str], T]) -> tuple[T, ...]:
