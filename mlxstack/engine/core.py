@@ -342,7 +342,10 @@ class EngineCore:
         key = facts.identity.key()
         needs = replace(facts, n_bytes=facts.n_bytes + n_draft_bytes)
         plan = memory_plan(preset, needs, self._memory, self._device_memory.limits())
-        bytes_per_token = kv_bytes_per_token(ModelRunner(loaded.model), maker)
+        alone = ModelRunner(loaded.model)
+        bytes_per_token = kv_bytes_per_token(alone, maker)
+        is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
+        costs = measure_widths(alone, maker) if is_drafting else UNMEASURED
         if self._ranks is not None:
             agreement = Agreement.of(loaded.facts.identity, verdict)
             plan = self._ranks.agree(agreement, plan, bytes_per_token)
@@ -363,8 +366,6 @@ class EngineCore:
         )
         self._exchange = KVExchange(slot_kv, pieces, runner, maker, key)
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
-        costs = measure_widths(runner, maker) if is_drafting else UNMEASURED
         batch = Batch(runner, costs, draft_model, limits.pace)
         kv, post = self._exchange, self._post
         remote = RemotePrefill(self._remote, kv, post) if self._remote is not None else None

@@ -58,8 +58,6 @@ def _hosts(preset: Preset) -> Iterator[Violation]:
     combined = (
         (("kind",), preset.kind is ServiceKind.EMBEDDING),
         (("model", "adapter"), preset.model.adapter is not None),
-        (("model", "draft"), preset.model.draft is not None),
-        (("speculation",), preset.speculation is not Speculation.OFF),
         (
             ("prefix_cache", "live_sharing"),
             preset.prefix_cache.live_sharing is not LiveSharingMode.OFF,

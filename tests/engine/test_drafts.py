@@ -24,6 +24,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters, loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.stats import EngineStats
 from mlxstack.policy.draft_governor import UNMEASURED, PassLayout, WidthCosts
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
@@ -279,6 +280,44 @@ SCHEMA = """{
 }"""
 
 
+def test_prefill_chunks_are_sized_by_what_a_step_takes_without_drafts() -> None:
+    plain, wide = EngineStats(), EngineStats()
+    plain.decoded(0.05, 4)
+    wide.decoded(0.04, 0, 0.5)
+    wide.decoded(0.06, 9, 0.5)
+    assert wide.speed == plain.speed
+    assert wide.step_s == pytest.approx(0.1)
+    assert wide.counters.decode_s == pytest.approx(0.1)
+
+
+def by_schema(driver: Driver) -> dict[str, Any]:
+    """What a request needs for an answer by the schema."""
+    tokenizer = driver.engine.tokenizer
+    compiler = GrammarCompiler(tokenizer, n_vocab := tokenizer.vocab_size)
+    grammar = LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False})
+    eos = frozenset(tokenizer.eos_token_ids)
+    layout = ConstraintLayout(n_vocab, eos)
+    return {"eos": eos, "constraint": GrammarConstraint(layout, compiler.compile((grammar,), "s"))}
+
+
+def test_guided_answers_are_the_same_beside_free_ones(pair: tuple[Driver, Driver]) -> None:
+    auto, off = pair
+    expected = [
+        off.cold(tokens, 100, sampling=rules, **by_schema(off))
+        for tokens, rules in zip(REPEATED, GUIDED, strict=True)
+    ]
+    free = off.cold(REPEATED[1], 60)
+    beside = auto.submit(REPEATED[1], 60, use_cache=False)
+    asks = [
+        auto.submit(tokens, 100, sampling=rules, use_cache=False, **by_schema(auto))
+        for tokens, rules in zip(REPEATED, GUIDED, strict=True)
+    ]
+    for ask in (beside, *asks):
+        auto.finish(ask)
+    assert [auto.tokens(ask) for ask in asks] == expected
+    assert auto.tokens(beside) == free
+
+
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_a_schema_writes_itself_in_half_the_passes(tmp_path: Path, is_ahead: bool) -> None:
     preset = preset_of(Path("demo"), slots=SlotSpec(count=4, n_ctx=1024))
@@ -287,17 +326,9 @@ def test_a_schema_writes_itself_in_half_the_passes(tmp_path: Path, is_ahead: boo
         with running(replace(preset, speculation=speculation), tmp_path) as driver:
             driver.engine._turns.batch.costs = UNMEASURED
             driver.engine._turns.batch.is_ahead = is_ahead
-            tokenizer = driver.engine.tokenizer
-            compiler = GrammarCompiler(tokenizer, n_vocab := tokenizer.vocab_size)
-            rules = compiler.compile(
-                (LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False}),),
-                "schema",
-            )
-            eos = frozenset(tokenizer.eos_token_ids)
-            constraint = GrammarConstraint(ConstraintLayout(n_vocab, eos), rules)
-            before = driver.engine.snapshot().counters.n_decode_calls
+            before, guided = driver.engine.snapshot().counters.n_decode_calls, by_schema(driver)
             asks = [
-                driver.submit(tokens, 200, sampling=rules, eos=eos, constraint=constraint)
+                driver.submit(tokens, 200, sampling=rules, **guided)
                 for tokens, rules in zip(REPEATED, GUIDED, strict=True)
             ]
             reasons = [driver.finish(ask).reason for ask in asks]
@@ -305,7 +336,7 @@ def test_a_schema_writes_itself_in_half_the_passes(tmp_path: Path, is_ahead: boo
             answers.append([driver.tokens(ask) for ask in asks])
             calls.append(driver.engine.snapshot().counters.n_decode_calls - before)
             for tokens in answers[-1]:
-                assert set(json.loads(tokenizer.decode(tokens))) == set(NAMES)
+                assert set(json.loads(driver.engine.tokenizer.decode(tokens))) == set(NAMES)
     assert answers[0] == answers[1]
     assert calls[0] <= 0.5 * calls[1]
 

@@ -22,7 +22,7 @@ from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, RequestFailed, RequestFinished, TokenSampled
 from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.ports import KVFile, TensorBytes
-from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset
+from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
 from mlxstack.engine.device_memory import MemoryPlan
@@ -41,7 +41,14 @@ from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.engine.gated_disk import Gate
-from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
+from tests.engine.harness import (
+    WAIT_S,
+    Driver,
+    draft_freely,
+    preset_of,
+    prompt,
+    running,
+)
 from tests.models import HYBRID, LLAMA, SINKS, SLIDING, write
 from tests.repetition import in_soak
 
@@ -187,6 +194,22 @@ def test_a_decode_step_sends_few_bytes(llama: Preset, group: RankGroup, tmp_path
         assert n_bytes <= 64 * n_records
 
 
+def test_a_draft_model_runs_on_the_first_rank_alone(
+    llama: Preset, group: RankGroup, tmp_path: Path
+) -> None:
+    model = replace(llama.model, draft=llama.model.id)
+    preset = replace(llama, model=model, speculation=Speculation.AUTO)
+    with running(llama, tmp_path / "alone") as driver:
+        expected = [driver.answer(prompt(40, n), 30) for n in range(3)]
+    with running(preset, tmp_path / "together", ranks=group) as driver:
+        draft_freely(driver)
+        asks = [driver.submit(prompt(40, n), 30) for n in range(3)]
+        for ask in asks:
+            driver.finish(ask)
+        assert [driver.tokens(ask) for ask in asks] == expected
+        assert driver.engine.snapshot().counters.n_model_accepted_tokens > 30
+
+
 class TwoRanks:
     """The first of two ranks, for the division of weights alone."""
 
@@ -279,9 +302,11 @@ def preset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def compare(
     preset: Preset, group: RankGroup, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[Play], Any]]:
-    """Plays a scene on one rank and on two; the outcome, which must be the same."""
+    """Plays a scene on one rank and on two, which draft; the outcome, which must be the same."""
     homes = [tmp_path_factory.mktemp(name) for name in ("alone", "together")]
-    with running(preset, homes[0]) as alone, running(preset, homes[1], ranks=group) as together:
+    drafting = replace(preset, speculation=Speculation.AUTO)
+    with running(preset, homes[0]) as alone, running(drafting, homes[1], ranks=group) as together:
+        draft_freely(together)
 
         def play(scene: Play) -> Any:
             expected, found = scene(alone), scene(together)
@@ -354,6 +379,35 @@ def test_a_saved_slot_goes_on_in_another_one(compare: Callable[[Play], Any]) -> 
     n_saved, n_restored, n_cached, _ = compare(scene)
     assert n_saved == n_restored
     assert n_cached >= 200
+
+
+def test_drafts_are_accepted_and_rolled_back_on_both(compare: Callable[[Play], Any]) -> None:
+    few = tuple((token, 60.0) for token in (7, 8, 9))
+    rules = [
+        SamplingParams(logit_bias=few),
+        SamplingParams(temperature=0.8, seed=1, logit_bias=few),
+        SamplingParams(temperature=0.4, seed=2, repetition_penalty=1.05, logit_bias=few),
+    ]
+    counts = []
+
+    def scene(driver: Driver) -> list[list[int]]:
+        jobs = [(prompt(n, n) * 3, each) for n, each in zip((5, 17, 40), rules, strict=True)]
+        asks = [driver.submit(tokens, 40, sampling=each) for tokens, each in jobs]
+        for ask in asks:
+            driver.finish(ask)
+        answers = [driver.tokens(ask) for ask in asks]
+        for (tokens, each), answer in zip(jobs, tuple(answers), strict=True):
+            follow_up = (*tokens, *answer, 1)
+            answers.append(driver.answer(follow_up, 20, sampling=each))
+            assert answers[-1] == driver.cold(follow_up, 20, sampling=each)
+        now = driver.engine.snapshot().counters
+        counts.append((now.n_drafted_tokens, now.n_accepted_tokens))
+        return answers
+
+    compare(scene)
+    alone, (n_drafted, n_accepted) = counts
+    assert alone == (0, 0)
+    assert 0 < n_accepted < n_drafted
 
 
 def test_a_grammar_rules_the_answer(compare: Callable[[Play], Any]) -> None:

@@ -165,6 +165,11 @@ SHARING = (
         "tests/engine/test_ranks.py::test_overlapping_reads_of_a_file_are_loaded_on_both_ranks",
     ),
     Mutant(
+        "a rank waits for what is kept of a draft", "engine/distributed/follower.py",
+        "if not context.is_in_draft:", "if True:",
+        "tests/engine/test_ranks.py::test_drafts_are_accepted_and_rolled_back_on_both",
+    ),
+    Mutant(
         "a rank discards what is not used", "engine/distributed/follower.py",
         "                self._disk.take(key)\n            case wire.Drop",
         "                pass\n            case wire.Drop",

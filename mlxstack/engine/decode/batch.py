@@ -18,7 +18,7 @@ from mlxstack.engine.decode.drafter import Drafter, DraftSource
 from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.chunked_prefill import PrefillPolicy, draft_bound
 from mlxstack.policy.draft_governor import (
     MOST_DRAFTED,
@@ -112,7 +112,7 @@ class RowToken(Struct, frozen=True):
 
 
 class FedRow(Struct, frozen=True):
-    """A row in a scheduled step: its draft, its choices, and where it stood before a draft.
+    """A row in a scheduled step, its draft and its choices.
 
     Without choices its rules raised after the model had run.
     """
@@ -120,7 +120,6 @@ class FedRow(Struct, frozen=True):
     row: BatchRow
     draft: tuple[int, ...] = ()
     choices: tuple[SampledToken, ...] = ()
-    start: PassStart | None = None
 
 
 class InFlightStep(Struct, frozen=True):
@@ -227,10 +226,9 @@ class Batch:
             return None
         modeled = frozenset(i for i, row in enumerate(rows) if drafts[i] and _is_modeled(row))
         drafting_s = time.perf_counter() - began if modeled else 0.0
-        starts = [
-            PassStart.of(row.context.caches, len(row.known) + len(draft)) if draft else None
-            for row, draft in zip(rows, drafts, strict=True)
-        ]
+        for row, draft in zip(rows, drafts, strict=True):
+            if draft:
+                row.context.begin_draft(len(row.known) + len(draft))
         n_replayed = [len(row.replay) for row in rows]
         logits, passes = self._forward(rows, drafts)
         if any(n_replayed):
@@ -244,7 +242,7 @@ class Batch:
                 row.input_token = choices[0].token
                 row.n_left -= 1
         mx.async_eval([a for choices in chosen for choice in choices for a in _arrays(choice)])  # type: ignore[no-untyped-call]
-        each = zip(rows, drafts, chosen, starts, strict=True)
+        each = zip(rows, drafts, chosen, strict=True)
         fed = tuple(FedRow(*one) for one in each)
         return InFlightStep(fed, passes, modeled, drafting_s)
 
@@ -373,8 +371,8 @@ class Batch:
             if not is_running and id(row) not in ahead:
                 continue
             tokens = _accepted(fed)
-            if fed.start is not None:
-                _settle(fed, fed.start, tokens)
+            if fed.draft:
+                _settle(fed, tokens)
                 self.n_drafts += 1
                 self.n_drafted += len(fed.draft)
                 self.n_accepted += max(0, len(tokens) - 1)
@@ -421,14 +419,12 @@ def _accepted(fed: FedRow) -> list[int]:
     return tokens
 
 
-def _settle(fed: FedRow, start: PassStart, tokens: Sequence[int]) -> None:
+def _settle(fed: FedRow, tokens: Sequence[int]) -> None:
     """Take the tokens of the draft that were not chosen out of the row's caches."""
     row = fed.row
     kept = [*row.known, *tokens[:-1]]
-    if start.roll_back(len(kept)):
-        row.extend(kept)
-    else:
-        row.replay = kept
+    is_kept = row.context.end_draft(*kept)
+    row.pending, row.replay = None, [] if is_kept else kept
     if not tokens:
         return
     row.sampler.accept([choice.token for choice in fed.choices[: len(tokens)]], len(fed.draft))

@@ -17,6 +17,7 @@ from typing import Any
 from mlxstack import __version__
 from mlxstack.core.errors import Broken, SetupError, describe_error
 from mlxstack.core.ports import KVFile
+from mlxstack.core.preset import Speculation
 from mlxstack.engine import device
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
 from mlxstack.engine.distributed import wire
@@ -31,6 +32,7 @@ from mlxstack.engine.model.batching_check import self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.sharding import join_ring
+from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.host.home import Home, home_from
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.process import free_port
@@ -38,7 +40,9 @@ from mlxstack.host.process import free_port
 log = logging.getLogger("mlxstack.rank")
 
 BEAT_S = 1.0
-CHANGES = frozenset({"clear", "detach", "reserve", "checkpoint", "rewind"})
+CHANGES = frozenset({
+    "clear", "detach", "reserve", "checkpoint", "rewind", "begin_draft", "end_draft",
+})  # fmt: skip
 
 
 class Replica:
@@ -101,7 +105,8 @@ class Replica:
             raise Broken(f"diverged from rank 0 at record {self.step}, with {lengths} tokens")
         run_pass(self._runner, contexts, [tokens for _, tokens in slots])
         for context, (_, tokens) in zip(contexts, slots, strict=True):
-            context.extend(tokens)
+            if not context.is_in_draft:
+                context.extend(tokens)
 
     def _load(self, load: wire.Load) -> None:
         context = self._contexts[load.context]
@@ -153,6 +158,8 @@ class Follower:
         device.release()
         runner = ModelRunner(loaded.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
         n_bytes = kv_bytes_per_token(runner, maker)
+        if check.can_draft and preset.speculation is Speculation.AUTO:
+            measure_widths(runner, maker)
         agreement = wire.Agreement.of(loaded.facts.identity, check)
         plan = memory_plan(preset, loaded.facts, memory, device_memory.limits())
         identity = loader.kv_identity(

@@ -104,6 +104,16 @@ class MirroredContext(SlotContext):
         operation = self._change("checkpoint", spared)
         self._group.repeat(operation, lambda: SlotContext.checkpoint(self, spared))
 
+    def begin_draft(self, n_tokens: int) -> None:
+        """As `SlotContext.begin_draft`, on all ranks."""
+        operation = self._change("begin_draft", n_tokens)
+        self._group.repeat(operation, lambda: SlotContext.begin_draft(self, n_tokens))
+
+    def end_draft(self, *tokens: int) -> bool:
+        """As `SlotContext.end_draft`, on all ranks."""
+        operation = self._change("end_draft", *tokens)
+        return self._group.repeat(operation, lambda: SlotContext.end_draft(self, *tokens))
+
     def rewind(self, position: int, sharing: LiveSharing = NO_SHARING) -> int:
         """As `SlotContext.rewind`, on all ranks."""
         operation = self._change("rewind", position)
@@ -114,7 +124,7 @@ class MirroredContext(SlotContext):
 
 
 class MirroredRunner(ModelRunner):
-    """Runs forward passes on all ranks. Drafts are not supported."""
+    """Runs forward passes on all ranks."""
 
     can_run_ahead = False
 

@@ -9,20 +9,23 @@ import msgspec
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 
+MOST_LOGITS = 64
+"""Tokens per slot of the longest pass whose logits are needed; drafts are shorter."""
+
 
 def run_pass(
     runner: ModelRunner, contexts: Sequence[SlotContext], tokens: Sequence[Sequence[int]]
 ) -> mx.array:
     """Logits of a forward pass, evaluated; every rank evaluates the same collectives.
 
-    Of a chunk of a prompt only the KV is evaluated: its logits are not needed.
+    Of a chunk of a prompt only the KV is evaluated: its logits are not needed, and many.
     """
     plan = [SlotTokens(c.caches, mx.array(list(t))) for c, t in zip(contexts, tokens, strict=True)]
     # Not the method of a subclass, which calls this function.
     logits = ModelRunner.execute(runner, plan)
-    if all(len(each) == 1 for each in tokens):
+    if sum(map(len, tokens)) <= MOST_LOGITS * len(tokens):
         mx.eval(logits)
-    else:
+    if any(len(each) > 1 for each in tokens):
         for context in contexts:
             context.evaluate()
     return logits

@@ -13,6 +13,7 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
+from mlxstack.engine.model.runner import PassStart
 from mlxstack.policy.block_hash import BlockHashes
 from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
 from mlxstack.policy.prefix_index import KnownPrefix
@@ -64,6 +65,7 @@ class SlotContext:
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
         self.draft: SlotContext | None = None
         """A context of the draft model: a beginning of these tokens and those fed next."""
+        self._draft_start: PassStart | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -167,7 +169,7 @@ class SlotContext:
         self._leaf = None
         self._n_anchored = 0
         self.min_rewind = 0
-        self.draft = None
+        self.draft = self._draft_start = None
 
     @property
     def quantized_start(self) -> int:
@@ -182,6 +184,30 @@ class SlotContext:
             # A window holds more than its size after a prefill chunk, until the next token.
             self._counted, self._is_prefilled = None, len(tokens) > 1
         self.quantize_if_due()
+
+    def begin_draft(self, n_tokens: int) -> None:
+        """Let `end_draft` drop the last tokens of the next pass.
+
+        The pass has `n_tokens`.
+        """
+        self._draft_start = PassStart.of(self.caches, n_tokens)
+
+    @property
+    def is_in_draft(self) -> bool:
+        """Whether `end_draft` is still to come."""
+        return self._draft_start is not None
+
+    def end_draft(self, *tokens: int) -> bool:
+        """Keep the first tokens of the pass, which are these.
+
+        False when they have to be fed again: recurrent state can only go back to the start.
+        """
+        assert self._draft_start is not None
+        start, self._draft_start = self._draft_start, None
+        is_kept = bool(start.roll_back(len(tokens)))
+        if is_kept:
+            self.extend(tokens)
+        return is_kept
 
     @property
     def is_cuttable(self) -> bool:
