@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.request import Priority
 from mlxstack.policy.scheduler_state import Slot
@@ -39,6 +40,8 @@ class ThroughputModel(Struct, frozen=True):
     decode_s: float = 0.0
     slowdown: float = 0.0
     trend: RegressionSums = RegressionSums()
+    n_largest: int = 0
+    """Tokens of the longest chunk that was measured."""
 
 
 def observe_prefill(
@@ -53,13 +56,14 @@ def observe_prefill(
     measured = n_tokens / seconds
     expected = speed.prefill_tps / (1 + speed.slowdown * middle) or measured
     level = 0.5 * (measured + expected) * (1 + slowdown * middle)
-    return ThroughputModel(level, speed.decode_s, slowdown, trend)
+    n_largest = max(speed.n_largest, n_tokens)
+    return ThroughputModel(level, speed.decode_s, slowdown, trend, n_largest)
 
 
 def observe_decode(speed: ThroughputModel, seconds: float) -> ThroughputModel:
     """Update by a decode step: slower at once, faster gradually."""
     decode_s = max(seconds, 0.8 * speed.decode_s + 0.2 * seconds)
-    return ThroughputModel(speed.prefill_tps, decode_s, speed.slowdown, speed.trend)
+    return replace(speed, decode_s=decode_s)
 
 
 def prefill_s(speed: ThroughputModel, start: int, n_tokens: int) -> float:
@@ -98,6 +102,9 @@ def _slowdown(trend: RegressionSums) -> float:
 
 FINEST = 16
 """Chunks shorter than a block end on multiples of this, in tokens."""
+
+GROWTH = 2
+"""A chunk beside decoding requests is at most so many times as long as any that was measured."""
 
 HEADROOM = 0.9
 """Target share of the bound; the next step may have another row."""
@@ -140,7 +147,7 @@ def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: Prefil
     """Tokens of the next prefill chunk, preferably to a block boundary.
 
     While other requests decode, chunk plus decode step stay inside `max_stall_s` at the measured
-    throughput.
+    throughput, which says little about far longer chunks.
     """
     budget = _budget(slot, n_decoding, speed, pace)
     if slot.n_left <= budget:
@@ -156,7 +163,10 @@ def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPo
     most = tokens_within_scores(slot.position, pace)
     if speed.prefill_tps == 0:
         return min(pace.block, most)
-    seconds = stall_left(speed, pace) if n_decoding else pace.patience_s
+    seconds = pace.patience_s
+    if n_decoding:
+        seconds = stall_left(speed, pace)
+        most = min(most, GROWTH * max(pace.block, speed.n_largest))
     return max(FINEST, min(most, tokens_within(speed, slot.position, seconds)))
 
 

@@ -170,6 +170,12 @@ SHARING = (
         "tests/engine/test_ranks.py::test_drafts_are_accepted_and_rolled_back_on_both",
     ),
     Mutant(
+        "a long chunk is approached in steps", "policy/chunked_prefill.py",
+        "GROWTH = 2", "GROWTH = 100",
+        "tests/policy/test_pacing.py::"
+        "test_beside_decoders_a_chunk_is_at_most_twice_as_long_as_any_before",
+    ),
+    Mutant(
         "a rank discards what is not used", "engine/distributed/follower.py",
         "                self._disk.take(key)\n            case wire.Drop",
         "                pass\n            case wire.Drop",

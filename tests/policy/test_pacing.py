@@ -10,6 +10,7 @@ from mlxstack.policy.chunked_prefill import (
     ThroughputModel,
     chunk_size,
     next_to_prefill,
+    observe_prefill,
     prefill_s,
     tokens_within_scores,
 )
@@ -112,6 +113,15 @@ def test_e14_the_known_example() -> None:
     assert chunk_size(seat(0, 4000), 3, ThroughputModel(TPS, 0.025), PrefillPolicy()) == 128
     assert chunk_size(seat(100, 4000), 3, ThroughputModel(TPS, 0.025), PrefillPolicy()) == 156
     assert chunk_size(seat(0, 4000), 0, ThroughputModel(TPS, 0.025), PrefillPolicy()) == 896
+
+
+def test_beside_decoders_a_chunk_is_at_most_twice_as_long_as_any_before() -> None:
+    """The seconds of 300 tokens do not tell those of 2,000, whose attention may be slower."""
+    speed = observe_prefill(ThroughputModel(), 0, 300, 0.01)
+    assert chunk_size(seat(0, 4000), 1, speed, PrefillPolicy()) == 512
+    assert chunk_size(seat(0, 4000), 0, speed, PrefillPolicy()) == 2048
+    speed = observe_prefill(speed, 0, 100, 0.01)
+    assert chunk_size(seat(0, 4000), 1, speed, PrefillPolicy()) == 512
 
 
 def test_z7_the_shortest_remaining_prompt_goes_first() -> None:
