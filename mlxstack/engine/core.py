@@ -345,10 +345,10 @@ class EngineCore:
         alone = ModelRunner(loaded.model)
         bytes_per_token = kv_bytes_per_token(alone, maker)
         is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
-        costs = measure_widths(alone, maker) if is_drafting else UNMEASURED
         if self._ranks is not None:
             agreement = Agreement.of(loaded.facts.identity, verdict)
-            plan = self._ranks.agree(agreement, plan, bytes_per_token)
+            plan = self._ranks.agree(agreement, plan, bytes_per_token, is_measured=is_drafting)
+        costs = measure_widths(alone, maker) if is_drafting else UNMEASURED
         memory, slots, runner, store = self._parts(loaded.model, verdict, maker, key, plan)
         self._archive = DiskTier(store, self._slot_files, memory, key, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:

@@ -15,7 +15,14 @@ from mlxstack.core.engine_events import (
     RequestFinished,
     TokenSampled,
 )
-from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.core.preset import (
+    DiskSpec,
+    KVSpec,
+    PrefillSpec,
+    PrefixCacheSpec,
+    Preset,
+    SlotSpec,
+)
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import reclaim
 from mlxstack.engine.step import EngineLoop
@@ -44,7 +51,9 @@ def any_kind(request: pytest.FixtureRequest, model_of: ModelOf) -> Preset:
 
 @pytest.fixture(scope="module")
 def driver(model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    with running(preset_of(model_of("tiny"), slots=TWO), tmp_path_factory.mktemp("home")) as one:
+    # Fast machines would compute all in one chunk.
+    preset = preset_of(model_of("tiny"), slots=TWO, prefill=PrefillSpec(chunk_size=256))
+    with running(preset, tmp_path_factory.mktemp("home")) as one:
         yield one
 
 

@@ -17,7 +17,6 @@ from typing import Any
 from mlxstack import __version__
 from mlxstack.core.errors import Broken, SetupError, describe_error
 from mlxstack.core.ports import KVFile
-from mlxstack.core.preset import Speculation
 from mlxstack.engine import device
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
 from mlxstack.engine.distributed import wire
@@ -84,6 +83,14 @@ class Replica:
                 self._contexts[number].take_over(self._contexts.pop(other))
             case wire.Load():
                 self._load(operation)
+            case wire.MeasureWidths():
+                measure_widths(self._runner, self._maker)
+            case _:
+                self._park(operation)
+
+    def _park(self, operation: wire.Operation) -> None:
+        """Carry out an operation on parked KV, or on what was read from disk."""
+        match operation:
             case wire.Pack(key, number, start, end):
                 self._parked[key] = segments.pack(self._contexts[number], start, end)
             case wire.Mark(key, number, position):
@@ -158,8 +165,6 @@ class Follower:
         device.release()
         runner = ModelRunner(loaded.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
         n_bytes = kv_bytes_per_token(runner, maker)
-        if check.can_draft and preset.speculation is Speculation.AUTO:
-            measure_widths(runner, maker)
         agreement = wire.Agreement.of(loaded.facts.identity, check)
         plan = memory_plan(preset, loaded.facts, memory, device_memory.limits())
         identity = loader.kv_identity(

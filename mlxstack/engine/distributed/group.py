@@ -109,8 +109,18 @@ class RankGroup:
             self._world = join_ring(0, self._ring)
         return self._world
 
-    def agree(self, own: wire.Agreement, plan: MemoryPlan, bytes_per_token: int) -> MemoryPlan:
-        """Compare the loaded models; the least memory of all ranks. Raises SetupError."""
+    def agree(
+        self,
+        own: wire.Agreement,
+        plan: MemoryPlan,
+        bytes_per_token: int,
+        *,
+        is_measured: bool = False,
+    ) -> MemoryPlan:
+        """Compare the loaded models; the least memory of all ranks. Raises SetupError.
+
+        With `is_measured` the passes of `measure_widths` are next here, and run on all ranks.
+        """
         known: list[wire.Keys] = []
         for _ in self._channels:
             rank, ready = self._next_ready()
@@ -120,6 +130,9 @@ class RankGroup:
             plan = least_memory(plan, bytes_per_token, ready.memory)
         self.keys = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
         self._is_in_session.set()
+        if is_measured:
+            self.log(wire.MeasureWidths())
+            self.flush()
         return plan
 
     def end(self) -> None:

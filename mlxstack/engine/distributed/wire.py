@@ -114,9 +114,13 @@ class Pass(Struct, frozen=True, array_like=True, tag="x"):
     slots: tuple[tuple[int, Tokens], ...]
 
 
+class MeasureWidths(Struct, frozen=True, array_like=True, tag="w"):
+    """Run the passes that measure seconds by width, as rank 0 does."""
+
+
 Operation = (
     NewContext | ChangeContext | Fork | TakeOver | Load | Pack | Mark | Adopt | Discard | Drop
-    | Pass
+    | Pass | MeasureWidths
 )  # fmt: skip
 
 
