@@ -20,15 +20,17 @@ help: ## Show this list
 # pip compiles with one process, and thousands of models of transformers that are never imported.
 COMPILE := $(BIN)/python -m compileall -q -j 0 -x "transformers/models/[b-z]"
 
-$(VENV)/installed: pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# Made once: the environments below lie in it and are made at the same time.
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
 	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 # One resolution for the package and the tools; `pip install --group` came with pip 25.1.
-$(VENV)/ready: pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/ready: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e . --group dev
 	@$(COMPILE) $(VENV)/lib || true
@@ -48,12 +50,12 @@ check: setup ## Format, lint, types, floors
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-$(VENV)/clients/ready: tests/clients/requirements.txt
+$(VENV)/clients/ready: tests/clients/requirements.txt | $(BIN)/python
 	@test -x $(VENV)/clients/bin/python || $(PYTHON) -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
 		|| echo "aider and litellm cannot be installed; their tests say so and are skipped"
 
-$(VENV)/litellm/ready: tests/clients/litellm.txt
+$(VENV)/litellm/ready: tests/clients/litellm.txt | $(BIN)/python
 	@test -x $(VENV)/litellm/bin/python || $(PYTHON) -m venv $(VENV)/litellm
 	@$(VENV)/litellm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
 		|| echo "litellm's proxy cannot be installed; its test says so and is skipped"
