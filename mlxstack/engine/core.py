@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from msgspec.structs import replace
 
 from mlxstack.core.commands import (
@@ -43,6 +45,7 @@ from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.draft_model import DraftModel
+from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.distributed.mirrors import (
@@ -64,7 +67,8 @@ from mlxstack.engine.model.attention_costs import measure_sharing
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.loader import LoadedModel
-from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.model.mtp_head import load_head
+from mlxstack.engine.model.runner import ModelParts, ModelRunner
 from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.engine.remote_prefill import RemotePrefill
 from mlxstack.engine.slot_actions import SlotActionRunner
@@ -334,22 +338,23 @@ class EngineCore:
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
         # Its random KV is as long as the model's windows.
         device.release()
-        n_ranks = self._ranks.size if self._ranks is not None else 1
-        identity = loader.kv_identity(loaded.facts.identity, verdict.kv, preset.kv, size=n_ranks)
-        facts = replace(loaded.facts, identity=identity)
+        facts = self._identified(loaded.facts, verdict)
         self.tokenizer = loaded.tokenizer
+        is_drafting = self._is_drafting(verdict)
         draft_model, n_draft_bytes = self._load_draft(loaded, verdict)
         key = facts.identity.key()
-        needs = replace(facts, n_bytes=facts.n_bytes + n_draft_bytes)
-        plan = memory_plan(preset, needs, self._memory, self._device_memory.limits())
+        n_bytes, limits = facts.n_bytes + n_draft_bytes, self._device_memory.limits()
+        plan = memory_plan(preset, replace(facts, n_bytes=n_bytes), self._memory, limits)
         alone = ModelRunner(loaded.model)
         bytes_per_token = kv_bytes_per_token(alone, maker)
-        is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
         if self._ranks is not None:
             agreement = Agreement.of(loaded.facts.identity, verdict)
             plan = self._ranks.agree(agreement, plan, bytes_per_token, is_measured=is_drafting)
         costs = measure_widths(alone, maker) if is_drafting else UNMEASURED
-        memory, slots, runner, store = self._parts(loaded.model, verdict, maker, key, plan)
+        target, n_beside = (
+            (draft_model.target, draft_model.bytes_beside) if draft_model else (None, 0)
+        )
+        memory, slots, runner, store = self._parts(loaded.model, verdict, maker, key, plan, target)
         self._archive = DiskTier(store, self._slot_files, memory, key, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
@@ -360,23 +365,22 @@ class EngineCore:
             self._archive,
             pieces,
             preset.agents.persist,
-            bytes_per_token,
+            bytes_per_token + n_beside,
             plan.array_limit,
             _sharing(preset, runner, maker) if verdict.can_share else NO_SHARING,
         )
         self._exchange = KVExchange(slot_kv, pieces, runner, maker, key)
-        limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        batch = Batch(runner, costs, draft_model, limits.pace)
-        kv, post = self._exchange, self._post
-        remote = RemotePrefill(self._remote, kv, post) if self._remote is not None else None
+        rules = limits_of(preset, plan.kv_budget, plan.score_bytes)
         self._turns = EngineLoop(
-            batch,
+            Batch(runner, costs, draft_model, rules.pace),
             slot_kv,
             preset.slots.n_ctx,
-            limits,
+            rules,
             plan.max_cached_bytes,
             is_drafting=is_drafting,
-            remote=remote,
+            remote=RemotePrefill(self._remote, self._exchange, self._post)
+            if self._remote is not None
+            else None,
         )
         self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
         if verdict.why_not:
@@ -385,6 +389,12 @@ class EngineCore:
         self._publish()
         return facts
 
+    def _identified(self, facts: ModelFacts, check: BatchingCheck) -> ModelFacts:
+        """Facts with the identity of the KV of this rank."""
+        size = self._ranks.size if self._ranks is not None else 1
+        identity = loader.kv_identity(facts.identity, check.kv, self._preset.kv, size=size)
+        return replace(facts, identity=identity)
+
     def _parts(
         self,
         model: Any,
@@ -392,12 +402,14 @@ class EngineCore:
         maker: CacheFactory,
         key: str,
         plan: MemoryPlan,
+        parts: ModelParts | None,
     ) -> tuple[PrefixCache, list[SlotContext], ModelRunner, KVStore]:
         """Prefix cache, contexts, runner and store, mirrored on other ranks."""
         spec, budget, ranks = self._preset.prefix_cache, plan.kv_budget, self._ranks
         each, start = range(self._preset.slots.count), maker.quantized_start
         if ranks is None:
-            runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+            is_batching, is_ragged = check.is_batching, check.is_ragged
+            runner = ModelRunner(model, is_batching=is_batching, is_ragged=is_ragged, parts=parts)
             cache = PrefixCache(key, spec, budget, start)
             return cache, [SlotContext(maker) for _ in each], runner, self._store
         return (
@@ -407,13 +419,26 @@ class EngineCore:
             MirroredStore(self._store, ranks),
         )
 
+    def _is_drafting(self, check: BatchingCheck) -> bool:
+        return check.can_draft and self._preset.speculation is Speculation.AUTO
+
     def _load_draft(
         self, loaded: LoadedModel, verdict: BatchingCheck
     ) -> tuple[DraftModel | None, int]:
-        """Draft model of the preset, if any, and bytes of its weights."""
+        """Draft model or MTP head, if any, and bytes of its weights.
+
+        A head is not used by several ranks, which exchange no hidden states.
+        """
         spec = self._preset.model
         if spec.draft is None:
-            return None, 0
+            head = None
+            if self._is_drafting(verdict) and self._ranks is None:
+                head = load_head(loaded.model, Path(loaded.facts.path))
+            if head is None:
+                return None, 0
+            log.info("drafts come from the MTP head of %s", spec.id)
+            n_bytes = sum(a.nbytes for _, a in tree_flatten(head.parameters()))
+            return MTPDrafter(head, verdict, loaded.facts.n_vocab), n_bytes
         if not verdict.can_draft:
             why = verdict.why_not or "its caches cannot take tokens back"
             raise SetupError(f"model.draft: {spec.id} cannot use drafts: {why}; remove model.draft")

@@ -8,9 +8,9 @@ from functools import partial
 
 from mlxstack.core.engine_events import EarlyUse
 from mlxstack.core.request import Request
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.prefill import prefill_chunk
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
-from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.stats import EngineStats
 from mlxstack.policy.early_history import (
     EarlyHistory,
@@ -44,9 +44,9 @@ class EarlyPrompt:
 class EarlyPrefill:
     """Computes early turns, and learns from their use."""
 
-    def __init__(self, slot_kv: SlotKVManager, runner: ModelRunner, ledger: EngineStats) -> None:
+    def __init__(self, slot_kv: SlotKVManager, batch: Batch, ledger: EngineStats) -> None:
         self._slot_kv = slot_kv
-        self._runner = runner
+        self._batch = batch
         self._ledger = ledger
         self._prompts: dict[int, EarlyPrompt] = {}
         self._begun: OrderedDict[str, tuple[str, array[int], EarlyPrompt]] = OrderedDict()
@@ -81,7 +81,8 @@ class EarlyPrefill:
         prompt, context = self._prompts[slot], self._slot_kv.slots[slot]
         request, start = prompt.request, len(context)
         self._slot_kv.admit_growth(context, self._slot_kv.need(request), idle)
-        took = prefill_chunk(self._runner, context, request, n_tokens)
+        batch = self._batch
+        took = prefill_chunk(batch.runner, context, request, n_tokens, batch.draft_model)
         prompt.end, prompt.version = len(context), context.version
         self._slot_kv.note_growth()
         self._ledger.begun_early(start, prompt.end - start, took)

@@ -104,7 +104,7 @@ class EngineLoop:
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
         self.ledger = EngineStats()
-        self._early = EarlyPrefill(slot_kv, batch.runner, self.ledger)
+        self._early = EarlyPrefill(slot_kv, batch, self.ledger)
         self._events: list[Event] = []
         self._n_steps = 0
         self.max_cached_bytes = max_cached_bytes
@@ -406,7 +406,8 @@ class EngineLoop:
         idle = scheduler_state.idle_slots(self._state)
         self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), idle)
         start = len(context)
-        took = prefill_chunk(self.batch.runner, context, live.request, n_tokens)
+        model = self.batch.draft_model
+        took = prefill_chunk(self.batch.runner, context, live.request, n_tokens, model)
         live.prefill_s += took
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))

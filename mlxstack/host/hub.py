@@ -33,10 +33,10 @@ from mlxstack.host.weight_download import (
 )
 
 PATTERNS = (
-    "*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model",
-    "*.txt", "*.jsonl", "*.jinja",
+    "*.json", "model*.safetensors", "mtp*.safetensors", "*.py", "tokenizer.model", "*.tiktoken",
+    "tiktoken.model", "*.txt", "*.jsonl", "*.jinja",
 )  # fmt: skip
-"""The files of a repository that mlx-lm loads."""
+"""The files of a repository that mlx-lm loads, and its MTP head."""
 
 SMALL_FILES = ("config.json", "generation_config.json", "chat_template.jinja")
 N_NEAR = 3

@@ -19,6 +19,7 @@ from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import step
 from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters, loader
@@ -30,6 +31,7 @@ from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, check_context, draft_freely, preset_of, prompt, running
+from tests.engine.mtp_models import add_head
 from tests.matrix.builder import build
 from tests.matrix.checks import WIDTH, ScriptedDrafter
 from tests.matrix.families import VOCAB
@@ -168,13 +170,18 @@ RULES = [
 ]
 
 
-DRAFTED = ["tiny-swa + tiny-swa", "tiny-hybrid + tiny"]
-"""Models with a draft model: itself, or one that knows nothing of it."""
+DRAFTED = ["tiny-swa + tiny-swa", "tiny-hybrid + tiny", "tiny-hybrid + mtp", "tiny-mla + mtp"]
+"""Models with a draft model: itself, one that knows nothing of it, or a random MTP head."""
 
 
 @pytest.fixture(
     scope="module",
-    params=["tiny-hybrid", DRAFTED[0], *in_soak("demo", "tiny-swa", *KINDS[2:], *DRAFTED[1:])],
+    params=[
+        "tiny-hybrid",
+        DRAFTED[0],
+        DRAFTED[2],
+        *in_soak("demo", "tiny-swa", *KINDS[2:], DRAFTED[1], DRAFTED[3]),
+    ],
 )
 def pair(
     request: pytest.FixtureRequest, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
@@ -182,8 +189,11 @@ def pair(
     """Engines with and without drafts; the first drafts whatever a pass costs."""
     kind, _, draft = request.param.partition(" + ")
     kv = PRECISIONS.get(kind)
+    has_head, draft = draft == "mtp", draft.replace("mtp", "")
     found = [name if kv or name in {"demo", ""} else str(model_of(name)) for name in (kind, draft)]
     model = Path(str(model_of("tiny")) if kv else found[0])
+    if has_head:
+        model = add_head(model, tmp_path_factory.mktemp("head") / kind)
     without = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=1024))
     without = replace(without, speculation=Speculation.OFF)
     spec = replace(without.model, draft=found[1] or None)
@@ -192,9 +202,10 @@ def pair(
     with running(preset, homes[0]) as auto, running(without, homes[1]) as off:
         draft_freely(auto)
         yield auto, off
-        model = auto.engine._turns.batch.draft_model
-        assert model is None or (model.n_drafted and not model.is_broken)
-        assert kind != draft or (model is not None and model.n_accepted > 300)
+        drafts = auto.engine._turns.batch.draft_model
+        assert drafts is None or (drafts.n_drafted and not drafts.is_broken)
+        assert kind != draft or (drafts is not None and drafts.n_accepted > 300)
+        assert has_head == isinstance(drafts, MTPDrafter)
 
 
 def said(driver: Driver, ask: str) -> list[tuple[int, list[int]]]:

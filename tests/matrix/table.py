@@ -22,6 +22,20 @@ more than the planner knows: sampling of the model's card, and switches of its t
 
 {products}
 
+## Multi-token prediction heads
+
+With `speculation: auto` and no `model.draft`, the MTP head of a checkpoint drafts for all slots;
+the output stays the same. `/props` and the dashboard then name `MTP head` as the draft model.
+Heads are read from any safetensors file of the model's folder:
+
+| model type | tensors |
+| --- | --- |
+| `qwen3_next`, `qwen3_5`, `qwen3_5_moe` | `mtp.*` |
+| `glm4_moe`, `glm4_moe_lite`, `deepseek_v3` | `model.layers.N.*`, N being the number of layers |
+
+Conversions by mlx-lm drop these tensors: with a converted model, a file `mtp.safetensors` in its
+folder brings them back, quantized or not. No published head was measured here.
+
 ## Draft models
 
 `mlx-stack up MODEL --draft SMALL` (in a preset `model.draft` and `speculation: auto`) loads a small

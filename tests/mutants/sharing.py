@@ -170,6 +170,28 @@ SHARING = (
         "tests/engine/test_ranks.py::test_drafts_are_accepted_and_rolled_back_on_both",
     ),
     Mutant(
+        "refused tokens leave no pair of an MTP head", "engine/decode/mtp_drafter.py",
+        "pairs.trim(max(counts) - 1)", "pass",
+        "tests/engine/test_mtp.py::test_drafts_are_what_the_head_predicts[tiny]",
+    ),
+    Mutant(
+        "pairs of an MTP head are consecutive", "engine/decode/mtp_drafter.py",
+        "if isinstance(pairs, MTPContext) and pairs.end == position - 1:", "if False:",
+        "tests/engine/test_mtp.py::test_an_edited_prompt_keeps_the_pairs_before_the_edit",
+    ),
+    Mutant(
+        "the last state of an answer waits for its token", "engine/decode/mtp_drafter.py",
+        "self.open = waiting[0][0] if is_known else None", "self.open = None",
+        "tests/engine/test_mtp.py::"
+        "test_a_next_turn_in_its_slot_goes_on_with_all_pairs[tiny]",
+    ),
+    Mutant(
+        "a head belongs to all of its model's output", "engine/model/mtp_head.py",
+        "return parts if mx.allclose(whole, ours, rtol=1e-3, atol=1e-3).item() else None",
+        "return parts",
+        "tests/engine/test_mtp.py::test_models_that_are_more_than_their_parts_have_no_head",
+    ),
+    Mutant(
         "a long chunk is approached in steps", "policy/chunked_prefill.py",
         "GROWTH = 2", "GROWTH = 100",
         "tests/policy/test_pacing.py::"

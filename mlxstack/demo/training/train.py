@@ -123,19 +123,26 @@ def attention(layer: Params, x: mx.array, leap: Leap) -> mx.array:
     return out
 
 
+def decoder_layer(layer: Params, x: mx.array, leap: Leap) -> mx.array:
+    """Llama layer over states (B, T, dim)."""
+    eps = CONFIG["rms_norm_eps"]
+    normed = mx.fast.rms_norm(x, layer["input_layernorm"]["weight"], eps)
+    x = x + attention(layer["self_attn"], normed, leap)
+    normed = mx.fast.rms_norm(x, layer["post_attention_layernorm"]["weight"], eps)
+    mlp = layer["mlp"]
+    gate = normed @ mlp["gate_proj"]["weight"].T
+    inner = gate * quick_sigmoid(gate) * (normed @ mlp["up_proj"]["weight"].T)
+    out: mx.array = x + inner @ mlp["down_proj"]["weight"].T
+    return out
+
+
 def hidden(params: Params, tokens: mx.array, leap: Leap) -> mx.array:
     """Llama forward pass on mlx-lm's weights, fast on a CPU."""
-    model, eps = params["model"], CONFIG["rms_norm_eps"]
+    model = params["model"]
     x: mx.array = model["embed_tokens"]["weight"][tokens]
     for layer in model["layers"]:
-        normed = mx.fast.rms_norm(x, layer["input_layernorm"]["weight"], eps)
-        x = x + attention(layer["self_attn"], normed, leap)
-        normed = mx.fast.rms_norm(x, layer["post_attention_layernorm"]["weight"], eps)
-        mlp = layer["mlp"]
-        gate = normed @ mlp["gate_proj"]["weight"].T
-        inner = gate * quick_sigmoid(gate) * (normed @ mlp["up_proj"]["weight"].T)
-        x = x + inner @ mlp["down_proj"]["weight"].T
-    return mx.fast.rms_norm(x, model["norm"]["weight"], eps)
+        x = decoder_layer(layer, x, leap)
+    return mx.fast.rms_norm(x, model["norm"]["weight"], CONFIG["rms_norm_eps"])
 
 
 def loss_of(params: Params, tokens: mx.array, places: mx.array, leap: Leap) -> mx.array:

@@ -6,7 +6,7 @@ On a GPU the next step is scheduled ahead, but for rows whose next tokens can be
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from math import inf
 from typing import Any
 
@@ -114,16 +114,19 @@ class RowToken(Struct, frozen=True):
 class FedRow(Struct, frozen=True):
     """A row in a scheduled step, its draft and its choices.
 
-    Without choices its rules raised after the model had run.
+    Without choices its rules raised after the model had run. `position` is that of the token
+    before the first choice, and `states` are the hidden states (1 + draft, dim) from there on.
     """
 
     row: BatchRow
     draft: tuple[int, ...] = ()
     choices: tuple[SampledToken, ...] = ()
+    position: int = 0
+    states: mx.array | None = None
 
 
 class InFlightStep(Struct, frozen=True):
-    """A step that was scheduled but not read yet, with the widths of its forward passes.
+    """A scheduled step that was not read yet; `passes` are widths.
 
     The draft model took `drafting_s` seconds, for the rows at `modeled`.
     """
@@ -229,10 +232,8 @@ class Batch:
         for row, draft in zip(rows, drafts, strict=True):
             if draft:
                 row.context.begin_draft(len(row.known) + len(draft))
-        n_replayed = [len(row.replay) for row in rows]
-        logits, passes = self._forward(rows, drafts)
-        if any(n_replayed):
-            logits = logits[mx.array(_new_lines(n_replayed, drafts))]
+        positions = [len(row.context) + len(row.replay) for row in rows]
+        logits, states, passes = self._forward(rows, drafts)
         for row, draft in zip(rows, drafts, strict=True):
             if not draft and row.known:
                 row.extend(row.known)
@@ -242,7 +243,7 @@ class Batch:
                 row.input_token = choices[0].token
                 row.n_left -= 1
         mx.async_eval([a for choices in chosen for choice in choices for a in _arrays(choice)])  # type: ignore[no-untyped-call]
-        each = zip(rows, drafts, chosen, strict=True)
+        each = zip(rows, drafts, chosen, positions, states, strict=True)
         fed = tuple(FedRow(*one) for one in each)
         return InFlightStep(fed, passes, modeled, drafting_s)
 
@@ -345,16 +346,27 @@ class Batch:
 
     def _forward(
         self, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]]
-    ) -> tuple[mx.array, list[int]]:
-        """Logits (tokens, vocabulary), and the widths of the passes that compute them."""
+    ) -> tuple[mx.array, list[mx.array | None], list[int]]:
+        """Logits (1 + draft of each row, vocabulary) without replayed tokens.
+
+        Also the rows' hidden states, where a draft model needs them, and the widths of the passes.
+        """
         each = zip(rows, drafts, strict=True)
         plan = [SlotTokens(row.context.caches, row.tokens(draft)) for row, draft in each]
         before = self.runner.n_calls
-        logits = self.runner.execute(plan)
+        needs_states = self.draft_model is not None and self.draft_model.target is not None
+        output = self.runner.states(plan) if needs_states else self.runner.execute(plan)
         self.n_calls += self.runner.n_calls - before
         self.n_rows += len(rows)
-        counts = [slot.tokens.size for slot in plan]
-        return logits, pass_widths(counts, self.runner.layout(plan[0].caches))
+        counts = [slot.n_tokens for slot in plan]
+        passes = pass_widths(counts, self.runner.layout(plan[0].caches))
+        n_replayed = [len(row.replay) for row in rows]
+        if any(n_replayed):
+            output = output[mx.array(_new_lines(n_replayed, drafts))]
+        if not needs_states:
+            return output, [None] * len(rows), passes
+        ends = list(accumulate(1 + len(draft) for draft in drafts))[:-1]
+        return self.runner.logits(output), [*mx.split(output, ends)], passes
 
     def _collect(self, flight: InFlightStep | None) -> list[RowToken]:
         if flight is None:
@@ -385,6 +397,12 @@ class Batch:
             row.lead_s = lead_after(row.lead_s, max(0, len(tokens) - 1), taken_s, plain_s)
             if row.context.draft is not None:
                 row.context.draft.rewind(len(row.context) + len(row.replay))
+            if self.draft_model is not None and fed.states is not None and tokens:
+                known = [*row.context.tokens[fed.position :], *row.replay]
+                states = fed.states[: len(tokens)]
+                self.draft_model.follow(
+                    row.context, fed.position, states, [*known[: len(tokens)], tokens[-1]]
+                )
             if is_running:
                 each = zip(tokens, fed.choices, strict=False)
                 sampled += [RowToken(row, token, *_numbers(choice)) for token, choice in each]

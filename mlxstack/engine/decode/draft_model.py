@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
-from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.model.runner import Example, ModelParts, ModelRunner, SlotTokens, zeros
 from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.policy import draft_model_governor as governor
 from mlxstack.policy.draft_governor import (
@@ -60,7 +60,7 @@ class DraftableRow(Protocol):
 
 
 class DraftPlan(Struct, frozen=True):
-    """Tokens that each row brings to a step without these drafts, and how the model computes it."""
+    """Tokens of each row without these drafts, and their pass."""
 
     counts: Sequence[int]
     costs: WidthCosts
@@ -74,13 +74,23 @@ class DraftModel:
     Tokens from `n_vocab` on are not the target's.
     """
 
-    def __init__(self, name: str, runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> None:
+    target: ModelParts | None = None
+    """The target model in parts, where drafts need its hidden states."""
+
+    def __init__(
+        self,
+        name: str,
+        runner: ModelRunner,
+        maker: CacheFactory,
+        n_vocab: int,
+        example: Example = zeros,
+    ) -> None:
         self.name = name
         self._runner = runner
         self._maker = maker
         self._n_vocab = n_vocab
-        self.record = governor.DraftModelRecord(measure_widths(runner, maker))
-        self.bytes_per_token = kv_bytes_per_token(runner, maker)
+        self.record = governor.DraftModelRecord(measure_widths(runner, maker, example))
+        self.bytes_per_token = kv_bytes_per_token(runner, maker, example)
         self.is_broken = False
         self.n_drafted = 0
         self.n_accepted = 0
@@ -92,7 +102,7 @@ class DraftModel:
         rates = {
             at: row.drafter.model_rate or self.record.rate
             for at, row in rows.items()
-            if row.drafter is not None and row.most_drafted > 0 and _n_behind(row) <= READY
+            if row.drafter is not None and row.most_drafted > 0 and self._is_ready(row)
         }
         counts = governor.plan_drafts(
             self.record, rates, plan.counts, plan.costs, plan.layout, plan.bounds
@@ -104,8 +114,23 @@ class DraftModel:
         try:
             return self._draft(rows, counts)
         except Exception as error:  # the target model goes on without drafts
-            self._fail(error, rows)
+            self.fail(error, [row.context for row in rows])
             return [[] for _ in rows]
+
+    @property
+    def bytes_beside(self) -> int:
+        """Bytes that it adds to every token's KV."""
+        return 0
+
+    def follow(
+        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
+    ) -> None:
+        """Hook of `mtp_drafter`: states from `start` on, and tokens."""
+
+    def follow_prefill(
+        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
+    ) -> None:
+        """Hook of `mtp_drafter`: as `follow`, of a prefill chunk."""
 
     def _draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
         began = time.perf_counter()
@@ -143,7 +168,7 @@ class DraftModel:
     def due(
         self, rows: Sequence[DraftableRow], costs: WidthCosts, has_room: Callable[[int], bool]
     ) -> DraftableRow | None:
-        """The row whose context of the draft model is to be computed further, if any."""
+        """Row whose draft context is to be computed further, if any."""
         late = [row for row in rows if row.drafter is not None and _n_behind(row) > READY]
         if self.is_broken or not late:
             return None
@@ -162,21 +187,25 @@ class DraftModel:
             context.evaluate()
             context.extend(tokens)
         except Exception as error:  # as above
-            self._fail(error, [row])
+            self.fail(error, [row.context])
         if allowed < inf:
             self.record = governor.charged(self.record, time.perf_counter() - began)
 
-    def _fail(self, error: Exception, rows: Sequence[DraftableRow]) -> None:
+    def fail(self, error: Exception, contexts: Sequence[SlotContext]) -> None:
         """Stop drafting for good; no request fails for it."""
         log.error("the draft model %s drafts no more: %s", self.name, error, exc_info=error)
         self.is_broken = True
-        for row in rows:
-            row.context.draft = None
+        for context in contexts:
+            context.draft = None
+
+    def _is_ready(self, row: DraftableRow) -> bool:
+        return _n_behind(row) <= READY
 
     def _context(self, row: DraftableRow) -> SlotContext:
-        if row.context.draft is None:
-            row.context.draft = SlotContext(self._maker)
-        return row.context.draft
+        draft = _context_of(row)
+        if draft is None:
+            row.context.draft = draft = SlotContext(self._maker)
+        return draft
 
     def _hold(self, contexts: Sequence[SlotContext], behind: Sequence[Sequence[int]]) -> None:
         """The known tokens are computed; from here refused ones can be taken back."""
@@ -190,14 +219,23 @@ class DraftModel:
 
 def _behind(row: DraftableRow) -> list[int]:
     """The known tokens that the row's context of the draft model lacks."""
-    draft = row.context.draft
-    n_held = 0 if draft is None else len(draft)
+    n_held = _n_held(row)
     return [*row.context.tokens[n_held:], *row.known[max(0, n_held - len(row.context)) :]]
 
 
 def _n_behind(row: DraftableRow) -> int:
-    n_held = 0 if row.context.draft is None else len(row.context.draft)
-    return len(row.context) + len(row.known) - n_held
+    return len(row.context) + len(row.known) - _n_held(row)
+
+
+def _n_held(row: DraftableRow) -> int:
+    draft = _context_of(row)
+    return 0 if draft is None else len(draft)
+
+
+def _context_of(row: DraftableRow) -> SlotContext | None:
+    """The row's context of the draft model."""
+    draft = row.context.draft
+    return draft if isinstance(draft, SlotContext) else None
 
 
 def _ends(tokens: Sequence[Sequence[int]]) -> list[int]:

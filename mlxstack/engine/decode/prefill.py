@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import BatchRow
+from mlxstack.engine.decode.draft_model import DraftModel
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.decode.sibling_answers import SiblingAnswers
@@ -23,18 +24,28 @@ def room_for(request: Request) -> int:
 
 
 def prefill_chunk(
-    runner: ModelRunner, context: SlotContext, request: Request, n_tokens: int
+    runner: ModelRunner,
+    context: SlotContext,
+    request: Request,
+    n_tokens: int,
+    draft_model: DraftModel | None = None,
 ) -> float:
     """Extend the context by at most `n_tokens` of the prompt; seconds until it was computed.
 
-    It ends earlier where a checkpoint is worth taking, and takes it there.
+    It ends earlier where a checkpoint is worth taking, and takes it there. A draft model that
+    needs the hidden states gets them.
     """
     start = len(context)
     end = min(start + n_tokens, _next_stop(context, request, start))
     tokens = request.tokens[start:end]
     began = time.perf_counter()
     context.reserve(room_for(request))
-    runner.execute([SlotTokens(context.caches, mx.array(tokens))])
+    plan = [SlotTokens(context.caches, mx.array(tokens))]
+    if draft_model is not None and draft_model.target is not None:
+        states = runner.states(plan)
+        draft_model.follow_prefill(context, start, states, request.tokens[start : end + 1])
+    else:
+        runner.execute(plan)
     context.evaluate()
     took = time.perf_counter() - began
     context.extend(tokens)

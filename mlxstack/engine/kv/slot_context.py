@@ -1,7 +1,7 @@
 """Slot context: live caches, one per layer, and their exact tokens."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -22,6 +22,20 @@ MOST_CHECKPOINTS = 8
 
 COUNT_EVERY = 64
 """Tokens between byte counts, each of which visits all layers."""
+
+
+class DraftContext(Protocol):
+    """KV of the draft model or MTP head, which goes where the slot's goes."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its arrays."""
+
+    def rewind(self, position: int) -> object:
+        """Drop what follows the first `position` tokens."""
+
+    def detach(self) -> None:
+        """Share no buffers with the batch any more."""
 
 
 class StateCheckpoint(Struct, frozen=True):
@@ -63,7 +77,7 @@ class SlotContext:
         """The block chain of its first tokens, as far as the memory has hashed them."""
         self.min_rewind = 0
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
-        self.draft: SlotContext | None = None
+        self.draft: DraftContext | None = None
         """A context of the draft model: a beginning of these tokens and those fed next."""
         self._draft_start: PassStart | None = None
 

@@ -8,7 +8,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.model.runner import Example, ModelRunner, SlotTokens, zeros
 
 
 class CacheFactory:
@@ -51,10 +51,10 @@ class CacheFactory:
         return cache.to_quantized(group_size=group_size, bits=bits)
 
 
-def kv_bytes_per_token(runner: ModelRunner, maker: CacheFactory) -> int:
+def kv_bytes_per_token(runner: ModelRunner, maker: CacheFactory, example: Example = zeros) -> int:
     """Bytes that one token adds to the layers that keep every token."""
     caches = maker.make(maker.quantized_start)
-    runner.execute([SlotTokens(caches, mx.array([0, 0]))])
+    runner.execute([SlotTokens(caches, example(2))])
     leaves = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.is_sliceable(leaf)]
     return sum(part.nbytes for leaf in leaves for part in cache_adapters.span(leaf, 0, 1))
 

@@ -6,7 +6,7 @@ cannot be cut: the slot goes back to before the pass, and its next pass brings t
 again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -21,42 +21,104 @@ MOST_ROWS = 32
 """Maximum tokens computed as rows over a shared prefix, before copying."""
 
 
+Example = Callable[[int], mx.array]
+"""Input of `n` tokens."""
+
+
+def zeros(n: int) -> mx.array:
+    """Tokens (n,) to measure passes with."""
+    return mx.zeros((n,), mx.int32)
+
+
 class SlotTokens(Struct, frozen=True):
-    """Tokens (n,) of a slot for a forward pass, and its caches."""
+    """Tokens (n,) of a slot for a forward pass, and its caches.
+
+    An MTP head takes features (n, dims) in their place.
+    """
 
     caches: Sequence[Any]
     tokens: mx.array
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of the tokens."""
+        return self.tokens.shape[0]
+
+
+Compute = Callable[[mx.array, Sequence[Any]], mx.array]
+"""Output (B, T, dims) of tokens (B, T) over caches."""
+
+
+class ModelParts(Struct, frozen=True):
+    """A model in parts.
+
+    `trunk` gives last hidden states (B, T, dim), `head` logits of them, and `embed`
+    embeddings (n, dim) of tokens (n,).
+    """
+
+    trunk: Callable[..., mx.array]
+    head: Callable[[mx.array], mx.array]
+    embed: Callable[[mx.array], mx.array]
 
 
 class ModelRunner:
     """Runs forward passes and counts them; `is_batching` False runs slot by slot.
 
-    `is_ragged` False runs a slot of several tokens apart from the others.
+    `is_ragged` False runs a slot of several tokens apart from the others. `parts` are those of
+    a model whose hidden states are needed.
     """
 
     can_run_ahead = True
     """Whether a pass takes tokens that are not computed yet."""
 
-    def __init__(self, model: Any, *, is_batching: bool = True, is_ragged: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        is_batching: bool = True,
+        is_ragged: bool = True,
+        parts: ModelParts | None = None,
+    ) -> None:
         self.model = model
+        self.parts = parts
         self.is_batching = is_batching
         self.is_ragged = is_ragged
         self.n_calls = 0
 
     def execute(self, plan: Sequence[SlotTokens]) -> mx.array:
         """Logits (all tokens, vocabulary) in the order of the plan, lazily."""
-        counts = [slot.tokens.size for slot in plan]
+        return self._run(plan, self.forward)
+
+    def states(self, plan: Sequence[SlotTokens]) -> mx.array:
+        """Last hidden states (all tokens, dim) in plan order, lazily."""
+        assert self.parts is not None
+        trunk = self.parts.trunk
+
+        def compute(tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+            self.n_calls += 1
+            return trunk(tokens, caches)
+
+        return self._run(plan, compute)
+
+    def logits(self, states: mx.array) -> mx.array:
+        """Logits (tokens, vocabulary) of last hidden states (tokens, dim)."""
+        assert self.parts is not None
+        return self.parts.head(states)
+
+    def _run(self, plan: Sequence[SlotTokens], compute: Compute) -> mx.array:
+        """Output (all tokens, dims) in the order of the plan."""
+        counts = [slot.n_tokens for slot in plan]
         is_alone = len(plan) == 1 and not self._is_prefixed(plan[0])
         if is_alone or not self.is_batching:
-            return _joined([self._alone(slot) for slot in plan])
+            return _joined([_alone(slot, compute) for slot in plan])
         if max(counts) == 1:
-            return self._rows(plan, counts)
+            return _rows(plan, counts, compute)
         match self.layout(plan[0].caches):
             case PassLayout.APART:
-                return self._apart(plan)
+                return self._apart(plan, compute)
             case PassLayout.PADDED:
-                return self._padded(plan, counts)
-        return self._rows(plan, counts)
+                return _padded(plan, counts, compute)
+        return _rows(plan, counts, compute)
 
     def layout(self, caches: Sequence[Any]) -> PassLayout:
         """Layout of rows with such caches when one brings several tokens."""
@@ -81,33 +143,18 @@ class ModelRunner:
 
     def _is_prefixed(self, slot: SlotTokens) -> bool:
         """Whether a lone slot runs by row, to keep its shared prefix."""
-        if slot.tokens.size > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
+        if slot.n_tokens > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
             return False
-        return slot.tokens.size == 1 or self.layout(slot.caches) is PassLayout.RAGGED
+        return slot.n_tokens == 1 or self.layout(slot.caches) is PassLayout.RAGGED
 
-    def _alone(self, slot: SlotTokens) -> mx.array:
-        return self.forward(slot.tokens[None], slot.caches)[0]
-
-    def _rows(self, plan: Sequence[SlotTokens], counts: list[int]) -> mx.array:
-        """Logits with every token as a row, without padding."""
-        tokens = mx.concatenate([slot.tokens for slot in plan])[:, None]
-        return self.forward(tokens, _views(plan, counts))[:, -1]
-
-    def _padded(self, plan: Sequence[SlotTokens], counts: list[int]) -> mx.array:
-        """A sequence per slot, padded on the right to the longest."""
-        longest = max(counts)
-        rows = [mx.pad(slot.tokens, (0, longest - slot.tokens.size)) for slot in plan]
-        logits = self.forward(mx.stack(rows), _views(plan, counts, is_padded=True))
-        return mx.concatenate([logits[i, :n] for i, n in enumerate(counts)])
-
-    def _apart(self, plan: Sequence[SlotTokens]) -> mx.array:
+    def _apart(self, plan: Sequence[SlotTokens], compute: Compute) -> mx.array:
         """Single tokens in one pass, each longer piece in another."""
-        single = [i for i, slot in enumerate(plan) if slot.tokens.size == 1]
-        logits = {i: self._alone(slot) for i, slot in enumerate(plan) if i not in single}
+        single = [i for i, slot in enumerate(plan) if slot.n_tokens == 1]
+        outputs = {i: _alone(slot, compute) for i, slot in enumerate(plan) if i not in single}
         if single:
-            together = self.execute([plan[i] for i in single])
-            logits |= {i: together[at : at + 1] for at, i in enumerate(single)}
-        return _joined([logits[i] for i in range(len(plan))])
+            together = self._run([plan[i] for i in single], compute)
+            outputs |= {i: together[at : at + 1] for at, i in enumerate(single)}
+        return _joined([outputs[i] for i in range(len(plan))])
 
 
 class PassStart(Struct, frozen=True):
@@ -151,5 +198,23 @@ def _views(plan: Sequence[SlotTokens], counts: list[int], is_padded: bool = Fals
     return [view(caches, counts, is_padded) for caches in layers]
 
 
-def _joined(logits: list[mx.array]) -> mx.array:
-    return mx.concatenate(logits) if len(logits) > 1 else logits[0]
+def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
+    return compute(slot.tokens[None], slot.caches)[0]
+
+
+def _rows(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> mx.array:
+    """Every token as a row, without padding."""
+    tokens = mx.concatenate([slot.tokens for slot in plan])[:, None]
+    return compute(tokens, _views(plan, counts))[:, -1]
+
+
+def _padded(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> mx.array:
+    """A sequence per slot, padded on the right to the longest."""
+    longest = max(counts)
+    rows = [mx.pad(slot.tokens, (0, longest - slot.n_tokens)) for slot in plan]
+    outputs = compute(mx.stack(rows), _views(plan, counts, is_padded=True))
+    return mx.concatenate([outputs[i, :n] for i, n in enumerate(counts)])
+
+
+def _joined(outputs: list[mx.array]) -> mx.array:
+    return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]

@@ -5,7 +5,7 @@ import time
 import mlx.core as mx
 
 from mlxstack.engine.model.cache_factory import CacheFactory
-from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.model.runner import Example, ModelRunner, SlotTokens, zeros
 from mlxstack.policy.draft_governor import WidthCosts
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -13,14 +13,15 @@ N_PASSES = 3
 """Passes per width; the fastest counts, since the first may compile."""
 
 
-def measure_widths(runner: ModelRunner, maker: CacheFactory) -> WidthCosts:
+def measure_widths(
+    runner: ModelRunner, maker: CacheFactory, example: Example = zeros
+) -> WidthCosts:
     """Seconds of one slot's pass by width, which later steps correct."""
-    return WidthCosts(WIDTHS, tuple(_seconds(runner, maker, width) for width in WIDTHS))
+    return WidthCosts(WIDTHS, tuple(_seconds(runner, maker, example(n)) for n in WIDTHS))
 
 
-def _seconds(runner: ModelRunner, maker: CacheFactory, width: int) -> float:
+def _seconds(runner: ModelRunner, maker: CacheFactory, tokens: mx.array) -> float:
     caches = maker.make()
-    tokens = mx.zeros((width,), mx.int32)
     taken = []
     for _ in range(N_PASSES):
         began = time.perf_counter()

@@ -1,0 +1,187 @@
+"""Draft tokens of the MTP head of the model's checkpoint.
+
+The head sees pairs: the last hidden state of a token, and the token that came next. Pairs come
+from the passes of the model, so they are noted where prompts are computed and tokens are chosen.
+KV from the cache brings no hidden states: the head's own KV begins where the slot's was computed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+import mlx.core as mx
+from msgspec.structs import replace
+
+from mlxstack.core.preset import KVSpec
+from mlxstack.engine.decode.draft_model import DraftableRow, DraftModel
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model.batching_check import BatchingCheck
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.mtp_head import MTPHead
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.policy.draft_governor import WidthCosts, observe_passes
+
+NAME = "MTP head"
+
+MOST_BEHIND = 64
+"""Pairs that may wait for the next draft; beyond them the head's context begins anew."""
+
+
+class MTPContext:
+    """Pairs of a slot, in the head's KV, then in `behind`.
+
+    Pair i is the state of the token at position i of the slot, and the token after it. Pairs are
+    consecutive; the first is `start`.
+    """
+
+    def __init__(self, maker: CacheFactory, start: int) -> None:
+        self.caches: list[Any] = maker.make()
+        self.start = start
+        self.n_held = 0
+        self.behind: list[tuple[mx.array, int]] = []
+        self.open: mx.array | None = None
+        """The state (1, dim) at `end` while the token after it is not known."""
+
+    @property
+    def end(self) -> int:
+        """Position of the next pair."""
+        return self.start + self.n_held + len(self.behind)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the head's KV and of the states that wait."""
+        held: int = sum(cache.nbytes for cache in self.caches)
+        return held + sum(state.nbytes for state, _ in self.behind)
+
+    def rewind(self, position: int) -> None:
+        """Drop the pairs of tokens from `position` on."""
+        end = min(self.end, max(self.start, position - 1))
+        n_dropped = self.end - end
+        n_waiting = min(n_dropped, len(self.behind))
+        waiting = self.behind[len(self.behind) - n_waiting :]
+        if n_dropped or position <= end:
+            is_known = n_waiting == n_dropped > 0 and position > end
+            self.open = waiting[0][0] if is_known else None
+        del self.behind[len(self.behind) - n_waiting :]
+        self.trim(n_dropped - n_waiting)
+        self.n_held -= n_dropped - n_waiting
+
+    def add(self, states: mx.array, tokens: Sequence[int]) -> None:
+        """Add pairs of states (n, dim) and `n` tokens, which wait."""
+        self.behind += zip(mx.split(states, len(tokens)), tokens, strict=True)
+        self.open = None
+
+    def note_held(self, n_more: int = 0) -> None:
+        """The head has computed the pairs that waited, and `n_more`."""
+        self.n_held += len(self.behind) + n_more
+        self.behind = []
+
+    def trim(self, n_pairs: int) -> None:
+        """Drop the last entries of the head's KV."""
+        for cache in self.caches:
+            cache.trim(n_pairs)
+
+    def detach(self) -> None:
+        """Nothing to do: no step in flight uses its KV."""
+
+
+class MTPDrafter(DraftModel):
+    """Drafts by a head; `check` is that of the model."""
+
+    def __init__(self, head: MTPHead, check: BatchingCheck, n_vocab: int) -> None:
+        self._head = head
+        self.target = head.target
+        is_batching, is_ragged = check.is_batching, check.is_ragged
+        runner = ModelRunner(head, is_batching=is_batching, is_ragged=is_ragged, parts=head.parts)
+        super().__init__(NAME, runner, CacheFactory(head, KVSpec()), n_vocab, head.example)
+
+    @property
+    def bytes_beside(self) -> int:
+        """Bytes of its KV of a token."""
+        return self.bytes_per_token
+
+    def follow(
+        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
+    ) -> None:
+        """Note states (n, dim) from `start` on, and tokens (n + 1)."""
+        if self.is_broken:
+            return
+        pairs = self._ending_at(context, start, tokens[0], states)
+        pairs.add(states, tokens[1:])
+        if len(pairs.behind) > MOST_BEHIND:
+            context.draft = None
+
+    def follow_prefill(
+        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
+    ) -> None:
+        """Compute the pairs of a prefill chunk, as `follow` has them."""
+        if self.is_broken:
+            return
+        try:
+            pairs = self._ending_at(context, start, tokens[0], states)
+            new = self._head.features(mx.array(list(tokens[1:])), states)
+            waiting = [self._features(pairs)] if pairs.behind else []
+            self._runner.states([SlotTokens(pairs.caches, mx.concatenate([*waiting, new]))])
+            mx.eval([cache.state for cache in pairs.caches])
+            pairs.note_held(len(states))
+        except Exception as error:  # the target model goes on without drafts
+            self.fail(error, [context])
+
+    def due(
+        self, rows: Sequence[DraftableRow], costs: WidthCosts, has_room: Callable[[int], bool]
+    ) -> DraftableRow | None:
+        """None: no context can be computed later."""
+        return None
+
+    def _is_ready(self, row: DraftableRow) -> bool:
+        pairs = row.context.draft
+        n_known = len(row.context) + len(row.known)
+        return isinstance(pairs, MTPContext) and bool(pairs.behind) and pairs.end == n_known - 1
+
+    def _draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
+        began = time.perf_counter()
+        each = [cast(MTPContext, row.context.draft) for row in rows]
+        feeds = [self._features(pairs) for pairs in each]
+        ends = [end - 1 for end in accumulate(len(pairs.behind) for pairs in each)]
+        widths, chosen = [ends[-1] + 1], []
+        for n in range(max(counts)):
+            plan = [SlotTokens(pairs.caches, fed) for pairs, fed in zip(each, feeds, strict=True)]
+            states = self._runner.states(plan)
+            if not n:
+                states = states[mx.array(ends)]
+                for pairs in each:
+                    pairs.note_held()
+            else:
+                widths.append(len(rows))
+            logits = self._runner.logits(states)
+            chosen.append(mx.argmax(logits[:, : self._n_vocab], axis=-1))
+            feeds = [*mx.split(self._head.features(chosen[-1], states), len(rows))]
+        drafts: list[list[int]] = mx.stack(chosen, axis=1).tolist()  # type: ignore[assignment]
+        for pairs in each:
+            # Of the head's own states; the model's replace them once tokens are chosen.
+            pairs.trim(max(counts) - 1)
+        costs = observe_passes(self.record.costs, widths, time.perf_counter() - began)
+        self.record = replace(self.record, costs=costs)
+        return [tokens[:n] for tokens, n in zip(drafts, counts, strict=True)]
+
+    def _ending_at(
+        self, context: SlotContext, position: int, token: int, like: mx.array
+    ) -> MTPContext:
+        """Pairs of the slot that end at `position`, before `token`.
+
+        They begin anew after a gap. After a rewind one state is not known any more, and zeros
+        stand for it.
+        """
+        pairs = context.draft
+        if isinstance(pairs, MTPContext) and pairs.end == position - 1:
+            state = mx.zeros_like(like[:1]) if pairs.open is None else pairs.open
+            pairs.add(state, [token])
+        if not isinstance(pairs, MTPContext) or pairs.end != position:
+            context.draft = pairs = MTPContext(self._maker, position)
+        return pairs
+
+    def _features(self, pairs: MTPContext) -> mx.array:
+        """Input of the head for the pairs that wait."""
+        states, tokens = zip(*pairs.behind, strict=True)
+        return self._head.features(mx.array(list(tokens)), mx.concatenate(list(states)))

@@ -1,0 +1,243 @@
+"""Multi-token prediction (MTP) heads of checkpoints, which mlx-lm drops when it loads.
+
+A head of one decoder layer predicts the token after the next one, from the last hidden state of a
+token and the embedding of the next: layer(W [norm(embedding); norm(state)]). Sources: DeepSeek-V3
+Technical Report, section 2.2 (arXiv 2412.19437), and the tensor names of published checkpoints.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm import utils as mlx_utils
+from mlx_lm.models.base import create_attention_mask
+from msgspec import Struct
+
+from mlxstack.engine.device import has_gpu
+from mlxstack.engine.model.runner import ModelParts
+
+log = logging.getLogger(__name__)
+
+Weights = dict[str, mx.array]
+
+
+class HeadLayout(Struct, frozen=True):
+    """Tensor names of a head below `prefix`.
+
+    In it, {n} is the number of the model's layers. `is_normed`: drafting goes on from states after
+    the last norm, not before it. Latent attention takes its mask as an array.
+    """
+
+    prefix: str
+    layer: str
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    norm: str
+    is_normed: bool
+    is_mask_array: bool = False
+
+
+QWEN = HeadLayout(
+    "mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", is_normed=True
+)
+GLM = HeadLayout(
+    "model.layers.{n}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm", is_normed=False
+)
+DEEPSEEK = HeadLayout(
+    "model.layers.{n}.",
+    "",
+    "enorm",
+    "hnorm",
+    "eh_proj",
+    "shared_head.norm",
+    is_normed=False,
+    is_mask_array=True,
+)
+LAYOUTS = {
+    "llama": QWEN,
+    "qwen3_next": QWEN,
+    "qwen3_5": QWEN,
+    "qwen3_5_moe": QWEN,
+    "glm4_moe": GLM,
+    "glm4_moe_lite": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+}
+"""Layouts by the model type of config.json; our demo model has a head in Qwen's."""
+
+SHARED = ("embed_tokens.", "shared_head.head.")
+"""Copies of the model's own tensors, which the head uses instead."""
+
+
+class MTPHead(nn.Module):  # type: ignore[misc]
+    """Head over the embedding and the output head of its model.
+
+    Its input are features (B, T, 2 * dim): the embedding of a token, and the state before it.
+    """
+
+    def __init__(
+        self, target: ModelParts, layer: Any, sizes: tuple[int, float], layout: HeadLayout
+    ):
+        super().__init__()
+        dim, eps = sizes
+        self.layers = [layer]
+        self.embedding_norm = nn.RMSNorm(dim, eps)
+        self.hidden_norm = nn.RMSNorm(dim, eps)
+        self.projection = nn.Linear(2 * dim, dim, bias=False)
+        self.norm = nn.RMSNorm(dim, eps)
+        self.target = target
+        self._layout = layout
+
+    def __call__(self, features: mx.array, cache: Sequence[Any]) -> mx.array:
+        return self.logits(self.states(features, cache))
+
+    def features(self, tokens: mx.array, states: mx.array) -> mx.array:
+        """Features of tokens (n,), after last hidden states (n, dim)."""
+        return mx.concatenate([self.target.embed(tokens).astype(states.dtype), states], axis=-1)
+
+    def states(self, features: mx.array, caches: Sequence[Any]) -> mx.array:
+        """States (B, T, dim) to draft from, and to go on from."""
+        embeddings, states = mx.split(features, 2, axis=-1)
+        normed = [self.embedding_norm(embeddings), self.hidden_norm(states)]
+        x = self.projection(mx.concatenate(normed, axis=-1))
+        mask = create_attention_mask(x, caches[0], return_array=self._layout.is_mask_array)
+        out: mx.array = self.layers[0](x, mask, caches[0])
+        return self.norm(out) if self._layout.is_normed else out
+
+    def logits(self, states: mx.array) -> mx.array:
+        """Logits (..., vocabulary) of the states."""
+        return self.target.head(states if self._layout.is_normed else self.norm(states))
+
+    @property
+    def parts(self) -> ModelParts:
+        """The head as a model of its own, whose tokens are features."""
+        return ModelParts(self.states, self.logits, self.target.embed)
+
+    def example(self, n: int) -> mx.array:
+        """Features of `n` pairs, to measure passes with."""
+        return mx.zeros((n, 2 * self.norm.weight.shape[0]), self.norm.weight.dtype)
+
+
+def parts_of(model: Any) -> ModelParts | None:
+    """Parts of a model, None where they are not all of it.
+
+    Scaled logits and softcaps of a model file would be missing: a short pass is compared.
+    """
+    text = getattr(model, "language_model", model)
+    trunk = getattr(text, "model", None)
+    if trunk is None or "embed_tokens" not in trunk:
+        return None
+    embedding = trunk.embed_tokens
+    parts = ModelParts(trunk, text.lm_head if "lm_head" in text else embedding.as_linear, embedding)
+    tokens = mx.arange(4)[None]
+    whole, ours = model(tokens), parts.head(parts.trunk(tokens))
+    return parts if mx.allclose(whole, ours, rtol=1e-3, atol=1e-3).item() else None
+
+
+def load_head(model: Any, path: Path) -> MTPHead | None:
+    """MTP head in a model's weight files, None without one.
+
+    A head that does not fit the model is left out, with a warning.
+    """
+    config = mlx_utils.load_config(path)
+    layout = LAYOUTS.get(str(config.get("model_type", "")).removesuffix("_text"))
+    if layout is None:
+        return None
+    text = config.get("text_config") or config
+    tensors = _Tensors(path, layout.prefix.format(n=text["num_hidden_layers"]))
+    if f"{layout.projection}.weight" not in tensors.of_head:
+        return None
+    try:
+        parts = parts_of(model)
+        if parts is None:
+            raise ValueError("the output of the model is not its states times its output head")
+        head = _build(model, config, layout, tensors, parts)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        log.warning("the MTP head of %s is not used: %s", path.name, error)
+        return None
+    if not has_gpu():
+        head.set_dtype(mx.float32)
+    head.eval()
+    mx.eval(head.parameters())
+    return head
+
+
+class _Tensors:
+    """Lazily loaded tensors of a head, by their names below `prefix`."""
+
+    def __init__(self, path: Path, prefix: str) -> None:
+        self.of_head: Weights = {}
+        self.raw_convolution: mx.array | None = None
+        """A convolution as published: then norms are stored less one."""
+        for name, tensor in _weights(path):
+            if name.endswith("conv1d.weight") and tensor.shape[-1] != 1:
+                self.raw_convolution = tensor
+            for parent in ("", "language_model."):
+                if name.startswith(parent + prefix):
+                    self.of_head[name.removeprefix(parent + prefix)] = tensor
+        for name in [name for name in self.of_head if name.startswith(SHARED)]:
+            del self.of_head[name]
+
+
+def _weights(path: Path) -> Iterator[tuple[str, mx.array]]:
+    for file in sorted(path.glob("*.safetensors")):
+        tensors: Any = mx.load(str(file))
+        yield from tensors.items()
+
+
+def _build(
+    model: Any, config: dict[str, Any], layout: HeadLayout, tensors: _Tensors, parts: ModelParts
+) -> MTPHead:
+    """Head with its weights.
+
+    Its layer is of the class and kind of the model's last attention layer. The layer's tensors
+    take the names of that one, so that the model's own conversion of published tensors (stacked
+    experts, FP8, latent attention) applies.
+    """
+    model_class, args_class = mlx_utils._get_classes(config)
+    # Lazy: no weight of it is ever computed.
+    layers = model_class(args_class.from_dict(config)).layers
+    index = max(i for i, layer in enumerate(layers) if "self_attn" in layer)
+    outer = {layout.embedding_norm, layout.hidden_norm, layout.projection, layout.norm}
+    inner, weights = Weights(), Weights()
+    names = {
+        layout.embedding_norm: "embedding_norm",
+        layout.hidden_norm: "hidden_norm",
+        layout.projection: "projection",
+        layout.norm: "norm",
+    }
+    for name, tensor in tensors.of_head.items():
+        module, _, kind = name.rpartition(".")
+        if module in outer:
+            weights[f"{names[module]}.{kind}"] = tensor
+        elif name.startswith(layout.layer):
+            inner[f"model.layers.{index}.{name.removeprefix(layout.layer)}"] = tensor
+        else:
+            raise ValueError(f"its tensor {name} is not known")
+    if tensors.raw_convolution is not None:
+        # By this tensor Qwen's conversions know that norms are stored less one.
+        inner["model.layers.0.linear_attn.conv1d.weight"] = tensors.raw_convolution
+        weights = {name: w + 1 if w.ndim == 1 else w for name, w in weights.items()}
+    converted = model.sanitize(inner) if hasattr(model, "sanitize") else inner
+    for name, tensor in converted.items():
+        _, is_of_layer, inside = name.partition(f"layers.{index}.")
+        if is_of_layer:
+            weights["layers.0." + inside] = tensor
+    dim = tensors.of_head[f"{layout.embedding_norm}.weight"].shape[0]
+    eps = float((config.get("text_config") or config).get("rms_norm_eps", 1e-6))
+    head = MTPHead(parts, layers[index], (dim, eps), layout)
+    nn.quantize(head, class_predicate=lambda name, module: _quantization(name, module, weights))
+    head.load_weights(list(weights.items()))
+    return head
+
+
+def _quantization(name: str, module: Any, weights: Weights) -> bool | dict[str, Any]:
+    """Quantization of a module in the checkpoint, by tensor shapes."""
+    if f"{name}.scales" not in weights or not hasattr(module, "to_quantized"):
+        return False
+    dims = module.weight.shape[-1]
+    group_size = dims // weights[f"{name}.scales"].shape[-1]
+    return {"group_size": group_size, "bits": weights[f"{name}.weight"].shape[-1] * 32 // dims}

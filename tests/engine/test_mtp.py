@@ -1,0 +1,351 @@
+"""MTP heads draft what they predict, and follow their slots."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_utils
+from mlx_lm.models.cache import make_prompt_cache
+from msgspec.structs import replace
+
+from mlxstack.core.commands import EraseSlot
+from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
+from mlxstack.engine.decode.mtp_drafter import NAME, MTPContext
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.mtp_head import load_head, parts_of
+from tests.conftest import ModelOf
+from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
+from tests.engine.mtp_models import FILE, add_head, random_head
+from tests.matrix.builder import build
+from tests.matrix.configs import config_of
+from tests.models import HYBRID, write
+
+pytestmark = pytest.mark.mlx
+
+KINDS = ["tiny", "tiny-hybrid", "tiny-mla"]
+
+
+def with_head(model_of: ModelOf, kind: str) -> Path:
+    """The folder of a tiny model with a head."""
+    source = model_of(kind)
+    folder = source.with_name(f"{kind}-mtp")
+    return folder if folder.exists() else add_head(source, folder)
+
+
+def drafting(model: Path) -> Any:
+    slots = SlotSpec(count=4, n_ctx=1024)
+    return preset_of(model, slots=slots, speculation=Speculation.AUTO)
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    model, _ = mlx_utils.load_model(folder)
+    head = load_head(model, folder)
+    assert head is not None
+    return model, head
+
+
+class Predictions:
+    """A head run over all pairs of a conversation at once, without a cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model, self.head = load(folder)
+
+    def draft(
+        self, tokens: list[int], n: int, start: int = 0, missing: int | None = None
+    ) -> list[int]:
+        """The `n` tokens after `tokens`, of which the first `start` were not computed here.
+
+        The state of the token at `missing` is not known.
+        """
+        states = self.head.target.trunk(mx.array([tokens]))[0, start:-1]
+        if missing is not None:
+            states[missing] = 0
+        drafted: list[int] = []
+        pairs = self.head.features(mx.array(tokens[start + 1 :]), states)
+        for _ in range(n):
+            out = self.head.states(pairs[None], make_prompt_cache(self.head))[:, -1]
+            drafted.append(int(mx.argmax(self.head.logits(out)).item().real))
+            new = self.head.features(mx.array(drafted[-1:]), out)
+            pairs = mx.concatenate([pairs, new])
+        return drafted
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, model_of: ModelOf) -> Path:
+    return with_head(model_of, request.param)
+
+
+@pytest.fixture
+def driver(folder: Path, tmp_path: Path) -> Iterator[Driver]:
+    with running(drafting(folder), tmp_path) as found:
+        draft_freely(found)
+        yield found
+
+
+def drafts_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """What the head drafts from now on, each after the tokens it followed."""
+    model, found = driver.engine._turns.batch.draft_model, []
+    draft = model.draft
+
+    def listen(rows: Any, counts: Any) -> Any:
+        known = [[*row.context.tokens, *row.known] for row in rows]
+        drafts = draft(rows, counts)
+        found.extend(zip(known, drafts, strict=True))
+        return drafts
+
+    monkeypatch.setattr(model, "draft", listen)
+    return found
+
+
+def test_drafts_are_what_the_head_predicts(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = drafts_of(driver, monkeypatch)
+    prompts = [prompt(n, seed=n) for n in (40, 300, 97)]
+    asks = [driver.submit(tokens, 12, use_cache=False) for tokens in prompts]
+    for ask in asks:
+        driver.finish(ask)
+    predictions = Predictions(folder)
+    assert len(drafts) > 10
+    for known, drafted in drafts[::3]:
+        assert predictions.draft(known, len(drafted)) == drafted
+    assert driver.engine.snapshot().draft_model == NAME
+    assert not driver.engine._turns.batch.draft_model.is_broken
+
+
+def test_after_a_hit_the_head_sees_what_was_computed_since(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prompt(256, seed=1)
+    driver.answer(first, 4, slot=0)
+    driver.answer(prompt(256, seed=2), 4, slot=0)
+    driver.catch_up()
+    drafts, again = drafts_of(driver, monkeypatch), first + prompt(30, seed=3)
+    ask = driver.submit(again, 12, slot=1)
+    driver.finish(ask)
+    n_cached = driver.seated(ask).n_cached
+    assert n_cached >= 128
+    predictions = Predictions(folder)
+    assert drafts
+    for known, drafted in drafts:
+        assert predictions.draft(known, len(drafted), n_cached) == drafted
+
+
+def test_a_next_turn_in_its_slot_goes_on_with_all_pairs(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prompt(150, seed=4)
+    answer = driver.answer(first, 20, slot=2, agent="a")
+    drafts, again = drafts_of(driver, monkeypatch), first + tuple(answer) + prompt(40, seed=5)
+    ask = driver.submit(again, 12, slot=2, agent="a")
+    driver.finish(ask)
+    assert driver.seated(ask).n_cached >= len(first)
+    predictions = Predictions(folder)
+    assert drafts
+    for known, drafted in drafts:
+        assert predictions.draft(known, len(drafted)) == drafted
+
+
+def test_an_edited_prompt_keeps_the_pairs_before_the_edit(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_head(model_of, "tiny")
+    with running(drafting(folder), tmp_path) as driver:
+        draft_freely(driver)
+        first = prompt(150, seed=4)
+        driver.answer(first, 20, slot=2, agent="a")
+        drafts, edited = drafts_of(driver, monkeypatch), first[:100] + prompt(40, seed=5)
+        ask = driver.submit(edited, 12, slot=2, agent="a")
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached == 100
+    predictions = Predictions(folder)
+    assert drafts
+    for known, drafted in drafts:
+        assert predictions.draft(known, len(drafted), missing=99) == drafted
+
+
+def test_its_bytes_are_counted_and_go_with_the_slot(driver: Driver) -> None:
+    driver.answer(prompt(90, seed=7), 30, slot=1)
+    slot_kv = driver.engine._turns.slot_kv
+    context = slot_kv.slots[1]
+    assert isinstance(context.draft, MTPContext)
+    assert context.draft_bytes == context.draft.n_bytes > 0
+    assert slot_kv.bytes_per_token > driver.engine._turns.batch.draft_model.bytes_per_token
+    driver.engine.run_slot_command(EraseSlot(1)).result(timeout=WAIT_S)
+    assert context.draft is None
+
+
+def test_a_broken_head_fails_no_request(model_of: ModelOf, tmp_path: Path) -> None:
+    with running(drafting(with_head(model_of, "tiny")), tmp_path) as driver:
+        draft_freely(driver)
+        tokens, batch = prompt(30, seed=2), driver.engine._turns.batch
+        expected = driver.cold(tokens, 24)
+        batch.draft_model._head.layers[0].self_attn = None
+        assert driver.cold(tokens, 24) == expected
+        assert batch.draft_model.is_broken
+        assert driver.engine.snapshot().draft_model is None
+        assert driver.cold(tokens, 24) == expected
+
+
+def test_without_speculation_no_head_is_loaded(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = replace(drafting(with_head(model_of, "tiny")), speculation=Speculation.OFF)
+    with running(preset, tmp_path) as driver:
+        assert driver.engine._turns.batch.draft_model is None
+
+
+def test_the_head_of_the_demo_model_saves_passes(tmp_path: Path) -> None:
+    """On its own conversations, which repeat little that could be copied."""
+    with running(drafting(Path("demo")), tmp_path) as driver:
+        draft_freely(driver)
+        tokenizer = driver.engine.tokenizer
+        before = driver.engine.snapshot().counters
+        n_tokens = 0
+        for text in CONVERSATIONS:
+            tokens = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True
+            )
+            eos = frozenset(tokenizer.eos_token_ids)
+            ask = driver.submit(tuple(tokens), 80, eos=eos, use_cache=False)
+            n_tokens += driver.finish(ask).timings.n_generated
+        after = driver.engine.snapshot().counters
+        drafted = after.n_model_drafted_tokens - before.n_model_drafted_tokens
+        assert drafted > 0
+        assert after.n_decode_calls - before.n_decode_calls <= 0.6 * n_tokens
+
+
+CONVERSATIONS = [
+    "Hello! Who are you?",
+    "What can you do?",
+    "Tell me about yourself.",
+    "Count from 1 to 10.",
+    "How are you today?",
+    "Name three colors.",
+    "The secret word is lantern. Please remember it.",
+    "Thank you very much!",
+    "What is 3 plus 4?",
+]
+
+
+PUBLISHED = ["qwen3_5", "qwen3_5_moe", "glm4_moe", "glm4_moe_lite"]
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_heads_of_other_types_are_loaded_and_predict(tmp_path: Path, model_type: str) -> None:
+    config = config_of(model_type)
+    source = write(tmp_path / "model", config | {"model_type": model_type})
+    folder = add_head(source, tmp_path / "head")
+    drafted = Predictions(folder).draft([3, 1, 4, 1, 5, 9, 2, 6], 4)
+    assert len(drafted) == 4
+
+
+def test_a_published_head_is_converted_as_its_model_is(tmp_path: Path) -> None:
+    """Experts one by one, norms less one, convolutions in another order."""
+    source = write(tmp_path / "model", HYBRID)
+    converted = add_head(source, tmp_path / "converted")
+    raw: dict[str, mx.array] = {}
+    for name, tensor in {
+        **tensors(source / "model.safetensors"),
+        **tensors(converted / FILE),
+    }.items():
+        if "switch_mlp" in name:
+            base, kind = name.split("switch_mlp.")
+            raw |= {f"{base}experts.{i}.{kind}": one for i, one in enumerate(tensor)}
+        elif "conv1d" in name:
+            raw[name] = tensor.moveaxis(1, 2)
+        else:
+            is_norm = tensor.ndim == 1 and "norm" in name and "linear_attn" not in name
+            raw[name] = tensor - 1 if is_norm else tensor
+    published = write(tmp_path / "published", HYBRID)
+    mx.save_safetensors(str(published / "model.safetensors"), raw)
+    heads = [dict(tree_flatten(load(folder)[1].parameters())) for folder in (converted, published)]
+    assert heads[0].keys() == heads[1].keys()
+    for name, array in heads[0].items():
+        assert mx.allclose(array, heads[1][name], atol=1e-6).item(), name
+
+
+def tensors(file: Path) -> dict[str, mx.array]:
+    loaded: Any = mx.load(str(file))
+    return dict(loaded)
+
+
+def test_a_quantized_head_is_loaded_as_it_is(tmp_path: Path, model_of: ModelOf) -> None:
+    folder = add_head(model_of("tiny"), tmp_path / "model")
+    exact = load(folder)[1]
+    packed = {}
+    for name, tensor in tensors(folder / FILE).items():
+        if tensor.ndim == 2:
+            parts = mx.quantize(tensor, group_size=32, bits=8)
+            ends = ("weight", "scales", "biases")
+            packed |= {name.removesuffix("weight") + e: p for e, p in zip(ends, parts, strict=True)}
+        else:
+            packed[name] = tensor
+    mx.save_safetensors(str(folder / FILE), packed)
+    head = load(folder)[1]
+    assert isinstance(head.projection, nn.QuantizedLinear)
+    features = mx.random.normal((1, 5, 2 * head.norm.weight.shape[0]))
+    expected = exact(features, make_prompt_cache(exact))
+    got = head(features, make_prompt_cache(head))
+    assert mx.allclose(got, expected, atol=0.1 * mx.abs(expected).max().item()).item()
+
+
+def test_a_head_that_does_not_fit_is_left_out(
+    tmp_path: Path, model_of: ModelOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = add_head(model_of("tiny"), tmp_path / "model")
+    model = loader.load(ModelSpec(id=str(folder)), KVSpec()).model
+    for spoil in (
+        {"mtp.fc.weight": mx.zeros((3, 3))},
+        {"mtp.layers.0.self_attn.q_proj.weight": mx.zeros((3, 3))},
+        {"mtp.unknown.weight": mx.zeros((3,))},
+    ):
+        mx.save_safetensors(str(folder / FILE), random_head(folder, 5) | spoil)
+        assert load_head(model, folder) is None
+    assert caplog.text.count("is not used") == 3
+
+
+def test_models_that_are_more_than_their_parts_have_no_head() -> None:
+    assert parts_of(build("gemma2")) is None
+    assert parts_of(build("llama")) is not None
+
+
+MOVES = st.tuples(st.sampled_from(["add", "hold", "rewind"]), st.integers(0, 40))
+
+
+@given(moves=st.lists(MOVES))
+def test_pairs_are_those_of_the_tokens_that_are_left(moves: list[tuple[str, int]]) -> None:
+    """Token i is i, and so is its state."""
+    pairs = MTPContext(CacheFactory(NoLayers(), KVSpec()), 5)
+    held: list[int] = []
+    n_tokens = 6
+    for move, n in moves:
+        if move == "add" and n:
+            start = pairs.end
+            pairs.add(mx.arange(start, start + n)[:, None], range(start + 1, start + n + 1))
+            n_tokens = start + n + 1
+        elif move == "hold":
+            held += [token for _, token in pairs.behind]
+            pairs.note_held()
+        elif move == "rewind":
+            n_tokens = max(1, n_tokens - n)
+            pairs.rewind(n_tokens)
+            held = [token for token in held if token < n_tokens]
+        waiting = [(int(state.item().real), token) for state, token in pairs.behind]
+        assert waiting == [(i, i + 1) for i in range(pairs.end - len(waiting), pairs.end)]
+        assert pairs.n_held == len(held)
+        assert pairs.start <= pairs.end
+        assert pairs.end in (pairs.start, n_tokens - 1)
+        if pairs.open is not None:
+            assert int(pairs.open.item().real) == pairs.end < n_tokens
+
+
+class NoLayers:
+    """A head without KV."""
+
+    layers = ()
