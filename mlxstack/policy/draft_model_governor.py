@@ -39,7 +39,10 @@ MOST_CREDIT = 4.0
 """Steps without drafts that may be lost at the start, and after drafts have saved as many."""
 
 START_S = 1.0
-"""Seconds that may be lost once, so that long contexts too show soon how the drafts fare."""
+"""Seconds that a draft model may lose once, so that long contexts too show soon how it fares.
+
+An MTP head has no context to compute first.
+"""
 
 ROW_WEIGHT, MODEL_WEIGHT = 0.15, 0.03
 """Weights of the newest verified token in the acceptance rates of its row and of all rows."""
@@ -54,13 +57,15 @@ TYPICAL_ANSWER = 256
 class DraftModelRecord(Struct, frozen=True):
     """Acceptance of the drafts of a model; `costs` are seconds of its passes.
 
-    `credit` is in seconds; None before the first step was measured.
+    `credit` is in seconds; None before the first step was measured. At the start it is `start_s`
+    and a few steps.
     """
 
     costs: WidthCosts
     rate: float = RESUMED_RATE
     n_verified: int = 0
     credit: float | None = None
+    start_s: float = START_S
 
     @property
     def may_lose(self) -> bool:
@@ -142,7 +147,9 @@ def stepped(record: DraftModelRecord, seconds: float, plain_s: float) -> DraftMo
 
 def charged(record: DraftModelRecord, seconds: float) -> DraftModelRecord:
     """Take a prefill into account that is not known to be worth its seconds."""
-    return replace(record, credit=(START_S if record.credit is None else record.credit) - seconds)
+    return replace(
+        record, credit=(record.start_s if record.credit is None else record.credit) - seconds
+    )
 
 
 def prefill_seconds(
@@ -159,7 +166,7 @@ def prefill_seconds(
     is_proven = record.n_verified >= N_PROVEN and gain > LEAST_GAIN
     if is_proven and saved_s > record.costs.seconds_at(n_behind):
         return inf
-    return max(0.0, START_S if record.credit is None else record.credit)
+    return max(0.0, record.start_s if record.credit is None else record.credit)
 
 
 def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
@@ -171,7 +178,7 @@ def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
 
 
 def _credit(record: DraftModelRecord, plain_s: float) -> float:
-    return START_S + MOST_CREDIT * plain_s if record.credit is None else record.credit
+    return record.start_s + MOST_CREDIT * plain_s if record.credit is None else record.credit
 
 
 def _speeds(

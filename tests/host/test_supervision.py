@@ -349,6 +349,7 @@ def test_a15_who_clears_after_the_dead_takes_no_name_from_the_living(home: Home)
         claim(ServiceState(plan, Phase.STARTING, me))
         assert worker.poll() is None
         sweeping.join()
+        worker.kill()
     mark_stopped(home, dead)
     assert told == [None]
     living = owner(home, "one")

@@ -95,6 +95,7 @@ class MTPDrafter(DraftModel):
         is_batching, is_ragged = check.is_batching, check.is_ragged
         runner = ModelRunner(head, is_batching=is_batching, is_ragged=is_ragged, parts=head.parts)
         super().__init__(NAME, runner, CacheFactory(head, KVSpec()), n_vocab, head.example)
+        self.record = replace(self.record, start_s=0.0)
 
     @property
     def bytes_beside(self) -> int:
