@@ -40,7 +40,7 @@ class EvictionPolicy(StrEnum):
 
 
 class ModelSpec(Strict, frozen=True):
-    """Model: `id` and `draft` are "demo", a folder, or a hub id."""
+    """Model: `id`, `draft`, `mtp` are "demo", folders, or hub ids."""
 
     id: Annotated[
         str,
@@ -61,6 +61,14 @@ class ModelSpec(Strict, frozen=True):
         Meta(
             description="A small model with the same vocabulary, as `id`, that drafts tokens "
             "for this one; needs `speculation: auto`. The output is the same."
+        ),
+    ] = None
+    mtp: Annotated[
+        str | None,
+        Meta(
+            description="A checkpoint, as `id`, whose multi-token prediction head drafts for this "
+            "model: the one that it was converted from. Only its head is loaded; null is the "
+            "model's own. Needs `speculation: auto`. The output is the same."
         ),
     ] = None
     alias: Annotated[

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -67,7 +66,6 @@ from mlxstack.engine.model.attention_costs import measure_sharing
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.loader import LoadedModel
-from mlxstack.engine.model.mtp_head import load_head
 from mlxstack.engine.model.runner import ModelParts, ModelRunner
 from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.engine.remote_prefill import RemotePrefill
@@ -431,9 +429,8 @@ class EngineCore:
         """
         spec = self._preset.model
         if spec.draft is None:
-            head = None
-            if self._is_drafting(verdict) and self._ranks is None:
-                head = load_head(loaded.model, Path(loaded.facts.path))
+            may_draft = self._is_drafting(verdict) and self._ranks is None
+            head = loader.load_mtp(spec, loaded) if may_draft else None
             if head is None:
                 return None, 0
             log.info("drafts come from the MTP head of %s", spec.id)

@@ -1,10 +1,11 @@
 """Hugging Face hub: configs, sizes, downloads and their errors."""
 
 import errno
+import json
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,9 @@ PATTERNS = (
 )  # fmt: skip
 """The files of a repository that mlx-lm loads, and its MTP head."""
 
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+"""Index of the weight files, and the file of a repository without one."""
+
 SMALL_FILES = ("config.json", "generation_config.json", "chat_template.jinja")
 N_NEAR = 3
 BYTES_BAR = "Reconstructing"
@@ -64,11 +68,11 @@ def cache_folder() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
-def plan(model: str, revision: str | None = None) -> Download:
+def plan(model: str, revision: str | None = None, patterns: Sequence[str] = PATTERNS) -> Download:
     """Ask the hub for a model's files, without download. Raises SetupError."""
     n_begun = 0
     try:
-        files = _files(model, revision)
+        files = _files(model, revision, patterns)
         if any(blobs_folder(model).glob(f"*{PART}")):
             n_begun = sum(one.n_here for one in missing_weights(model, revision, _missing(files)))
     except Exception as error:
@@ -96,7 +100,9 @@ def check_disk(download: Download) -> None:
         )
 
 
-def download(model: str, revision: str | None, report: Report) -> Path:
+def download(
+    model: str, revision: str | None, report: Report, patterns: Sequence[str] = PATTERNS
+) -> Path:
     """Download a model; `report` gets the bytes of each chunk.
 
     It goes on where an earlier one ended, inside a weight file too.
@@ -107,10 +113,10 @@ def download(model: str, revision: str | None, report: Report) -> Path:
             snapshot_download,
             model,
             revision=revision,
-            allow_patterns=list(PATTERNS),
+            allow_patterns=list(patterns),
             tqdm_class=meter(report, BYTES_BAR),
         )
-        if names := _missing(_files(model, revision)):
+        if names := _missing(_files(model, revision, patterns)):
             # An interrupted download is listed by its small files.
             bring(ignore_patterns=[f"*{WEIGHTS}"])
             fetch_weights(missing_weights(model, revision, names), report)
@@ -123,11 +129,30 @@ def download(model: str, revision: str | None, report: Report) -> Path:
     return Path(path)
 
 
-def _files(model: str, revision: str | None) -> Any:
+def weight_files_with(model: str, is_wanted: Callable[[str], bool]) -> list[str]:
+    """Weight files that hold a wanted tensor. Raises SetupError."""
+    try:
+        index = Path(hf_hub_download(model, INDEX))
+    except errors.EntryNotFoundError as missing:
+        if _is_offline(missing):
+            raise _offline(model) from missing
+        return [SINGLE]
+    except Exception as error:
+        raise refusal(model, error) from error
+    files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    return sorted({file for name, file in files.items() if is_wanted(name)})
+
+
+def is_cached(model: str, names: Sequence[str]) -> bool:
+    """Whether these files of a repository are in the cache."""
+    return all(isinstance(try_to_load_from_cache(model, name), str) for name in names)
+
+
+def _files(model: str, revision: str | None, patterns: Sequence[str]) -> Any:
     return snapshot_download(
         model,
         revision=revision,
-        allow_patterns=list(PATTERNS),
+        allow_patterns=list(patterns),
         dry_run=True,
         tqdm_class=meter(lambda _: None),
     )

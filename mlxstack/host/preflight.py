@@ -24,8 +24,9 @@ def check_model(preset: Preset) -> None:
     """Check a model folder, or the form of a hub id."""
     model = preset.model
     _check_model_id("model.id", model.id)
-    if model.draft is not None:
-        _check_model_id("model.draft", model.draft)
+    for key, given in (("model.draft", model.draft), ("model.mtp", model.mtp)):
+        if given is not None:
+            _check_model_id(key, given)
     if model.adapter is not None:
         _check_adapter_folder(Path(model.adapter))
 

@@ -41,7 +41,10 @@ def absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
     replace = msgspec.structs.replace
     model, cache = preset.model, preset.prefix_cache
     model_id = _model(document, "id", model.id)
-    draft = None if model.draft is None else _model(document, "draft", model.draft)
+    others = {
+        key: None if given is None else _model(document, key, given)
+        for key, given in (("draft", model.draft), ("mtp", model.mtp))
+    }
     save_path = at(preset.slots.save_path, "slots", "save_path")
     warm = tuple(
         _warm(document, ("prefix_cache", "warm_prefixes", n), prefix)
@@ -49,9 +52,7 @@ def absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
     )
     return replace(
         preset,
-        model=replace(
-            model, id=model_id, draft=draft, adapter=at(model.adapter, "model", "adapter")
-        ),
+        model=replace(model, id=model_id, adapter=at(model.adapter, "model", "adapter"), **others),
         slots=replace(preset.slots, save_path=save_path or str(home.slots / preset.name)),
         prefix_cache=replace(cache, warm_prefixes=warm),
     )

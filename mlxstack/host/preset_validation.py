@@ -39,13 +39,16 @@ def _kv(preset: Preset) -> Iterator[Violation]:
 
 
 def _draft(preset: Preset) -> Iterator[Violation]:
-    draft = preset.model.draft
-    if draft is None:
-        return
-    if preset.kind is ServiceKind.EMBEDDING:
-        yield ("model", "draft"), f"is {draft}, but embeddings need no drafts; remove it"
-    elif preset.speculation is Speculation.OFF:
-        yield ("model", "draft"), f"is {draft}, but drafts are off: set speculation: auto"
+    given = {key: getattr(preset.model, key) for key in ("draft", "mtp")}
+    for key, draft in given.items():
+        if draft is None:
+            continue
+        if preset.kind is ServiceKind.EMBEDDING:
+            yield ("model", key), f"is {draft}, but embeddings need no drafts; remove it"
+        elif preset.speculation is Speculation.OFF:
+            yield ("model", key), f"is {draft}, but drafts are off: set speculation: auto"
+    if None not in given.values():
+        yield ("model", "mtp"), "does not go with `model.draft`: remove one of the two"
 
 
 def _hosts(preset: Preset) -> Iterator[Violation]:
@@ -58,6 +61,7 @@ def _hosts(preset: Preset) -> Iterator[Violation]:
     combined = (
         (("kind",), preset.kind is ServiceKind.EMBEDDING),
         (("model", "adapter"), preset.model.adapter is not None),
+        (("model", "mtp"), preset.model.mtp is not None),
         (
             ("prefix_cache", "live_sharing"),
             preset.prefix_cache.live_sharing is not LiveSharingMode.OFF,

@@ -155,7 +155,7 @@ class EngineFactory:
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> CheckedModel:
-        """Download a model and its draft; check files, memory, template.
+        """Download a model and what drafts for it; check files, memory, template.
 
         Raises SetupError.
         """
@@ -167,6 +167,7 @@ class EngineFactory:
         path = loader.locate(preset.model)
         if preset.model.draft is not None:
             loader.locate(ModelSpec(id=preset.model.draft))
+        loader.locate_head(preset.model)
         files = read_config(path)
         if files.weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")

@@ -13,12 +13,14 @@ from mlxstack.engine.model.mtp_head import LAYOUTS
 from tests.models import _spread
 
 FILE = "mtp.safetensors"
+CONVERTED = {"format": "mlx"}
+"""Metadata of weight files that mlx-lm wrote."""
 
 
 def add_head(source: Path, folder: Path, seed: int = 5) -> Path:
     """Copy a model into `folder`, and write a random head beside it."""
     shutil.copytree(source, folder)
-    mx.save_safetensors(str(folder / FILE), random_head(folder, seed))
+    mx.save_safetensors(str(folder / FILE), random_head(folder, seed), CONVERTED)
     return folder
 
 

@@ -1,5 +1,9 @@
 """MTP heads draft what they predict, and follow their slots."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx import nn
 from mlx.utils import tree_flatten
+from mlx_lm import convert
 from mlx_lm import utils as mlx_utils
 from mlx_lm.models.cache import make_prompt_cache
 from msgspec.structs import replace
 
 from mlxstack.core.commands import EraseSlot
+from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.engine.decode.mtp_drafter import NAME, MTPContext
 from mlxstack.engine.model import loader
@@ -22,7 +28,8 @@ from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.mtp_head import load_head, parts_of
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
-from tests.engine.mtp_models import FILE, add_head, random_head
+from tests.engine.mtp_models import CONVERTED, FILE, add_head, random_head
+from tests.hub import MODEL, files_of, serving
 from tests.matrix.builder import build
 from tests.matrix.configs import config_of
 from tests.models import HYBRID, write
@@ -76,6 +83,17 @@ class Predictions:
             pairs = mx.concatenate([pairs, new])
         return drafted
 
+    def answer(self, tokens: tuple[int, ...], n: int) -> list[int]:
+        """The model's own greedy answer, without drafts."""
+        said: list[int] = []
+        cache = make_prompt_cache(self.model)
+        new = list(tokens)
+        for _ in range(n):
+            logits = self.model(mx.array([new]), cache=cache)[0, -1]
+            new = [int(mx.argmax(logits).item().real)]
+            said += new
+        return said
+
 
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, model_of: ModelOf) -> Path:
@@ -104,9 +122,12 @@ def drafts_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[lis
     return found
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
 def test_drafts_are_what_the_head_predicts(
-    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch, is_ahead: bool
 ) -> None:
+    """Also where steps are scheduled ahead, as on a GPU."""
+    monkeypatch.setattr(driver.engine._turns.batch, "is_ahead", is_ahead)
     drafts = drafts_of(driver, monkeypatch)
     prompts = [prompt(n, seed=n) for n in (40, 300, 97)]
     asks = [driver.submit(tokens, 12, use_cache=False) for tokens in prompts]
@@ -116,8 +137,35 @@ def test_drafts_are_what_the_head_predicts(
     assert len(drafts) > 10
     for known, drafted in drafts[::3]:
         assert predictions.draft(known, len(drafted)) == drafted
+    for tokens, ask in zip(prompts, asks, strict=True):
+        assert driver.tokens(ask) == predictions.answer(tokens, 12)
     assert driver.engine.snapshot().draft_model == NAME
     assert not driver.engine._turns.batch.draft_model.is_broken
+
+
+def test_a_few_steps_ahead_may_pass_before_a_draft(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where few rows are drafted for, pairs of steps that were scheduled ahead wait."""
+    batch = driver.engine._turns.batch
+    monkeypatch.setattr(batch, "is_ahead", True)
+    drafts, n_plans = drafts_of(driver, monkeypatch), 0
+    plan = batch.draft_model.plan
+
+    def seldom(*given: Any) -> Any:
+        nonlocal n_plans
+        n_plans += 1
+        return plan(*given) if n_plans % 12 < 2 else {}
+
+    monkeypatch.setattr(batch.draft_model, "plan", seldom)
+    tokens = prompt(60, seed=6)
+    ask = driver.submit(tokens, 60, use_cache=False)
+    driver.finish(ask)
+    predictions = Predictions(folder)
+    assert len(drafts) > 2
+    for known, drafted in drafts:
+        assert predictions.draft(known, len(drafted)) == drafted
+    assert driver.tokens(ask) == predictions.answer(tokens, 60)
 
 
 def test_after_a_hit_the_head_sees_what_was_computed_since(
@@ -286,7 +334,7 @@ def test_a_quantized_head_is_loaded_as_it_is(tmp_path: Path, model_of: ModelOf) 
             packed |= {name.removesuffix("weight") + e: p for e, p in zip(ends, parts, strict=True)}
         else:
             packed[name] = tensor
-    mx.save_safetensors(str(folder / FILE), packed)
+    mx.save_safetensors(str(folder / FILE), packed, CONVERTED)
     head = load(folder)[1]
     assert isinstance(head.projection, nn.QuantizedLinear)
     features = mx.random.normal((1, 5, 2 * head.norm.weight.shape[0]))
@@ -295,19 +343,91 @@ def test_a_quantized_head_is_loaded_as_it_is(tmp_path: Path, model_of: ModelOf) 
     assert mx.allclose(got, expected, atol=0.1 * mx.abs(expected).max().item()).item()
 
 
-def test_a_head_that_does_not_fit_is_left_out(
-    tmp_path: Path, model_of: ModelOf, caplog: pytest.LogCaptureFixture
+SPOILED = [
+    {"mtp.fc.weight": mx.zeros((3, 3))},
+    {"mtp.layers.0.self_attn.q_proj.weight": mx.zeros((3, 3))},
+    {"mtp.unknown.weight": mx.zeros((3,))},
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_a_head_that_does_not_fit_is_left_out_or_refused_where_it_was_named(
+    tmp_path: Path, model_of: ModelOf, caplog: pytest.LogCaptureFixture, spoil: dict[str, mx.array]
 ) -> None:
     folder = add_head(model_of("tiny"), tmp_path / "model")
-    model = loader.load(ModelSpec(id=str(folder)), KVSpec()).model
-    for spoil in (
-        {"mtp.fc.weight": mx.zeros((3, 3))},
-        {"mtp.layers.0.self_attn.q_proj.weight": mx.zeros((3, 3))},
-        {"mtp.unknown.weight": mx.zeros((3,))},
-    ):
-        mx.save_safetensors(str(folder / FILE), random_head(folder, 5) | spoil)
-        assert load_head(model, folder) is None
-    assert caplog.text.count("is not used") == 3
+    mx.save_safetensors(str(folder / FILE), random_head(folder, 5) | spoil, CONVERTED)
+    spec = ModelSpec(id=str(folder))
+    target = loader.load(spec, KVSpec())
+    assert loader.load_mtp(spec, target) is None
+    assert "is not used" in caplog.text
+    with pytest.raises(SetupError, match=r"model\.mtp: the MTP head of .* does not fit"):
+        loader.load_mtp(replace(spec, mtp=str(folder)), target)
+
+
+def test_a_converted_model_takes_the_head_of_the_published_one(
+    tmp_path: Path, model_of: ModelOf
+) -> None:
+    """In 4 bits, as the model is."""
+    published = add_head(model_of("tiny"), tmp_path / "published")
+    exact, converted = load(published)[1], tmp_path / "converted"
+    convert(str(model_of("tiny")), str(converted), quantize=True, q_bits=4, q_group_size=32)
+    spec = ModelSpec(id=str(converted))
+    target = loader.load(spec, KVSpec())
+    assert loader.load_mtp(spec, target) is None
+    head = loader.load_mtp(replace(spec, mtp=str(published)), target)
+    assert head is not None
+    assert head.layers[0].mlp.up_proj.bits == head.projection.bits == 4
+    weight = head.projection
+    unpacked = mx.dequantize(weight.weight, weight.scales, weight.biases, 32, 4)
+    assert mx.allclose(unpacked, exact.projection.weight, atol=0.1).item()
+    other = replace(spec, mtp=str(model_of("tiny")))
+    with pytest.raises(SetupError, match=r"model\.mtp: .* has no MTP head; name the checkpoint"):
+        loader.load_mtp(other, target)
+    with pytest.raises(SetupError, match=r"model\.mtp: there is no folder"):
+        loader.load_mtp(replace(spec, mtp=str(tmp_path / "none")), target)
+    preset = replace(drafting(converted), model=replace(spec, mtp=str(published)))
+    with running(preset, tmp_path / "home") as driver:
+        draft_freely(driver)
+        tokens = prompt(50, seed=1)
+        said = driver.cold(tokens, 30)
+        assert driver.engine.snapshot().counters.n_model_drafted_tokens > 0
+    with running(drafting(converted), tmp_path / "home") as driver:
+        assert driver.cold(tokens, 30) == said
+
+
+def test_of_a_published_model_only_the_files_of_its_head_are_fetched(
+    tmp_path: Path, model_of: ModelOf
+) -> None:
+    folder = add_head(model_of("tiny"), tmp_path / "model")
+    body, head = tensors(folder / "model.safetensors"), tensors(folder / FILE)
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for name, part in zip(names, (body, head), strict=True):
+        mx.save_safetensors(str(folder / name), part, CONVERTED)
+    (folder / "model.safetensors").unlink()
+    (folder / FILE).unlink()
+    places = dict.fromkeys(body, names[0]) | dict.fromkeys(head, names[1])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    code = (
+        "import mlxstack.engine\n"
+        "from mlxstack.core.preset import ModelSpec\n"
+        "from mlxstack.engine.model.loader import locate_head\n"
+        f"print(locate_head(ModelSpec(id='demo', mtp={MODEL!r})))\n"
+    )
+    with serving(files_of(folder)) as hub:
+        hub.go_on.set()
+        env = {**os.environ, **hub.env(tmp_path / "hub")}
+        runs = [
+            subprocess.run(
+                [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+            )
+            for _ in range(2)
+        ]
+        found = [Path(run.stdout.strip()) for run in runs]
+        assert found[0] == found[1], [run.stderr for run in runs]
+        assert (found[0] / names[1]).exists() and not (found[0] / names[0]).exists()
+        assert hub.fetched.count(names[1]) == 1 and names[0] not in hub.fetched
+    model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
+    assert load_head(model, found[0]) is not None
 
 
 def test_models_that_are_more_than_their_parts_have_no_head() -> None:

@@ -38,6 +38,16 @@ REFUSALS = [
         3,
         ["model.draft is x/y", "embeddings need no drafts"],
     ),
+    (
+        "model:\n  id: demo\n  mtp: x/y\nspeculation: off\n",
+        3,
+        ["model.mtp is x/y", "set speculation: auto"],
+    ),
+    (
+        "model:\n  id: demo\n  draft: x/y\n  mtp: a/b\nspeculation: auto\n",
+        4,
+        ["model.mtp does not go with `model.draft`"],
+    ),
     ("model: {id: demo}\nslot: {}\n", 2, ["unknown key `slot`", "did you mean `slots`"]),
     ("model: {id: demo}\nslots:\n  count: 0\n", 3, ["slots.count is `0`", "from 1 to 256"]),
     ("model: {id: demo}\nslots:\n  count: '3'\n", 3, ["slots.count is `'3'`", "whole number"]),

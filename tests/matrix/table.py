@@ -33,8 +33,13 @@ Heads are read from any safetensors file of the model's folder:
 | `qwen3_next`, `qwen3_5`, `qwen3_5_moe` | `mtp.*` |
 | `glm4_moe`, `glm4_moe_lite`, `deepseek_v3` | `model.layers.N.*`, N being the number of layers |
 
-Conversions by mlx-lm drop these tensors: with a converted model, a file `mtp.safetensors` in its
-folder brings them back, quantized or not. No published head was measured here.
+Conversions by mlx-lm drop these tensors. `model.mtp` of a preset names the checkpoint that a model
+was converted from: of that one only the weight files of its head are downloaded, and the head gets
+the quantization of the model. No published head was measured here.
+
+```sh
+mlx-stack up mlx-community/Qwen3.6-27B-4bit --set model.mtp=Qwen/Qwen3.6-27B --set speculation=auto
+```
 
 ## Draft models
 

@@ -172,7 +172,7 @@ SHARING = (
     Mutant(
         "refused tokens leave no pair of an MTP head", "engine/decode/mtp_drafter.py",
         "pairs.trim(max(counts) - 1)", "pass",
-        "tests/engine/test_mtp.py::test_drafts_are_what_the_head_predicts[tiny]",
+        "tests/engine/test_mtp.py::test_drafts_are_what_the_head_predicts",
     ),
     Mutant(
         "pairs of an MTP head are consecutive", "engine/decode/mtp_drafter.py",
@@ -183,7 +183,7 @@ SHARING = (
         "the last state of an answer waits for its token", "engine/decode/mtp_drafter.py",
         "self.open = waiting[0][0] if is_known else None", "self.open = None",
         "tests/engine/test_mtp.py::"
-        "test_a_next_turn_in_its_slot_goes_on_with_all_pairs[tiny]",
+        "test_a_next_turn_in_its_slot_goes_on_with_all_pairs",
     ),
     Mutant(
         "a head belongs to all of its model's output", "engine/model/mtp_head.py",

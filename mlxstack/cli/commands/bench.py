@@ -16,6 +16,8 @@ from mlxstack.cli.output import as_json, note
 from mlxstack.core.errors import Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mlxstack.bench.dev.registry import BenchRequest
     from mlxstack.bench.dev.report import BenchReport
     from mlxstack.bench.dev.timed_request import ServerUnderTest
@@ -95,13 +97,14 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
     wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
-    reports = _measured(what, wanted)
-    if svg is not None:
-        from mlxstack.bench.dev.svg_chart import write
-
-        for file in [file for one in reports for file in write(one, svg)]:
-            note(f"wrote {file}")
-    as_json(reports) if json else _print(reports, markdown)
+    reports = []
+    for report in _measured(what, wanted):
+        reports.append(report)
+        _draw(report, svg)
+        if not json:
+            _print(report, is_markdown=markdown)
+    if json:
+        as_json(reports)
 
 
 def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
@@ -115,7 +118,8 @@ def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
         raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
 
 
-def _measured(what: str, wanted: "BenchRequest") -> "list[BenchReport]":
+def _measured(what: str, wanted: "BenchRequest") -> "Iterator[BenchReport]":
+    """Reports as they are finished: a failure keeps those before it."""
     import tempfile
     from datetime import UTC, datetime
 
@@ -130,7 +134,8 @@ def _measured(what: str, wanted: "BenchRequest") -> "list[BenchReport]":
         inputs = BenchContext(Path(folder), dict(os.environ), today, command, note)
         names = EVERYTHING if what == "all" else (what,)
         try:
-            return [report(name, wanted, inputs) for name in names]
+            for name in names:
+                yield report(name, wanted, inputs)
         except httpx.TransportError as why:
             raise Unreachable(f"no answer from {why.request.url} ({why})") from why
 
@@ -148,16 +153,22 @@ def _server(name: str, url: str | None, model: str, key: str | None) -> "ServerU
     return ServerUnderTest(name, address(url), model, key) if url is not None else None
 
 
-def _print(reports: "list[BenchReport]", is_markdown: bool) -> None:
+def _draw(report: "BenchReport", folder: Path | None) -> None:
+    from mlxstack.bench.dev.svg_chart import write
+
+    for file in write(report, folder) if folder is not None else ():
+        note(f"wrote {file}")
+
+
+def _print(report: "BenchReport", *, is_markdown: bool) -> None:
     from rich.console import Console
 
     from mlxstack.bench.dev.report import markdown, show
 
-    for one in reports:
-        if is_markdown:
-            typer.echo(markdown(one))
-        else:
-            show(one, Console(width=None if sys.stdout.isatty() else 160))
+    if is_markdown:
+        typer.echo(markdown(report))
+    else:
+        show(report, Console(width=None if sys.stdout.isatty() else 160))
 
 
 app = typer.Typer(rich_markup_mode=None, cls=measure.BenchGroup)

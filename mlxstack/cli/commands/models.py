@@ -115,7 +115,7 @@ def _running(home: "Home") -> dict[str, str]:
     return {
         model: name
         for name, preset in services.served(home).items()
-        for model in (preset.model.id, preset.model.draft)
+        for model in (preset.model.id, preset.model.draft, preset.model.mtp)
         if model is not None
     }
 

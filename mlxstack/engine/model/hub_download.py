@@ -2,9 +2,12 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
+from mlxstack.engine.model.mtp_head import head_files
 from mlxstack.host import hub
 from mlxstack.host.model_files import whole_snapshot
 from mlxstack.host.transfer import Transfer
@@ -21,7 +24,24 @@ def fetch(spec: ModelSpec, every_s: float = EVERY_S) -> Path:
     log.info("looking for %s on the hub", spec.id)
     if (snapshot := whole_snapshot(spec.id, spec.revision)) is not None:
         return snapshot
-    plan = hub.plan(spec.id, spec.revision)
+    return _download(spec, hub.PATTERNS, every_s)
+
+
+def fetch_head(model: str, every_s: float = EVERY_S) -> Path:
+    """Snapshot with the weight files of an MTP head alone. Raises SetupError."""
+    log.info("looking for the MTP head of %s on the hub", model)
+    config = hub.fetch_config(model)
+    files = head_files(config.parent)
+    names = hub.weight_files_with(model, files.is_of_head) if files is not None else []
+    if not names:
+        raise SetupError(f"model.mtp: {model} has no MTP head that is known here")
+    if hub.is_cached(model, names):
+        return config.parent
+    return _download(ModelSpec(id=model), (config.name, *names), every_s)
+
+
+def _download(spec: ModelSpec, patterns: Sequence[str], every_s: float) -> Path:
+    plan = hub.plan(spec.id, spec.revision, patterns)
     hub.check_disk(plan)
     transfer = Transfer(plan.n_missing, time.monotonic())
     logged = time.monotonic()
@@ -36,6 +56,6 @@ def fetch(spec: ModelSpec, every_s: float = EVERY_S) -> Path:
 
     RUNNING[spec.id] = transfer
     try:
-        return hub.download(spec.id, spec.revision, report)
+        return hub.download(spec.id, spec.revision, report, patterns)
     finally:
         del RUNNING[spec.id]

@@ -20,7 +20,8 @@ from mlxstack.core.model_info import Identity, ModelFacts, SamplingDefaults
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.model.hub_download import fetch
+from mlxstack.engine.model.hub_download import fetch, fetch_head
+from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.host.preset_paths import expanded
 from mlxstack.store import kv_file_format
@@ -92,6 +93,30 @@ def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
     return draft
 
 
+def load_mtp(spec: ModelSpec, target: LoadedModel) -> MTPHead | None:
+    """MTP head of `spec.mtp` or of the model, if any.
+
+    Raises SetupError for a `spec.mtp` that is no head for the model.
+    """
+    own = Path(target.facts.path)
+    quantization = mlx_utils.load_config(own).get("quantization")
+    try:
+        head = load_head(target.model, locate_head(spec) or own, quantization)
+    except ValueError as error:
+        if spec.mtp is not None:
+            raise SetupError(
+                f"model.mtp: the MTP head of {spec.mtp} does not fit {spec.id}: {error}"
+            ) from error
+        log.warning("the MTP head of %s is not used: %s", spec.id, error)
+        return None
+    if head is None and spec.mtp is not None:
+        raise SetupError(
+            f"model.mtp: {spec.mtp} has no MTP head; name the checkpoint that {spec.id} was "
+            "converted from, or remove it"
+        )
+    return head
+
+
 def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
     """Difference of the vocabularies, "" where drafts can be exchanged.
 
@@ -120,6 +145,18 @@ def locate(spec: ModelSpec) -> Path:
     if spec.id.startswith(("/", "./", "../", "~")):
         raise SetupError(f"there is no folder {local}; give a model folder or a hub id")
     return fetch(spec)
+
+
+def locate_head(spec: ModelSpec) -> Path | None:
+    """Folder with the tensors of `spec.mtp`. Raises SetupError."""
+    if spec.mtp is None:
+        return None
+    local = MODEL_DIR if spec.mtp == "demo" else expanded(spec.mtp)
+    if local.is_dir():
+        return local
+    if spec.mtp.startswith(("/", "./", "../", "~")):
+        raise SetupError(f"model.mtp: there is no folder {local}; give a folder or a hub id")
+    return fetch_head(spec.mtp)
 
 
 def kv_identity(

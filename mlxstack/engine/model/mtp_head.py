@@ -5,8 +5,7 @@ token and the embedding of the next: layer(W [norm(embedding); norm(state)]). So
 Technical Report, section 2.2 (arXiv 2412.19437), and the tensor names of published checkpoints.
 """
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from msgspec import Struct
 
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelParts
-
-log = logging.getLogger(__name__)
 
 Weights = dict[str, mx.array]
 
@@ -137,27 +134,51 @@ def parts_of(model: Any) -> ModelParts | None:
     return parts if mx.allclose(whole, ours, rtol=1e-3, atol=1e-3).item() else None
 
 
-def load_head(model: Any, path: Path) -> MTPHead | None:
-    """MTP head in a model's weight files, None without one.
+class HeadFiles(Struct, frozen=True):
+    """Checkpoint of a known type, with its head's tensor names."""
 
-    A head that does not fit the model is left out, with a warning.
-    """
+    path: Path
+    config: dict[str, Any]
+    layout: HeadLayout
+    prefix: str
+
+    def is_of_head(self, name: str) -> bool:
+        """Whether a tensor of this name belongs to the head."""
+        return name.startswith((self.prefix, f"language_model.{self.prefix}"))
+
+
+def head_files(path: Path) -> HeadFiles | None:
+    """Head files of a checkpoint, None for an unknown type."""
     config = mlx_utils.load_config(path)
     layout = LAYOUTS.get(str(config.get("model_type", "")).removesuffix("_text"))
     if layout is None:
         return None
-    text = config.get("text_config") or config
-    tensors = _Tensors(path, layout.prefix.format(n=text["num_hidden_layers"]))
-    if f"{layout.projection}.weight" not in tensors.of_head:
+    n_layers = (config.get("text_config") or config)["num_hidden_layers"]
+    return HeadFiles(path, config, layout, layout.prefix.format(n=n_layers))
+
+
+def load_head(model: Any, path: Path, quantization: Any = None) -> MTPHead | None:
+    """MTP head in a folder for a model, None without one.
+
+    A head in full precision gets the model's `quantization`, as config.json has it. Raises
+    ValueError for one that does not fit the model.
+    """
+    files = head_files(path)
+    if files is None:
         return None
+    tensors = _Tensors(files)
+    if f"{files.layout.projection}.weight" not in tensors.of_head:
+        return None
+    parts = parts_of(model)
+    if parts is None:
+        raise ValueError("the output of the model is not its states times its output head")
     try:
-        parts = parts_of(model)
-        if parts is None:
-            raise ValueError("the output of the model is not its states times its output head")
-        head = _build(model, config, layout, tensors, parts)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        log.warning("the MTP head of %s is not used: %s", path.name, error)
-        return None
+        head = _build(model, files, tensors, parts)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if quantization and not tensors.is_quantized:
+        size, bits = quantization["group_size"], quantization["bits"]
+        nn.quantize(head, size, bits, class_predicate=_is_divisible_by(size))
     if not has_gpu():
         head.set_dtype(mx.float32)
     head.eval()
@@ -166,37 +187,46 @@ def load_head(model: Any, path: Path) -> MTPHead | None:
 
 
 class _Tensors:
-    """Lazily loaded tensors of a head, by their names below `prefix`."""
+    """Lazily loaded tensors of a head, by their names below its prefix."""
 
-    def __init__(self, path: Path, prefix: str) -> None:
+    def __init__(self, files: HeadFiles) -> None:
         self.of_head: Weights = {}
-        self.raw_convolution: mx.array | None = None
-        """A convolution as published: then norms are stored less one."""
-        for name, tensor in _weights(path):
-            if name.endswith("conv1d.weight") and tensor.shape[-1] != 1:
-                self.raw_convolution = tensor
-            for parent in ("", "language_model."):
-                if name.startswith(parent + prefix):
-                    self.of_head[name.removeprefix(parent + prefix)] = tensor
+        is_converted = None
+        for name, tensor, is_mlx in _weights(files.path):
+            if name.endswith("conv1d.weight"):
+                is_converted = tensor.shape[-1] == 1
+            if files.is_of_head(name):
+                self.of_head[name.rpartition(files.prefix)[2]] = tensor
+                is_converted = is_mlx if is_converted is None else is_converted
         for name in [name for name in self.of_head if name.startswith(SHARED)]:
             del self.of_head[name]
+        self.is_published = not is_converted
+        """Whether the tensors are as published, not converted by mlx-lm."""
+        self.is_quantized = any(name.endswith(".scales") for name in self.of_head)
 
 
-def _weights(path: Path) -> Iterator[tuple[str, mx.array]]:
+def _weights(path: Path) -> Iterator[tuple[str, mx.array, bool]]:
+    """Names and tensors of the weight files, and whether mlx-lm wrote each."""
     for file in sorted(path.glob("*.safetensors")):
-        tensors: Any = mx.load(str(file))
-        yield from tensors.items()
+        loaded: Any = mx.load(str(file), return_metadata=True)
+        tensors, metadata = loaded
+        for name, tensor in tensors.items():
+            yield name, tensor, metadata.get("format") == "mlx"
 
 
-def _build(
-    model: Any, config: dict[str, Any], layout: HeadLayout, tensors: _Tensors, parts: ModelParts
-) -> MTPHead:
+def _is_divisible_by(size: int) -> Callable[[str, Any], bool]:
+    """Modules whose rows can be quantized in groups of `size`."""
+    return lambda _, module: hasattr(module, "to_quantized") and module.weight.shape[-1] % size == 0
+
+
+def _build(model: Any, files: HeadFiles, tensors: _Tensors, parts: ModelParts) -> MTPHead:
     """Head with its weights.
 
     Its layer is of the class and kind of the model's last attention layer. The layer's tensors
     take the names of that one, so that the model's own conversion of published tensors (stacked
     experts, FP8, latent attention) applies.
     """
+    config, layout = files.config, files.layout
     model_class, args_class = mlx_utils._get_classes(config)
     # Lazy: no weight of it is ever computed.
     layers = model_class(args_class.from_dict(config)).layers
@@ -217,9 +247,9 @@ def _build(
             inner[f"model.layers.{index}.{name.removeprefix(layout.layer)}"] = tensor
         else:
             raise ValueError(f"its tensor {name} is not known")
-    if tensors.raw_convolution is not None:
-        # By this tensor Qwen's conversions know that norms are stored less one.
-        inner["model.layers.0.linear_attn.conv1d.weight"] = tensors.raw_convolution
+    if tensors.is_published and layout is QWEN:
+        # By this shape Qwen's conversions know that norms are stored less one.
+        inner["model.layers.0.linear_attn.conv1d.weight"] = mx.zeros((1, 1, 4))
         weights = {name: w + 1 if w.ndim == 1 else w for name, w in weights.items()}
     converted = model.sanitize(inner) if hasattr(model, "sanitize") else inner
     for name, tensor in converted.items():
