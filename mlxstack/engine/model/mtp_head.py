@@ -66,7 +66,7 @@ LAYOUTS = {
 """Layouts by the model type of config.json; our demo model has a head in Qwen's."""
 
 SHARED = ("embed_tokens.", "shared_head.head.")
-"""Copies of the model's own tensors, which the head uses instead."""
+"""Tensors beside a head of GLM or DeepSeek: copies of the model's own, which the head uses."""
 
 
 class MTPHead(nn.Module):  # type: ignore[misc]
@@ -198,8 +198,10 @@ class _Tensors:
             if files.is_of_head(name):
                 self.of_head[name.rpartition(files.prefix)[2]] = tensor
                 is_converted = is_mlx if is_converted is None else is_converted
-        for name in [name for name in self.of_head if name.startswith(SHARED)]:
-            del self.of_head[name]
+        if files.layout is not QWEN:
+            # Copies; Qwen's would be embeddings of its own, which are not known here.
+            for name in [name for name in self.of_head if name.startswith(SHARED)]:
+                del self.of_head[name]
         self.is_published = not is_converted
         """Whether the tensors are as published, not converted by mlx-lm."""
         self.is_quantized = any(name.endswith(".scales") for name in self.of_head)
