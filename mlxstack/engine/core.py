@@ -428,6 +428,10 @@ class EngineCore:
         A head is not used by several ranks, which exchange no hidden states.
         """
         spec = self._preset.model
+        key = "model.mtp" if spec.draft is None else "model.draft"
+        if not verdict.can_draft and (spec.draft or spec.mtp):
+            why = verdict.why_not or "its caches cannot take tokens back"
+            raise SetupError(f"{key}: {spec.id} cannot use drafts: {why}; remove {key}")
         if spec.draft is None:
             may_draft = self._is_drafting(verdict) and self._ranks is None
             head = loader.load_mtp(spec, loaded) if may_draft else None
@@ -436,9 +440,6 @@ class EngineCore:
             log.info("drafts come from the MTP head of %s", spec.id)
             n_bytes = sum(a.nbytes for _, a in tree_flatten(head.parameters()))
             return MTPDrafter(head, verdict, loaded.facts.n_vocab), n_bytes
-        if not verdict.can_draft:
-            why = verdict.why_not or "its caches cannot take tokens back"
-            raise SetupError(f"model.draft: {spec.id} cannot use drafts: {why}; remove model.draft")
         draft = loader.load_draft(spec, loaded)
         maker = CacheFactory(draft.model, KVSpec())
         check = self_check(draft.model, maker, draft.facts.n_vocab)

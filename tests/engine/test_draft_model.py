@@ -173,3 +173,6 @@ def test_other_vocabularies_missing_models_and_unfit_targets_are_refused(
     unfit = BatchingCheck(False, "the row view cannot serve it", "")
     with pytest.raises(SetupError, match=r"cannot use drafts: the row view .*remove model\.draft"):
         core._load_draft(loaded, unfit)
+    core._preset = replace(preset, model=ModelSpec(id=str(target), mtp=str(target)))
+    with pytest.raises(SetupError, match=r"cannot use drafts: the row view .*remove model\.mtp"):
+        core._load_draft(loaded, unfit)
