@@ -61,11 +61,11 @@ class Chunks:
         self._prefill = step.prefill_chunk
         monkeypatch.setattr(step, "prefill_chunk", self)
 
-    def __call__(self, model: object, context: SlotContext, ask: Any, n_tokens: int) -> float:
+    def __call__(self, runner: object, context: SlotContext, ask: Any, *others: Any) -> float:
         self.cached.append(mx.get_cache_memory())
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        took = self._prefill(model, context, ask, n_tokens)
+        took = self._prefill(runner, context, ask, *others)
         self.workspaces.append(mx.get_peak_memory() - before)
         self.rooms.append(context.leaves[0].keys.shape[2])
         return took
