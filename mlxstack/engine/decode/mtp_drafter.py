@@ -25,7 +25,7 @@ from mlxstack.policy.draft_governor import WidthCosts, observe_passes
 NAME = "MTP head"
 
 MOST_BEHIND = 64
-"""Pairs that may wait for the next draft; beyond them the head's context begins anew."""
+"""Pairs that may wait for the next draft; beyond them the head's context starts over."""
 
 
 class MTPContext:
@@ -171,7 +171,7 @@ class MTPDrafter(DraftModel):
     ) -> MTPContext:
         """Pairs of the slot that end at `position`, before `token`.
 
-        They begin anew after a gap. After a rewind one state is not known any more, and zeros
+        They start over after a gap. After a rewind one state is not known any more, and zeros
         stand for it.
         """
         pairs = context.draft
