@@ -5,6 +5,7 @@ In a mount namespace of its own everybody may mount a small disk. Nobody else se
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,7 +77,12 @@ def _calling(url: str) -> Iterator[Any]:
 
 
 def _mount(disk: Path, how: str) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", how, "none", str(disk)], check=True)
+    """A disk cannot become read-only while KV of the last answer is still being written."""
+    command = ["mount", "-t", "tmpfs", "-o", how, "none", str(disk)]
+    end = time.monotonic() + 20
+    while subprocess.run(command, capture_output=True, check=False).returncode:
+        assert time.monotonic() < end, "the disk stays busy"
+        time.sleep(0.1)
 
 
 @contextmanager
