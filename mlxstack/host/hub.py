@@ -39,6 +39,9 @@ PATTERNS = (
 )  # fmt: skip
 """The files of a repository that mlx-lm loads, and its MTP head."""
 
+BESIDE_WEIGHTS = tuple(pattern for pattern in PATTERNS if not pattern.endswith(WEIGHTS))
+"""Patterns of its small files, without which a snapshot with all weights would not load."""
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 """Index of the weight files, and the file of a repository without one."""
 

@@ -424,6 +424,7 @@ def test_of_a_published_model_only_the_files_of_its_head_are_fetched(
         ]
         found = [Path(run.stdout.strip()) for run in runs]
         assert found[0] == found[1], [run.stderr for run in runs]
+        assert (found[0] / "tokenizer.json").exists()
         assert (found[0] / names[1]).exists() and not (found[0] / names[0]).exists()
         assert hub.fetched.count(names[1]) == 1 and names[0] not in hub.fetched
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model

@@ -34,6 +34,7 @@ from mlxstack.demo.training.train import (
 )
 
 FILE = "mtp.safetensors"
+NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 DEPTH = 3
 """Tokens in a row that the head learns to draft."""
 NO_LEAP = (1, 0)
@@ -52,9 +53,6 @@ def new_head(layer: Params) -> Params:
         "fc": {"weight": half + 0.02 * mx.random.normal(half.shape)},
         **norms,
     }
-
-
-NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 
 
 def step_states(head: Params, embeddings: mx.array, states: mx.array) -> mx.array:
@@ -138,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL_DIR, help="folder of the model")
     parser.add_argument("--out", type=Path, required=True, help="folder for the head")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     mx.set_default_device(mx.cpu)

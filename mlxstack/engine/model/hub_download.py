@@ -37,7 +37,7 @@ def fetch_head(model: str, every_s: float = EVERY_S) -> Path:
         raise SetupError(f"model.mtp: {model} has no MTP head that is known here")
     if hub.is_cached(model, names):
         return config.parent
-    return _download(ModelSpec(id=model), (config.name, *names), every_s)
+    return _download(ModelSpec(id=model), (*hub.BESIDE_WEIGHTS, *names), every_s)
 
 
 def _download(spec: ModelSpec, patterns: Sequence[str], every_s: float) -> Path:
