@@ -15,16 +15,20 @@ from msgspec import Struct
 
 from mlxstack.engine.decode.row_views import KVView, PaddedKVView, RaggedArray, row_of
 from mlxstack.engine.device import has_gpu
+from mlxstack.engine.model.cpu_attention import (
+    attend_single,
+    attend_tiled,
+    exponential,
+    is_tiled,
+    joined,
+    products,
+    softmax,
+    sums,
+)
 from mlxstack.engine.model.prefixed_cache import PrefixedArray, length
 
 _original = base.scaled_dot_product_attention
 NO_BIAS = PrefixedArray(None, None)
-
-E = mx.array(2.718281828459045)
-"""Euler's number."""
-
-N_LONG = 512
-"""Scores whose exponentials cost a CPU more than the few operations that make them cheaper."""
 
 
 class KVPrecision(Struct, frozen=True):
@@ -46,12 +50,12 @@ def attend(
     """Attention of (B, heads, n, dim) queries, rows over their own keys.
 
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
-    layer's quantized KV and have no cache which says so, and for one query on a CPU.
+    layer's quantized KV and have no cache which says so, and on a CPU.
     """
     is_alone = not isinstance(keys, RaggedArray)
     each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
     if queries.shape[2] == 1 and _is_plain(each_keys, mask):
-        return _multiply_out(queries * scale, each_keys, each_values, sinks)
+        return attend_single(queries * scale, each_keys, each_values, sinks)
     if is_alone:
         return _attend_alone(queries, keys, values, cache, scale, mask, sinks)
     if any(isinstance(one, PrefixedArray) for one in each_keys):
@@ -119,13 +123,15 @@ def _attend_group(
     if biases[0] is not NO_BIAS:
         each_bias = mx.concatenate([one.prefix for one in biases])
         bias = each_bias.reshape(n_rows, n_kv, heads // n_kv, -1).swapaxes(0, 1)
-    shared = [
-        part.reshape(n_kv, n_rows, heads // n_kv, -1).swapaxes(0, 1)
-        for part in _partial(flat, keys[0].prefix, values[0].prefix, bias)
-    ]
-    each = zip(mx.split(grouped, n_rows), keys, values, biases, strict=True)
-    tails = [_partial(query, k.tail, v.tail, one.tail) for query, k, v, one in each]
-    out, lse = (mx.concatenate(list(parts)) for parts in zip(*tails, strict=True))
+    whole = _partial([flat], [keys[0].prefix], [values[0].prefix], [bias])
+    shared = [part.reshape(n_kv, n_rows, heads // n_kv, -1).swapaxes(0, 1) for part in whole]
+    own = list(mx.split(grouped, n_rows))
+    tails = [[one.tail for one in each] for each in (keys, values, biases)]
+    if len({length(k) for k in tails[0]}) == 1:
+        out, lse = _partial(own, *tails)
+    else:
+        alone = [_partial([a], [b], [c], [d]) for a, b, c, d in zip(own, *tails, strict=True)]
+        out, lse = (joined(parts) for parts in zip(*alone, strict=True))
     total = mx.logaddexp(shared[1], lse)
     if sinks is not None:
         total = mx.logaddexp(total, sinks.astype(mx.float32).reshape(1, n_kv, -1, 1))
@@ -136,28 +142,37 @@ def _attend_group(
 def _attend_row(
     queries: mx.array, keys: PrefixedArray, values: PrefixedArray, bias: PrefixedArray
 ) -> mx.array:
-    """Attention of the scaled queries of one row, with one softmax over prefix and tail."""
+    """Attention of one row over prefix and tail, with one softmax."""
     n_shared, precision = length(keys.prefix), _precision(queries, keys.prefix, None)
     scores = [
         _scores(queries, part, precision, one)
         for part, one in ((keys.prefix, bias.prefix), (keys.tail, bias.tail))
     ]
-    weights = _softmax(mx.concatenate(scores, axis=-1))
+    weights = softmax(mx.concatenate(scores, axis=-1))
     shared, own = weights[..., :n_shared], weights[..., n_shared:]
     return _mixed(shared, values.prefix, precision) + _mixed(own, values.tail, precision)
 
 
 def _partial(
-    queries: mx.array, keys: Any, values: Any, bias: mx.array | None
+    queries: Sequence[mx.array],
+    keys: Sequence[Any],
+    values: Sequence[Any],
+    biases: Sequence[mx.array | None],
 ) -> tuple[mx.array, mx.array]:
-    """Attention of scaled queries over some of their keys, and its log-sum-exp, in float32."""
-    precision = _precision(queries, keys, None)
-    scores = _scores(queries, keys, precision, bias).astype(mx.float32)
-    most = scores.max(axis=-1, keepdims=True)
-    weights = _exp(scores - most)
-    total = weights.sum(axis=-1, keepdims=True)
-    out = _mixed(weights.astype(queries.dtype), values, precision).astype(mx.float32) / total
-    return out, most + mx.log(total)
+    """Attention of rows over equally many keys, and its log-sum-exp.
+
+    Queries are scaled, both results float32.
+    """
+    precision = _precision(queries[0], keys[0], None)
+    each = zip(queries, keys, biases, strict=True)
+    scores = joined([_scores(query, k, precision, bias) for query, k, bias in each])
+    exact = scores.astype(mx.float32)
+    most = exact.max(axis=-1, keepdims=True)
+    weights = exponential(exact - most)
+    total = sums(weights)
+    rows = mx.split(weights.astype(queries[0].dtype), len(keys))
+    mixed = joined([_mixed(row, v, precision) for row, v in zip(rows, values, strict=True)])
+    return mixed.astype(mx.float32) / total, most + mx.log(total)
 
 
 def _scores(
@@ -165,7 +180,7 @@ def _scores(
 ) -> mx.array:
     """Products of queries and keys, quantized or not, and a bias."""
     if precision is None:
-        out: mx.array = queries @ keys.swapaxes(-1, -2)
+        out = products(queries, keys)
         return out if bias is None else out + bias.reshape(out.shape)
     packed, scales, biases = keys
     bits, size = precision.bits, precision.group_size
@@ -200,7 +215,10 @@ def _attend_alone(
     mask: Any,
     sinks: mx.array | None,
 ) -> mx.array:
-    """mlx-lm's own function, with the quantization of the keys."""
+    """Function of mlx-lm with the keys' quantization; tiles on a CPU."""
+    is_array = isinstance(keys, mx.array)
+    if is_array and not has_gpu() and is_tiled(queries, keys, mask):
+        return attend_tiled(queries, keys, values, scale, mask, sinks)
     read = _precision(queries, keys, cache)
     if read is not cache:
         # mlx-lm scales the queries of quantized attention in place.
@@ -215,50 +233,6 @@ def _is_plain(keys: Sequence[Any], mask: Any) -> bool:
     """Whether rows have one query over ordinary arrays, on a CPU."""
     is_free = mask is None or isinstance(mask, str)
     return is_free and not has_gpu() and all(isinstance(one, mx.array) for one in keys)
-
-
-def _multiply_out(
-    queries: mx.array, keys: Sequence[Any], values: Sequence[Any], sinks: mx.array | None
-) -> mx.array:
-    """Scaled queries (B, heads, 1, dim): product, softmax, product, row by row.
-
-    On a CPU MLX's fused function is a composition of operations that also repeats shared heads.
-    """
-    rows, heads, _, dim = queries.shape
-    # Several rows over one array: a batch of mlx-lm's own.
-    grouped = queries.reshape(rows, -1, heads // keys[0].shape[1], dim)
-    each = mx.split(grouped, len(keys)) if len(keys) > 1 else [grouped]
-    if sinks is not None:
-        sinks = sinks.astype(queries.dtype).reshape(1, *grouped.shape[1:3], 1)
-        sinks = mx.broadcast_to(sinks, (*each[0].shape[:3], 1))
-    mixed = [
-        _weights(query @ k.swapaxes(-1, -2), sinks) @ v
-        for query, k, v in zip(each, keys, values, strict=True)
-    ]
-    joined = mx.concatenate(mixed, axis=0) if len(mixed) > 1 else mixed[0]
-    out: mx.array = joined.reshape(rows, heads, 1, -1)
-    return out
-
-
-def _weights(scores: mx.array, sinks: mx.array | None) -> mx.array:
-    """Softmax of scores, each beside one score of a sink, whose weight is dropped."""
-    if sinks is None:
-        return _softmax(scores)
-    return _softmax(mx.concatenate([sinks, scores], axis=-1))[..., 1:]
-
-
-def _softmax(scores: mx.array) -> mx.array:
-    """Softmax over the last axis, computed in float32."""
-    if scores.shape[-1] < N_LONG or has_gpu():
-        return mx.softmax(scores, axis=-1, precise=True)
-    exact = scores.astype(mx.float32)
-    weights = _exp(exact - exact.max(axis=-1, keepdims=True))
-    return (weights / weights.sum(axis=-1, keepdims=True)).astype(scores.dtype)
-
-
-def _exp(exponents: mx.array) -> mx.array:
-    """Exponentials of float32; on a CPU a power takes half the time of `mx.exp`."""
-    return mx.exp(exponents) if has_gpu() else mx.power(E, exponents)
 
 
 def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
