@@ -42,6 +42,17 @@ SHARING = (
         "tests/engine/test_live_sharing.py::test_groups_form_grow_split_and_lose_members",
     ),
     Mutant(
+        "tiles of queries see their own tokens", "engine/model/cpu_attention.py",
+        "mx.arange(n_seen) <= mx.arange(", "mx.arange(n_seen) < mx.arange(",
+        "tests/engine/test_attention_on_a_cpu.py::"
+        "test_tiles_of_many_queries_are_as_exact_as_mlx",
+    ),
+    Mutant(
+        "masked scores have no exponentials", "engine/model/cpu_attention.py",
+        "whole = mx.maximum(exponents, SMALLEST)", "whole = exponents",
+        "tests/engine/test_attention_on_a_cpu.py::test_exponentials_are_those_of_numpy",
+    ),
+    Mutant(
         "a restored slot joins a group", "engine/slot_actions.py",
         "self._turns.slot_kv.share_restored(self._turns.slots[act.slot])", "pass",
         "tests/engine/test_live_sharing.py::test_saved_and_restored_into_a_group",
