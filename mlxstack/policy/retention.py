@@ -117,7 +117,7 @@ class Retention:
             node.soft_pins.clear()
 
     def top(self, now: float, limit: int = 10) -> tuple[PrefixStats, ...]:
-        """The most used prefixes, the named ones among them. O(records)."""
+        """All pinned names, and the most used of the rest up to `limit`, by hits. O(records)."""
         named = [self._named_prefix(name, now) for name in self._names.values()]
         taken = {key for name in self._names.values() for key in name.keys}
         others = [
@@ -125,8 +125,9 @@ class Retention:
             for key, node in self._index.nodes.items()
             if key not in taken and node.hits and self._is_tip(node)
         ]
-        ranked = sorted(named + others, key=lambda p: (-p.hits, -p.n_tokens, p.name))
-        return tuple(ranked[:limit])
+        pinned = [one for one in named if one.is_pinned]
+        rest = sorted([one for one in named if not one.is_pinned] + others, key=_by_use)
+        return tuple(sorted(pinned + rest[: max(0, limit - len(pinned))], key=_by_use))
 
     def known(self, key: str) -> PinnedPrefixName | None:
         """Records under the key of a `Prefix`; None without any."""
@@ -179,3 +180,7 @@ class Retention:
             age_s=now - node.born_at,
             is_pinned=bool(node.pins),
         )
+
+
+def _by_use(prefix: PrefixStats) -> tuple[int, int, str]:
+    return -prefix.hits, -prefix.n_tokens, prefix.name

@@ -119,6 +119,17 @@ def test_d14_top_prefixes_show_names_hits_size_age_and_sharing() -> None:
     assert len(owners.top(now=60.0, limit=1)) == 1
 
 
+def test_a_pinned_prefix_without_hits_is_listed_beside_more_used_ones_than_the_limit() -> None:
+    memory = Memory()
+    owners = Retention(memory.index)
+    for word in range(2, 6):
+        memory.index.touch(memory.save([word] * 4, now=20.0), 30.0)
+    head = memory.save(HEAD, now=40.0)
+    owners.pin(PinnedPrefixName("new", tuple(head), 8, since=40.0))
+    listed = owners.top(now=60.0, limit=3)
+    assert [(prefix.name, prefix.hits) for prefix in listed] == [("", 1), ("", 1), ("new", 0)]
+
+
 def test_a_head_is_listed_once_not_for_every_segment_of_its_path() -> None:
     memory = Memory()
     owners = Retention(memory.index)
