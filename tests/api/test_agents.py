@@ -17,6 +17,7 @@ from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
 from mlxstack.store.agent_history import History
 from tests import models
 from tests.api.running import Running, running, tiny_preset
+from tests.engine.harness import is_busy
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -325,7 +326,7 @@ def kv_files(found: Running, home: Path) -> list[Path]:
     """All KV on disk, once nothing waits to be written."""
     engine: Any = found.service.engine
     end = time.monotonic() + 120
-    while engine._has_work:
+    while is_busy(engine):
         assert time.monotonic() < end, "the engine does not come to rest"
         time.sleep(0.005)
     engine._archive.catch_up()

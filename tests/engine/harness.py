@@ -133,7 +133,7 @@ class Driver:
     def catch_up(self) -> None:
         """Wait until all that the answers left is packed and on disk; nobody may be speaking."""
         end = time.monotonic() + WAIT_S
-        while self.engine._has_work:
+        while is_busy(self.engine):
             assert not self.engine.trouble, self.engine.trouble
             assert time.monotonic() < end, "the engine does not come to rest"
             time.sleep(0.001)
@@ -141,6 +141,11 @@ class Driver:
 
     def context(self, slot: int) -> tuple[int, ...]:
         return tuple(self.engine._turns.slots[slot].tokens)
+
+
+def is_busy(engine: EngineCore) -> bool:
+    """Whether what was posted before this call is still being worked on."""
+    return engine._do(lambda loop: loop.has_work or loop.has_early_turn).result(timeout=WAIT_S)
 
 
 def draft_freely(driver: Driver) -> None:
