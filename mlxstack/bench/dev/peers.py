@@ -1,5 +1,6 @@
 """`bench dev peers`: our service, mlx-lm's server, the bare engine."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
@@ -8,7 +9,7 @@ from mlxstack.bench.dev.serving_report import SilenceBounds, median, results
 from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, play
 from mlxstack.bench.dev.taken_path import check_path
 from mlxstack.bench.dev.timed_request import Caller
-from mlxstack.bench.dev.trials import BenchResult, SingleFloor, Steps
+from mlxstack.bench.dev.trials import SingleFloor, Steps
 from mlxstack.bench.statistics import ratio, times
 from mlxstack.core.preset import SlotSpec
 
@@ -16,7 +17,15 @@ OURS, PEER = "mlx-stack", "mlx_lm.server"
 
 
 async def run(stage: Sandbox, plan: ServePlan) -> Results:
-    """Run both servers by turns, then the in-process floors."""
+    """Run both servers by turns, each floor right after the scene it is compared to."""
+    floors: Found = {}
+
+    async def after(scene: str, found: dict[str, Found]) -> None:
+        for name, (trial, who, what) in _floors(scene, found[OURS], plan).items():
+            stage.say(f"{name}, in process")
+            (measured,) = await asyncio.to_thread(measure, stage, [trial])
+            floors[name] = (*floors.get(name, ()), *measured.of(who, what))
+
     async with AsyncExitStack() as stack:
         slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
         servers = (
@@ -24,34 +33,34 @@ async def run(stage: Sandbox, plan: ServePlan) -> Results:
             await stack.enter_async_context(mlx_lm_server(stage)),
         )
         callers = [await stack.enter_async_context(Caller(server)) for server in servers]
-        found = await play(stage, callers, plan)
+        found = await play(stage, callers, plan, after)
     check_path(found[OURS], plan.scenes)
-    stage.say("the floors, in process")
-    floors = measure(stage, _floors(found[OURS], plan))
     told = results(found, plan, SilenceBounds())
-    table = _ratios(found, plan, floors)
+    raw = {**told.raw, **{f"floor: {name}": values for name, values in floors.items()}}
     targets = (*told.targets, *_targets(found, plan, floors))
-    return Results((*told.tables, table), targets, told.raw, told.charts)
+    return Results((*told.tables, _ratios(found, plan)), targets, raw, told.charts)
 
 
-def _floors(ours: Found, plan: ServePlan) -> list[SingleFloor | Steps]:
-    """Floors: next turn, exact repeat, and widest crowd's decode steps."""
-    known, n_next = round(median(ours["n known"])), round(median(ours["n next turn"]))
-    contexts = (plan.n_prompt + plan.n_answer // 2,) * plan.crowd[-1]
-    return [
-        SingleFloor(max(1, known - n_next), max(2, n_next), plan.passes),
-        SingleFloor(round(median(ours["n cold"])) - 1, 1, plan.passes),
-        Steps(contexts, passes=plan.passes),
-    ]
+def _floors(
+    scene: str, ours: Found, plan: ServePlan
+) -> dict[str, tuple[SingleFloor | Steps, str, str]]:
+    """Floors of one pass of a scene, with the figure that counts; they see as many tokens."""
+    if scene == "turns":
+        known, n_next = round(ours["n known"][-1]), round(ours["n next turn"][-1])
+        follow_up = SingleFloor(max(1, known - n_next), max(2, n_next), 1)
+        repeat = SingleFloor(round(ours["n cold"][-1]) - 1, 1, 1)
+        return {"next turn": (follow_up, "floor", "ttft_s"), "again": (repeat, "floor", "ttft_s")}
+    if scene == "crowds":
+        contexts = (plan.n_prompt + plan.n_answer // 2,) * plan.crowd[-1]
+        return {"step": (Steps(contexts, passes=1), "theirs", "step_s")}
+    return {}
 
 
-def _targets(
-    found: dict[str, Found], plan: ServePlan, floors: list[BenchResult]
-) -> tuple[BenchTarget, ...]:
+def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[BenchTarget, ...]:
     ours, peer = found[OURS], found[PEER]
-    next_floor, again_floor = (median(floors[i].of("floor", "ttft_s")) for i in (0, 1))
+    next_floor, again_floor = median(floors["next turn"]), median(floors["again"])
     n = plan.crowd[-1]
-    batch = n / median(floors[2].of("theirs", "step_s"))
+    batch = n / median(floors["step"])
     decode = ratio(median(ours[f"crowd {n}: decode"]), batch)
     rate = ratio(median(ours["requests per second"]), median(peer["requests per second"]))
     first = ratio(median(ours["team first ttft"]), median(peer["team first ttft"]))
@@ -68,7 +77,7 @@ def _targets(
     )
 
 
-def _ratios(found: dict[str, Found], plan: ServePlan, floors: list[BenchResult]) -> ReportTable:
+def _ratios(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     ours, peer = found[OURS], found[PEER]
     figures = {
         "TTFT cold": "cold",

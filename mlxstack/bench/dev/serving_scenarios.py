@@ -64,9 +64,13 @@ FEW = Split(100, 100, 40, 20)
 SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 0.5, 1)
 
 Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
+AfterScene = Callable[[str, dict[str, Found]], Coroutine[Any, Any, None]]
+"""Gets the name of a scene that all servers have played, and all figures until then."""
 
 
-async def play(stage: Sandbox, callers: Sequence[Caller], plan: ServePlan) -> dict[str, Found]:
+async def play(
+    stage: Sandbox, callers: Sequence[Caller], plan: ServePlan, after: AfterScene | None = None
+) -> dict[str, Found]:
     """Play all scenes on all servers by turns, `passes` times."""
     yards = {caller.server.name: await caller.yardstick() for caller in callers}
     found: dict[str, Found] = {name: {} for name in yards}
@@ -80,6 +84,8 @@ async def play(stage: Sandbox, callers: Sequence[Caller], plan: ServePlan) -> di
                 figures |= taken_path(scene, before, await caller.counters())
                 for figure, values in figures.items():
                     found[name][figure] = (*found[name].get(figure, ()), *values)
+            if after is not None:
+                await after(scene, found)
     return found
 
 
