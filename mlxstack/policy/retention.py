@@ -117,7 +117,7 @@ class Retention:
             node.soft_pins.clear()
 
     def top(self, now: float, limit: int = 10) -> tuple[PrefixStats, ...]:
-        """All pinned names, and the most used of the rest up to `limit`, by hits. O(records)."""
+        """At most `limit` prefixes by hits: the newest pins, then the most used. O(records)."""
         named = [self._named_prefix(name, now) for name in self._names.values()]
         taken = {key for name in self._names.values() for key in name.keys}
         others = [
@@ -125,9 +125,9 @@ class Retention:
             for key, node in self._index.nodes.items()
             if key not in taken and node.hits and self._is_tip(node)
         ]
-        pinned = [one for one in named if one.is_pinned]
+        pinned = sorted((one for one in named if one.is_pinned), key=lambda one: one.age_s)
         rest = sorted([one for one in named if not one.is_pinned] + others, key=_by_use)
-        return tuple(sorted(pinned + rest[: max(0, limit - len(pinned))], key=_by_use))
+        return tuple(sorted((pinned + rest)[:limit], key=_by_use))
 
     def known(self, key: str) -> PinnedPrefixName | None:
         """Records under the key of a `Prefix`; None without any."""

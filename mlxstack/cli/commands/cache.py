@@ -50,7 +50,7 @@ def status(name: Name = None, url: Url = None, json: Json = False, watch: Watch 
 
 @app.command()
 def top(name: Name = None, url: Url = None, json: Json = False) -> None:
-    """List the most used prefixes."""
+    """List pinned and the most used prefixes."""
     view = _look(name, url)
     if json:
         as_json(view.prefixes)
