@@ -88,7 +88,7 @@ def test_memory_comes_back(quick: None, tmp_path: Path) -> None:
 
 def test_resident_memory_comes_back(tmp_path: Path) -> None:
     """Measured in a process of its own, which holds nothing of other tests."""
-    models.write(tmp_path / "big", BIG)
+    models.write(tmp_path / "big", {**BIG, "intermediate_size": 8192})
     preset = tiny_preset(tmp_path / "big", server=ServerSpec(port=free_port(), idle_unload_s=600))
     url = f"http://127.0.0.1:{preset.server.port}"
     with process(preset, tmp_path) as service, httpx.Client(base_url=url, timeout=60) as http:
@@ -102,7 +102,8 @@ def test_resident_memory_comes_back(tmp_path: Path) -> None:
             http.post("/v1/models/unload").raise_for_status()
             after.append(resident().rss)
             assert loaded - after[-1] > weights * 0.7
-        assert after[-1] < after[1] * 1.05
+        # What else a process holds scatters by several MB.
+        assert after[-1] - after[1] < weights * 0.3
 
 
 def test_an_agent_goes_on_as_if_nothing_had_been(http: httpx.Client, here: Running) -> None:
