@@ -97,7 +97,7 @@ def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
     """Evict by pressure and end early turns, on the MLX thread."""
     if pressure is not MemoryPressure.CALM:
         loop.end_early()
-        loop.slot_kv.drop_drafts()
+        loop.slot_kv.drop_copies()
     freed = FreedBytes(loop.slot_kv.memory.make_room(loop.slot_kv.live_bytes, pressure))
     loop.release_buffers()
     return freed

@@ -45,6 +45,7 @@ from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.draft_model import DraftModel
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
+from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.distributed.mirrors import (
@@ -369,8 +370,10 @@ class EngineCore:
         )
         self._exchange = KVExchange(slot_kv, pieces, runner, maker, key)
         rules = limits_of(preset, plan.kv_budget, plan.score_bytes)
+        can_stack = verdict.can_stack and runner.can_stack
+        stacker = RowStacker(slot_kv.has_room) if can_stack else None
         self._turns = EngineLoop(
-            Batch(runner, costs, draft_model, rules.pace),
+            Batch(runner, costs, draft_model, rules.pace, stacker),
             slot_kv,
             preset.slots.n_ctx,
             rules,

@@ -1,9 +1,11 @@
 """Path of the decode step: that of a GPU, which schedules a step before the last one is read.
 
-The path of a CPU runs in the tests of services (tests/api, tests/cli, tests/endurance).
+Rows are stacked after few steps, however uneven. The path of a CPU and the usual rules of stacking
+run in the tests of services (tests/api, tests/cli, tests/endurance).
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -15,4 +17,17 @@ def step_ahead() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch, "has_gpu", lambda: True)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eager_stacks() -> Iterator[None]:
+    """Stack rows after two steps, over two more."""
+    from mlxstack.engine import core
+    from mlxstack.engine.decode.row_stack import RowStacker
+    from mlxstack.policy.row_stacking import StackingRules
+
+    rules = StackingRules(steady_steps=2, building_steps=2, most_padding=10**6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "RowStacker", partial(RowStacker, rules=rules))
         yield

@@ -14,6 +14,7 @@ from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch, BatchRow
 from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import PackedSegment
@@ -22,6 +23,7 @@ from mlxstack.engine.model.batching_check import BatchingCheck
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.policy.draft_governor import DraftOffer
+from mlxstack.policy.row_stacking import StackingRules
 from tests.matrix.families import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)
@@ -79,9 +81,10 @@ def decode(
     prompts: Sequence[Tokens],
     is_batching: bool,
     n_tokens: int = N_STEPS,
+    stacker: RowStacker | None = None,
 ) -> list[Tokens]:
     """Greedy answers of `n_tokens`; row i joins i steps after the first one."""
-    batch = Batch(ModelRunner(model, is_batching=is_batching))
+    batch = Batch(ModelRunner(model, is_batching=is_batching), stacker=stacker)
     answers: list[Tokens] = [[] for _ in contexts]
     for step in range(n_tokens + len(contexts)):
         if step < len(contexts):
@@ -133,18 +136,29 @@ def cold(model: Any, maker: CacheFactory, tokens: Tokens, n_tokens: int = N_STEP
     return decode(model, [context], [tokens], is_batching=False, n_tokens=n_tokens)[0]
 
 
-def check_batch(model: Any, maker: CacheFactory, is_batching: bool) -> None:
+def check_batch(
+    model: Any, maker: CacheFactory, is_batching: bool, stacker: RowStacker | None = None
+) -> None:
     """Rows of different length, past every window, get together what they get alone."""
     alone = [cold(model, maker, tokens) for tokens in PROMPTS]
     contexts = [SlotContext(maker) for _ in PROMPTS]
     for context, tokens in zip(contexts, PROMPTS, strict=True):
         prefill(model, context, tokens)
-    together = decode(model, contexts, PROMPTS, is_batching)
+    together = decode(model, contexts, PROMPTS, is_batching, stacker=stacker)
     if len({tuple(answer) for answer in alone}) == 1:
         raise Wrong("all answers are the same: the model does not look at its prompt")
     for n, one, other in zip(LENGTHS, alone, together, strict=True):
         if one != other:
             raise Wrong(f"the row of {n} tokens answers {other}, alone {one}")
+
+
+def check_stacks(model: Any, maker: CacheFactory) -> None:
+    """As `check_batch`, with rows that are stacked two steps after each change of the batch."""
+    rules = StackingRules(steady_steps=1, building_steps=1, most_padding=10**6)
+    n_asked: list[int] = []
+    check_batch(model, maker, True, RowStacker(lambda n: not n_asked.append(n), rules))
+    if not n_asked:
+        raise Wrong("no rows were stacked")
 
 
 class ScriptedDrafter(Drafter):

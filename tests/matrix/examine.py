@@ -42,6 +42,8 @@ def examine(name: str) -> Row:
         return Row(name, note=f"does not run: {_words(error)}")
     faults: list[str] = []
     _try(faults, "batch", lambda: checks.check_batch(model, maker, verdict.is_batching))
+    if verdict.can_stack:
+        _try(faults, "stacks", lambda: checks.check_stacks(model, maker))
     if verdict.can_draft:
         _try(faults, "drafts", lambda: checks.check_drafts(model, maker, verdict))
     rewind = _try(faults, "rewind", lambda: checks.check_rewind(model, maker))

@@ -15,7 +15,7 @@ SHARING = (
     ),
     Mutant(
         "drafts give way to memory pressure", "engine/admin.py",
-        "loop.slot_kv.drop_drafts()", "pass",
+        "loop.slot_kv.drop_copies()", "pass",
         "tests/engine/test_draft_model.py::"
         "test_its_contexts_are_counted_and_begin_as_the_slots_do",
     ),

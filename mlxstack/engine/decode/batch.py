@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from mlxstack.engine.decode.draft_model import DraftModel, DraftPlan
 from mlxstack.engine.decode.drafter import Drafter, DraftSource
+from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -151,8 +152,10 @@ class Batch:
         costs: WidthCosts = UNMEASURED,
         draft_model: DraftModel | None = None,
         pace: PrefillPolicy = DEFAULT_PACE,
+        stacker: RowStacker | None = None,
     ) -> None:
         self.runner = runner
+        self._stacker = stacker
         self._pace = pace
         self._is_prefilling = False
         self.plain_share = 1.0
@@ -221,6 +224,8 @@ class Batch:
         self.rows = []
         self._broken = []
         self._in_flight = None
+        if self._stacker is not None:
+            self._stacker.release()
 
     def _dispatch(self) -> InFlightStep | None:
         began = time.perf_counter()
@@ -277,7 +282,7 @@ class Batch:
         if self.draft_model is None or not rows:
             return {}
         free = {i: rows[i] for i, offer in enumerate(offers) if not offer.n_tokens}
-        layout = self.runner.layout(rows[0].context.caches)
+        layout = self._layout(rows[0])
         counts = [offer.n_known for offer in offers]
         plan = DraftPlan(counts, self.costs, layout, self._bounds(rows, layout))
         return self.draft_model.plan(free, plan)
@@ -304,7 +309,7 @@ class Batch:
         counts = [
             1 if i in landed.modeled else 1 + len(fed.draft) for i, fed in enumerate(landed.fed)
         ]
-        plan = DraftPlan(counts, self.costs, self.runner.layout(landed.fed[0].row.context.caches))
+        plan = DraftPlan(counts, self.costs, self._layout(landed.fed[0].row))
         chosen = Counter(id(one.row) for one in tokens)
         n_drafted = sum(len(landed.fed[i].draft) for i in landed.modeled)
         n_accepted = sum(chosen[id(landed.fed[i].row)] - 1 for i in landed.modeled)
@@ -313,7 +318,7 @@ class Batch:
     def _widths(self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]) -> list[int]:
         if not any(offer.n_tokens for offer in offers):
             return [0] * len(offers)
-        layout = self.runner.layout(rows[0].context.caches)
+        layout = self._layout(rows[0])
         return widths(offers, self.costs, layout, self._bounds(rows, layout))
 
     def _bounds(self, rows: Sequence[BatchRow], layout: PassLayout) -> StepBounds:
@@ -321,9 +326,12 @@ class Batch:
         most_s = draft_bound(plain_s, len(rows), self._pace, is_prefilling=self._is_prefilling)
         return StepBounds(most_s, tuple(row.lead_s for row in rows))
 
+    def _layout(self, row: BatchRow) -> PassLayout:
+        return self.runner.layout(row.context.own_caches)
+
     def _expected_seconds(self, flight: InFlightStep) -> tuple[float, float]:
         """Seconds of a step as the governor knows them, and of one without drafts."""
-        layout = self.runner.layout(flight.fed[0].row.context.caches)
+        layout = self._layout(flight.fed[0].row)
         taken_s = flight.drafting_s + pass_seconds(flight.passes, self.costs)
         return taken_s, step_seconds([1] * len(flight.fed), self.costs, layout)
 
@@ -351,15 +359,17 @@ class Batch:
 
         Also the rows' hidden states, where a draft model needs them, and the widths of the passes.
         """
+        views = self._stacked_views(rows, drafts)
         each = zip(rows, drafts, strict=True)
-        plan = [SlotTokens(row.context.caches, row.tokens(draft)) for row, draft in each]
+        plan = [SlotTokens(row.context.own_caches, row.tokens(draft)) for row, draft in each]
         before = self.runner.n_calls
         needs_states = self.draft_model is not None and self.draft_model.target is not None
-        output = self.runner.states(plan) if needs_states else self.runner.execute(plan)
+        run = self.runner.states if needs_states else self.runner.execute
+        output = run(plan) if views is None else run(plan, views)
         self.n_calls += self.runner.n_calls - before
         self.n_rows += len(rows)
         counts = [slot.n_tokens for slot in plan]
-        passes = pass_widths(counts, self.runner.layout(plan[0].caches))
+        passes = pass_widths(counts, self._layout(rows[0]))
         n_replayed = [len(row.replay) for row in rows]
         if any(n_replayed):
             output = output[mx.array(_new_lines(n_replayed, drafts))]
@@ -367,6 +377,17 @@ class Batch:
             return output, [None] * len(rows), passes
         ends = list(accumulate(1 + len(draft) for draft in drafts))[:-1]
         return self.runner.logits(output), [*mx.split(output, ends)], passes
+
+    def _stacked_views(
+        self, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]]
+    ) -> list[Any] | None:
+        """Views of stacked rows, when each brings one token."""
+        if self._stacker is None:
+            return None
+        if not any(drafts) and not any(row.replay for row in rows):
+            return self._stacker.views([row.context for row in rows])
+        self._stacker.release()
+        return None
 
     def _collect(self, flight: InFlightStep | None) -> list[RowToken]:
         if flight is None:

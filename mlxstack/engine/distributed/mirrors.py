@@ -127,13 +127,15 @@ class MirroredRunner(ModelRunner):
     """Runs forward passes on all ranks."""
 
     can_run_ahead = False
+    can_stack = False
 
     def __init__(self, model: Any, group: RankGroup, *, is_batching: bool, is_ragged: bool) -> None:
         super().__init__(model, is_batching=is_batching, is_ragged=is_ragged)
         self._group = group
 
-    def execute(self, plan: Sequence[SlotTokens]) -> mx.array:
+    def execute(self, plan: Sequence[SlotTokens], views: object = None) -> mx.array:
         """As `ModelRunner.execute`; evaluated, because all ranks evaluate the same."""
+        assert views is None, "ranks do not stack rows"
         tokens: list[Any] = [slot.tokens.tolist() for slot in plan]
         return self._group.run_pass(
             self, [slot.caches for slot in plan], [tuple(each) for each in tokens]

@@ -38,6 +38,17 @@ class DraftContext(Protocol):
         """Share no buffers with the batch any more."""
 
 
+class StackedRows(Protocol):
+    """KV of contexts that decode together, in common arrays."""
+
+    @property
+    def n_row_bytes(self) -> int:
+        """Bytes for each context."""
+
+    def dissolve(self) -> None:
+        """Write the new tokens back to the contexts."""
+
+
 class StateCheckpoint(Struct, frozen=True):
     """The stateful layers, in order, after exactly `position` tokens."""
 
@@ -60,7 +71,8 @@ class SlotContext:
 
     def __init__(self, maker: CacheFactory) -> None:
         self._maker = maker
-        self.caches: list[Any] = maker.make()
+        self._caches: list[Any] = maker.make()
+        self._stack: StackedRows | None = None
         self.prefix: LivePrefix | None = None
         """The first tokens, where other contexts may hold the same arrays; `caches` use them."""
         self.tokens: list[int] = []
@@ -85,21 +97,54 @@ class SlotContext:
         return len(self.tokens)
 
     @property
+    def caches(self) -> list[Any]:
+        """The cache of each layer, with all tokens."""
+        self.unstack()
+        return self._caches
+
+    @caches.setter
+    def caches(self, caches: list[Any]) -> None:
+        self.unstack()
+        self._caches = caches
+
+    @property
+    def own_caches(self) -> list[Any]:
+        """The cache of each layer, of which a row stack may hold the newest tokens."""
+        return self._caches
+
+    def unstack(self) -> None:
+        """Take all tokens back from the row stack that may hold the newest."""
+        if self._stack is not None:
+            self._stack.dissolve()
+
+    def lend(self, stack: StackedRows) -> None:
+        """Let a row stack hold the tokens to come, until `caches` are needed."""
+        self._stack = stack
+
+    def reclaim(self) -> None:
+        """No row stack holds tokens any more."""
+        self._stack = None
+
+    @property
     def leaves(self) -> list[Any]:
         """Every layer's cache, lists of caches opened up."""
         return list(cache_adapters.leaves(self.caches))
 
     @property
+    def _own_leaves(self) -> list[Any]:
+        return list(cache_adapters.leaves(self._caches))
+
+    @property
     def is_sliceable(self) -> bool:
         """Whether every layer can be cut anywhere, now and later."""
-        return all(cache_adapters.is_sliceable(leaf) for leaf in self.leaves)
+        return all(cache_adapters.is_sliceable(leaf) for leaf in self._own_leaves)
 
     @property
     def is_storable(self) -> bool:
         """Whether every layer's cache can be stored and rebuilt."""
         return all(
             cache_adapters.is_sliceable(leaf) or cache_adapters.is_stateful(leaf)
-            for leaf in self.leaves
+            for leaf in self._own_leaves
         )
 
     @property
@@ -118,11 +163,11 @@ class SlotContext:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the live caches alone, recounted every few tokens."""
+        """Bytes of the live caches alone, recounted every few tokens, and in a row stack."""
         part = -(-(len(self.tokens) - self.n_shared) // COUNT_EVERY)
         if self._counted is None or self._counted[0] != part:
-            self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self.leaves)
-        return self._counted[1]
+            self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self._own_leaves)
+        return self._counted[1] + (self._stack.n_row_bytes if self._stack is not None else 0)
 
     @property
     def n_shared(self) -> int:
@@ -132,7 +177,7 @@ class SlotContext:
     @property
     def can_share(self) -> bool:
         """Whether prefixes can be shared: never with later quantization."""
-        is_shareable = any(cache_adapters.can_share(leaf) for leaf in self.leaves)
+        is_shareable = any(cache_adapters.can_share(leaf) for leaf in self._own_leaves)
         return is_shareable and self.is_storable and not self._maker.quantized_start
 
     def share(self, n_tokens: int) -> LivePrefix:
@@ -226,7 +271,7 @@ class SlotContext:
     @property
     def is_cuttable(self) -> bool:
         """Whether the last tokens can be dropped, down to the floor."""
-        return all(cache_adapters.can_cut(leaf) for leaf in self.leaves)
+        return all(cache_adapters.can_cut(leaf) for leaf in self._own_leaves)
 
     def set_parent_segment(self, leaf: str) -> None:
         """Set segment `leaf` as parent of all current tokens."""

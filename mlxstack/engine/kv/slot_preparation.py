@@ -92,10 +92,11 @@ class SlotKVManager:
         is_within = self.live_bytes + n_bytes <= self.memory.budget
         return is_within and not self._is_beyond_device(n_bytes)
 
-    def drop_drafts(self) -> None:
-        """Drop the contexts of the draft model: they only make answers faster."""
+    def drop_copies(self) -> None:
+        """Drop draft contexts and row stacks: they only make answers faster."""
         for context in self.slots:
             context.draft = None
+            context.unstack()
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
@@ -291,7 +292,7 @@ class SlotKVManager:
         `idle` slots may go, in this order.
         """
         if self.live_bytes + ahead > self.memory.budget:
-            self.drop_drafts()
+            self.drop_copies()
         self.memory.make_room(self.live_bytes + ahead)
         for slot in idle:
             if self.live_bytes + ahead <= self.memory.budget:
@@ -345,7 +346,7 @@ class SlotKVManager:
     def _refuse_beyond_device(self, n_bytes: int) -> None:
         """Raise OutOfMemory without device memory: Metal would end the process."""
         if self._is_beyond_device(n_bytes):
-            self.drop_drafts()
+            self.drop_copies()
         held = int(mx.get_active_memory())
         if self._is_beyond_device(n_bytes):
             raise OutOfMemory(

@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.models import base
 from msgspec import Struct
 
+from mlxstack.engine.decode.row_stack import StackedKVCache
 from mlxstack.engine.decode.row_views import KVView, PaddedKVView, RaggedArray, row_of
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.cpu_attention import (
@@ -56,6 +57,8 @@ def attend(
     each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
     if queries.shape[2] == 1 and _is_plain(each_keys, mask):
         return attend_single(queries * scale, each_keys, each_values, sinks)
+    if isinstance(cache, StackedKVCache) and not has_gpu():
+        return attend_single(queries * scale, each_keys, each_values, sinks, mask)
     if is_alone:
         return _attend_alone(queries, keys, values, cache, scale, mask, sinks)
     if any(isinstance(one, PrefixedArray) for one in each_keys):

@@ -23,10 +23,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
+from mlxstack.engine.decode.row_stack import RowStack
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_factory import CacheFactory, describe
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
+from mlxstack.policy.row_stacking import StackingRules
 
 LENGTHS = (5, 11, 8)
 STEPS = 3
@@ -63,7 +65,8 @@ class BatchingCheck(Struct, frozen=True):
     """Verdict on batching a model, with reason; `kv` describes its caches.
 
     `can_share`: rows may hold one copy of a common prefix; `can_draft`: rows may bring several
-    tokens to a pass and take some of them back; `is_ragged`: in one pass with other rows.
+    tokens to a pass and take some of them back; `is_ragged`: in one pass with other rows;
+    `can_stack`: rows may be stacked.
     """
 
     is_batching: bool
@@ -72,6 +75,7 @@ class BatchingCheck(Struct, frozen=True):
     can_share: bool = False
     can_draft: bool = False
     is_ragged: bool = False
+    can_stack: bool = False
 
 
 class Comparison(Struct, frozen=True):
@@ -113,7 +117,15 @@ def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
             return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
         comparisons.append(_compare([logits for logits, _ in alone], together))
         if comparisons[-1].is_same(allowed, dtype):
-            check = BatchingCheck(True, None, kv, _can_share(runner, maker, n_vocab))
+            stacked = _stacked(runner, maker, prompts, [fed for _, fed in alone])
+            check = BatchingCheck(
+                True,
+                None,
+                kv,
+                can_share=_can_share(runner, maker, n_vocab),
+                can_stack=stacked is not None
+                and _compare([logits for logits, _ in alone], stacked).is_same(allowed, dtype),
+            )
             return _with_drafts(check, model, maker, n_vocab)
     least = min(one.distance for one in comparisons)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
@@ -129,6 +141,26 @@ def _with_drafts(
         if _can_draft(runner, maker, n_vocab):
             return replace(check, can_draft=True, is_ragged=is_ragged)
     return check
+
+
+def _stacked(
+    runner: ModelRunner,
+    maker: CacheFactory,
+    prompts: Sequence[list[int]],
+    fed: Sequence[list[int]],
+) -> list[Logits] | None:
+    """Logits of stacked rows; None where rows cannot be stacked."""
+    contexts = [context for context, _ in _rows(runner, maker, prompts)]
+    stack = RowStack(contexts, StackingRules(building_steps=1))
+    if not stack.lengths:
+        return None
+    stack.start()
+    stack.stack_more()
+    try:
+        return _together(runner, contexts, fed, stack)
+    except Exception:
+        # A model may use keys outside of the attention function in ways of its own.
+        return None
 
 
 def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
@@ -204,11 +236,14 @@ def _drafted(
 
 
 def _execute(
-    runner: ModelRunner, contexts: Sequence[SlotContext], tokens: Sequence[list[int]]
+    runner: ModelRunner,
+    contexts: Sequence[SlotContext],
+    tokens: Sequence[list[int]],
+    views: Sequence[Any] | None = None,
 ) -> list[Logits]:
     """Logits of every row's tokens, computed in one pass."""
     each = zip(contexts, tokens, strict=True)
-    logits = runner.execute([SlotTokens(c.caches, mx.array(row)) for c, row in each])
+    logits = runner.execute([SlotTokens(c.own_caches, mx.array(row)) for c, row in each], views)
     logits = logits.astype(mx.float32)
     mx.eval(logits)
     ends = [*accumulate(map(len, tokens))]
@@ -272,11 +307,15 @@ def _alone(
 
 
 def _together(
-    runner: ModelRunner, contexts: Sequence[SlotContext], fed: Sequence[list[int]]
+    runner: ModelRunner,
+    contexts: Sequence[SlotContext],
+    fed: Sequence[list[int]],
+    stack: RowStack | None = None,
 ) -> list[Logits]:
     outputs: list[Logits] = [[] for _ in fed]
     for step in range(STEPS):
-        each = _execute(runner, contexts, [[tokens[step]] for tokens in fed])
+        views = stack.views() if stack is not None else None
+        each = _execute(runner, contexts, [[tokens[step]] for tokens in fed], views)
         for output, logits in zip(outputs, each, strict=True):
             output.extend(logits)
     return outputs

@@ -118,6 +118,14 @@ def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
     return [leaf.keys[..., start:stop, :], leaf.values[..., start:stop, :]]
 
 
+def newest(leaf: KVCache | RotatingKVCache, n_tokens: int) -> list[mx.array]:
+    """Keys and values (1, heads, n_tokens, dim) of the last tokens, in order, lazily."""
+    if type(leaf) is KVCache:
+        return span(leaf, leaf.offset - n_tokens, leaf.offset)
+    ordered = [leaf._temporal_order(a) for a in (leaf.keys, leaf.values)]
+    return [a[..., a.shape[2] - n_tokens :, :] for a in ordered]
+
+
 def n_parts(leaf: Any) -> int:
     """Number of arrays that `span` returns for this kind of cache."""
     return 6 if isinstance(leaf, QuantizedKVCache) else 2

@@ -102,21 +102,35 @@ def products(queries: mx.array, keys: mx.array) -> mx.array:
 
 
 def attend_single(
-    queries: mx.array, keys: Sequence[mx.array], values: Sequence[mx.array], sinks: mx.array | None
+    queries: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    sinks: mx.array | None,
+    mask: mx.array | None = None,
 ) -> mx.array:
-    """Attention of scaled queries (B, heads, 1, dim), row by row."""
+    """Attention of scaled queries (B, heads, 1, dim), row by row or over stacked rows.
+
+    A `mask` (rows, 1 or heads, 1, keys) belongs to stacked rows: bool, or scores to add.
+    """
     rows, heads, _, dim = queries.shape
-    # Several rows over one array: a batch of mlx-lm's own.
     grouped = queries.reshape(rows, -1, heads // keys[0].shape[1], dim)
     each = mx.split(grouped, len(keys)) if len(keys) > 1 else [grouped]
     if sinks is not None:
         sinks = sinks.astype(queries.dtype).reshape(1, *grouped.shape[1:3], 1)
     scores = [products(query, k) for query, k in zip(each, keys, strict=True)]
+    if mask is not None:
+        scores = [_masked(scores[0], mask)]
     if are_even(scores):
         mixed = _mixed(scores, values, sinks)
     else:
         mixed = joined([_mixed([one], [v], sinks) for one, v in zip(scores, values, strict=True)])
     return mixed.reshape(rows, heads, 1, -1)
+
+
+def _masked(scores: mx.array, mask: mx.array) -> mx.array:
+    if mask.dtype == mx.bool_:
+        return mx.where(mask, scores, mx.array(MASKED, scores.dtype))
+    return scores + mask.reshape(scores.shape)
 
 
 def _mixed(

@@ -85,12 +85,18 @@ class ModelRunner:
         self.is_ragged = is_ragged
         self.n_calls = 0
 
-    def execute(self, plan: Sequence[SlotTokens]) -> mx.array:
-        """Logits (all tokens, vocabulary) in the order of the plan, lazily."""
-        return self._run(plan, self.forward)
+    can_stack = True
+    """Whether rows may be stacked."""
 
-    def states(self, plan: Sequence[SlotTokens]) -> mx.array:
-        """Last hidden states (all tokens, dim) in plan order, lazily."""
+    def execute(self, plan: Sequence[SlotTokens], views: Sequence[Any] | None = None) -> mx.array:
+        """Logits (all tokens, vocabulary) in the order of the plan, lazily.
+
+        `views` of stacked rows replace the caches of a plan of single tokens.
+        """
+        return self._run(plan, self.forward, views)
+
+    def states(self, plan: Sequence[SlotTokens], views: Sequence[Any] | None = None) -> mx.array:
+        """Last hidden states (all tokens, dim) in plan order, lazily; `views` as of `execute`."""
         assert self.parts is not None
         trunk = self.parts.trunk
 
@@ -98,27 +104,31 @@ class ModelRunner:
             self.n_calls += 1
             return trunk(tokens, caches)
 
-        return self._run(plan, compute)
+        return self._run(plan, compute, views)
 
     def logits(self, states: mx.array) -> mx.array:
         """Logits (tokens, vocabulary) of last hidden states (tokens, dim)."""
         assert self.parts is not None
         return self.parts.head(states)
 
-    def _run(self, plan: Sequence[SlotTokens], compute: Compute) -> mx.array:
+    def _run(
+        self, plan: Sequence[SlotTokens], compute: Compute, views: Sequence[Any] | None = None
+    ) -> mx.array:
         """Output (all tokens, dims) in the order of the plan."""
         counts = [slot.n_tokens for slot in plan]
+        if views is not None:
+            return _rows(plan, views, compute)
         is_alone = len(plan) == 1 and not self._is_prefixed(plan[0])
         if is_alone or not self.is_batching:
             return _joined([_alone(slot, compute) for slot in plan])
         if max(counts) == 1:
-            return _rows(plan, counts, compute)
+            return _rows(plan, _views(plan, counts), compute)
         match self.layout(plan[0].caches):
             case PassLayout.APART:
                 return self._apart(plan, compute)
             case PassLayout.PADDED:
                 return _padded(plan, counts, compute)
-        return _rows(plan, counts, compute)
+        return _rows(plan, _views(plan, counts), compute)
 
     def layout(self, caches: Sequence[Any]) -> PassLayout:
         """Layout of rows with such caches when one brings several tokens."""
@@ -202,10 +212,10 @@ def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
     return compute(slot.tokens[None], slot.caches)[0]
 
 
-def _rows(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> mx.array:
+def _rows(plan: Sequence[SlotTokens], views: Sequence[Any], compute: Compute) -> mx.array:
     """Every token as a row, without padding."""
     tokens = mx.concatenate([slot.tokens for slot in plan])[:, None]
-    return compute(tokens, _views(plan, counts))[:, -1]
+    return compute(tokens, views)[:, -1]
 
 
 def _padded(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> mx.array:

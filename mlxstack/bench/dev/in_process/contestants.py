@@ -11,6 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
@@ -48,7 +49,7 @@ class Ours:
 
     def __init__(self, model: Any, caches: Sequence[list[Any]]) -> None:
         self._maker = CacheFactory(model, KVSpec())
-        self._batch = Batch(ModelRunner(model))
+        self._batch = Batch(ModelRunner(model), stacker=RowStacker())
         for each in caches:
             self.join(self.newcomer(each))
         self.finish()

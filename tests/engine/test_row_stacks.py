@@ -1,0 +1,228 @@
+"""Stacked rows: the same tokens as alone, whatever happens to the rows and their contexts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.row_stack import RowStack, RowStacker, StackedKVCache
+from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.batching_check import self_check
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.policy.row_stacking import StackingRules
+from tests.conftest import ModelOf
+from tests.engine.harness import array_bytes, prompt
+from tests.models import VOCAB
+
+KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla"]
+LENGTHS = (3, 90, 40, 130)
+"""Within and beyond the windows of the models; beside each other."""
+AT_ONCE = StackingRules(steady_steps=1, building_steps=1, most_padding=10**6)
+N_TOKENS = 40
+
+
+class Rows:
+    """A batch of rows of a model, which a test joins, touches and ends."""
+
+    def __init__(self, model: Any, rules: StackingRules = AT_ONCE, is_ahead: bool = False) -> None:
+        self.model, self.maker = model, CacheFactory(model, KVSpec())
+        self.asked: list[int] = []
+        self.stacker = RowStacker(lambda n: not self.asked.append(n), rules)
+        self.batch = Batch(ModelRunner(model), stacker=self.stacker)
+        self.batch.is_ahead = is_ahead
+        self.contexts: dict[int, SlotContext] = {}
+        self.answers: dict[int, list[int]] = {}
+
+    def join(self, slot: int) -> None:
+        """The row of this slot decodes."""
+        tokens = prompt_of(slot)
+        context = SlotContext(self.maker)
+        self.model(mx.array([tokens[:-1]]), cache=context.caches)
+        context.extend(tokens[:-1])
+        context.evaluate()
+        self.contexts[slot], self.answers[slot] = context, []
+        self.batch.join(BatchRow(slot, context, Sampler(SamplingParams(), tokens, 0), tokens[-1]))
+
+    def step(self, n: int = 1) -> None:
+        """Decode so many tokens of every row."""
+        for _ in range(n):
+            for one in self.batch.step():
+                self.answers[one.row.slot].append(one.token)
+
+    def leave(self, slot: int) -> SlotContext:
+        """End a row; its context holds all its KV."""
+        if self.batch.is_in_flight:
+            for one in self.batch.sync():
+                self.answers[one.row.slot].append(one.token)
+        self.batch.leave(slot)
+        context = self.contexts.pop(slot)
+        context.detach()
+        return context
+
+
+def prompt_of(slot: int) -> tuple[int, ...]:
+    return prompt(LENGTHS[slot % len(LENGTHS)] + slot, seed=slot)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, model_of: ModelOf) -> Any:
+    return loader.load(ModelSpec(id=str(model_of(request.param))), KVSpec()).model
+
+
+@pytest.fixture(scope="module")
+def cold(model: Any) -> Callable[[int, int], list[int]]:
+    """The first tokens that a slot's prompt is answered with, computed alone."""
+    known: dict[int, list[int]] = {}
+
+    def answer(slot: int, n: int) -> list[int]:
+        if len(known.get(slot, ())) < n:
+            rows = Rows(model)
+            rows.join(slot)
+            rows.step(n)
+            known[slot] = rows.answers[slot]
+        return known[slot][:n]
+
+    return answer
+
+
+def continued(rows: Rows, context: SlotContext, slot: int, n: int) -> list[int]:
+    """The answer so far, and `n` tokens that follow from this context alone."""
+    so_far = rows.answers[slot]
+    assert len(context) == len(prompt_of(slot)) - 1 + len(so_far)
+    again = Rows(rows.model)
+    again.contexts[slot], again.answers[slot] = context, []
+    sampler = Sampler(SamplingParams(), prompt_of(slot), 0)
+    again.batch.join(BatchRow(slot, context, sampler, so_far[-1]))
+    again.step(n)
+    return so_far + again.answers[slot]
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_stacked_rows_get_the_tokens_of_each_alone(
+    model: Any, cold: Callable[[int, int], list[int]], is_ahead: bool
+) -> None:
+    rows = Rows(model, is_ahead=is_ahead)
+    for slot in range(4):
+        rows.join(slot)
+    rows.step(N_TOKENS)
+    assert rows.stacker.is_stacking
+    for slot, answer in rows.answers.items():
+        assert answer == cold(slot, len(answer))
+    for slot in range(4):
+        context = rows.leave(slot)
+        rows.step(3)
+        assert continued(rows, context, slot, 5) == cold(slot, len(rows.answers[slot]) + 5)
+
+
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["join", "leave", "touch", "fork"]), st.integers(0, 3)),
+    max_size=6,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(acts=ACTS, is_ahead=st.booleans(), building=st.integers(1, 3))
+def test_whatever_happens_to_the_rows_no_token_differs(
+    model: Any,
+    cold: Callable[[int, int], list[int]],
+    acts: Sequence[tuple[str, int]],
+    is_ahead: bool,
+    building: int,
+) -> None:
+    rules = StackingRules(steady_steps=1, building_steps=building, most_padding=10**6)
+    rows = Rows(model, rules, is_ahead)
+    for slot in (0, 1):
+        rows.join(slot)
+    for act, slot in acts:
+        rows.step(5)
+        if act == "join" and slot not in rows.answers:
+            rows.join(slot)
+        elif slot not in rows.contexts:
+            continue
+        elif act == "leave" and rows.answers[slot]:
+            context = rows.leave(slot)
+            assert continued(rows, context, slot, 3) == cold(slot, len(rows.answers[slot]) + 3)
+        elif act == "touch":
+            rows.contexts[slot].unstack()
+        elif act == "fork" and not is_ahead:
+            fork = rows.contexts[slot].new_empty()
+            n_forked = fork.fork_from(rows.contexts[slot], len(rows.contexts[slot]))
+            assert fork.tokens == rows.contexts[slot].tokens[:n_forked]
+            if rows.answers[slot]:
+                assert continued(rows, fork, slot, 3) == cold(slot, len(rows.answers[slot]) + 3)
+    rows.step(5)
+    for slot, answer in rows.answers.items():
+        assert answer == cold(slot, len(answer))
+
+
+def test_rows_beyond_the_room_of_a_stack_are_stacked_anew(model_of: ModelOf) -> None:
+    rows = Rows(loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model)
+    alone = [Rows(rows.model) for _ in range(2)]
+    for slot in range(2):
+        rows.join(slot)
+        alone[slot].join(slot)
+        alone[slot].step(600)
+    rows.step(600)
+    assert rows.stacker.is_stacking
+    assert len(rows.asked) == 2
+    assert [rows.answers[slot] for slot in range(2)] == [
+        alone[slot].answers[slot] for slot in range(2)
+    ]
+
+
+def test_a_stack_counts_and_is_freed(model_of: ModelOf) -> None:
+    rows = Rows(loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model)
+    for slot in (1, 3):
+        rows.join(slot)
+    contexts = list(rows.contexts.values())
+    before, counted = array_bytes(), sum(c.cache_bytes for c in contexts)
+    rows.step(4)
+    stacked = sum(c.cache_bytes for c in contexts) - counted
+    assert stacked == pytest.approx(rows.asked[-1], rel=0.01)
+    assert array_bytes() - before == pytest.approx(stacked, rel=0.1)
+    contexts[0].unstack()
+    contexts[0].evaluate()
+    contexts[1].evaluate()
+    assert sum(c.cache_bytes for c in contexts) == counted
+    assert array_bytes() - before <= 0.1 * stacked
+
+
+def test_neither_uneven_rows_nor_those_without_room_are_stacked(model_of: ModelOf) -> None:
+    model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
+    uneven = Rows(model, StackingRules(steady_steps=1, most_padding=10))
+    for slot in range(2):
+        uneven.join(slot)
+    uneven.step(5)
+    assert not uneven.asked
+    full = Rows(model)
+    full.stacker = full.batch._stacker = RowStacker(lambda _: False, AT_ONCE)
+    for slot in range(2):
+        full.join(slot)
+    full.step(5)
+    assert not full.stacker.is_stacking
+
+
+def test_a_model_whose_stacked_rows_differ_is_not_stacked(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = CacheFactory(model, KVSpec())
+    assert self_check(model, maker, VOCAB).can_stack
+    monkeypatch.setattr(StackedKVCache, "make_mask", lambda *_, **__: None)
+    check = self_check(model, maker, VOCAB)
+    assert check.is_batching
+    assert not check.can_stack
+
+
+def test_recurrent_layers_alone_are_no_stack(model_of: ModelOf) -> None:
+    model = loader.load(ModelSpec(id=str(model_of("tiny-hybrid"))), KVSpec()).model
+    contexts = [SlotContext(CacheFactory(model, KVSpec())) for _ in range(2)]
+    assert RowStack(contexts).lengths == []
