@@ -370,10 +370,8 @@ class EngineCore:
         )
         self._exchange = KVExchange(slot_kv, pieces, runner, maker, key)
         rules = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        can_stack = verdict.can_stack and runner.can_stack
-        stacker = RowStacker(slot_kv.has_room) if can_stack else None
         self._turns = EngineLoop(
-            Batch(runner, costs, draft_model, rules.pace, stacker),
+            Batch(runner, costs, draft_model, rules.pace, _stacker(verdict, runner, slot_kv)),
             slot_kv,
             preset.slots.n_ctx,
             rules,
@@ -535,6 +533,13 @@ class EngineCore:
             is_drafting=self._turns.is_drafting,
             draft_model=self._turns.draft_model,
         )
+
+
+def _stacker(
+    check: BatchingCheck, runner: ModelRunner, slot_kv: SlotKVManager
+) -> RowStacker | None:
+    can_stack = check.can_stack and runner.can_stack
+    return RowStacker(slot_kv.has_room) if can_stack else None
 
 
 def _sharing(preset: Preset, runner: ModelRunner, maker: CacheFactory) -> LiveSharing:

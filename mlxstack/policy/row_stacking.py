@@ -1,4 +1,4 @@
-"""Row stacking: when the KV of decoding rows is copied into common arrays."""
+"""Row stacking: when decoding rows get common arrays."""
 
 from collections.abc import Sequence
 
@@ -20,13 +20,13 @@ class StackingRules(Struct, frozen=True):
     most_bytes: int = 1 << 28
 
     def is_worth(self, lengths: Sequence[int], n_bytes: int) -> bool:
-        """Whether rows of these tokens, `n_bytes` when stacked, decode faster stacked."""
+        """Whether rows of these tokens and bytes decode faster stacked."""
         padding = sum(max(lengths, default=0) - length for length in lengths)
         is_even = padding <= self.most_padding * len(lengths)
         return len(lengths) > 1 and is_even and n_bytes <= self.most_bytes
 
     def layers_due(self, n_layers: int, n_steps: int) -> int:
-        """Layers to be stacked at the end of the step after `n_steps` of building."""
+        """Layers to be stacked after `n_steps` and this one."""
         return min(n_layers, -(-n_layers * (n_steps + 1) // self.building_steps))
 
 

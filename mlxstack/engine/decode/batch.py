@@ -360,8 +360,10 @@ class Batch:
         Also the rows' hidden states, where a draft model needs them, and the widths of the passes.
         """
         views = self._stacked_views(rows, drafts)
-        each = zip(rows, drafts, strict=True)
-        plan = [SlotTokens(row.context.own_caches, row.tokens(draft)) for row, draft in each]
+        plan = [
+            SlotTokens(row.context.own_caches, row.tokens(draft))
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
         before = self.runner.n_calls
         needs_states = self.draft_model is not None and self.draft_model.target is not None
         run = self.runner.states if needs_states else self.runner.execute
@@ -382,6 +384,9 @@ class Batch:
         self, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]]
     ) -> list[Any] | None:
         """Views of stacked rows, when each brings one token."""
+        if len(rows) == 1:
+            rows[0].context.unstack()
+            return None
         if self._stacker is None:
             return None
         if not any(drafts) and not any(row.replay for row in rows):

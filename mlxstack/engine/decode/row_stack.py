@@ -1,4 +1,4 @@
-"""Row stack: KV of rows that decode together for a while, a layer's in common arrays.
+"""Row stack: KV of decoding rows in common arrays.
 
 A step then has as many operations as that of one row. All rows end at the same index, so that
 their new tokens are written at once; shorter ones have padding in front, which masks hide. The
@@ -20,9 +20,10 @@ from mlxstack.policy.row_stacking import DEFAULT_RULES, StackingRules
 
 
 class StackedKVCache:
-    """KV of one layer, arrays (rows, heads, capacity, dim); a ring where it has a window.
+    """KV of one layer's rows; a ring where it has a window.
 
-    A row's token at position p stands at index p + padding, modulo the window.
+    Arrays are (rows, heads, capacity, dim). A row's token at position p stands at index
+    p + padding, modulo the window.
     """
 
     def __init__(self, caches: Sequence[Any]) -> None:
@@ -65,7 +66,7 @@ class StackedKVCache:
             self._write([min(n_new, self.capacity)] * len(self._caches))
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append (rows, heads, 1, dim); keys and values of all rows, with padding."""
+        """Append (rows, heads, 1, dim); all keys and values, with padding."""
         index = self._n % self.capacity
         self.keys[:, :, index : index + 1] = keys
         self.values[:, :, index : index + 1] = values
@@ -83,7 +84,7 @@ class StackedKVCache:
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
     ) -> mx.array | None:
-        """Mask (rows, 1, 1, keys) of the next token; None when all rows see all keys."""
+        """Mask (rows, 1, 1, keys) of the next token, or None."""
         assert n == 1, "a stack takes one token per row"
         n_keys = min(self._n + 1, self.capacity)
         least = self._n + 1 - window_size if window_size else 0
@@ -111,7 +112,7 @@ class StackedKVCache:
                 cache.update_and_fetch(*new)
 
     def _write(self, counts: Sequence[int]) -> None:
-        """Write the last tokens of the rows' own caches to their places."""
+        """Write the last tokens of the rows' own caches."""
         for i, (cache, n) in enumerate(zip(self._caches, counts, strict=True)):
             start = (self._n - n) % self.capacity
             n_first = min(n, self.capacity - start)
@@ -123,7 +124,7 @@ class StackedKVCache:
         mx.async_eval([self.keys, self.values])  # type: ignore[no-untyped-call]
 
     def _last(self, row: mx.array, n: int) -> mx.array:
-        """The last `n` tokens of a row, in order, in a buffer of their own."""
+        """Copy of the last `n` tokens of a row."""
         start = (self._n - n) % self.capacity
         n_first = min(n, self.capacity - start)
         parts = [row[:, :, start : start + n_first], row[:, :, : n - n_first]]
@@ -131,7 +132,7 @@ class StackedKVCache:
 
 
 class RowStack:
-    """Contexts that decode together, and their layers that are stacked so far.
+    """Stacked KV of contexts that decode together.
 
     It holds what they have decoded since; `dissolve` gives it back to them.
     """
@@ -176,7 +177,7 @@ class RowStack:
         return len(self._stacked) == len(self._due)
 
     def stack_more(self) -> None:
-        """Stack the layers that are due; in this step their contexts still run row by row."""
+        """Stack the layers due; this step still runs row by row."""
         n_due = self._rules.layers_due(len(self._due), self._n_steps)
         self._n_steps += 1
         self._stacked |= {
@@ -186,7 +187,7 @@ class RowStack:
         self.n_row_bytes = n_bytes // len(self._contexts)
 
     def views(self) -> list[Any]:
-        """The view of each layer for one token per row, once all are stacked.
+        """View of each layer for one token per row.
 
         A mask is made for all layers at once, so that a step is stacked as a whole or not at all.
         """
@@ -206,7 +207,7 @@ class RowStack:
         ]
 
     def dissolve(self) -> None:
-        """Write the new tokens back to the contexts, which own all their KV again."""
+        """Write the new tokens back to the contexts."""
         self.is_dissolved = True
         for context in self._contexts:
             context.reclaim()
@@ -239,7 +240,7 @@ class RowStacker:
         return self._stack is not None and not self._stack.is_dissolved
 
     def views(self, contexts: Sequence[SlotContext]) -> list[Any] | None:
-        """The view of each layer for one token per row; None for rows that are not stacked."""
+        """View of each layer, or None for rows not stacked."""
         is_same = len(contexts) == len(self._contexts) and all(map(is_, contexts, self._contexts))
         if not is_same or (self._stack is not None and self._stack.is_dissolved):
             self.release()
@@ -258,7 +259,7 @@ class RowStacker:
         return self._stack.views()
 
     def release(self) -> None:
-        """Give all KV back to the contexts; their steps are counted anew."""
+        """Give all KV back to the contexts and count anew."""
         if self._stack is not None and not self._stack.is_dissolved:
             self._stack.dissolve()
         self._stack, self._contexts, self._n_steps = None, [], 0

@@ -109,16 +109,16 @@ class SlotContext:
 
     @property
     def own_caches(self) -> list[Any]:
-        """The cache of each layer, of which a row stack may hold the newest tokens."""
+        """Caches of which a row stack may hold the newest tokens."""
         return self._caches
 
     def unstack(self) -> None:
-        """Take all tokens back from the row stack that may hold the newest."""
+        """Take all tokens back from the row stack."""
         if self._stack is not None:
             self._stack.dissolve()
 
     def lend(self, stack: StackedRows) -> None:
-        """Let a row stack hold the tokens to come, until `caches` are needed."""
+        """Let a row stack hold the tokens to come."""
         self._stack = stack
 
     def reclaim(self) -> None:
@@ -163,7 +163,7 @@ class SlotContext:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the live caches alone, recounted every few tokens, and in a row stack."""
+        """Bytes of caches and row stack, recounted every few tokens."""
         part = -(-(len(self.tokens) - self.n_shared) // COUNT_EVERY)
         if self._counted is None or self._counted[0] != part:
             self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self._own_leaves)

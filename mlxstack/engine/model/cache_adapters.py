@@ -119,7 +119,7 @@ def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
 
 
 def newest(leaf: KVCache | RotatingKVCache, n_tokens: int) -> list[mx.array]:
-    """Keys and values (1, heads, n_tokens, dim) of the last tokens, in order, lazily."""
+    """Keys and values (1, heads, n_tokens, dim) of the last tokens."""
     if type(leaf) is KVCache:
         return span(leaf, leaf.offset - n_tokens, leaf.offset)
     ordered = [leaf._temporal_order(a) for a in (leaf.keys, leaf.values)]

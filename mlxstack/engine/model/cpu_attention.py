@@ -108,7 +108,7 @@ def attend_single(
     sinks: mx.array | None,
     mask: mx.array | None = None,
 ) -> mx.array:
-    """Attention of scaled queries (B, heads, 1, dim), row by row or over stacked rows.
+    """Attention of scaled queries (B, heads, 1, dim), also over stacked rows.
 
     A `mask` (rows, 1 or heads, 1, keys) belongs to stacked rows: bool, or scores to add.
     """

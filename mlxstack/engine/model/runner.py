@@ -96,7 +96,7 @@ class ModelRunner:
         return self._run(plan, self.forward, views)
 
     def states(self, plan: Sequence[SlotTokens], views: Sequence[Any] | None = None) -> mx.array:
-        """Last hidden states (all tokens, dim) in plan order, lazily; `views` as of `execute`."""
+        """Last hidden states (all tokens, dim), as `execute`."""
         assert self.parts is not None
         trunk = self.parts.trunk
 

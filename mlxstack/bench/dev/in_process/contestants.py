@@ -43,13 +43,15 @@ def evaluate(caches: Sequence[Any]) -> None:
 
 
 class Ours:
-    """Our batch: every row on its own caches."""
+    """Our batch: rows on their own caches, stacked after some steps."""
 
     who = "ours"
 
-    def __init__(self, model: Any, caches: Sequence[list[Any]]) -> None:
+    def __init__(
+        self, model: Any, caches: Sequence[list[Any]], *, is_stacking: bool = True
+    ) -> None:
         self._maker = CacheFactory(model, KVSpec())
-        self._batch = Batch(ModelRunner(model), stacker=RowStacker())
+        self._batch = Batch(ModelRunner(model), stacker=RowStacker() if is_stacking else None)
         for each in caches:
             self.join(self.newcomer(each))
         self.finish()
