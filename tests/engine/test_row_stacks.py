@@ -1,6 +1,7 @@
 """Stacked rows: the same tokens as alone, whatever happens to the rows and their contexts."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.core.engine_events import TokenSampled
+from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch, BatchRow
 from mlxstack.engine.decode.row_stack import RowStack, RowStacker, StackedKVCache
@@ -18,15 +20,17 @@ from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.row_stacking import StackingRules
 from tests.conftest import ModelOf
-from tests.engine.harness import array_bytes, prompt
+from tests.engine.harness import array_bytes, preset_of, prompt, running
 from tests.models import VOCAB
 
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla"]
 LENGTHS = (3, 90, 40, 130)
 """Within and beyond the windows of the models; beside each other."""
 AT_ONCE = StackingRules(steady_steps=1, building_steps=1, most_padding=10**6)
+TWO = SlotSpec(count=2, n_ctx=1024)
 N_TOKENS = 40
 
 
@@ -222,7 +226,38 @@ def test_a_model_whose_stacked_rows_differ_is_not_stacked(
     assert not check.can_stack
 
 
-def test_recurrent_layers_alone_are_no_stack(model_of: ModelOf) -> None:
+def test_an_engine_stacks_no_model_that_fails_the_check(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StackedKVCache, "make_mask", lambda *_, **__: None)
+    prompts = [prompt_of(slot) for slot in range(2)]
+    with running(preset_of(model_of("tiny-swa"), slots=TWO), tmp_path) as driver:
+        assert driver.engine._verdict.is_batching
+        cold = [driver.cold(tokens, 30) for tokens in prompts]
+        asks = [driver.submit(tokens, 30, use_cache=False) for tokens in prompts]
+        for ask, answer in zip(asks, cold, strict=True):
+            driver.finish(ask)
+            assert driver.tokens(ask) == answer
+
+
+def test_stacks_give_way_to_memory_pressure(model_of: ModelOf, tmp_path: Path) -> None:
+    with running(preset_of(model_of("tiny"), slots=TWO), tmp_path) as driver:
+        asks = [driver.submit(prompt_of(slot), 400, use_cache=False) for slot in range(2)]
+        for ask in asks:
+            driver.until(ask, TokenSampled, 60)
+
+        def drop(loop: EngineLoop) -> tuple[bool, bool]:
+            assert loop.batch._stacker is not None
+            before = loop.batch._stacker.is_stacking
+            loop.slot_kv.drop_copies()
+            return before, loop.batch._stacker.is_stacking
+
+        assert driver.engine._do(drop).result(timeout=60) == (True, False)
+        for ask in asks:
+            driver.finish(ask)
+
+
+def test_contexts_without_kv_are_no_stack(model_of: ModelOf) -> None:
     model = loader.load(ModelSpec(id=str(model_of("tiny-hybrid"))), KVSpec()).model
     contexts = [SlotContext(CacheFactory(model, KVSpec())) for _ in range(2)]
     assert RowStack(contexts).lengths == []

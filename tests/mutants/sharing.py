@@ -255,4 +255,41 @@ SHARING = (
         "if own == theirs:", "if own.weights == theirs.weights:",
         "tests/cli/test_doctor_hosts.py::test_other_files_and_other_code_are_told",
     ),
+    Mutant(
+        "stacked rows see no padding", "engine/decode/row_stack.py",
+        "first = [max(padding, least) for padding in self._paddings]", "first = [least]",
+        "tests/engine/test_row_stacks.py::test_stacked_rows_get_the_tokens_of_each_alone",
+    ),
+    Mutant(
+        "a stack gives its tokens back", "engine/decode/row_stack.py",
+        "                layer.write_back()", "                pass",
+        "tests/engine/test_row_stacks.py::test_stacked_rows_get_the_tokens_of_each_alone",
+    ),
+    Mutant(
+        "a stack has what rows decoded while it was built", "engine/decode/row_stack.py",
+        "                layer.catch_up()", "                pass",
+        "tests/engine/test_row_stacks.py::test_stacked_rows_get_the_tokens_of_each_alone",
+    ),
+    Mutant(
+        "a stack counts as live KV", "engine/kv/slot_context.py",
+        "(self._stack.n_row_bytes if self._stack is not None else 0)", "0",
+        "tests/engine/test_row_stacks.py::test_a_stack_counts_and_is_freed",
+    ),
+    Mutant(
+        "a stack needs room in the budget", "engine/decode/row_stack.py",
+        "if not self._has_room(stack.n_bytes):", "if False:",
+        "tests/engine/test_row_stacks.py::"
+        "test_neither_uneven_rows_nor_those_without_room_are_stacked",
+    ),
+    Mutant(
+        "stacks give way to memory pressure", "engine/kv/slot_preparation.py",
+        "            context.unstack()", "            pass",
+        "tests/engine/test_row_stacks.py::test_stacks_give_way_to_memory_pressure",
+    ),
+    Mutant(
+        "the check at load decides about stacks", "engine/core.py",
+        "can_stack = check.can_stack and runner.can_stack", "can_stack = True",
+        "tests/engine/test_row_stacks.py::"
+        "test_an_engine_stacks_no_model_that_fails_the_check",
+    ),
 )  # fmt: skip

@@ -14,6 +14,9 @@ from mlxstack.engine.model.loader import LoadedModel
 
 Side = Ours | Theirs
 
+SETTLING = 30
+"""First steps of a batch, whose arrays change in them."""
+
 STRETCH = 5
 """Steps of one side before it is the other's turn."""
 
@@ -78,8 +81,8 @@ def _active() -> int:
 
 
 def ran(side: Side) -> Side:
-    """The first steps make room for the next tokens, which belongs to the bytes of a batch."""
-    for _ in range(3):
+    """The batch after its first steps, which make room and stack rows."""
+    for _ in range(SETTLING):
         side.step()
     side.finish()
     return side
