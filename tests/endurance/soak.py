@@ -8,8 +8,10 @@ import mlx.core as mx
 from msgspec import Struct
 
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.policy.live_sharing import LiveSharing
 from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.policy.row_stacking import StackingRules
 from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_SLOTS = 4
@@ -38,15 +40,19 @@ def soak(
 ) -> Outcome:
     """Raises AssertionError at the first wrong token or byte above the budget.
 
-    With `is_shared` slots share the KV of common prefixes, from one block on.
+    With `is_shared` slots share the KV of common prefixes, from one block on. Rows are
+    stacked after a step.
     """
     budget = ROOM_FOR * _context_bytes(model, home)
     cache = PrefixCacheSpec(memory_budget_pct=50, disk=DiskSpec(enabled=False))
     preset = preset_of(model, slots=SlotSpec(count=N_SLOTS, n_ctx=N_CTX), prefix_cache=cache)
     gc.collect()
     with running(preset, home, memory_bytes=2 * budget) as driver:
+        turns = driver.engine._turns
         if is_shared:
-            driver.engine._turns.slot_kv.sharing = LiveSharing(min_tokens=128)
+            turns.slot_kv.sharing = LiveSharing(min_tokens=128)
+        rules = StackingRules(steady_steps=1, building_steps=1, most_padding=10**6)
+        turns.batch._stacker = RowStacker(turns.slot_kv.has_room, rules)
         play = Play(driver, budget, seed)
         while play.n_requests < n_requests:
             play.burst()

@@ -214,7 +214,8 @@ class RowStack:
         if self._is_used:
             for layer in self._stacked.values():
                 layer.write_back()
-        self._stacked = {}
+        # The contexts may get other caches while this is still referenced.
+        self._stacked, self._layers = {}, []
 
 
 class RowStacker:

@@ -123,7 +123,7 @@ class SlotContext:
 
     def reclaim(self) -> None:
         """No row stack holds tokens any more."""
-        self._stack = None
+        self._stack = self._counted = None
 
     @property
     def leaves(self) -> list[Any]:
