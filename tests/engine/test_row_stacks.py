@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
+from mlxstack.engine import core
 from mlxstack.engine.decode.batch import Batch, BatchRow
 from mlxstack.engine.decode.row_stack import RowStack, RowStacker, StackedKVCache
 from mlxstack.engine.decode.sampler import Sampler
@@ -230,6 +231,7 @@ def test_an_engine_stacks_no_model_that_fails_the_check(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StackedKVCache, "make_mask", lambda *_, **__: None)
+    monkeypatch.setattr(core, "self_check", self_check)
     prompts = [prompt_of(slot) for slot in range(2)]
     with running(preset_of(model_of("tiny-swa"), slots=TWO), tmp_path) as driver:
         assert driver.engine._verdict.is_batching
