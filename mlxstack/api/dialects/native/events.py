@@ -29,13 +29,25 @@ async def events(service: TheService) -> Stream:
 async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
     """One frame per tick while something changes, otherwise comments between rare ones."""
     status_feed = StatusFeed(service)
-    before, n_still = None, 0
+    before: tuple[Any, ...] | None = None
+    n_still = 0
     while service.health is not ServiceHealth.STOPPING:
-        frame = status_feed.frame()
-        n_still = n_still + 1 if _seen(frame) == before else 0
-        yield PING if n_still % REST_TICKS else streaming.frame(frame, "frame")
-        before = _seen(frame)
+        data, before, n_still = _event(status_feed.frame(), before, n_still)
+        yield data
         await asyncio.sleep(tick_s)
+
+
+def _event(
+    frame: StatusFrame, before: tuple[Any, ...] | None, n_still: int
+) -> tuple[bytes, tuple[Any, ...], int]:
+    """Event of a tick, what it has seen, and the ticks without a change.
+
+    A variable of the generator would keep the frame, of up to 50 requests, during its sleep.
+    """
+    seen = _seen(frame)
+    n_still = n_still + 1 if seen == before else 0
+    data = PING if n_still % REST_TICKS else streaming.frame(frame, "frame")
+    return data, seen, n_still
 
 
 def _seen(frame: StatusFrame) -> tuple[Any, ...]:
