@@ -1,6 +1,7 @@
 """Runs one service in this process: binds, loads, serves, drains."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -38,6 +39,9 @@ def run(preset: Preset, home: Path, source: Path | None = None) -> int:
 
     `source` is the file of the preset; a change of the model rewrites it.
     """
+    # Full collections skip imported modules, so that they are cheap and come before many
+    # requests have left cycles. What loads later is not frozen: unloading a model must free it.
+    gc.freeze()
     try:
         return asyncio.run(_run(preset, home, source))
     except SetupError as error:

@@ -1,6 +1,8 @@
 """Memory that a burst of requests has freed goes back to the system when the service rests."""
 
+import asyncio
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -15,9 +17,12 @@ import msgspec
 import psutil
 import pytest
 
-from mlxstack.core.preset import ServerSpec
+from mlxstack.api import server
+from mlxstack.api.dialects.native.events import frames
+from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.core.status import StatusFrame
 from mlxstack.host.heap import trim_heap
-from tests.api.running import tiny_preset
+from tests.api.running import standing, tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_serve import free_port, wait_for
 
@@ -118,3 +123,33 @@ def test_garbage_of_work_without_requests_goes_back_too(running: TrimmedService)
 def test_trimming_twice_does_no_harm() -> None:
     trim_heap()
     assert trim_heap() in (True, False)
+
+
+def n_frames() -> int:
+    """Status frames in the memory of this process."""
+    return sum(isinstance(one, StatusFrame) for one in gc.get_objects())
+
+
+def test_a_watcher_keeps_no_status_frame_while_it_waits() -> None:
+    async def watch() -> None:
+        service, _ = standing(ServerSpec())
+        feed = frames(service, 0)
+        before = n_frames()
+        assert (await anext(feed)).startswith(b"event: frame")
+        assert n_frames() == before
+        await feed.aclose()
+
+    asyncio.run(watch())
+
+
+def test_imported_objects_are_frozen_before_a_model_loads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    frozen: list[bool] = []
+
+    async def serve_later(preset: Preset, home: Path, source: Path | None) -> int:
+        return len(frozen)
+
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.setattr(server, "_run", serve_later)
+    assert server.run(tiny_preset(tmp_path), tmp_path) == 1
