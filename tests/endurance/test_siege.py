@@ -17,7 +17,7 @@ SMALL = Force(
     n_feeds=250,
     n_tiny=400,
     rest_s=0,
-    most_kept=1.1,
+    most_kept=1.15,
 )
 MOST_GROWTH = 120_000_000
 """Bytes of memory that a small siege may cost; a body of 100 MB that was kept would be more."""
