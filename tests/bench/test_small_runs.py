@@ -50,7 +50,7 @@ def column(table: ReportTable, head: str) -> list[str]:
 def test_z1_z2_e17_engine(tmp_path: Path) -> None:
     told = run("engine", tmp_path)
     shapes, moves, speeds = told.tables
-    assert column(shapes, "Contexts") == ["64/8/8", "32/32"]
+    assert column(shapes, "Contexts") == ["264/8/8", "32/32"]
     assert len(moves.rows) == 2
     assert len(speeds.rows) == 4
     assert column(speeds, "Whole engine")[2:] == ["-", "-"]

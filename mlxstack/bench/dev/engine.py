@@ -23,7 +23,7 @@ class EnginePlan(Struct, frozen=True):
     passes: int = 3
 
 
-SMALL = EnginePlan((64, 8, 8), (32, 32), (1, 2), (8, 32), (20_000, 200_000), 4, 3)
+SMALL = EnginePlan((264, 8, 8), (32, 32), (1, 2), (8, 32), (20_000, 200_000), 4, 3)
 
 
 class Side(Struct, frozen=True):

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any, Self
@@ -13,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from mlxstack.bench.dev.stream_client import StreamClient
 from mlxstack.bench.dev.workload import WORDS, Body, Yardstick, question, tool
 from mlxstack.client.types import CallUsage, ChatResponse
 from mlxstack.core.errors import Broken
@@ -30,6 +32,10 @@ ALIKE = {
 """Sent to every server, so that all do the same work."""
 
 TIMEOUT = httpx.Timeout(900.0, connect=5.0)
+
+
+Pieces = Sequence[tuple[float, bytes]]
+"""Bytes with their arrival."""
 
 
 class ServerUnderTest(Struct, frozen=True):
@@ -92,6 +98,7 @@ class Caller:
         self._http = httpx.AsyncClient(
             base_url=server.url, headers=headers, timeout=TIMEOUT, trust_env=False
         )
+        self._streams = StreamClient(server.url, headers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,6 +108,7 @@ class Caller:
 
     async def close(self) -> None:
         """Let go of the connections."""
+        self._streams.close()
         await self._http.aclose()
 
     @staticmethod
@@ -116,21 +124,14 @@ class Caller:
         Raises Broken when the server refuses or breaks.
         """
         asked = {"model": self.server.model, "max_tokens": max_tokens, **ALIKE, **body, **more}
-        content = msgspec.json.encode(asked)
-        kind = {"content-type": "application/json"}
-        arrived: list[tuple[float, bytes]] = []
-        started = time.perf_counter()
-        async with self._http.stream("POST", PATH, content=content, headers=kind) as answer:
-            if not answer.is_success:
-                why = (await answer.aread()).decode(errors="replace")
-                raise Broken(f"{self.server.name} answered HTTP {answer.status_code}: {why[:300]}")
-            async for chunk in answer.aiter_raw():
-                arrived.append((time.perf_counter(), chunk))
-                if enough is not None and enough.is_set():
-                    break
+        is_enough = enough.is_set if enough is not None else bool
+        answer = await self._streams.post(PATH, msgspec.json.encode(asked), is_enough)
+        if not 200 <= answer.status < 300:
+            why = answer.body.decode(errors="replace")
+            raise Broken(f"{self.server.name} answered HTTP {answer.status}: {why[:300]}")
         told_s = float(answer.headers.get(SAVED, "0")) / 1e3
         begun = [int(n) for n in re.findall(r"\d+", answer.headers.get(BEGUN, "0 0"))]
-        done = timed(started, arrived, time.perf_counter())
+        done = timed(answer.started, answer.pieces, answer.ended)
         return replace(done, told_s=told_s, n_begun=begun[0], n_used=begun[1])
 
     async def get(self, path: str) -> Any:
@@ -170,7 +171,7 @@ class Caller:
         return (await self.request(body, 1)).usage.prompt_tokens
 
 
-def timed(started: float, arrived: list[tuple[float, bytes]], ended: float) -> TimedRequest:
+def timed(started: float, arrived: Pieces, ended: float) -> TimedRequest:
     """Parsed `data: JSON` events with their arrival times."""
     marks, text, usage, rest = [], [], CallUsage(), b""
     for at, chunk in arrived:
