@@ -18,7 +18,7 @@ MOST_BYTES = 1 << 16
 
 
 class ReceivedStream(Struct, frozen=True):
-    """Status, headers and pieces of a response with their arrival; seconds of one clock."""
+    """Response whose pieces have their arrival, in seconds."""
 
     status: int
     headers: Mapping[str, str]
@@ -54,7 +54,7 @@ class StreamClient:
     async def post(
         self, path: str, content: bytes, is_enough: Callable[[], bool]
     ) -> ReceivedStream:
-        """Send a body and read the response, to its end or until `is_enough`.
+        """Send a body and read the response until `is_enough`.
 
         Raises Broken when the connection breaks.
         """
