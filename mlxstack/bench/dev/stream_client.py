@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Broken
+from mlxstack.client import Unreachable
 
 TIMEOUT_S = 900.0
 MOST_STREAMS = 256
@@ -56,7 +56,7 @@ class StreamClient:
     ) -> ReceivedStream:
         """Send a body and read the response until `is_enough`.
 
-        Raises Broken when the connection breaks.
+        Raises Unreachable when nothing answers, or the connection breaks.
         """
         connection = self._idle.pop() if self._idle else self._connection()
         loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class StreamClient:
             raise
         except (OSError, HTTPException) as error:
             connection.close()
-            raise Broken(f"{self._url.netloc} broke the connection: {error!r}") from error
+            raise Unreachable(f"no answer from {self._url.geturl()}{path} ({error})") from error
 
     def _exchange(
         self,

@@ -121,7 +121,7 @@ class Caller:
     ) -> TimedRequest:
         """Streamed chat completion, left after `enough` is set.
 
-        Raises Broken when the server refuses or breaks.
+        Raises Broken when the server refuses, Unreachable when it does not answer.
         """
         asked = {"model": self.server.model, "max_tokens": max_tokens, **ALIKE, **body, **more}
         is_enough = enough.is_set if enough is not None else bool
