@@ -135,9 +135,9 @@ async def interleaved(replies: Sequence[Parts]) -> NumberedParts:
     The first failure ends them all, and so does leaving the iterator.
     """
     if len(replies) == 1:
-        async with aclosing(replies[0]) as parts:
-            async for part in parts:
-                yield 0, part
+        async with aclosing(replies[0]) as lone:
+            async for only in lone:
+                yield 0, only
         return
     queue: asyncio.Queue[tuple[int, ResponsePart | Exception | None]] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(queue, i, parts)) for i, parts in enumerate(replies)]
