@@ -8,14 +8,16 @@ from msgspec import Struct
 class StackingRules(Struct, frozen=True):
     """Bounds of row stacks.
 
-    Rows are stacked after `steady_steps` of the same rows, because copying pays after about as
-    many; the layers over `building_steps`, so that none takes much longer. `most_padding` is in
-    mean tokens per row: reading more takes longer than the operations of a row. `most_bytes` are
-    those of a stack, which holds KV a second time.
+    Rows are stacked once they have stayed the same for `least_steps`, and for as many more as
+    repay the copy: a stacked step saves about the time of copying `repaid_bytes` for each row and
+    layer. A step copies `building_bytes` at most, or one layer. `most_padding` is in mean tokens
+    per row: reading more takes longer than the operations of a row. `most_bytes` are those of a
+    stack, which holds KV a second time.
     """
 
-    steady_steps: int = 16
-    building_steps: int = 8
+    least_steps: int = 2
+    repaid_bytes: int = 128 << 10
+    building_bytes: int = 32 << 20
     most_padding: int = 128
     most_bytes: int = 1 << 28
 
@@ -25,9 +27,13 @@ class StackingRules(Struct, frozen=True):
         is_even = padding <= self.most_padding * len(lengths)
         return len(lengths) > 1 and is_even and n_bytes <= self.most_bytes
 
-    def layers_due(self, n_layers: int, n_steps: int) -> int:
-        """Layers to be stacked after `n_steps` and this one."""
-        return min(n_layers, -(-n_layers * (n_steps + 1) // self.building_steps))
+    def steps_before(self, n_bytes: int, n_rows: int, n_layers: int) -> int:
+        """Steps with the same rows before a stack of `n_bytes`."""
+        return self.least_steps + n_bytes // (self.repaid_bytes * n_rows * n_layers)
+
+    def layers_due(self, n_layers: int, n_bytes: int) -> int:
+        """Layers to be copied in one step, of as many layers of `n_bytes` together."""
+        return max(1, n_layers * self.building_bytes // max(1, n_bytes))
 
 
 DEFAULT_RULES = StackingRules()

@@ -51,7 +51,7 @@ def soak(
         turns = driver.engine._turns
         if is_shared:
             turns.slot_kv.sharing = LiveSharing(min_tokens=128)
-        rules = StackingRules(steady_steps=1, building_steps=1, most_padding=10**6)
+        rules = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
         turns.batch._stacker = RowStacker(turns.slot_kv.has_room, rules)
         play = Play(driver, budget, seed)
         while play.n_requests < n_requests:

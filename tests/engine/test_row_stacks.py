@@ -8,13 +8,14 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
 from mlxstack.engine.decode.batch import Batch, BatchRow
-from mlxstack.engine.decode.row_stack import RowStack, RowStacker, StackedKVCache
+from mlxstack.engine.decode.row_stack import LEAST_ROOM, RowStack, RowStacker, StackedKVCache
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
@@ -30,7 +31,7 @@ from tests.models import VOCAB
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla"]
 LENGTHS = (3, 90, 40, 130)
 """Within and beyond the windows of the models; beside each other."""
-AT_ONCE = StackingRules(steady_steps=1, building_steps=1, most_padding=10**6)
+AT_ONCE = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
 TWO = SlotSpec(count=2, n_ctx=1024)
 N_TOKENS = 40
 
@@ -135,7 +136,7 @@ ACTS = st.lists(
 
 
 @settings(max_examples=15, deadline=None)
-@given(acts=ACTS, is_ahead=st.booleans(), building=st.integers(1, 3))
+@given(acts=ACTS, is_ahead=st.booleans(), building=st.sampled_from([1, 1 << 25]))
 def test_whatever_happens_to_the_rows_no_token_differs(
     model: Any,
     cold: Callable[[int, int], list[int]],
@@ -143,7 +144,7 @@ def test_whatever_happens_to_the_rows_no_token_differs(
     is_ahead: bool,
     building: int,
 ) -> None:
-    rules = StackingRules(steady_steps=1, building_steps=building, most_padding=10**6)
+    rules = replace(AT_ONCE, building_bytes=building)
     rows = Rows(model, rules, is_ahead)
     for slot in (0, 1):
         rows.join(slot)
@@ -178,7 +179,8 @@ def test_rows_beyond_the_room_of_a_stack_are_stacked_anew(model_of: ModelOf) -> 
         alone[slot].step(600)
     rows.step(600)
     assert rows.stacker.is_stacking
-    assert len(rows.asked) == 2
+    assert len(rows.asked) == 1 + 600 // LEAST_ROOM
+    assert rows.asked == sorted(set(rows.asked))
     assert [rows.answers[slot] for slot in range(2)] == [
         alone[slot].answers[slot] for slot in range(2)
     ]
@@ -203,7 +205,7 @@ def test_a_stack_counts_and_is_freed(model_of: ModelOf) -> None:
 
 def test_neither_uneven_rows_nor_those_without_room_are_stacked(model_of: ModelOf) -> None:
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
-    uneven = Rows(model, StackingRules(steady_steps=1, most_padding=10))
+    uneven = Rows(model, replace(AT_ONCE, most_padding=10))
     for slot in range(2):
         uneven.join(slot)
     uneven.step(5)

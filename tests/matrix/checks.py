@@ -154,7 +154,7 @@ def check_batch(
 
 def check_stacks(model: Any, maker: CacheFactory) -> None:
     """As `check_batch`, with rows that are stacked two steps after each change of the batch."""
-    rules = StackingRules(steady_steps=1, building_steps=1, most_padding=10**6)
+    rules = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
     n_asked: list[int] = []
     check_batch(model, maker, True, RowStacker(lambda n: not n_asked.append(n), rules))
     if not n_asked:

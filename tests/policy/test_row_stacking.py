@@ -1,6 +1,4 @@
-"""Row stacking: bounds of padding and bytes, and layers over steps."""
-
-from itertools import pairwise
+"""Row stacking: bounds of padding and bytes, steps before the copy and layers of each."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,12 +26,17 @@ def test_neither_one_row_nor_none_is_stacked() -> None:
     assert not RULES.is_worth([], 0)
 
 
-@given(st.integers(1, 100), st.integers(1, 20))
-def test_all_layers_are_stacked_in_time_and_about_equally_many_per_step(
-    n_layers: int, n_steps: int
+@given(st.integers(1, 100), st.integers(0, 1 << 32))
+def test_a_step_copies_no_more_than_its_bound_or_one_layer(n_layers: int, n_bytes: int) -> None:
+    n_due = RULES.layers_due(n_layers, n_bytes)
+    assert n_due >= 1
+    assert n_due == 1 or n_due * n_bytes <= n_layers * RULES.building_bytes
+
+
+@given(st.integers(0, 1 << 32), st.integers(2, 8), st.integers(1, 100))
+def test_rows_wait_as_many_steps_as_repay_the_copy(
+    n_bytes: int, n_rows: int, n_layers: int
 ) -> None:
-    rules = StackingRules(building_steps=n_steps)
-    due = [0, *(rules.layers_due(n_layers, i) for i in range(n_steps))]
-    each = [b - a for a, b in pairwise(due)]
-    assert due[-1] == n_layers
-    assert all(0 <= n <= -(-n_layers // n_steps) for n in each)
+    n_steps = RULES.steps_before(n_bytes, n_rows, n_layers) - RULES.least_steps
+    repaid = RULES.repaid_bytes * n_rows * n_layers
+    assert n_steps * repaid <= n_bytes < (n_steps + 1) * repaid

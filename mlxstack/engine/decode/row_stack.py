@@ -6,6 +6,7 @@ rows' own caches keep what they had, and get the new tokens back as soon as anyt
 step needs them.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
@@ -17,6 +18,15 @@ from mlxstack.engine.decode.row_views import view
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.policy.row_stacking import DEFAULT_RULES, StackingRules
+
+RETRY_STEPS = 16
+"""Steps until rows that could not be stacked are tried again."""
+
+LEAST_ROOM = 128
+"""Tokens until the arrays are full, at least: they are copied then."""
+
+GRANULE = 32
+"""Tokens by which capacities differ, so that freed buffers fit again."""
 
 
 class StackedKVCache:
@@ -39,6 +49,7 @@ class StackedKVCache:
             for a in (caches[0].keys, caches[0].values)
         )
         self._write([min(n, self.capacity) for n in self._n_own])
+        mx.async_eval([self.keys, self.values])  # type: ignore[no-untyped-call]
         self.offset: mx.array | None = None
         """Position of the next token of each row (rows,)."""
 
@@ -121,7 +132,6 @@ class StackedKVCache:
                 stack[i : i + 1, :, start : start + n_first] = part[:, :, :n_first]
                 if n_first < n:
                     stack[i : i + 1, :, : n - n_first] = part[:, :, n_first:]
-        mx.async_eval([self.keys, self.values])  # type: ignore[no-untyped-call]
 
     def _last(self, row: mx.array, n: int) -> mx.array:
         """Copy of the last `n` tokens of a row."""
@@ -145,7 +155,6 @@ class RowStack:
         self._layers = list(zip(*(context.own_caches for context in contexts), strict=True))
         self._due = [i for i, caches in enumerate(self._layers) if _can_stack(caches)]
         self._stacked: dict[int, StackedKVCache] = {}
-        self._n_steps = 0
         self._is_used = False
         self.n_row_bytes = 0
         """Bytes of the stack for each of its rows."""
@@ -160,6 +169,11 @@ class RowStack:
     def lengths(self) -> list[int]:
         """Tokens of each row; empty where no layer can be stacked."""
         return [cache.offset for cache in self._layers[self._due[0]]] if self._due else []
+
+    @property
+    def n_layers(self) -> int:
+        """Layers that can be stacked."""
+        return len(self._due)
 
     @property
     def n_bytes(self) -> int:
@@ -178,11 +192,9 @@ class RowStack:
 
     def stack_more(self) -> None:
         """Stack the layers due; this step still runs row by row."""
-        n_due = self._rules.layers_due(len(self._due), self._n_steps)
-        self._n_steps += 1
-        self._stacked |= {
-            i: StackedKVCache(self._layers[i]) for i in self._due[len(self._stacked) : n_due]
-        }
+        n_done = len(self._stacked)
+        n_due = n_done + self._rules.layers_due(len(self._due), self.n_bytes)
+        self._stacked |= {i: StackedKVCache(self._layers[i]) for i in self._due[n_done:n_due]}
         n_bytes = sum(layer.n_bytes for layer in self._stacked.values())
         self.n_row_bytes = n_bytes // len(self._contexts)
 
@@ -233,6 +245,7 @@ class RowStacker:
         self._rules = rules
         self._contexts: list[SlotContext] = []
         self._n_steps = 0
+        self._due_at = 0
         self._stack: RowStack | None = None
 
     @property
@@ -245,12 +258,13 @@ class RowStacker:
         is_same = len(contexts) == len(self._contexts) and all(map(is_, contexts, self._contexts))
         if not is_same or (self._stack is not None and self._stack.is_dissolved):
             self.release()
+            self._contexts = list(contexts)
+            self._due_at = self._steps_before(RowStack(contexts, self._rules))
         elif self._stack is not None and self._stack.is_full:
-            self.release()
-            self._n_steps = self._rules.steady_steps - 1
-        self._contexts = list(contexts)
+            self._stack.dissolve()
+            self._stack, self._due_at = None, 0
         self._n_steps += 1
-        if self._stack is None and self._n_steps % self._rules.steady_steps == 0:
+        if self._stack is None and self._n_steps >= self._due_at:
             self._stack = self._stack_if_worth()
         if self._stack is None:
             return None
@@ -265,8 +279,14 @@ class RowStacker:
             self._stack.dissolve()
         self._stack, self._contexts, self._n_steps = None, [], 0
 
+    def _steps_before(self, stack: RowStack) -> int:
+        if not stack.n_layers:
+            return sys.maxsize
+        return self._rules.steps_before(stack.n_bytes, len(self._contexts), stack.n_layers)
+
     def _stack_if_worth(self) -> RowStack | None:
         stack = RowStack(self._contexts, self._rules)
+        self._due_at = self._n_steps + RETRY_STEPS
         if not self._rules.is_worth(stack.lengths, stack.n_bytes):
             return None
         if not self._has_room(stack.n_bytes):
@@ -285,9 +305,10 @@ def _can_stack(caches: Sequence[Any]) -> bool:
 
 
 def _capacity(n_tokens: int, window: int) -> int:
-    """Room for at least 256 tokens after the first, or for a window."""
-    room = cache_adapters.in_steps(n_tokens + cache_adapters.STEP)
-    return min(room, window) if window else room
+    """Capacity for the next tokens, some in proportion to those there, or for a window."""
+    n_room = max(LEAST_ROOM, n_tokens // 4)
+    capacity = -(-(n_tokens + n_room) // GRANULE) * GRANULE
+    return min(capacity, window) if window else capacity
 
 
 def _stacked_bytes(caches: Sequence[Any]) -> int:

@@ -28,7 +28,6 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_factory import CacheFactory, describe
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
-from mlxstack.policy.row_stacking import StackingRules
 
 LENGTHS = (5, 11, 8)
 STEPS = 3
@@ -151,11 +150,12 @@ def _stacked(
 ) -> list[Logits] | None:
     """Logits of stacked rows; None where rows cannot be stacked."""
     contexts = [context for context, _ in _rows(runner, maker, prompts)]
-    stack = RowStack(contexts, StackingRules(building_steps=1))
+    stack = RowStack(contexts)
     if not stack.lengths:
         return None
     stack.start()
-    stack.stack_more()
+    while not stack.is_complete:
+        stack.stack_more()
     try:
         return _together(runner, contexts, fed, stack)
     except Exception:
