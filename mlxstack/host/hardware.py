@@ -11,6 +11,9 @@ from msgspec import Struct
 OPENBLAS = "libopenblas.so.0"
 TUNABLES = ("glibc.malloc.hugetlb=1", "glibc.malloc.arena_max=2")
 ARENAS = "MALLOC_ARENA_MAX"
+SLEEP_AFTER = "OPENBLAS_THREAD_TIMEOUT"
+SLEEP_AFTER_CYCLES = "12"
+"""Exponent of 2. OpenBLAS waits for 2**26 processor cycles by default."""
 LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/OpenBLAS/lib")
 THREADED_FOLDERS = ("openblas-pthread", "openblas-openmp", "openblas-serial")
 
@@ -76,6 +79,15 @@ def preload(env: Mapping[str, str], agent_store: Path | None) -> dict[str, str]:
     return {"LD_PRELOAD": f"{agent_store}:{already}" if already else str(agent_store)}
 
 
+def blas_sleep(env: Mapping[str, str], system: str) -> dict[str, str]:
+    """Variables that let idle threads of OpenBLAS sleep; empty if set.
+
+    By default they wait actively between two products, on cores that the event loop needs.
+    https://github.com/OpenMathLib/OpenBLAS/blob/develop/USAGE.md
+    """
+    return {} if system != "Linux" or SLEEP_AFTER in env else {SLEEP_AFTER: SLEEP_AFTER_CYCLES}
+
+
 def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
     """Variables for glibc's malloc: huge pages, few arenas; else empty.
 
@@ -96,4 +108,5 @@ def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
 
 def for_mlx(env: Mapping[str, str]) -> dict[str, str]:
     """Variables for a process that computes with MLX here."""
-    return preload(env, find_openblas()) | malloc_tunables(env, platform.system())
+    system = platform.system()
+    return preload(env, find_openblas()) | blas_sleep(env, system) | malloc_tunables(env, system)

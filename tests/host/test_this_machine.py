@@ -18,7 +18,10 @@ from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import preflight
 from mlxstack.host.hardware import (
     OPENBLAS,
+    SLEEP_AFTER,
+    SLEEP_AFTER_CYCLES,
     TUNABLES,
+    blas_sleep,
     chip,
     find_openblas,
     malloc_tunables,
@@ -87,6 +90,12 @@ def test_preload_is_added_to_what_is_there_and_never_twice() -> None:
     assert preload({"LD_PRELOAD": "/a.so"}, library) == {"LD_PRELOAD": f"{library}:/a.so"}
     assert preload({"LD_PRELOAD": str(library)}, library) == {}
     assert preload({}, None) == {}
+
+
+def test_idle_blas_threads_sleep_unless_the_user_set_when() -> None:
+    assert blas_sleep({}, "Linux") == {SLEEP_AFTER: SLEEP_AFTER_CYCLES}
+    assert blas_sleep({SLEEP_AFTER: "26"}, "Linux") == {}
+    assert blas_sleep({}, "Darwin") == {}
 
 
 def test_a_process_is_not_a_later_one_of_the_same_number() -> None:
