@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlxstack.bench.dev.timed_request import ServerUnderTest
 
 SCENES = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
-SCENES_HELP = f"serve: play this one only; may be given again. {', '.join(SCENES)}."
+SCENES_HELP = f"serve, peers: play this one only; may be given again. {', '.join(SCENES)}."
 NAMES = (
     "engine",
     "drafts",
@@ -92,7 +92,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         )
     from mlxstack.bench.dev.registry import BenchRequest
 
-    _check(what, scene or [], is_serve_only=bool(url or vs or scene))
+    _check(what, scene or [], is_serve_only=bool(url or vs))
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
@@ -112,7 +112,9 @@ def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
     if what not in NAMES:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
     if is_serve_only and what != "serve":
-        raise Misuse("--url, --vs and --scene go with `bench dev serve`")
+        raise Misuse("--url and --vs go with `bench dev serve`")
+    if scenes and what not in {"serve", "peers"}:
+        raise Misuse("--scene goes with `bench dev serve` and `bench dev peers`")
     unknown = [one for one in scenes if one not in SCENES]
     if unknown:
         raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
