@@ -231,7 +231,11 @@ class EngineLoop:
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
-        self.slot_kv.maintain(self._n_steps, scheduler_state.idle_slots(self._state))
+        idle = scheduler_state.idle_slots(self._state)
+        states = [slot.state for slot in self._state.slots]
+        is_last = chunk is not None and states[chunk.slot] is SlotState.RUNNING
+        is_waited_for = is_last or SlotState.PREFILLING in states
+        self.slot_kv.maintain(self._n_steps, idle, is_prefilling=is_waited_for)
 
     def release_buffers(self) -> None:
         """Empty MLX's buffer cache, with no step in flight."""

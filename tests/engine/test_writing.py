@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
-from mlxstack.core.engine_events import KVSource
-from mlxstack.core.preset import AgentsSpec, Persist, PrefixCacheSpec, SlotSpec
+from mlxstack.core.engine_events import KVSource, PrefillProgress
+from mlxstack.core.preset import AgentsSpec, Persist, PrefillSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.engine.core import EngineCore
 from mlxstack.engine.kv import write_queue
 from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.policy.scheduler_state import SlotState
 from mlxstack.store.background_writer import BackgroundWriter, WriterBound
 from mlxstack.store.disk_io import Disk
 from tests.conftest import ModelOf
@@ -130,3 +132,48 @@ def test_g10_what_the_disk_refused_is_written_with_the_next_turn(
         disk.room = 10**9
         driver.answer(history, 4, agent="a")
         assert noted(tmp_path)
+
+
+class WatchingDisk(Disk):
+    """Notes the state of slot 0 at each write."""
+
+    def __init__(self) -> None:
+        self.engine: EngineCore | None = None
+        self.states: list[SlotState] = []
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if self.engine is not None:
+            self.states.append(self.engine._turns._state.slot(0).state)
+        return super().write(fd, data)
+
+
+@pytest.mark.parametrize("patience_s", [WAIT_S, 0.0])
+def test_parked_kv_is_written_once_the_next_prompt_is_computed(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float
+) -> None:
+    monkeypatch.setattr(write_queue, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(write_queue, "BackgroundWriter", BackgroundWriter)
+    disk = WatchingDisk()
+    preset = preset_of(
+        model_of("tiny"),
+        slots=SlotSpec(count=1, n_ctx=2048),
+        prefill=PrefillSpec(chunk_size=16),
+    )
+    with running(preset, tmp_path, disk=disk) as driver:
+        driver.answer(LONG, 4)
+        disk.engine = driver.engine
+        driver.answer(prompt(1600, seed=7), 4)
+        driver.catch_up()
+        assert disk.states
+        assert (SlotState.PREFILLING in disk.states) is (patience_s == 0.0)
+
+
+def test_a_slot_is_saved_beside_a_prompt(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(model_of("tiny"), slots=SLOTS, prefill=PrefillSpec(chunk_size=16))
+    with running(preset, tmp_path) as driver:
+        driver.answer(LONG, 4, slot=0)
+        other = driver.submit(prompt(1600, seed=8), 4, slot=1)
+        driver.until(other, PrefillProgress)
+        saved = driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(WAIT_S)
+        assert saved.n_saved == len(driver.context(0))  # type: ignore[union-attr]
+        driver.finish(other)

@@ -73,10 +73,15 @@ class DiskTier:
                 log.warning("the KV file %s is ignored: %s", head.key, error)
         return n_known
 
-    def write(self, shelved: IndexedContext) -> None:
+    def write(self, shelved: IndexedContext, *, is_patient: bool = False) -> None:
         """Write in the background what of the context is in memory alone."""
         keys = (*shelved.segments, *shelved.checkpoints)
-        self._writing.write([key for key in keys if not self._memory.is_on_disk(key)])
+        new = [key for key in keys if not self._memory.is_on_disk(key)]
+        self._writing.write(new, is_patient=is_patient)
+
+    def submit_pending(self, *, is_prefilling: bool) -> None:
+        """Submit the writes that wait, or what is due while prompts are computed."""
+        self._writing.submit_pending(is_prefilling=is_prefilling)
 
     def write_rest(self) -> None:
         """Write all records in the background that lie in memory alone."""
@@ -148,7 +153,9 @@ class DiskTier:
 
         return self._writing.after(finish)
 
-    def put(self, context: SlotContext, shelved: IndexedContext) -> None:
+    def put(
+        self, context: SlotContext, shelved: IndexedContext, *, is_patient: bool = False
+    ) -> None:
         """Verify a written context, and record it for its agent.
 
         Missing records are written again when the context is stored the next time.
@@ -167,7 +174,7 @@ class DiskTier:
                 self._store.flush()
                 manifests.put(agent, manifest)
 
-        noting = self._writing.after(finish)
+        noting = self._writing.after(finish, is_patient=is_patient)
         noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
     def restore(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":

@@ -85,18 +85,23 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+PATIENCE_S = 2.0
+"""Seconds that writes wait at most while prompts are computed."""
+
 
 class PendingWrite(Struct, frozen=True):
-    """Write that the writer has not accepted; `start` submits it."""
+    """Write that the writer has not accepted; `start` submits it, by `due_at` at the latest."""
 
     start: Callable[[], Future[Any]]
     future: Future[Any]
+    due_at: float
 
 
 class WriteQueue:
     """Queue before the background writer. MLX thread only, through `post`.
 
-    The writer holds a bounded number of bytes; other records wait in memory, evictable.
+    The writer holds a bounded number of bytes; other records wait in memory, evictable. Patient
+    writes also wait until no prompt is computed, because writing takes CPU time.
     """
 
     def __init__(self, memory: PrefixCache, store: KVStore, identity: str, post: CallSoon) -> None:
@@ -114,19 +119,19 @@ class WriteQueue:
         self.n_copied = 0
         """Bytes of shared prefixes that were copied to be written."""
 
-    def write(self, keys: Sequence[str]) -> list[Future[int]]:
+    def write(self, keys: Sequence[str], *, is_patient: bool = False) -> list[Future[int]]:
         """Write these records, parents first; bytes newly written of each.
 
         Room is made before the first of them; where there is none, all futures raise DiskFull.
         """
         fresh = tuple(key for key in keys if key not in self._promised)
         if fresh:
-            room = self._line_up(partial(self.sweeping.make_room, fresh))
+            room = self._line_up(partial(self.sweeping.make_room, fresh), is_patient)
             for key in fresh:
-                self._promised[key] = self._line_up(partial(self._start, key, room))
+                self._promised[key] = self._line_up(partial(self._start, key, room), is_patient)
                 self._promised[key].add_done_callback(partial(self._tell, key))
         promises = [self._promised[key] for key in keys]
-        self._submit_pending()
+        self._submit_due()
         return promises
 
     def promised(self, keys: Sequence[str]) -> list[Future[int]]:
@@ -139,31 +144,45 @@ class WriteQueue:
             if key in self._promised:
                 self._memory.index.set_writing(key, True)
 
-    def after(self, job: Callable[[], T]) -> Future[T]:
+    def after(self, job: Callable[[], T], *, is_patient: bool = False) -> Future[T]:
         """Run `job` on the writer thread after all pending writes."""
-        promise: Future[T] = self._line_up(partial(self._writer.submit, job))
-        self._submit_pending()
+        promise: Future[T] = self._line_up(partial(self._writer.submit, job), is_patient)
+        self._submit_due()
         return promise
+
+    def submit_pending(self, *, is_prefilling: bool = False) -> None:
+        """Submit all that waits, or what is due while prompts are computed."""
+        if is_prefilling:
+            self._submit_due()
+        else:
+            self._submit(len(self._due))
 
     def catch_up(self) -> None:
         """Wait until nothing waits to be written."""
         self._writer.drain()
         while self._due:
-            self._submit_pending()
+            self._submit(len(self._due))
             self._writer.drain()
 
     def close(self) -> None:
         """Take nothing more, finish what the writer holds."""
         self._writer.close()
 
-    def _line_up(self, start: Callable[[], Future[Any]]) -> Future[Any]:
-        due = PendingWrite(start, Future())
-        self._due.append(due)
-        return due.future
+    def _line_up(self, start: Callable[[], Future[Any]], is_patient: bool) -> Future[Any]:
+        due_at = time.monotonic() + (PATIENCE_S if is_patient else 0.0)
+        self._due.append(PendingWrite(start, Future(), due_at))
+        return self._due[-1].future
 
-    def _submit_pending(self) -> None:
-        """Submit jobs until the writer is full; `_on_capacity` continues."""
-        while self._due:
+    def _submit_due(self) -> None:
+        """Submit the jobs up to the last one due."""
+        now = time.monotonic()
+        self._submit(
+            max((i + 1 for i, one in enumerate(self._due) if one.due_at <= now), default=0)
+        )
+
+    def _submit(self, n_jobs: int) -> None:
+        """Submit the first jobs until the writer is full; `_on_capacity` continues."""
+        for _ in range(n_jobs):
             due = self._due[0]
             try:
                 copy_outcome(due.start(), due.future)
@@ -176,7 +195,7 @@ class WriteQueue:
     def _on_capacity(self) -> None:
         """Writer thread: submit more."""
         if self._due:
-            self._post(self._submit_pending)
+            self._post(self._submit_due)
 
     def _start(self, key: str, room: "Future[Any]") -> Future[int]:
         part = self._memory.get(key)
