@@ -161,6 +161,25 @@ LIMITS = (
         "test_cached_buffers_stay_within_the_workspace_of_one_chunk",
     ),
     Mutant(
+        "parked KV is written once no prompt is computed", "engine/kv/slot_preparation.py",
+        "self._write(context, shelved, is_patient=True)", "self._write(context, shelved)",
+        "tests/engine/test_writing.py::"
+        "test_parked_kv_is_written_once_the_next_prompt_is_computed",
+    ),
+    Mutant(
+        "parked KV does not wait for ever", "engine/kv/write_queue.py",
+        "        if is_prefilling:\n            self._submit_due()",
+        "        if is_prefilling:\n            pass",
+        "tests/engine/test_writing.py::"
+        "test_parked_kv_is_written_once_the_next_prompt_is_computed",
+    ),
+    Mutant(
+        "idle threads of OpenBLAS sleep", "host/hardware.py",
+        'return {} if system != "Linux" or SLEEP_AFTER in env else', "return {} if True else",
+        "tests/host/test_this_machine.py::"
+        "test_idle_blas_threads_sleep_unless_the_user_set_when",
+    ),
+    Mutant(
         "the kernel's pressure overrules the share of memory", "host/memory_pressure.py",
         "if verdict is None else verdict", "if True else verdict",
         "tests/mac/test_pressure.py::test_on_a_mac_the_level_of_the_kernel_alone_decides",

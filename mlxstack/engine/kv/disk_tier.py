@@ -56,6 +56,7 @@ class DiskTier:
         self._identity = identity
         self._post = post
         self._writing = WriteQueue(memory, store, identity, post)
+        self._is_waiting = False
         self.gc = self._writing.sweeping
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         sources = RestoreSources(store, slot_files, identity)
@@ -78,10 +79,12 @@ class DiskTier:
         keys = (*shelved.segments, *shelved.checkpoints)
         new = [key for key in keys if not self._memory.is_on_disk(key)]
         self._writing.write(new, is_patient=is_patient)
+        self._is_waiting |= is_patient
 
     def submit_pending(self, *, is_prefilling: bool) -> None:
         """Submit the writes that wait, or what is due while prompts are computed."""
-        self._writing.submit_pending(is_prefilling=is_prefilling)
+        if self._is_waiting:
+            self._is_waiting = self._writing.submit_pending(is_prefilling=is_prefilling)
 
     def write_rest(self) -> None:
         """Write all records in the background that lie in memory alone."""

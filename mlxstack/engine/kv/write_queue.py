@@ -150,12 +150,16 @@ class WriteQueue:
         self._submit_due()
         return promise
 
-    def submit_pending(self, *, is_prefilling: bool = False) -> None:
-        """Submit all that waits, or what is due while prompts are computed."""
+    def submit_pending(self, *, is_prefilling: bool) -> bool:
+        """Submit all that waits, or what is due while prompts are computed.
+
+        Whether some is left.
+        """
         if is_prefilling:
             self._submit_due()
         else:
             self._submit(len(self._due))
+        return bool(self._due)
 
     def catch_up(self) -> None:
         """Wait until nothing waits to be written."""
