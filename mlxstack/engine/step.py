@@ -52,6 +52,7 @@ from mlxstack.policy.scheduler import (
 )
 from mlxstack.policy.scheduler_state import (
     ACTIVE,
+    COMPUTING,
     EarlyTurn,
     QueuedRequest,
     SchedulerState,
@@ -129,7 +130,7 @@ class EngineLoop:
     def is_only_loading(self) -> bool:
         """Whether all requests with slots wait for KV to arrive."""
         states = {slot.state for slot in self._state.slots}
-        is_computing = states & {SlotState.PREFILLING, SlotState.RUNNING}
+        is_computing = states & COMPUTING
         return SlotState.LOADING in states and not (is_computing or self.batch.is_busy)
 
     @property
@@ -232,10 +233,8 @@ class EngineLoop:
             self.release_buffers()
         self.flush(deliver)
         idle = scheduler_state.idle_slots(self._state)
-        states = [slot.state for slot in self._state.slots]
-        is_last = chunk is not None and states[chunk.slot] is SlotState.RUNNING
-        is_waited_for = is_last or SlotState.PREFILLING in states
-        self.slot_kv.maintain(self._n_steps, idle, is_prefilling=is_waited_for)
+        is_busy = any(slot.state in COMPUTING for slot in self._state.slots)
+        self.slot_kv.maintain(self._n_steps, idle, is_busy=is_busy)
 
     def release_buffers(self) -> None:
         """Empty MLX's buffer cache, with no step in flight."""

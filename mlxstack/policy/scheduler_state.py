@@ -21,7 +21,8 @@ class SlotState(StrEnum):
     HELD = "held"
 
 
-ACTIVE = frozenset((SlotState.LOADING, SlotState.PREFILLING, SlotState.RUNNING))
+COMPUTING = frozenset((SlotState.PREFILLING, SlotState.RUNNING))
+ACTIVE = COMPUTING | {SlotState.LOADING}
 
 
 class QueuedRequest(Struct, frozen=True):

@@ -81,10 +81,10 @@ class DiskTier:
         self._writing.write(new, is_patient=is_patient)
         self._is_waiting |= is_patient
 
-    def submit_pending(self, *, is_prefilling: bool) -> None:
-        """Submit the writes that wait, or what is due while prompts are computed."""
+    def submit_pending(self, *, is_busy: bool) -> None:
+        """Submit the writes that wait, or what is due while requests are computed."""
         if self._is_waiting:
-            self._is_waiting = self._writing.submit_pending(is_prefilling=is_prefilling)
+            self._is_waiting = self._writing.submit_pending(is_busy=is_busy)
 
     def write_rest(self) -> None:
         """Write all records in the background that lie in memory alone."""
