@@ -137,6 +137,8 @@ class Driver:
             assert not self.engine.trouble, self.engine.trouble
             assert time.monotonic() < end, "the engine does not come to rest"
             time.sleep(0.001)
+        # The step after that message may still submit writes; it is over before the next one.
+        is_busy(self.engine)
         self.engine._archive.catch_up()
 
     def context(self, slot: int) -> tuple[int, ...]:
