@@ -233,7 +233,9 @@ class EngineLoop:
             self.release_buffers()
         self.flush(deliver)
         idle = scheduler_state.idle_slots(self._state)
-        is_busy = any(slot.state in COMPUTING for slot in self._state.slots)
+        states = [slot.state for slot in self._state.slots]
+        is_last_chunk = chunk is not None and states[chunk.slot] is SlotState.RUNNING
+        is_busy = is_last_chunk or SlotState.PREFILLING in states
         self.slot_kv.maintain(self._n_steps, idle, is_busy=is_busy)
 
     def release_buffers(self) -> None:

@@ -12,7 +12,7 @@ from mlxstack.core.preset import AgentsSpec, Persist, PrefillSpec, PrefixCacheSp
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.kv import write_queue
 from mlxstack.policy.prefix_index_check import check_index
-from mlxstack.policy.scheduler_state import COMPUTING, SlotState
+from mlxstack.policy.scheduler_state import SlotState
 from mlxstack.store.background_writer import BackgroundWriter, WriterBound
 from mlxstack.store.disk_io import Disk
 from tests.conftest import ModelOf
@@ -148,7 +148,7 @@ class WatchingDisk(Disk):
 
 
 @pytest.mark.parametrize("patience_s", [WAIT_S, 0.02])
-def test_parked_kv_is_written_once_no_request_is_computed(
+def test_parked_kv_is_written_once_no_prompt_is_computed(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float
 ) -> None:
     monkeypatch.setattr(write_queue, "PATIENCE_S", patience_s)
@@ -165,7 +165,7 @@ def test_parked_kv_is_written_once_no_request_is_computed(
         driver.answer(prompt(1600, seed=7), 4)
         driver.catch_up()
         assert disk.states
-        assert bool(COMPUTING & set(disk.states)) is (patience_s < WAIT_S)
+        assert (SlotState.PREFILLING in disk.states) is (patience_s < WAIT_S)
 
 
 def test_a_slot_is_saved_beside_a_prompt(model_of: ModelOf, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE_S = 2.0
-"""Seconds that writes wait at most while requests are computed."""
+"""Seconds that writes wait at most while prompts are computed."""
 
 
 class PendingWrite(Struct, frozen=True):
@@ -101,7 +101,7 @@ class WriteQueue:
     """Queue before the background writer. MLX thread only, through `post`.
 
     The writer holds a bounded number of bytes; other records wait in memory, evictable. Patient
-    writes also wait until no request is computed, because writing takes CPU time.
+    writes also wait until no prompt is computed, because writing takes CPU time.
     """
 
     def __init__(self, memory: PrefixCache, store: KVStore, identity: str, post: CallSoon) -> None:
@@ -151,7 +151,7 @@ class WriteQueue:
         return promise
 
     def submit_pending(self, *, is_busy: bool) -> bool:
-        """Submit all that waits, or what is due while requests are computed.
+        """Submit all that waits, or what is due while prompts are computed.
 
         Whether some is left.
         """
