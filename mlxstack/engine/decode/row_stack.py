@@ -305,7 +305,7 @@ def _can_stack(caches: Sequence[Any]) -> bool:
 
 
 def _capacity(n_tokens: int, window: int) -> int:
-    """Capacity for the next tokens, some in proportion to those there, or for a window."""
+    """Capacity with room for a quarter more tokens, or for a window."""
     n_room = max(LEAST_ROOM, n_tokens // 4)
     capacity = -(-(n_tokens + n_room) // GRANULE) * GRANULE
     return min(capacity, window) if window else capacity

@@ -82,7 +82,7 @@ class DiskTier:
         self._is_waiting |= is_patient
 
     def submit_pending(self, *, is_busy: bool) -> None:
-        """Submit the writes that wait, or what is due while prompts are computed."""
+        """Submit what waits; while prompts are computed only what is due."""
         if self._is_waiting:
             self._is_waiting = self._writing.submit_pending(is_busy=is_busy)
 

@@ -280,7 +280,10 @@ class SlotKVManager:
         self._is_room_due = True
 
     def maintain(self, turn: int, idle: Sequence[int], *, is_busy: bool = False) -> None:
-        """Enforce the KV budget every few steps; writes wait while prompts are computed."""
+        """Enforce the KV budget every few steps, and submit writes.
+
+        These wait while prompts are computed, or `is_busy`.
+        """
         self._idle = idle
         self.archive.submit_pending(is_busy=is_busy)
         if self._is_room_due or turn % ROOM_EVERY == 0:

@@ -90,7 +90,10 @@ PATIENCE_S = 2.0
 
 
 class PendingWrite(Struct, frozen=True):
-    """Write that the writer has not accepted; `start` submits it, by `due_at` at the latest."""
+    """Write that the writer has not accepted.
+
+    `start` submits it, by `due_at` at the latest.
+    """
 
     start: Callable[[], Future[Any]]
     future: Future[Any]
@@ -151,9 +154,9 @@ class WriteQueue:
         return promise
 
     def submit_pending(self, *, is_busy: bool) -> bool:
-        """Submit all that waits, or what is due while prompts are computed.
+        """Submit what waits; while prompts are computed only what is due.
 
-        Whether some is left.
+        Returns whether some is left.
         """
         if is_busy:
             self._submit_due()
