@@ -52,7 +52,6 @@ from mlxstack.policy.scheduler import (
 )
 from mlxstack.policy.scheduler_state import (
     ACTIVE,
-    COMPUTING,
     EarlyTurn,
     QueuedRequest,
     SchedulerState,
@@ -130,7 +129,7 @@ class EngineLoop:
     def is_only_loading(self) -> bool:
         """Whether all requests with slots wait for KV to arrive."""
         states = {slot.state for slot in self._state.slots}
-        is_computing = states & COMPUTING
+        is_computing = states & {SlotState.PREFILLING, SlotState.RUNNING}
         return SlotState.LOADING in states and not (is_computing or self.batch.is_busy)
 
     @property
@@ -235,8 +234,8 @@ class EngineLoop:
         idle = scheduler_state.idle_slots(self._state)
         states = [slot.state for slot in self._state.slots]
         is_last_chunk = chunk is not None and states[chunk.slot] is SlotState.RUNNING
-        is_busy = is_last_chunk or SlotState.PREFILLING in states
-        self.slot_kv.maintain(self._n_steps, idle, is_busy=is_busy)
+        has_prompt = is_last_chunk or SlotState.PREFILLING in states
+        self.slot_kv.maintain(self._n_steps, idle, is_prefilling=has_prompt)
 
     def release_buffers(self) -> None:
         """Empty MLX's buffer cache, with no step in flight."""

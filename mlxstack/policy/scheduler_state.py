@@ -21,8 +21,7 @@ class SlotState(StrEnum):
     HELD = "held"
 
 
-COMPUTING = frozenset((SlotState.PREFILLING, SlotState.RUNNING))
-ACTIVE = COMPUTING | {SlotState.LOADING}
+ACTIVE = frozenset((SlotState.LOADING, SlotState.PREFILLING, SlotState.RUNNING))
 
 
 class QueuedRequest(Struct, frozen=True):

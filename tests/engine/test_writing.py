@@ -147,11 +147,11 @@ class WatchingDisk(Disk):
         return super().write(fd, data)
 
 
-@pytest.mark.parametrize("patience_s", [WAIT_S, 0.02])
+@pytest.mark.parametrize("deferred_s", [WAIT_S, 0.02])
 def test_parked_kv_is_written_once_no_prompt_is_computed(
-    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deferred_s: float
 ) -> None:
-    monkeypatch.setattr(write_queue, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(write_queue, "MOST_DEFERRED_S", deferred_s)
     monkeypatch.setattr(write_queue, "BackgroundWriter", BackgroundWriter)
     disk = WatchingDisk()
     preset = preset_of(
@@ -165,7 +165,7 @@ def test_parked_kv_is_written_once_no_prompt_is_computed(
         driver.answer(prompt(1600, seed=7), 4)
         driver.catch_up()
         assert disk.states
-        assert (SlotState.PREFILLING in disk.states) is (patience_s < WAIT_S)
+        assert (SlotState.PREFILLING in disk.states) is (deferred_s < WAIT_S)
 
 
 def test_a_slot_is_saved_beside_a_prompt(model_of: ModelOf, tmp_path: Path) -> None:

@@ -162,14 +162,14 @@ LIMITS = (
     ),
     Mutant(
         "parked KV is written once no prompt is computed", "engine/kv/slot_preparation.py",
-        "self._write(context, shelved, is_patient=True)", "self._write(context, shelved)",
+        "self._write(context, shelved, is_deferred=True)", "self._write(context, shelved)",
         "tests/engine/test_writing.py::"
         "test_parked_kv_is_written_once_no_prompt_is_computed",
     ),
     Mutant(
         "parked KV does not wait for ever", "engine/kv/write_queue.py",
-        "        if is_busy:\n            self._submit_due()",
-        "        if is_busy:\n            pass",
+        "        if is_prefilling:\n            self._submit_due()",
+        "        if is_prefilling:\n            pass",
         "tests/engine/test_writing.py::"
         "test_parked_kv_is_written_once_no_prompt_is_computed",
     ),

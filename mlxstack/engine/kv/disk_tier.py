@@ -56,7 +56,7 @@ class DiskTier:
         self._identity = identity
         self._post = post
         self._writing = WriteQueue(memory, store, identity, post)
-        self._is_waiting = False
+        self._has_deferred = False
         self.gc = self._writing.sweeping
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         sources = RestoreSources(store, slot_files, identity)
@@ -74,17 +74,17 @@ class DiskTier:
                 log.warning("the KV file %s is ignored: %s", head.key, error)
         return n_known
 
-    def write(self, shelved: IndexedContext, *, is_patient: bool = False) -> None:
+    def write(self, shelved: IndexedContext, *, is_deferred: bool = False) -> None:
         """Write in the background what of the context is in memory alone."""
         keys = (*shelved.segments, *shelved.checkpoints)
         new = [key for key in keys if not self._memory.is_on_disk(key)]
-        self._writing.write(new, is_patient=is_patient)
-        self._is_waiting |= is_patient
+        self._writing.write(new, is_deferred=is_deferred)
+        self._has_deferred |= is_deferred
 
-    def submit_pending(self, *, is_busy: bool) -> None:
+    def submit_pending(self, *, is_prefilling: bool) -> None:
         """Submit what waits; while prompts are computed only what is due."""
-        if self._is_waiting:
-            self._is_waiting = self._writing.submit_pending(is_busy=is_busy)
+        if self._has_deferred:
+            self._has_deferred = self._writing.submit_pending(is_prefilling=is_prefilling)
 
     def write_rest(self) -> None:
         """Write all records in the background that lie in memory alone."""
@@ -157,7 +157,7 @@ class DiskTier:
         return self._writing.after(finish)
 
     def put(
-        self, context: SlotContext, shelved: IndexedContext, *, is_patient: bool = False
+        self, context: SlotContext, shelved: IndexedContext, *, is_deferred: bool = False
     ) -> None:
         """Verify a written context, and record it for its agent.
 
@@ -177,7 +177,7 @@ class DiskTier:
                 self._store.flush()
                 manifests.put(agent, manifest)
 
-        noting = self._writing.after(finish, is_patient=is_patient)
+        noting = self._writing.after(finish, is_deferred=is_deferred)
         noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
     def restore(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":

@@ -265,7 +265,7 @@ class SlotKVManager:
         context.checkpoint(spared)
         shelved = self._parker.park(context, time.monotonic())
         if spec.disk.enabled and self._may_be_written(context):
-            self._write(context, shelved, is_patient=True)
+            self._write(context, shelved, is_deferred=True)
         return shelved
 
     def end_request(self, slot: int) -> None:
@@ -279,13 +279,13 @@ class SlotKVManager:
         """Note growth of an idle context; the step enforces the budget."""
         self._is_room_due = True
 
-    def maintain(self, turn: int, idle: Sequence[int], *, is_busy: bool = False) -> None:
+    def maintain(self, turn: int, idle: Sequence[int], *, is_prefilling: bool = False) -> None:
         """Enforce the KV budget every few steps, and submit writes.
 
-        These wait while prompts are computed, or `is_busy`.
+        Deferred writes wait while prompts are computed.
         """
         self._idle = idle
-        self.archive.submit_pending(is_busy=is_busy)
+        self.archive.submit_pending(is_prefilling=is_prefilling)
         if self._is_room_due or turn % ROOM_EVERY == 0:
             self.make_room(idle)
             self._is_room_due = False
@@ -381,11 +381,11 @@ class SlotKVManager:
         self.archive.catch_up()
         return FlushResult(len(held), self.archive.n_written - before)
 
-    def store(self, context: SlotContext, *, is_patient: bool = False) -> None:
+    def store(self, context: SlotContext, *, is_deferred: bool = False) -> None:
         """Write this context's missing KV; memory releases it."""
         if self._is_stored(context):
             shelved = self._parker.index_context(context, time.monotonic())
-            self._write(context, shelved, is_patient=is_patient)
+            self._write(context, shelved, is_deferred=is_deferred)
 
     def is_storing(self, slot: int) -> bool:
         """Whether this slot's last answer is still being packed."""
@@ -403,7 +403,7 @@ class SlotKVManager:
                 if error is not None:
                     raise error
                 if packing.is_current:
-                    self.store(context, is_patient=True)
+                    self.store(context, is_deferred=True)
             except Exception:
                 log.exception("what an answer left in its slot could not be stored")
 
@@ -424,8 +424,8 @@ class SlotKVManager:
         return context.agent is None or self._persist is not Persist.NEVER
 
     def _write(
-        self, context: SlotContext, shelved: IndexedContext, *, is_patient: bool = False
+        self, context: SlotContext, shelved: IndexedContext, *, is_deferred: bool = False
     ) -> None:
-        self.archive.write(shelved, is_patient=is_patient)
+        self.archive.write(shelved, is_deferred=is_deferred)
         if shelved.segments:
-            self.archive.put(context, shelved, is_patient=is_patient)
+            self.archive.put(context, shelved, is_deferred=is_deferred)

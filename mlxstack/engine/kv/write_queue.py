@@ -85,7 +85,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PATIENCE_S = 2.0
+MOST_DEFERRED_S = 2.0
 """Seconds that writes wait at most while prompts are computed."""
 
 
@@ -103,7 +103,7 @@ class PendingWrite(Struct, frozen=True):
 class WriteQueue:
     """Queue before the background writer. MLX thread only, through `post`.
 
-    The writer holds a bounded number of bytes; other records wait in memory, evictable. Patient
+    The writer holds a bounded number of bytes; other records wait in memory, evictable. Deferred
     writes also wait until no prompt is computed, because writing takes CPU time.
     """
 
@@ -122,16 +122,16 @@ class WriteQueue:
         self.n_copied = 0
         """Bytes of shared prefixes that were copied to be written."""
 
-    def write(self, keys: Sequence[str], *, is_patient: bool = False) -> list[Future[int]]:
+    def write(self, keys: Sequence[str], *, is_deferred: bool = False) -> list[Future[int]]:
         """Write these records, parents first; bytes newly written of each.
 
         Room is made before the first of them; where there is none, all futures raise DiskFull.
         """
         fresh = tuple(key for key in keys if key not in self._promised)
         if fresh:
-            room = self._line_up(partial(self.sweeping.make_room, fresh), is_patient)
+            room = self._line_up(partial(self.sweeping.make_room, fresh), is_deferred)
             for key in fresh:
-                self._promised[key] = self._line_up(partial(self._start, key, room), is_patient)
+                self._promised[key] = self._line_up(partial(self._start, key, room), is_deferred)
                 self._promised[key].add_done_callback(partial(self._tell, key))
         promises = [self._promised[key] for key in keys]
         self._submit_due()
@@ -147,18 +147,18 @@ class WriteQueue:
             if key in self._promised:
                 self._memory.index.set_writing(key, True)
 
-    def after(self, job: Callable[[], T], *, is_patient: bool = False) -> Future[T]:
+    def after(self, job: Callable[[], T], *, is_deferred: bool = False) -> Future[T]:
         """Run `job` on the writer thread after all pending writes."""
-        promise: Future[T] = self._line_up(partial(self._writer.submit, job), is_patient)
+        promise: Future[T] = self._line_up(partial(self._writer.submit, job), is_deferred)
         self._submit_due()
         return promise
 
-    def submit_pending(self, *, is_busy: bool) -> bool:
+    def submit_pending(self, *, is_prefilling: bool) -> bool:
         """Submit what waits; while prompts are computed only what is due.
 
         Returns whether some is left.
         """
-        if is_busy:
+        if is_prefilling:
             self._submit_due()
         else:
             self._submit(len(self._due))
@@ -175,8 +175,8 @@ class WriteQueue:
         """Take nothing more, finish what the writer holds."""
         self._writer.close()
 
-    def _line_up(self, start: Callable[[], Future[Any]], is_patient: bool) -> Future[Any]:
-        due_at = time.monotonic() + (PATIENCE_S if is_patient else 0.0)
+    def _line_up(self, start: Callable[[], Future[Any]], is_deferred: bool) -> Future[Any]:
+        due_at = time.monotonic() + (MOST_DEFERRED_S if is_deferred else 0.0)
         self._due.append(PendingWrite(start, Future(), due_at))
         return self._due[-1].future
 
