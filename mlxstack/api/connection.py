@@ -114,7 +114,7 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._writes = JoinedWrites(transport, self.loop)
         self.transport = cast(asyncio.Transport, self._writes)
-        self.waiting_since = self.loop.time()
+        self.waiting_since = time.monotonic()
         self._set_deadline()
         if len(self.connections) > connection_limit() and not self._close_longest_waiting():
             self._refuse(Busy("there are too many connections; come back later"))
@@ -134,7 +134,7 @@ class BoundedConnection(H11Protocol):
         """Wait for the next request, which may be here already."""
         self._writes.flush()
         self._cancel_deadline()
-        self.waiting_since = self.loop.time()
+        self.waiting_since = time.monotonic()
         super().on_response_complete()
         if not self.is_waiting:
             self._set_deadline()
