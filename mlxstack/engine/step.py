@@ -232,10 +232,10 @@ class EngineLoop:
             self.release_buffers()
         self.flush(deliver)
         idle = scheduler_state.idle_slots(self._state)
-        states = [slot.state for slot in self._state.slots]
-        is_last_chunk = chunk is not None and states[chunk.slot] is SlotState.RUNNING
-        has_prompt = is_last_chunk or SlotState.PREFILLING in states
-        self.slot_kv.maintain(self._n_steps, idle, is_prefilling=has_prompt)
+        is_busy = self.batch.is_busy or any(
+            slot.state is SlotState.PREFILLING for slot in self._state.slots
+        )
+        self.slot_kv.maintain(self._n_steps, idle, is_busy=is_busy)
 
     def release_buffers(self) -> None:
         """Empty MLX's buffer cache, with no step in flight."""

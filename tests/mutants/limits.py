@@ -168,8 +168,8 @@ LIMITS = (
     ),
     Mutant(
         "parked KV does not wait for ever", "engine/kv/write_queue.py",
-        "        if is_prefilling:\n            self._submit_due()",
-        "        if is_prefilling:\n            pass",
+        "        if is_busy:\n            self._submit_due()",
+        "        if is_busy:\n            pass",
         "tests/engine/test_writing.py::"
         "test_parked_kv_is_written_once_no_prompt_is_computed",
     ),

@@ -81,10 +81,10 @@ class DiskTier:
         self._writing.write(new, is_deferred=is_deferred)
         self._has_deferred |= is_deferred
 
-    def submit_pending(self, *, is_prefilling: bool) -> None:
-        """Submit what waits; while prompts are computed only what is due."""
+    def submit_pending(self, *, is_busy: bool) -> None:
+        """Submit what waits; while the engine is busy only what is due."""
         if self._has_deferred:
-            self._has_deferred = self._writing.submit_pending(is_prefilling=is_prefilling)
+            self._has_deferred = self._writing.submit_pending(is_busy=is_busy)
 
     def write_rest(self) -> None:
         """Write all records in the background that lie in memory alone."""

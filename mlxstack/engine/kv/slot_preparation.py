@@ -279,13 +279,13 @@ class SlotKVManager:
         """Note growth of an idle context; the step enforces the budget."""
         self._is_room_due = True
 
-    def maintain(self, turn: int, idle: Sequence[int], *, is_prefilling: bool = False) -> None:
+    def maintain(self, turn: int, idle: Sequence[int], *, is_busy: bool = False) -> None:
         """Enforce the KV budget every few steps, and submit writes.
 
-        Deferred writes wait while prompts are computed.
+        Deferred writes wait while the engine is busy: it computes a prompt or decodes.
         """
         self._idle = idle
-        self.archive.submit_pending(is_prefilling=is_prefilling)
+        self.archive.submit_pending(is_busy=is_busy)
         if self._is_room_due or turn % ROOM_EVERY == 0:
             self.make_room(idle)
             self._is_room_due = False

@@ -86,7 +86,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_DEFERRED_S = 2.0
-"""Seconds that writes wait at most while prompts are computed."""
+"""Seconds that deferred writes wait at most while the engine is busy."""
 
 
 class PendingWrite(Struct, frozen=True):
@@ -104,7 +104,7 @@ class WriteQueue:
     """Queue before the background writer. MLX thread only, through `post`.
 
     The writer holds a bounded number of bytes; other records wait in memory, evictable. Deferred
-    writes also wait until no prompt is computed, because writing takes CPU time.
+    writes also wait until the engine is idle, because writing takes CPU time.
     """
 
     def __init__(self, memory: PrefixCache, store: KVStore, identity: str, post: CallSoon) -> None:
@@ -153,12 +153,12 @@ class WriteQueue:
         self._submit_due()
         return promise
 
-    def submit_pending(self, *, is_prefilling: bool) -> bool:
-        """Submit what waits; while prompts are computed only what is due.
+    def submit_pending(self, *, is_busy: bool) -> bool:
+        """Submit what waits; while the engine is busy only what is due.
 
         Returns whether some is left.
         """
-        if is_prefilling:
+        if is_busy:
             self._submit_due()
         else:
             self._submit(len(self._due))
