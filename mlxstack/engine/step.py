@@ -212,6 +212,9 @@ class EngineLoop:
         """Run a step; events are delivered before prefill and at the end."""
         self._n_steps += 1
         self._schedule()
+        if any(isinstance(event, TokenSampled) for event in self._events):
+            # A first token that needed no pass waits for none.
+            self.flush(deliver)
         self._state, chunk = next_prefill_chunk(self._state, self.ledger.speed, self._limits.pace)
         self._state, early = next_early_chunk(self._state, self.ledger.speed, self._limits.pace)
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
@@ -472,8 +475,10 @@ class EngineLoop:
             context = self.slots[live.slot]
             if self.is_drafting:
                 live.drafter = drafter_of(live.request, self.slot_kv.siblings)
-            self.batch.join(row_of(live.request, live.slot, context, self.n_ctx, live.drafter))
+            row = row_of(live.request, live.slot, context, self.n_ctx, live.drafter)
             self.ledger.count(n_prompt_tokens=1)
+            for first in self.batch.join(row, context.logits_after(live.request.tokens)):
+                self._receive(first)
 
     def _decode(self, advance: Callable[[], list[RowToken]]) -> None:
         """Run or collect a step; an exception fails only its rows."""

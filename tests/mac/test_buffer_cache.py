@@ -27,7 +27,7 @@ from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.policy.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
-from tests.models import LLAMA, write
+from tests.models import LLAMA, VOCAB, write
 
 pytestmark = pytest.mark.mlx
 
@@ -98,7 +98,8 @@ def test_kv_room_is_allocated_once_for_the_whole_prompt(
         assert set(chunks.rooms[1:]) == {3072}
         seating = driver.engine._turns.slot_kv
         assert seating.live_bytes == 3072 * seating.bytes_per_token
-        assert driver.engine.snapshot().kv_bytes == 3072 * seating.bytes_per_token
+        n_logits = 4 * VOCAB
+        assert driver.engine.snapshot().kv_bytes == 3072 * seating.bytes_per_token + n_logits
         driver.answer(prompt(50, seed=1), 4)
         # The parked copy is of the tokens, without the room after them.
         assert seating.memory.index.memory_bytes == 3003 * seating.bytes_per_token

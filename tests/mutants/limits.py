@@ -161,17 +161,17 @@ LIMITS = (
         "test_cached_buffers_stay_within_the_workspace_of_one_chunk",
     ),
     Mutant(
-        "parked KV is written once no prompt is computed", "engine/kv/slot_preparation.py",
+        "parked KV is written while the engine is idle", "engine/kv/slot_preparation.py",
         "self._write(context, shelved, is_deferred=True)", "self._write(context, shelved)",
         "tests/engine/test_writing.py::"
-        "test_parked_kv_is_written_once_no_prompt_is_computed",
+        "test_parked_kv_is_written_while_the_engine_is_idle",
     ),
     Mutant(
         "parked KV does not wait for ever", "engine/kv/write_queue.py",
         "        if is_busy:\n            self._submit_due()",
         "        if is_busy:\n            pass",
         "tests/engine/test_writing.py::"
-        "test_parked_kv_is_written_once_no_prompt_is_computed",
+        "test_parked_kv_is_written_while_the_engine_is_idle",
     ),
     Mutant(
         "idle threads of OpenBLAS sleep", "host/hardware.py",

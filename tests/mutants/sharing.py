@@ -292,4 +292,16 @@ SHARING = (
         "tests/engine/test_row_stacks.py::"
         "test_an_engine_stacks_no_model_that_fails_the_check",
     ),
+    Mutant(
+        "logits belong to the whole prompt", "engine/kv/slot_context.py",
+        "if kept is None or kept.n_tokens != n or self.tokens[n - 1 : n] != [tokens[-1]]:",
+        "if kept is None or kept.n_tokens != n:",
+        "tests/engine/test_repeated_prompts.py::test_logits_belong_to_the_whole_prompt",
+    ),
+    Mutant(
+        "logits go with the tokens", "engine/kv/slot_context.py",
+        "if self._prompt_logits is not None and position < self._prompt_logits.n_tokens:",
+        "if False:",
+        "tests/engine/test_repeated_prompts.py::test_logits_go_with_the_tokens",
+    ),
 )  # fmt: skip

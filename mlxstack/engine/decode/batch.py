@@ -67,6 +67,8 @@ class BatchRow:
         """Seconds that drafts have saved it so far, and by which others may delay it."""
         self.replay: list[int] = []
         """Tokens before it that a rollback took out of recurrent state."""
+        self.is_at_prompt = True
+        """Whether `pending` is the last token of the prompt."""
 
     def expected(self) -> DraftOffer:
         """The draft that may be possible once the token in flight is known."""
@@ -182,9 +184,15 @@ class Batch:
         """Whether there is a row to feed or a step to read."""
         return bool(self.rows or self._in_flight)
 
-    def join(self, row: BatchRow) -> None:
-        """The row takes part from the next step on."""
+    def join(self, row: BatchRow, logits: mx.array | None = None) -> list[RowToken]:
+        """The row takes part from the next step on.
+
+        With the logits (1, vocabulary) after its last token, which is in its context then, it
+        chooses the next one now. Raises what its grammar raises.
+        """
+        first = [] if logits is None else [_begun(row, logits)]
         self.rows.append(row)
+        return first
 
     def leave(self, slot: int) -> None:
         """The slot's row takes no further part; its context holds the tokens that its KV has."""
@@ -239,6 +247,7 @@ class Batch:
                 row.context.begin_draft(len(row.known) + len(draft))
         positions = [len(row.context) + len(row.replay) for row in rows]
         logits, states, passes = self._forward(rows, drafts)
+        kept = _keep_logits(rows, drafts, positions, logits) if states[0] is None else []
         for row, draft in zip(rows, drafts, strict=True):
             if not draft and row.known:
                 row.extend(row.known)
@@ -247,7 +256,8 @@ class Batch:
             if choices and not draft:
                 row.input_token = choices[0].token
                 row.n_left -= 1
-        mx.async_eval([a for choices in chosen for choice in choices for a in _arrays(choice)])  # type: ignore[no-untyped-call]
+        arrays = [a for choices in chosen for choice in choices for a in _arrays(choice)]
+        mx.async_eval(arrays + kept)  # type: ignore[no-untyped-call]
         each = zip(rows, drafts, chosen, positions, states, strict=True)
         fed = tuple(FedRow(*one) for one in each)
         return InFlightStep(fed, passes, modeled, drafting_s)
@@ -433,6 +443,39 @@ class Batch:
                 each = zip(tokens, fed.choices, strict=False)
                 sampled += [RowToken(row, token, *_numbers(choice)) for token, choice in each]
         return sampled
+
+
+def _begun(row: BatchRow, logits: mx.array) -> RowToken:
+    """Token that the row chooses from these logits."""
+    (chosen,) = sample_rows([row.sampler], logits)
+    if isinstance(chosen, Exception):
+        raise chosen
+    row.input_token = chosen[0].token
+    row.pending = int(row.input_token.item().real)
+    row.n_left -= 1
+    row.is_at_prompt = False
+    if row.drafter is not None:
+        row.drafter.settle([row.pending], 0)
+    return RowToken(row, row.pending, *_numbers(chosen[0]))
+
+
+def _keep_logits(
+    rows: Sequence[BatchRow],
+    drafts: Sequence[tuple[int, ...]],
+    positions: Sequence[int],
+    logits: mx.array,
+) -> list[mx.array]:
+    """Keep the logits after each prompt, for the same prompt again."""
+    kept: list[mx.array] = []
+    start = 0
+    for row, draft, position in zip(rows, drafts, positions, strict=True):
+        if row.is_at_prompt:
+            row.is_at_prompt = False
+            # A slice would hold the buffer of all rows.
+            kept.append(mx.take(logits, mx.array([start]), axis=0))
+            row.context.keep_logits(position + 1, kept[-1])
+        start += 1 + len(draft)
+    return kept
 
 
 def _is_modeled(row: BatchRow) -> bool:

@@ -61,6 +61,13 @@ class StateCheckpoint(Struct, frozen=True):
         return sum(a.nbytes for f in self.states for a in f.arrays if a is not None)
 
 
+class PromptLogits(Struct, frozen=True):
+    """Logits (1, vocabulary) after the first `n_tokens` tokens."""
+
+    n_tokens: int
+    logits: mx.array
+
+
 class SlotContext:
     """Live KV of one slot, changed by the MLX thread only.
 
@@ -92,6 +99,7 @@ class SlotContext:
         self.draft: DraftContext | None = None
         """A context of the draft model: a beginning of these tokens and those fed next."""
         self._draft_start: PassStart | None = None
+        self._prompt_logits: PromptLogits | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -149,12 +157,13 @@ class SlotContext:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of caches, checkpoints and draft, whether or not shared elsewhere.
+        """Bytes of caches, checkpoints, logits and draft, whether or not shared elsewhere.
 
         A prefix that is shared live does not count.
         """
         checkpoints = sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
-        return self.cache_bytes + checkpoints + self.draft_bytes
+        logits = self._prompt_logits.logits.nbytes if self._prompt_logits is not None else 0
+        return self.cache_bytes + checkpoints + logits + self.draft_bytes
 
     @property
     def draft_bytes(self) -> int:
@@ -228,7 +237,7 @@ class SlotContext:
         self._leaf = None
         self._n_anchored = 0
         self.min_rewind = 0
-        self.draft = self._draft_start = None
+        self.draft = self._draft_start = self._prompt_logits = None
 
     @property
     def quantized_start(self) -> int:
@@ -243,6 +252,20 @@ class SlotContext:
             # A window holds more than its size after a prefill chunk, until the next token.
             self._counted, self._is_prefilled = None, len(tokens) > 1
         self.quantize_if_due()
+
+    def keep_logits(self, n_tokens: int, logits: mx.array) -> None:
+        """Keep the logits (1, vocabulary) after the first `n_tokens`: those of the prompt."""
+        self._prompt_logits = PromptLogits(n_tokens, logits)
+
+    def logits_after(self, tokens: Sequence[int]) -> mx.array | None:
+        """Logits after these tokens, if kept and the context can end there.
+
+        `tokens` but for the last one are known to be the first of the context.
+        """
+        kept, n = self._prompt_logits, len(tokens)
+        if kept is None or kept.n_tokens != n or self.tokens[n - 1 : n] != [tokens[-1]]:
+            return None
+        return kept.logits if self.rewind_target(n) == n else None
 
     def begin_draft(self, n_tokens: int) -> None:
         """Let `end_draft` drop the last tokens of the next pass.
@@ -312,6 +335,7 @@ class SlotContext:
         self.agent, self.n_prompt = other.agent, other.n_prompt
         self._leaf, self._n_anchored = other._leaf, other._n_anchored
         self.salt, self.min_rewind, self.draft = other.salt, other.min_rewind, other.draft
+        self._prompt_logits = other._prompt_logits
         self.version += 1
 
     def quantize_if_due(self) -> None:
@@ -357,6 +381,8 @@ class SlotContext:
         Inside a shared prefix `sharing` tells how much of it is still held.
         """
         position = self.rewind_target(position)
+        if self._prompt_logits is not None and position < self._prompt_logits.n_tokens:
+            self._prompt_logits = None
         if self.draft is not None:
             self.draft.rewind(position)
         if position == len(self.tokens):

@@ -153,8 +153,12 @@ class SlotKVManager:
             parked = self.park(mine, spared=kept)
             if is_expected and parked is not None:
                 self.memory.retention.abandon(parked.new, plan.position)
+        end = plan.position
         if plan.source is KVSource.SLOT:
-            mine.rewind(plan.position, self.sharing)
+            if end == len(request.tokens) - 1 and not is_expected:
+                # With the logits after the same prompt its last token needs no pass either.
+                end += mine.logits_after(request.tokens) is not None
+            mine.rewind(end, self.sharing)
         else:
             mine.clear()
         n_tokens = room_for(request)
@@ -168,7 +172,7 @@ class SlotKVManager:
             mine.take_over(fresh)
         elif plan.path:
             self._parker.restore_context(mine, request, plan, shared, n_tokens, now)
-        assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
+        assert len(mine) == end, f"{len(mine)} tokens instead of {end}"
         mine.assign(request.salt, request.agent, len(request.tokens))
         if not is_expected:
             self.lookup.remember(request)
