@@ -72,6 +72,7 @@ def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[B
             at_most("next turn, against in process", next_turn, 1.1),
             at_most("same prompt again, against in process", again, 1.3),
             at_most(f"a sibling's TTFT, against {PEER}", of_peer("sibling"), 1.0),
+            at_most(f"a branch's TTFT, against {PEER}", of_peer("branch"), 1.0),
         ]
     if "crowds" in plan.scenes:
         decode = ratio(median(ours[f"crowd {n}: decode"]), n / median(floors["step"]))
@@ -93,6 +94,7 @@ def _ratios(found: dict[str, Found], plan: ServePlan) -> ReportTable:
         "TTFT cold": "cold",
         "TTFT of the same prompt again": "again",
         "TTFT of the next turn": "next turn",
+        "TTFT of a branch": "branch",
         "TTFT of a sibling": "sibling",
         "newcomer's TTFT beside decoders": "newcomer",
         "worst gap of decoders": "gaps joining",

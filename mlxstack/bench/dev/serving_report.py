@@ -13,6 +13,7 @@ ALL = {
     "cold": "cold",
     "again": "the same prompt again",
     "next turn": "next turn",
+    "branch": "another turn in its place",
     "sibling": "a sibling with the same head",
 }
 

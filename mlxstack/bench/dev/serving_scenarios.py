@@ -33,7 +33,7 @@ class ServePlan(Struct, frozen=True):
 
     crowd: tuple[int, ...] = (1, 2, 4, 8)
     n_prompt: int = 200
-    n_answer: int = 64
+    n_answer: int = 128
     n_endless: int = 3000
     team: int = 5
     n_turns: int = 5
@@ -102,17 +102,20 @@ def played(wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Long prompt: cold, repeated, next turn, and sibling."""
+    """Long prompt: cold, repeated, next turn, another turn in its place, and sibling."""
     team = 9000 + int(seed)
     body = agent(plan.split, yard, team, 0)
     cold = await caller.request(body, 8)
     again = await caller.request(body, 8)
     later = await caller.request(next_turn(body, again.text, plan.split.new, yard, seed), 8)
+    instead = next_turn(body, again.text, plan.split.new, yard, f"branch {seed}")
+    branch = await caller.request(instead, 8)
     other = await caller.request(sibling(body, plan.split.new, yard, f"{team}"), 8)
     return {
         "cold": (cold.ttft_s,),
         "again": (again.ttft_s,),
         "next turn": (later.ttft_s,),
+        "branch": (branch.ttft_s,),
         "sibling": (other.ttft_s,),
         "n cold": (cold.usage.prompt_tokens,),
         "n again": (max(1, again.n_computed),),
