@@ -338,15 +338,15 @@ class EngineLoop:
         self.slot_kv.prepare_slot(live.request, slot, plan)
         from_disk = live.n_loads and plan.source is KVSource.PARKED
         live.source = KVSource.DISK if from_disk else plan.source
-        live.n_cached, live.miss = plan.position, miss
-        live.saved_s = self.ledger.saved_s(plan.position)
-        self.ledger.count(n_cached_tokens=plan.position)
+        live.n_cached, live.miss = len(self.slots[slot]), miss
+        live.saved_s = self.ledger.saved_s(live.n_cached)
+        self.ledger.count(n_cached_tokens=live.n_cached)
         early = self._early.settle(live.request, plan.position)
         if early is not None and early.n_used == early.n_begun:
             # The prompt differs from the last one as it was expected to.
             live.miss = None
         self._emit(
-            SlotAssigned(live.request.id, slot, plan.position, live.source, live.miss, early)
+            SlotAssigned(live.request.id, slot, live.n_cached, live.source, live.miss, early)
         )
         self._advance(live, plan.position)
 
@@ -476,7 +476,7 @@ class EngineLoop:
             if self.is_drafting:
                 live.drafter = drafter_of(live.request, self.slot_kv.siblings)
             row = row_of(live.request, live.slot, context, self.n_ctx, live.drafter)
-            self.ledger.count(n_prompt_tokens=1)
+            self.ledger.count(n_prompt_tokens=len(live.request.tokens) - len(context))
             for first in self.batch.join(row, context.logits_after(live.request.tokens)):
                 self._receive(first)
 

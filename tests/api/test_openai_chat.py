@@ -147,7 +147,7 @@ def test_d12_headers_agree_with_usage(http: httpx.Client) -> None:
             new = int(found["x-mlx-stack-cache-new-tokens"])
             assert found["x-mlx-stack-cache-hit"] == ("true" if prefix else "false")
             assert int(found["x-mlx-stack-ttft-saved-ms"]) >= 0
-            assert new >= 1
+            assert new >= 0 and prefix + new > 80
             assert found["x-mlx-stack-slot"] in "012"
     assert prefix > 0
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"

@@ -51,9 +51,15 @@ def test_the_same_prompt_again_says_what_it_says_alone(
 def test_the_same_prompt_again_needs_no_pass(model_of: ModelOf, tmp_path: Path) -> None:
     with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
         said = driver.answer(PROMPT, 8)
-        before = n_passes(driver)
-        assert driver.answer(PROMPT, 1) == said[:1]
+        before, counted = n_passes(driver), driver.engine.snapshot().counters
+        again = driver.submit(PROMPT, 1)
+        driver.finish(again)
+        assert driver.tokens(again) == said[:1]
         assert n_passes(driver) == before
+        assert driver.seated(again).n_cached == len(PROMPT)
+        now = driver.engine.snapshot().counters
+        assert now.n_cached_tokens == counted.n_cached_tokens + len(PROMPT)
+        assert now.n_prompt_tokens == counted.n_prompt_tokens
         assert driver.answer(PROMPT, 2) == said[:2]
         assert n_passes(driver) == before + 1
         assert driver.cold(PROMPT, 1) == said[:1]
