@@ -156,9 +156,9 @@ def test_the_numbers_of_the_readme_are_those_of_the_benchmarks() -> None:
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
     assert len(rows) == 5
     figures = {
-        "longest pause": ("403 ms", "3.83 s"), "first turn": ("2.83 s", "17.73 s"),
-        "later turns": ("186 ms", "846 ms"), "after a restart": ("273 ms", "3.69 s"),
-        "8 agents": ("404.0 tokens/s", "364.3 tokens/s"),
+        "longest pause": ("253 ms", "3.58 s"), "first turn": ("2.83 s", "17.07 s"),
+        "later turns": ("178 ms", "873 ms"), "after a restart": ("206 ms", "3.81 s"),
+        "8 agents": ("361.0 tokens/s", "361.3 tokens/s"),
     }  # fmt: skip
     for name, raw in figures.items():
         (row,) = [cells for cells in rows if name in cells[0]]
