@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from mlxstack.core.engine_events import (
@@ -40,13 +40,14 @@ class LoggedRequest(Struct, frozen=True):
 class RequestLog:
     """Last requests, newest last, fed with every event on the event loop.
 
-    `agent_registry` keeps the records of their agents.
+    Each is kept as one block of bytes: small objects that outlive a burst of requests would keep
+    its memory from the system. `agent_registry` keeps the records of their agents.
     """
 
     def __init__(self) -> None:
         self._requests: dict[str, tuple[Request, Decode]] = {}
         self._slots: dict[str, SlotAssigned] = {}
-        self._done: deque[LoggedRequest] = deque(maxlen=MOST_REQUESTS)
+        self._done: deque[bytes] = deque(maxlen=MOST_REQUESTS)
         self._losses: dict[str, MissSums] = {}
         self.agent_registry = AgentRegistry()
 
@@ -66,7 +67,7 @@ class RequestLog:
                 view = _view(request, slot, event)
                 miss = _miss(request, slot.miss, decode, view) if slot and slot.miss else None
                 entry = LoggedRequest(view, time.time(), miss)
-                self._done.append(entry)
+                self._done.append(msgpack.encode(entry))
                 if miss is not None:
                     self._count(miss)
                 view = replace(view, miss=miss)
@@ -76,9 +77,9 @@ class RequestLog:
     def requests(self) -> tuple[RequestView, ...]:
         """Last requests, the newest first."""
         now = time.time()
+        entries = (msgpack.decode(data, type=LoggedRequest) for data in reversed(self._done))
         return tuple(
-            replace(e.view, age_s=now - e.at, miss=_aged(e.miss, now - e.at))
-            for e in reversed(self._done)
+            replace(e.view, age_s=now - e.at, miss=_aged(e.miss, now - e.at)) for e in entries
         )
 
     @property
