@@ -68,6 +68,7 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     said = shell.run("chat", NAME, "-p", "hello")
     assert said.returncode == 0 and "tok/s" in said.stderr
     speed = shell.run("bench", "--model", NAME, "--seconds", "1", "--json")
+    assert speed.returncode == 0, speed.stderr
     assert json.loads(speed.stdout)["model"] == NAME
     assert "n_ctx: 1024" in (shell.home / "derived" / "tiny-llama.yaml").read_text()
     swapped = shell.run("swap", str(folder))

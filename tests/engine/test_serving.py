@@ -224,7 +224,7 @@ def test_d23_another_salt_does_not_hit(driver: Driver) -> None:
     assert driver.seated(other).n_cached == 0
     same = driver.submit(prompt(300), salt="one")
     driver.finish(same)
-    assert driver.seated(same).n_cached == 299
+    assert driver.seated(same).n_cached == 300
 
 
 def test_d23_where_an_agent_diverges_is_not_told_under_another_salt(driver: Driver) -> None:

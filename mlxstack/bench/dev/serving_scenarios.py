@@ -102,7 +102,7 @@ def played(wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Long prompt: cold, repeated, next turn, another turn in its place, and sibling."""
+    """Long prompt: cold, repeated, next turn, branch, and sibling."""
     team = 9000 + int(seed)
     body = agent(plan.split, yard, team, 0)
     cold = await caller.request(body, 8)

@@ -254,7 +254,7 @@ class SlotContext:
         self.quantize_if_due()
 
     def keep_logits(self, n_tokens: int, logits: mx.array) -> None:
-        """Keep the logits (1, vocabulary) after the first `n_tokens`: those of the prompt."""
+        """Keep the logits (1, vocabulary) after the prompt of `n_tokens`."""
         self._prompt_logits = PromptLogits(n_tokens, logits)
 
     def logits_after(self, tokens: Sequence[int]) -> mx.array | None:
