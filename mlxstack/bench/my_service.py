@@ -167,6 +167,8 @@ class Trial:
                 last = time.monotonic()
                 first = first or last
                 text += "".join(pieces)
+        # Tokens without text are not streamed.
+        last = last or time.monotonic()
         if not usage.completion_tokens:
             raise Broken("the service ended an answer without a token or without its usage")
         return Answer(began, first or last, last, usage, text)
