@@ -190,7 +190,7 @@ class Batch:
         With the logits (1, vocabulary) after its last token, which is in its context then, it
         chooses the next one now. Raises what its grammar raises.
         """
-        first = [] if logits is None else [_begun(row, logits)]
+        first = [] if logits is None else [_first_token(row, logits)]
         self.rows.append(row)
         return first
 
@@ -445,7 +445,7 @@ class Batch:
         return sampled
 
 
-def _begun(row: BatchRow, logits: mx.array) -> RowToken:
+def _first_token(row: BatchRow, logits: mx.array) -> RowToken:
     """Token that the row chooses from these logits."""
     (chosen,) = sample_rows([row.sampler], logits)
     if isinstance(chosen, Exception):
