@@ -37,6 +37,13 @@ def assert_kv_is_as_planned(shell: Shell, model: str) -> None:
     assert filled["n_bytes"] == pytest.approx(expected, rel=0.01) and n_checkpoints <= 2
 
 
+def measured_model(shell: Shell, model: str) -> str:
+    """The name of the model that `bench` measured."""
+    speed = shell.run("bench", "--model", model, "--seconds", "1", "--json")
+    assert speed.returncode == 0, speed.stderr
+    return str(json.loads(speed.stdout)["model"])
+
+
 def test_a_hub_id_is_planned_started_swapped_and_found_again(
     shell: Shell, model_of: ModelOf
 ) -> None:
@@ -67,9 +74,7 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     assert shell.run("up", NAME).returncode == 4
     said = shell.run("chat", NAME, "-p", "hello")
     assert said.returncode == 0 and "tok/s" in said.stderr
-    speed = shell.run("bench", "--model", NAME, "--seconds", "1", "--json")
-    assert speed.returncode == 0, speed.stderr
-    assert json.loads(speed.stdout)["model"] == NAME
+    assert measured_model(shell, NAME) == NAME
     assert "n_ctx: 1024" in (shell.home / "derived" / "tiny-llama.yaml").read_text()
     swapped = shell.run("swap", str(folder))
     assert swapped.returncode == 0, swapped.stderr
@@ -93,8 +98,7 @@ def test_a_folder_and_a_path_in_a_cache_are_models(shell: Shell, model_of: Model
     assert (ran.returncode, ran.stdout) == (0, "tiny-swa\n"), ran.stderr
     said = shell.run("chat", str(folder), "-p", "hello")
     assert said.returncode == 0 and "tok/s" in said.stderr
-    speed = shell.run("bench", "--model", str(folder), "--seconds", "1", "--json")
-    assert json.loads(speed.stdout)["model"] == folder.name
+    assert measured_model(shell, str(folder)) == folder.name
     assert_kv_is_as_planned(shell, str(folder))
     snapshot = shell.folder / "cache" / "models--org--tiny" / "snapshots" / hub.COMMIT
     snapshot.parent.mkdir(parents=True)
