@@ -1,11 +1,11 @@
 """Registry of benchmarks: from a request to a report."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import date
 from pathlib import Path
 
+import uvloop
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
@@ -102,7 +102,7 @@ def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = early_turns.SMALL if wanted.is_small else early_turns.EarlyPlan()
     if wanted.model == "random":
         stage = early_turns.with_template(stage)
-    return asyncio.run(early_turns.run(stage, replace(plan, passes=wanted.passes)))
+    return uvloop.run(early_turns.run(stage, replace(plan, passes=wanted.passes)))
 
 
 def _head(stage: Sandbox, wanted: BenchRequest) -> Results:
@@ -123,25 +123,25 @@ def _start(stage: Sandbox, wanted: BenchRequest) -> Results:
 
 def _cache(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = prefix_cache_scenarios.SMALL if wanted.is_small else prefix_cache_scenarios.CachePlan()
-    return asyncio.run(prefix_cache_report.run(stage, replace(plan, passes=wanted.passes)))
+    return uvloop.run(prefix_cache_report.run(stage, replace(plan, passes=wanted.passes)))
 
 
 def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tui_overhead.SMALL if wanted.is_small else tui_overhead.WatchPlan()
-    return asyncio.run(tui_overhead.run(stage, replace(plan, passes=wanted.passes)))
+    return uvloop.run(tui_overhead.run(stage, replace(plan, passes=wanted.passes)))
 
 
 def _gateway(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = gateway.SMALL if wanted.is_small else gateway.GatewayBenchPlan()
-    return asyncio.run(gateway.run(stage, replace(plan, passes=wanted.passes)))
+    return uvloop.run(gateway.run(stage, replace(plan, passes=wanted.passes)))
 
 
 def _serve(stage: Sandbox, wanted: BenchRequest) -> Results:
-    return asyncio.run(_served(stage, _serve_plan(wanted), wanted))
+    return uvloop.run(_served(stage, _serve_plan(wanted), wanted))
 
 
 def _peers(stage: Sandbox, wanted: BenchRequest) -> Results:
-    return asyncio.run(peers.run(stage, _serve_plan(wanted)))
+    return uvloop.run(peers.run(stage, _serve_plan(wanted)))
 
 
 def _serve_plan(wanted: BenchRequest) -> serving_scenarios.ServePlan:

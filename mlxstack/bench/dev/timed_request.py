@@ -108,7 +108,7 @@ class Caller:
 
     async def close(self) -> None:
         """Let go of the connections."""
-        self._streams.close()
+        await self._streams.close()
         await self._http.aclose()
 
     @staticmethod
