@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlxstack.engine.device import has_gpu
 
-N_LONG = 384
+N_LONG = 192
 """Scores per row from which a few more operations cost less than `mx.exp`."""
 
 N_MANY = 32768
