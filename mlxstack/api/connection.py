@@ -5,7 +5,6 @@ of answers and the time until they come are not bounded here.
 """
 
 import asyncio
-import logging
 import resource
 import time
 from typing import Any, cast
@@ -17,8 +16,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mlxstack.api import errors
 from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import BadRequest, Busy, StackError
-
-log = logging.getLogger("mlxstack.serve")
 
 MOST_CONNECTIONS = 4096
 # The other descriptors are for files, and for accepted connections that are not counted yet.
@@ -32,8 +29,6 @@ STALLED_S = 300.0
 """Seconds for a client to take its pending output."""
 
 REQUEST_TIMEOUT = 408
-ACCEPT_FAILED = "socket.accept() out of system resource"
-REPORT_S = 60.0
 
 
 def connection_limit() -> int:
@@ -234,20 +229,3 @@ class BoundedConnection(H11Protocol):
         ):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-
-
-class AcceptReporter:
-    """Exception handler of an event loop: logs accept failures once a minute."""
-
-    def __init__(self) -> None:
-        self._last: float | None = None
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log the failure; asyncio tries again a second later."""
-        if context.get("message") != ACCEPT_FAILED:
-            loop.default_exception_handler(context)
-            return
-        now = time.monotonic()
-        if self._last is None or now - self._last >= REPORT_S:
-            self._last = now
-            log.error("connections cannot be accepted: %s", context.get("exception"))

@@ -11,9 +11,9 @@ from mlxstack.api.connection import BoundedConnection
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServerSpec
 
-BACKLOG = 2048
-# asyncio accepts this many at once, before the first of them is counted.
-ACCEPTED_AT_ONCE = 128
+# The event loop accepts all that wait before the first of them is counted: fewer than the
+# descriptors that `connection_limit` leaves.
+BACKLOG = 512
 # Longer than clients keep an idle connection, so that no request meets one that is closing.
 KEEP_ALIVE_S = 75
 # Request head; its longest lines are keys and cookies.
@@ -28,12 +28,6 @@ class UvicornServer(uvicorn.Server):
         """Leave the signals to `run`."""
         yield
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start with a kernel queue longer than asyncio's accept batch."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)
-
 
 def uvicorn_config(app: Any, **limits: Any) -> uvicorn.Config:
     """Configuration of uvicorn over bounded connections."""
@@ -43,7 +37,7 @@ def uvicorn_config(app: Any, **limits: Any) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         http=BoundedConnection,
-        backlog=ACCEPTED_AT_ONCE,
+        backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         **limits,
     )

@@ -11,9 +11,9 @@ from math import ceil
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 from mlxstack.api.app import create_app
-from mlxstack.api.connection import AcceptReporter
 from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_config
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
@@ -43,7 +43,7 @@ def run(preset: Preset, home: Path, source: Path | None = None) -> int:
     # requests have left cycles. What loads later is not frozen: unloading a model must free it.
     gc.freeze()
     try:
-        return asyncio.run(_run(preset, home, source))
+        return uvloop.run(_run(preset, home, source))
     except SetupError as error:
         log.error("%s", error.message)
         return CANNOT_START
@@ -86,7 +86,6 @@ async def serve(
 
     It is 1 when the engine dies, or the web server ends, without having been asked to.
     """
-    asyncio.get_running_loop().set_exception_handler(AcceptReporter())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     waiting = asyncio.create_task(leaving.wait())
     loading = asyncio.create_task(service.start())

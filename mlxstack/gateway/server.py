@@ -7,7 +7,6 @@ from math import ceil
 
 import uvloop
 
-from mlxstack.api.connection import AcceptReporter
 from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_config
 from mlxstack.core.errors import SetupError
 from mlxstack.gateway.app import Gateway
@@ -48,7 +47,6 @@ async def _run(spec: GatewaySpec) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leaving.set)
-        loop.set_exception_handler(AcceptReporter())
         members = Members(spec)
         server = web_server(spec, members)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

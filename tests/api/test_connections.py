@@ -1,9 +1,6 @@
 """Connections without a whole request neither fill the service up nor stay for ever."""
 
-import asyncio
-import errno
 import json
-import logging
 import resource
 import socket
 import time
@@ -135,20 +132,6 @@ def test_the_limit_leaves_descriptors_for_files(monkeypatch: pytest.MonkeyPatch)
     for limit, most in ((2048, 1536), (256, 192), (10**6, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, n=limit: (n, n))
         assert connection.connection_limit() == most
-
-
-async def test_failures_to_accept_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(connection.AcceptReporter())
-    error = OSError(errno.EMFILE, "Too many open files")
-    with caplog.at_level(logging.ERROR):
-        for _ in range(100):
-            words = "socket.accept() out of system resource"
-            loop.call_exception_handler({"message": words, "exception": error})
-        loop.call_exception_handler({"message": "another failure"})
-    lines = [record.getMessage() for record in caplog.records]
-    assert [line.startswith("connections cannot be accepted") for line in lines] == [True, False]
-    assert all(record.exc_info is None for record in caplog.records[:1])
 
 
 def until(is_so: object) -> None:
