@@ -44,7 +44,7 @@ FIRST_S = 1.0
 BEAT_S = 10.0
 
 # Many clients, httpx among them, split lines at these characters.
-LINE_ENDS = {end: f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
+LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 
 
 class Renderer(Protocol):
@@ -86,7 +86,7 @@ def json_line(data: Any) -> bytes:
 def _one_line(data: Any) -> bytes:
     text = msgspec.json.encode(data)
     for end, escaped in LINE_ENDS.items():
-        text = text.replace(end.encode(), escaped)
+        text = text.replace(end, escaped)
     return text
 
 

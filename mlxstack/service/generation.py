@@ -158,12 +158,12 @@ class ResponseAssembler:
     def on_event(self, event: Event | None) -> list[ResponsePart]:
         """Parts that an event adds. Raises Busy for a cancelled request."""
         match event:
+            case TokenSampled():
+                return [] if self.is_enough else self._on_token(event)
             case SlotAssigned():
                 return [self._on_slot_assigned(event), *self._progress(event.n_cached)]
             case PrefillProgress():
                 return self._progress(event.n_done)
-            case TokenSampled() if not self.is_enough:
-                return self._on_token(event)
             case RequestFinished():
                 return self._finish(event)
         return []

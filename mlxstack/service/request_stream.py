@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -64,12 +65,71 @@ class Embedder(Engine, Protocol):
     def embed(self, texts: tuple[tuple[int, ...], ...]) -> Future[tuple[bytes, ...]]: ...
 
 
+class EventQueue:
+    """Events of one request, for one reader.
+
+    The timer of a wait is kept for the next one: a timeout for each token would cost as much as
+    rendering it.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, event: Event) -> None:
+        """Add an event, on the reader's loop."""
+        self._events.append(event)
+        self._wake()
+
+    async def get(self, patience_s: float) -> Event | None:
+        """Next event, or None after `patience_s` without one."""
+        if not self._events:
+            loop = asyncio.get_running_loop()
+            self._set_timer(loop, loop.time() + patience_s)
+            self._waiter = loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._events.popleft() if self._events else None
+
+    def close(self) -> None:
+        """Stop the timer; nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self._due = due
+        if self._timer is not None and self._timer.when() > due:
+            self.close()
+        if self._timer is None:
+            self._timer = loop.call_at(due, self._check, loop)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End a wait that is over; the timer goes on for one that began later."""
+        self._timer = None
+        if self._waiter is None:
+            return
+        if loop.time() < self._due:
+            self._set_timer(loop, self._due)
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class RequestStream:
     """Events of one request, in order."""
 
-    def __init__(
-        self, request: Request, queue: asyncio.Queue[Event], engine: GenerationEngine
-    ) -> None:
+    def __init__(self, request: Request, queue: EventQueue, engine: GenerationEngine) -> None:
         self.request = request
         self.is_over = False
         self._is_cancelled = False
@@ -84,20 +144,12 @@ class RequestStream:
 
     async def next(self, patience_s: float) -> Event | None:
         """Next event, or None after `patience_s` of silence. Raises the request's error."""
-        event = await self._within(patience_s)
+        event = await self._queue.get(patience_s)
         if isinstance(event, RequestFailed):
             self.is_over = True
             raise event.error
         self.is_over = isinstance(event, RequestFinished)
         return event
-
-    async def _within(self, patience_s: float) -> Event | None:
-        if not self._queue.empty():
-            return self._queue.get_nowait()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                return await self._queue.get()
-        return None
 
 
 log = logging.getLogger(__name__)
@@ -108,7 +160,7 @@ class EventDispatcher:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._queues: dict[str, EventQueue] = {}
         self.request_log = RequestLog()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -123,15 +175,17 @@ class EventDispatcher:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._fan_out, events)
 
-    def open(self, request: Request, decode: Decode) -> asyncio.Queue[Event]:
+    def open(self, request: Request, decode: Decode) -> EventQueue:
         """Queue of one request."""
         self.request_log.begin(request, decode)
-        self._queues[request.id] = asyncio.Queue()
+        self._queues[request.id] = EventQueue()
         return self._queues[request.id]
 
     def close(self, request: str) -> None:
         """Drop the queue of a request."""
-        self._queues.pop(request, None)
+        queue = self._queues.pop(request, None)
+        if queue is not None:
+            queue.close()
 
     def fail_all(self, error: StackError) -> int:
         """Fail every open request; returns their number."""
@@ -146,4 +200,4 @@ class EventDispatcher:
                 log.exception("an event of %s was not noted", event.request)
             queue = self._queues.get(event.request)
             if queue is not None:
-                queue.put_nowait(event)
+                queue.put(event)
