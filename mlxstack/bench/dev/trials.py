@@ -64,6 +64,15 @@ class FullEngine(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
+class BatchAnswers(Struct, frozen=True, tag=True):
+    """mlx-lm's BatchGenerator answers `n_rows` prompts: `step_s` while all rows decode."""
+
+    n_rows: int
+    n_prompt: int = 200
+    n_tokens: int = 128
+    passes: int = 1
+
+
 class Drafts(Struct, frozen=True, tag=True):
     """Engine answers to each scene, by turns with drafts and without.
 
@@ -113,6 +122,7 @@ Trial = (
     | Steps
     | Joins
     | SingleFloor
+    | BatchAnswers
     | LoadFiles
     | FullEngine
     | Drafts

@@ -17,6 +17,7 @@ from mlxstack.bench.dev.in_process import (
     text_work,
 )
 from mlxstack.bench.dev.trials import (
+    BatchAnswers,
     BenchJob,
     BenchResult,
     BuildModel,
@@ -69,6 +70,7 @@ def _with_model(trial: Trial, loaded: LoadedModel) -> BenchResult:
         SharedRows: shared_rows.shared_rows,
         Forks: shared_rows.forks,
         SingleFloor: baselines.floor,
+        BatchAnswers: baselines.batch_answers,
         FollowUp: text_work.follow_up,
     }
     return kinds[type(trial)](trial, loaded)

@@ -2,14 +2,25 @@
 
 import time
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import trim_prompt_cache
 
 from mlxstack.bench.dev.in_process.contestants import FIRST, evaluate, filled
-from mlxstack.bench.dev.trials import BenchResult, LoadFiles, SingleFloor, TrialSamples
+from mlxstack.bench.dev.in_process.full_engine import seconds_per_step
+from mlxstack.bench.dev.trials import (
+    BatchAnswers,
+    BenchResult,
+    LoadFiles,
+    SingleFloor,
+    TrialSamples,
+)
 from mlxstack.engine.model.loader import LoadedModel
 
+N_VOCAB = 1000
 STEP = 2048
 """mlx-lm's own `prefill_step_size`."""
 
@@ -31,6 +42,31 @@ def floor(trial: SingleFloor, loaded: LoadedModel) -> BenchResult:
             times.append(time.perf_counter() - began)
         trim_prompt_cache(caches, trial.n_new)
     return BenchResult((TrialSamples("floor", "ttft_s", tuple(times)),))
+
+
+def batch_answers(trial: BatchAnswers, loaded: LoadedModel) -> BenchResult:
+    """Time the steps of a whole BatchGenerator, once per pass."""
+    times = [_answers_step_s(trial, loaded.model, seed) for seed in range(trial.passes)]
+    return BenchResult((TrialSamples("theirs", "step_s", tuple(times)),))
+
+
+def _answers_step_s(trial: BatchAnswers, model: Any, seed: int) -> float:
+    random = Random(seed)
+    prompts = [random.choices(range(N_VOCAB), k=trial.n_prompt) for _ in range(trial.n_rows)]
+    generator = BatchGenerator(model, max_tokens=trial.n_tokens)
+    first: dict[int, float] = {}
+    tokens: list[float] = []
+    ends: list[float] = []
+    generator.insert(prompts)
+    while len(ends) < trial.n_rows:
+        _, responses = generator.next()
+        now = time.perf_counter()
+        for one in responses:
+            first.setdefault(one.uid, now)
+            tokens.append(now)
+            ends += [now] if one.finish_reason else []
+    generator.close()
+    return seconds_per_step(first.values(), tokens, ends)
 
 
 def load(trial: LoadFiles) -> BenchResult:

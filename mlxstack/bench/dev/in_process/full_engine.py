@@ -3,6 +3,7 @@
 import queue
 import tempfile
 import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from random import Random
 
@@ -61,6 +62,13 @@ def _step_s(
             tokens.append(at)
         elif isinstance(event, RequestFinished):
             ends.append(at)
-    start, stop = max(first.values()), min(ends)
-    n_steps = sum(start < at <= stop for at in tokens) / trial.n_rows
+    return seconds_per_step(first.values(), tokens, ends)
+
+
+def seconds_per_step(
+    first: Collection[float], tokens: Iterable[float], ends: Iterable[float]
+) -> float:
+    """Seconds per step while all rows decode, of the times of first, all and last tokens."""
+    start, stop = max(first), min(ends)
+    n_steps = sum(start < at <= stop for at in tokens) / len(first)
     return (stop - start) / max(1.0, n_steps)
