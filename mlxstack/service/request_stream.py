@@ -99,7 +99,7 @@ class EventQueue:
         return self._events.popleft() if self._events else None
 
     def close(self) -> None:
-        """Stop the timer; nobody waits any more."""
+        """Stop the timer, after the last wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -112,7 +112,7 @@ class EventQueue:
             self._timer = loop.call_at(due, self._check, loop)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End a wait that is over; the timer goes on for one that began later."""
+        """End a wait that is over; the timer serves a later one."""
         self._timer = None
         if self._waiter is None:
             return

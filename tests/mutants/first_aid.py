@@ -163,9 +163,9 @@ FIRST_AID = (
         CHECK + "test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served",
     ),
     Mutant(
-        "failures to accept are one line a minute", "api/connection.py",
-        "if self._last is None or now - self._last >= REPORT_S:", "if now:",
-        "tests/api/test_connections.py::test_failures_to_accept_are_one_line_a_minute",
+        "a wait for events ends after its own patience", "service/request_stream.py",
+        "if self._timer is not None and self._timer.when() > due:", "if False:",
+        "tests/service/test_event_queue.py::test_a_wait_ends_after_its_own_patience",
     ),
     Mutant(
         "a text that cannot fit is not rendered", "text/prompt.py",

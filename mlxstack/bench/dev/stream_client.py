@@ -1,4 +1,4 @@
-"""HTTP client of timed streams: arrival of each piece, parsed where that costs no time."""
+"""HTTP client of timed streams, parsed after they came."""
 
 import asyncio
 import ssl
@@ -96,7 +96,10 @@ class StreamClient:
 
 
 class Exchange(asyncio.Protocol):
-    """Request and the pieces of its response; `ended` fails with OSError or h11's ProtocolError."""
+    """Request and the pieces of its response.
+
+    `ended` is the time of the last one; it fails with OSError or h11's ProtocolError.
+    """
 
     def __init__(self, request: h11.Request, content: bytes, is_enough: Callable[[], bool]) -> None:
         self.transport: asyncio.Transport | None = None
@@ -135,7 +138,7 @@ class Exchange(asyncio.Protocol):
         self.transport.write(self._sent)
 
     def data_received(self, data: bytes) -> None:
-        """Note a piece; only the head, and what may be the end, are parsed at once."""
+        """Note a piece; the head, and a possible end, are parsed now."""
         now = time.perf_counter()
         if self.ended.done():
             return

@@ -68,7 +68,7 @@ def _step_s(
 def seconds_per_step(
     first: Collection[float], tokens: Iterable[float], ends: Iterable[float]
 ) -> float:
-    """Seconds per step while all rows decode, of the times of first, all and last tokens."""
+    """Seconds per step while all rows decode, from the times of tokens."""
     start, stop = max(first), min(ends)
     n_steps = sum(start < at <= stop for at in tokens) / len(first)
     return (stop - start) / max(1.0, n_steps)
