@@ -81,17 +81,10 @@ async def answer_stream(
     return streamed(chunks, headers, renderer.media_type)
 
 
-def _numbered(
+async def _numbered(
     service: Service, begun: Parts, groups: Sequence[Sequence[AdmittedRequest]]
 ) -> NumberedParts:
     """Parts with the index of their reply; `begun` is the first reply."""
-    is_alone = len(groups) == 1 and len(groups[0]) == 1
-    return interleaved([begun]) if is_alone else _in_turn(service, begun, groups)
-
-
-async def _in_turn(
-    service: Service, begun: Parts, groups: Sequence[Sequence[AdmittedRequest]]
-) -> NumberedParts:
     n_before = 0
     for group in groups:
         replies = [begun] if n_before == 0 else []

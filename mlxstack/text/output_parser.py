@@ -245,8 +245,6 @@ class StopStringFilter:
 
     def push(self, text: str) -> str:
         """Text to emit now, without stop strings or their beginnings."""
-        if not self._words:
-            return self._trimmed(text)
         self._state, segments = TextStateMachine.split(self._state, text)
         emitted = self._trimmed(segments[0][1])
         if len(segments) > 1:

@@ -10,7 +10,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import trim_prompt_cache
 
 from mlxstack.bench.dev.in_process.contestants import FIRST, evaluate, filled
-from mlxstack.bench.dev.in_process.full_engine import seconds_per_step
+from mlxstack.bench.dev.in_process.full_engine import N_VOCAB, seconds_per_step
 from mlxstack.bench.dev.trials import (
     BatchAnswers,
     BenchResult,
@@ -20,7 +20,6 @@ from mlxstack.bench.dev.trials import (
 )
 from mlxstack.engine.model.loader import LoadedModel
 
-N_VOCAB = 1000
 STEP = 2048
 """mlx-lm's own `prefill_step_size`."""
 
