@@ -9,10 +9,10 @@ from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.errors import Loading, StackError
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host import memory_pressure
-from mlxstack.host.heap import trim_heap
 from mlxstack.host.memory_pressure import PressureLevel
 from mlxstack.service import prefix_cache_admin
 from mlxstack.service.idle_unload import unload_when_idle
+from mlxstack.service.memory_return import return_free_memory
 from mlxstack.service.prefix_warmup import warm_all
 from mlxstack.service.service import Service
 
@@ -86,7 +86,7 @@ async def return_memory(service: Service, interval_s: float) -> None:
         if gate.n_inside or is_same:
             return
         n_before = gate.n_entered
-        await asyncio.to_thread(trim_heap)
+        await return_free_memory(gate)
         worked_s = time.process_time()
 
     await _every(interval_s, "the return of memory", trim)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from mlxstack.core.errors import StackError
@@ -13,6 +13,7 @@ class SwapGate:
 
     `n_entered` requests passed; `n_inside` are not over yet, the last one left at `left_at`,
     monotonic. `wanted` is set while a request waits, `keep_alive_s` by the last one that entered.
+    `on_next` is called once, when the next request asks to enter.
     """
 
     def __init__(self) -> None:
@@ -20,6 +21,7 @@ class SwapGate:
         self.n_entered = 0
         self.left_at = time.monotonic()
         self.keep_alive_s: float | None = None
+        self.on_next: Callable[[], None] | None = None
         self.wanted = asyncio.Event()
         self._opened = asyncio.Event()
         self._opened.set()
@@ -34,6 +36,9 @@ class SwapGate:
 
     async def enter(self) -> None:
         """Wait until it is open, and count the request as inside."""
+        if self.on_next is not None:
+            self.on_next()
+            self.on_next = None
         if self.is_closed:
             self.wanted.set()
         await self._opened.wait()

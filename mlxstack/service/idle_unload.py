@@ -6,8 +6,8 @@ import time
 
 from mlxstack.core.errors import Broken, Conflict, StackError, Unsupported
 from mlxstack.core.preset import ServiceKind
-from mlxstack.host.heap import trim_heap
 from mlxstack.service import model_swap
+from mlxstack.service.memory_return import return_free_memory
 from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.service.stats import n_processing
 
@@ -86,7 +86,7 @@ async def unload(service: Service) -> None:
         model_swap.begin(service, service.preset, "unload", limit_s)
         freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
         service.rest(resting)
-        await asyncio.to_thread(trim_heap)
+        await return_free_memory(service.gate)
     except BaseException:
         service.gate.left_at = time.monotonic()
         service.gate.open()

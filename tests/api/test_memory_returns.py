@@ -80,6 +80,20 @@ class TrimmedService(NamedTuple):
         """Resident memory."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
+    @property
+    def has_huge_pages(self) -> bool:
+        """Whether Linux may use huge pages for the process."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return "THP_enabled:\t1" in status
+
+    def wait_for_small_pages(self) -> bool:
+        """Whether huge pages are off within a while."""
+        for _ in range(600):
+            if not self.has_huge_pages:
+                return True
+            time.sleep(0.1)
+        return False
+
     def wait_below(self, limit: float) -> bool:
         """Whether so little is resident within a while."""
         for _ in range(1200):
@@ -118,6 +132,16 @@ def test_garbage_of_work_without_requests_goes_back_too(running: TrimmedService)
     assert running.process.stdout is not None
     assert running.process.stdout.readline() == "held\n"
     assert running.wait_below(before + N_FREED / 4)
+
+
+def test_huge_pages_are_off_while_idle_and_on_for_a_request(running: TrimmedService) -> None:
+    url = running.url + "/v1/chat/completions"
+    httpx.post(url, json=chat_body(), timeout=60)
+    assert running.wait_for_small_pages()
+    with httpx.stream("POST", url, json=chat_body(stream=True, max_tokens=400), timeout=60) as sent:
+        assert "data: " in next(sent.iter_text())
+        assert running.has_huge_pages
+    assert running.wait_for_small_pages()
 
 
 def test_trimming_twice_does_no_harm() -> None:

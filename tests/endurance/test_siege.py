@@ -35,5 +35,5 @@ def test_e18_more_clients_than_slots_silent_ones_and_huge_bodies(tmp_path: Path)
 @pytest.mark.soak
 def test_memory_after_three_sieges_is_at_most_15_percent_more(tmp_path: Path) -> None:
     # Waits of four medians come on busy cores, and say nothing about memory.
-    outcomes = siege(tmp_path, Force(n_tiny=4000, most_wait=10.0), n_times=3)
+    outcomes = siege(tmp_path, Force(most_wait=10.0), n_times=3)
     assert [outcome.n_feeds for outcome in outcomes] == [500, 500, 500]

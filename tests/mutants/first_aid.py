@@ -234,9 +234,21 @@ FIRST_AID = (
     ),
     Mutant(
         "freed memory goes back at rest", "service/background_tasks.py",
-        "        await asyncio.to_thread(trim_heap)\n", "        pass\n",
+        "        await return_free_memory(gate)\n", "        pass\n",
         "tests/api/test_memory_returns.py::"
         "test_a_service_at_rest_gives_freed_memory_back",
+    ),
+    Mutant(
+        "freed memory stays free at rest", "service/memory_return.py",
+        "        allow_huge_pages(is_allowed=False)\n", "",
+        "tests/api/test_memory_returns.py::"
+        "test_huge_pages_are_off_while_idle_and_on_for_a_request",
+    ),
+    Mutant(
+        "a request has huge pages", "service/gate.py",
+        "            self.on_next()\n", "",
+        "tests/api/test_memory_returns.py::"
+        "test_huge_pages_are_off_while_idle_and_on_for_a_request",
     ),
     Mutant(
         "malloc has two arenas", "host/hardware.py",
