@@ -67,6 +67,7 @@ from mlxstack.engine.model.attention_costs import measure_sharing
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.loader import LoadedModel
+from mlxstack.engine.model.padded_linear import pad_linear_layers
 from mlxstack.engine.model.runner import ModelParts, ModelRunner
 from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.engine.remote_prefill import RemotePrefill
@@ -331,6 +332,8 @@ class EngineCore:
         preset = self._preset
         world = self._ranks.open(preset) if self._ranks is not None else None
         loaded = loader.load(preset.model, preset.kv, world)
+        if world is None and not device.has_gpu():
+            pad_linear_layers(loaded.model)
         maker = CacheFactory(loaded.model, preset.kv)
         log.info("trying how %s decodes and rewinds", preset.model.id)
         self._device_memory.apply()

@@ -1,7 +1,7 @@
 """Path of the decode step: that of a GPU, which schedules a step before the last one is read.
 
-Rows are stacked after few steps, however uneven. The path of a CPU and the usual rules of stacking
-run in the tests of services (tests/api, tests/cli, tests/endurance).
+Rows are stacked after few steps, however uneven, and padded for all linear layers. The path of a
+CPU and the usual rules run in the tests of services (tests/api, tests/cli, tests/endurance).
 """
 
 from collections.abc import Iterator
@@ -30,4 +30,16 @@ def eager_stacks() -> Iterator[None]:
     rules = StackingRules(repaid_bytes=1 << 60, building_bytes=1, most_padding=10**6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "RowStacker", partial(RowStacker, rules=rules))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def padded_rows() -> Iterator[None]:
+    """Pad the rows of all linear layers, as if their BLAS were fast at multiples of 16 only."""
+    from mlxstack.engine.model import padded_linear
+
+    seconds = [1.0 if n < 2 or n % 16 == 0 else 2.0 for n in range(65)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(padded_linear, "LEAST_WEIGHTS", 0)
+        patch.setattr(padded_linear, "measured_seconds", lambda layers: seconds)
         yield

@@ -1,0 +1,20 @@
+"""Row padding: matrix products of more rows that take less time."""
+
+from collections.abc import Sequence
+
+LEAST_GAIN = 0.1
+"""Share of the time that padding has to save."""
+
+
+def padded_counts(seconds: Sequence[float]) -> tuple[int, ...]:
+    """For 0, 1, 2 ... rows, the rows to compute; `seconds[n]` is the time of n rows.
+
+    It is the same number, or a larger one that takes less time.
+    """
+    counts = [0] * len(seconds)
+    best = len(seconds) - 1
+    for n in reversed(range(len(seconds))):
+        if seconds[n] <= seconds[best]:
+            best = n
+        counts[n] = best if seconds[best] <= (1 - LEAST_GAIN) * seconds[n] else n
+    return tuple(counts)
