@@ -64,7 +64,7 @@ def _floors(
 
 
 def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[BenchTarget, ...]:
-    """Targets of the scenes that were played."""
+    """Targets of the scenes that were played; a floor is compared with the figure of its pass."""
     ours, peer = found[OURS], found[PEER]
     n = plan.crowd[-1]
 
@@ -73,21 +73,25 @@ def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[B
 
     targets: list[BenchTarget] = []
     if "turns" in plan.scenes:
-        next_turn = ratio(median(ours["next turn"]), median(floors["next turn"]))
-        again = ratio(median(ours["again"]), median(floors["again"]))
+
+        def of_floor(what: str) -> float:
+            return median([ratio(*one) for one in zip(ours[what], floors[what], strict=True)])
+
         targets += [
-            at_most("next turn, against in process", next_turn, 1.1),
-            at_most("same prompt again, against in process", again, 1.3),
+            at_most("next turn, against in process", of_floor("next turn"), 1.1),
+            at_most("same prompt again, against in process", of_floor("again"), 1.3),
             at_most(f"a sibling's TTFT, against {PEER}", of_peer("sibling"), 1.0),
             at_most(f"a branch's TTFT, against {PEER}", of_peer("branch"), 1.0),
         ]
     if "crowds" in plan.scenes:
-        decode = median(ours[f"crowd {n}: decode"])
+        rates = ours[f"crowd {n}: decode"]
         against = {"steps of mlx-lm's batch": "step", "answers of its BatchGenerator": "answers"}
         targets += [
             at_least(
                 f"decode of {n} agents, against {what}",
-                ratio(decode, n / median(floors[name])),
+                median(
+                    [rate * step_s / n for rate, step_s in zip(rates, floors[name], strict=True)]
+                ),
                 0.95,
             )
             for what, name in against.items()
