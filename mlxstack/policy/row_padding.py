@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-LEAST_GAIN = 0.1
+LEAST_GAIN = 0.05
 """Share of the time that padding has to save."""
 
 

@@ -38,7 +38,7 @@ def padded_rows() -> Iterator[None]:
     """Pad the rows of all linear layers, as if their BLAS were fast at multiples of 16 only."""
     from mlxstack.engine.model import padded_linear
 
-    seconds = [1.0 if n < 2 or n % 16 == 0 else 2.0 for n in range(65)]
+    seconds = [1.0 if n < 2 or n % 16 == 0 else 2.0 for n in range(33)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(padded_linear, "LEAST_WEIGHTS", 0)
         patch.setattr(padded_linear, "measured_seconds", lambda layers: seconds)
