@@ -328,12 +328,18 @@ class EngineCore:
         finally:
             self._archive.close()
 
+    def _load_model(self) -> LoadedModel:
+        preset = self._preset
+        if self._ranks is not None:
+            return loader.load(preset.model, preset.kv, self._ranks.open(preset))
+        loaded = loader.load(preset.model, preset.kv)
+        if not device.has_gpu():
+            pad_linear_layers(loaded.model)
+        return loaded
+
     def _load(self) -> ModelFacts:
         preset = self._preset
-        world = self._ranks.open(preset) if self._ranks is not None else None
-        loaded = loader.load(preset.model, preset.kv, world)
-        if world is None and not device.has_gpu():
-            pad_linear_layers(loaded.model)
+        loaded = self._load_model()
         maker = CacheFactory(loaded.model, preset.kv)
         log.info("trying how %s decodes and rewinds", preset.model.id)
         self._device_memory.apply()

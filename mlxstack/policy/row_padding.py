@@ -7,9 +7,9 @@ LEAST_GAIN = 0.05
 
 
 def padded_counts(seconds: Sequence[float]) -> tuple[int, ...]:
-    """For 0, 1, 2 ... rows, the rows to compute; `seconds[n]` is the time of n rows.
+    """Rows to compute for 0, 1, 2 ... rows.
 
-    It is the same number, or a larger one that takes less time.
+    It is the same number, or a larger one that takes less time; `seconds[n]` is that of n rows.
     """
     counts = [0] * len(seconds)
     best = len(seconds) - 1

@@ -8,7 +8,7 @@ from mlxstack.service.gate import SwapGate
 
 
 async def return_free_memory(gate: SwapGate) -> None:
-    """Return it, and use no huge pages until the next request asks to enter.
+    """Return it; use no huge pages until the next request.
 
     The kernel would fill the freed parts again when it joins pages.
     """

@@ -1,5 +1,6 @@
 """The books of a chaos: what the clients saw against what the service counted."""
 
+from collections.abc import Mapping
 from threading import Lock
 
 import httpx
@@ -20,9 +21,9 @@ class Counted(Struct, frozen=True):
     n_generated: int
 
 
-def read_counters(url: str) -> Counted:
+def read_counters(url: str, headers: Mapping[str, str] | None = None) -> Counted:
     """As they are now."""
-    text = httpx.get(f"{url}/metrics").raise_for_status().text
+    text = httpx.get(f"{url}/metrics", headers=headers).raise_for_status().text
     found = {
         sample.name: int(sample.value)
         for family in text_string_to_metric_families(text)

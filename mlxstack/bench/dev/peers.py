@@ -64,7 +64,7 @@ def _floors(
 
 
 def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[BenchTarget, ...]:
-    """Targets of the scenes that were played; a floor is compared with the figure of its pass."""
+    """Targets of the scenes; floors are compared pass by pass."""
     ours, peer = found[OURS], found[PEER]
     n = plan.crowd[-1]
 

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU that compute more rows where its BLAS is faster at them.
+"""Linear layers with padded rows, for CPUs that multiply more rows faster.
 
 OpenBLAS divides a few rows badly between threads: on two cores, 8 rows of 2048 x 2048 take 1.25
 times and 11 rows 1.85 times as long as 16 rows.
@@ -27,7 +27,10 @@ MOST_S = 1.0
 
 
 class PaddedLinear(nn.Linear):  # type: ignore[misc]
-    """Linear layer that computes `counts[n]` rows for n; the rest are `zeros` (rows, in)."""
+    """Linear layer that computes `counts[n]` rows for n.
+
+    The others are `zeros` (rows, in).
+    """
 
     def __init__(self, linear: nn.Linear, counts: tuple[int, ...], zeros: mx.array) -> None:
         nn.Module.__init__(self)
@@ -50,7 +53,7 @@ class PaddedLinear(nn.Linear):  # type: ignore[misc]
 
 
 def pad_linear_layers(model: Any) -> None:
-    """Replace the model's large linear layers, if this computer is faster with padded rows."""
+    """Replace large linear layers, if this computer multiplies padded rows faster."""
     large = {
         name: module
         for name, module in model.named_modules()
@@ -77,7 +80,7 @@ def pad_linear_layers(model: Any) -> None:
 
 
 def measured_seconds(layers: list[nn.Linear]) -> list[float]:
-    """Seconds of a product of 0, 1, 2 ... rows; empty when measuring takes too long.
+    """Seconds of a product of 0, 1 ... rows; empty after `MOST_S`.
 
     The layers take turns, so that weights come from memory, as in a pass.
     """
