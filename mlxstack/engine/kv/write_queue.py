@@ -85,7 +85,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_DEFERRED_S = 10.0
+MOST_DEFERRED_S = 5.0
 """Seconds that deferred writes wait at most while the engine is busy."""
 
 
