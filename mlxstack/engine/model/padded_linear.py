@@ -1,6 +1,6 @@
 """Linear layers with padded rows, for CPUs that multiply more rows faster.
 
-OpenBLAS divides a few rows badly between threads: on two cores, 8 rows of 2048 x 2048 take 1.25
+OpenBLAS with two threads is slow at some row counts: on two cores, 8 rows of 2048 x 2048 take 1.25
 times and 11 rows 1.85 times as long as 16 rows.
 """
 
