@@ -222,8 +222,7 @@ class EngineLoop:
         is_prefilling = chunk is not None or early is not None
         self._decode(partial(self.batch.step, is_prefilling=is_prefilling))
         if is_prefilling:
-            # Flush pending tokens first, so prefill neither delays them nor is timed with them.
-            self._decode(self.batch.sync)
+            # First, so that prefill does not delay them.
             self.flush(deliver)
         if chunk is not None:
             self._prefill(chunk.slot, chunk.n_tokens)

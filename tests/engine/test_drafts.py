@@ -376,6 +376,7 @@ def test_a_draft_pays_for_the_passes_that_its_layout_takes(
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
     runner = ModelRunner(model, is_ragged=is_ragged)
     batch = Batch(runner, WidthCosts((1, 6, 7), (1.0, 1.0, 9.0)))
+    batch.is_ahead = False
     tokens = list(prompt(20, seed=3))
     for slot in range(3):
         context = SlotContext(CacheFactory(model, KVSpec()))

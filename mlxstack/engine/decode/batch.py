@@ -1,6 +1,6 @@
 """Decodes the running slots together, one token or several drafted ones for each per step.
 
-On a GPU the next step is scheduled ahead, but for rows whose next tokens can be drafted.
+The next step is built before the last one is read, but for rows whose tokens may be drafted.
 """
 
 import time
@@ -115,7 +115,7 @@ class RowToken(Struct, frozen=True):
 
 
 class FedRow(Struct, frozen=True):
-    """A row in a scheduled step, its draft and its choices.
+    """A row in a built step, its draft and its choices.
 
     Without choices its rules raised after the model had run. `position` is that of the token
     before the first choice, and `states` are the hidden states (1 + draft, dim) from there on.
@@ -129,7 +129,7 @@ class FedRow(Struct, frozen=True):
 
 
 class InFlightStep(Struct, frozen=True):
-    """A scheduled step that was not read yet; `passes` are widths.
+    """A built step that was not read yet; `passes` are widths.
 
     The draft model took `drafting_s` seconds, for the rows at `modeled`.
     """
@@ -143,9 +143,10 @@ class InFlightStep(Struct, frozen=True):
 class Batch:
     """The running rows. Joining and leaving touch no other row's arrays.
 
-    `is_ahead` schedules a step before the last one is read, which keeps a GPU busy; a CPU
-    computes while it schedules, so there it would only delay every token. A step with drafts
-    needs the last tokens and is read at once.
+    With `is_ahead` the graph of a step is built while the last one is computed. A GPU gets it at
+    once, which keeps it busy; on a CPU MLX computes most of a step before submitting it returns,
+    so there the last tokens are returned first. Drafts and prefill chunks need the last tokens:
+    nothing is built ahead of them.
     """
 
     def __init__(
@@ -163,9 +164,11 @@ class Batch:
         self.plain_share = 1.0
         """Share of the seconds of the last step that was read which it takes without drafts."""
         self._in_flight: InFlightStep | None = None
+        self._unsubmitted: list[mx.array] = []
+        """Arrays of the step in flight, until MLX has been told to compute them."""
         self.rows: list[BatchRow] = []
         self._broken: list[tuple[BatchRow, Exception]] = []
-        self.is_ahead = has_gpu() and runner.can_run_ahead
+        self.is_ahead = runner.can_run_ahead
         self.costs = costs
         self.draft_model = draft_model
         self.n_calls = 0
@@ -176,7 +179,7 @@ class Batch:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a scheduled step has not been read yet."""
+        """Whether a built step has not been read yet."""
         return self._in_flight is not None
 
     @property
@@ -196,29 +199,33 @@ class Batch:
 
     def leave(self, slot: int) -> None:
         """The slot's row takes no further part; its context holds the tokens that its KV has."""
+        if self._in_flight is not None and any(fed.row.slot == slot for fed in self._in_flight.fed):
+            # Other threads may read its KV from now on.
+            self._submit()
         self.rows = [row for row in self.rows if row.slot != slot]
 
     def step(self, *, is_prefilling: bool = False) -> list[RowToken]:
-        """The tokens that every row chose: in this step, or, when ahead, in the step before it.
+        """The tokens that every row chose.
 
-        When ahead the first call reads nothing, and rows at their last token are not fed again.
-        `is_prefilling`: a prefill chunk follows.
+        `is_prefilling`: a prefill chunk follows; nothing is in flight then.
         """
         self._is_prefilling = is_prefilling
-        if self._in_flight is not None and self._may_draft():
-            return self.sync()
         began = time.perf_counter()
-        landed, self._in_flight = self._in_flight, self._dispatch()
-        if self._in_flight is not None and (not self.is_ahead or _has_draft(self._in_flight)):
-            assert landed is None
-            landed, self._in_flight = self._in_flight, None
+        self._in_flight = landed = self._in_flight or self._build()
+        if landed is None:
+            return []
+        self._submit()
+        self._in_flight = self._build() if self._goes_ahead_of(landed) else None
+        if has_gpu():
+            self._submit()
         tokens = self._collect(landed)
-        if landed is not None and len(tokens) >= len(landed.fed):
+        if len(tokens) >= len(landed.fed):
             self._learn(landed, tokens, time.perf_counter() - began)
         return tokens
 
     def sync(self) -> list[RowToken]:
-        """Read the scheduled step without scheduling another; afterwards nothing is in flight."""
+        """Read the step in flight without building another; afterwards nothing is in flight."""
+        self._submit()
         landed, self._in_flight = self._in_flight, None
         return self._collect(landed)
 
@@ -232,10 +239,25 @@ class Batch:
         self.rows = []
         self._broken = []
         self._in_flight = None
+        self._unsubmitted = []
         if self._stacker is not None:
             self._stacker.release()
 
-    def _dispatch(self) -> InFlightStep | None:
+    def _goes_ahead_of(self, landed: InFlightStep) -> bool:
+        """Whether another step is built before this one, which is in flight, is read."""
+        is_free = not (self._is_prefilling or self._broken or _has_draft(landed))
+        # A guide reads the last token; a CPU would compute the next logits before.
+        is_guided = any(row.sampler.is_guided for row in self.rows)
+        can_read = has_gpu() or not is_guided
+        return self.is_ahead and is_free and can_read and not self._may_draft()
+
+    def _submit(self) -> None:
+        """Have MLX compute the step in flight."""
+        arrays, self._unsubmitted = self._unsubmitted, []
+        if arrays:
+            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+
+    def _build(self) -> InFlightStep | None:
         began = time.perf_counter()
         rows, drafts = self._draft([row for row in self.rows if row.n_left])
         if not rows:
@@ -257,7 +279,7 @@ class Batch:
                 row.input_token = choices[0].token
                 row.n_left -= 1
         arrays = [a for choices in chosen for choice in choices for a in _arrays(choice)]
-        mx.async_eval(arrays + kept)  # type: ignore[no-untyped-call]
+        self._unsubmitted = arrays + kept
         each = zip(rows, drafts, chosen, positions, states, strict=True)
         fed = tuple(FedRow(*one) for one in each)
         return InFlightStep(fed, passes, modeled, drafting_s)
