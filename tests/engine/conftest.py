@@ -1,4 +1,4 @@
-"""Path of the decode step: that of a GPU, which schedules a step before the last one is read.
+"""Path of the decode step: that of a GPU, which gets a step before the last one is read.
 
 Rows are stacked after few steps, however uneven, and padded for all linear layers. The path of a
 CPU and the usual rules run in the tests of services (tests/api, tests/cli, tests/endurance).
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def step_ahead() -> Iterator[None]:
-    """Schedule every step before the last one is read, as on a GPU."""
+    """Submit every step before the last one is read, as on a GPU."""
     from mlxstack.engine.decode import batch
 
     with pytest.MonkeyPatch.context() as patch:

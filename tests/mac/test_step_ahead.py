@@ -1,7 +1,9 @@
-"""The step-ahead path, which runs on GPUs only, forced on."""
+"""Steps that are built ahead: those that a GPU gets at once, and those of a CPU."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -73,9 +75,40 @@ def test_a_row_that_raises_has_as_many_tokens_as_its_kv(
     raise AssertionError("the guide never raised")
 
 
+def test_on_a_cpu_a_row_that_leaves_has_kv_that_another_thread_can_read(model_of: ModelOf) -> None:
+    model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
+    one, context = _running_row(model)
+    assert len(one.step()) == 1
+    assert one.is_in_flight
+    one.leave(0)
+    with ThreadPoolExecutor(1) as pool:
+        for cache in context.caches:
+            pool.submit(mx.eval, cache.keys, cache.values).result(WAIT_S)
+    assert one.sync() == []
+    check_context(context)
+
+
+def test_no_step_is_built_ahead_of_a_prefill_chunk(model_of: ModelOf) -> None:
+    model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
+    one, _ = _running_row(model)
+    one.step()
+    for _ in range(2):
+        assert len(one.step(is_prefilling=True)) == 1
+        assert not one.is_in_flight
+
+
+def _running_row(model: Any) -> tuple[Batch, SlotContext]:
+    context, tokens = SlotContext(CacheFactory(model, KVSpec())), prompt(9)
+    model(mx.array([tokens]), cache=context.caches)
+    context.extend(tokens)
+    one = Batch(ModelRunner(model))
+    one.join(BatchRow(0, context, Sampler(SamplingParams(), tokens, 0), 10))
+    return one, context
+
+
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedule every step before the last one is read, as on a GPU."""
+    """Submit every step before the last one is read, as on a GPU."""
     monkeypatch.setattr(batch, "has_gpu", lambda: True)
 
 
