@@ -244,7 +244,7 @@ class Batch:
             self._stacker.release()
 
     def _goes_ahead_of(self, landed: InFlightStep) -> bool:
-        """Whether another step is built before this one, which is in flight, is read."""
+        """Whether another step is built before `landed` is read."""
         is_free = not (self._is_prefilling or self._broken or _has_draft(landed))
         # A guide reads the last token; a CPU would compute the next logits before.
         is_guided = any(row.sampler.is_guided for row in self.rows)
