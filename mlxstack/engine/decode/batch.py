@@ -201,7 +201,7 @@ class Batch:
         """The slot's row takes no further part; its context holds the tokens that its KV has."""
         if self._in_flight is not None and any(fed.row.slot == slot for fed in self._in_flight.fed):
             # Other threads may read its KV from now on.
-            self._submit()
+            self.submit()
         self.rows = [row for row in self.rows if row.slot != slot]
 
     def step(self, *, is_prefilling: bool = False) -> list[RowToken]:
@@ -214,10 +214,10 @@ class Batch:
         self._in_flight = landed = self._in_flight or self._build()
         if landed is None:
             return []
-        self._submit()
+        self.submit()
         self._in_flight = self._build() if self._goes_ahead_of(landed) else None
         if has_gpu():
-            self._submit()
+            self.submit()
         tokens = self._collect(landed)
         if len(tokens) >= len(landed.fed):
             self._learn(landed, tokens, time.perf_counter() - began)
@@ -225,9 +225,15 @@ class Batch:
 
     def sync(self) -> list[RowToken]:
         """Read the step in flight without building another; afterwards nothing is in flight."""
-        self._submit()
+        self.submit()
         landed, self._in_flight = self._in_flight, None
         return self._collect(landed)
+
+    def submit(self) -> None:
+        """Have MLX compute the step in flight."""
+        arrays, self._unsubmitted = self._unsubmitted, []
+        if arrays:
+            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
     def take_broken(self) -> list[tuple[BatchRow, Exception]]:
         """Rows whose own rules raised; each is returned once and must leave."""
@@ -250,12 +256,6 @@ class Batch:
         is_guided = any(row.sampler.is_guided for row in self.rows)
         can_read = has_gpu() or not is_guided
         return self.is_ahead and is_free and can_read and not self._may_draft()
-
-    def _submit(self) -> None:
-        """Have MLX compute the step in flight."""
-        arrays, self._unsubmitted = self._unsubmitted, []
-        if arrays:
-            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
     def _build(self) -> InFlightStep | None:
         began = time.perf_counter()

@@ -78,7 +78,8 @@ class Ours:
         self._batch.step()
 
     def finish(self) -> None:
-        """Wait until nothing is being computed."""
+        """Wait until nothing is being computed, nor left to be."""
+        self._batch.submit()
         mx.synchronize()
 
     def _settle(self) -> None:
