@@ -222,7 +222,7 @@ class EngineLoop:
         is_prefilling = chunk is not None or early is not None
         self._decode(partial(self.batch.step, is_prefilling=is_prefilling))
         if is_prefilling:
-            # First, so that prefill does not delay them.
+            # Before the chunk, so that it does not delay these tokens.
             self.flush(deliver)
         if chunk is not None:
             self._prefill(chunk.slot, chunk.n_tokens)
