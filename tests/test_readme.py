@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.ports import unused_port
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
@@ -54,9 +55,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shell(programs: Path, tmp_path: Path) -> Iterator[tuple[dict[str, str], str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(unused_port())
     env = {**os.environ, "MLX_STACK_HOME": str(tmp_path), "MLX_STACK_SERVER_PORT": port}
     env["PATH"] = f"{programs}{os.pathsep}{env['PATH']}"
     env.pop("PYTHONPATH", None)

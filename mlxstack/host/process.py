@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import random
 import signal
 import socket
 import sys
@@ -13,6 +14,8 @@ from msgspec import Struct
 
 BIRTH_TOLERANCE_S = 1.5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+REGISTERED_PORTS = range(20_000, 30_000)
+"""Below the ports that Linux (from 32,768) and macOS (from 49,152) give out themselves."""
 
 
 class ProcessId(Struct, frozen=True):
@@ -119,7 +122,13 @@ def reachable(host: str) -> str:
 
 
 def free_port(host: str) -> int:
-    """A port that is free now."""
+    """A port that is free now, if possible not one that another bind or connection is given.
+
+    Raises OSError if `host` is no address of this machine.
+    """
+    for port in random.sample(REGISTERED_PORTS, 10):
+        if refusal(host, port) is None:
+            return port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))

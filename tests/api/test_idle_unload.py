@@ -25,8 +25,9 @@ from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_agents import RULES, cold, history, said, turn, user, words
-from tests.api.test_serve import free_port, process, wait_for
+from tests.api.test_serve import process, wait_for
 from tests.api.test_swap import until
+from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -89,7 +90,7 @@ def test_memory_comes_back(quick: None, tmp_path: Path) -> None:
 def test_resident_memory_comes_back(tmp_path: Path) -> None:
     """Measured in a process of its own, which holds nothing of other tests."""
     models.write(tmp_path / "big", {**BIG, "intermediate_size": 8192})
-    preset = tiny_preset(tmp_path / "big", server=ServerSpec(port=free_port(), idle_unload_s=600))
+    preset = tiny_preset(tmp_path / "big", server=ServerSpec(port=unused_port(), idle_unload_s=600))
     url = f"http://127.0.0.1:{preset.server.port}"
     with process(preset, tmp_path) as service, httpx.Client(base_url=url, timeout=60) as http:
         wait_for(url)

@@ -24,7 +24,8 @@ from mlxstack.core.status import StatusFrame
 from mlxstack.host.heap import trim_heap
 from tests.api.running import standing, tiny_preset
 from tests.api.speaking import chat_body
-from tests.api.test_serve import free_port, wait_for
+from tests.api.test_serve import wait_for
+from tests.ports import unused_port
 
 HAS_TRIM = hasattr(ctypes.CDLL(None), "malloc_trim")
 pytestmark = [
@@ -107,7 +108,7 @@ class TrimmedService(NamedTuple):
 def running(
     model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrimmedService]:
-    folder, port = tmp_path_factory.mktemp("service"), free_port()
+    folder, port = tmp_path_factory.mktemp("service"), unused_port()
     preset = tiny_preset(model_folder, server=ServerSpec(port=port))
     (folder / "preset.json").write_bytes(msgspec.json.encode(preset))
     command = [sys.executable, "-c", HOLES, str(folder / "preset.json"), str(folder / "home")]

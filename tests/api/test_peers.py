@@ -36,8 +36,9 @@ from mlxstack.host.home import Home
 from mlxstack.policy import remote_prefill
 from mlxstack.service import peers
 from tests.api.running import Running, running, tiny_preset
-from tests.api.test_serve import free_port, process, wait_for
+from tests.api.test_serve import process, wait_for
 from tests.endurance.tally import read_counters
+from tests.ports import unused_port
 from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -103,7 +104,7 @@ class Pair:
 @contextmanager
 def pair_of(folder: Path, root: Path, **sections: Any) -> Iterator[Pair]:
     """A helper, and a service with `sections` that has it as its peer."""
-    port = free_port()
+    port = unused_port()
     plain = tiny_preset(folder, slots=SlotSpec(count=5, n_ctx=N_CTX))
     theirs = structs.replace(plain, server=ServerSpec(port=port, api_keys=KEYS, drain_s=1))
     url = f"http://127.0.0.1:{port}"

@@ -17,6 +17,7 @@ import pytest
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
 from tests.api.running import tiny_preset
 from tests.api.speaking import chat_body
+from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -29,11 +30,6 @@ from mlxstack.core.preset import Preset
 preset = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=Preset)
 sys.exit(run(preset, pathlib.Path(sys.argv[2])))
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 @contextmanager
@@ -61,7 +57,7 @@ def wait_for(url: str) -> None:
 
 
 def test_e16_sigterm_lets_running_requests_finish(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
+    port = unused_port()
     preset = tiny_preset(model_folder, server=ServerSpec(port=port, drain_s=60))
     url = f"http://127.0.0.1:{port}"
     with process(preset, tmp_path) as found:
@@ -100,7 +96,7 @@ def test_a15_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 
 def test_c6_a_saved_slot_survives_the_process(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
+    port = unused_port()
     preset = tiny_preset(model_folder, server=ServerSpec(port=port))
     url = f"http://127.0.0.1:{port}"
     first = chat_body("remember this", id_slot=0)

@@ -21,8 +21,9 @@ from mlxstack.core.preset import AgentsSpec, Persist, ServerSpec, SlotSpec
 from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import Service
 from tests.api.running import tiny_preset
-from tests.api.test_serve import free_port, wait_for
+from tests.api.test_serve import wait_for
 from tests.api.test_swap import until
+from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -125,7 +126,7 @@ sys.exit(run(preset, pathlib.Path(sys.argv[2])))
 
 @pytest.mark.slow
 def test_a_stuck_engine_does_not_abort_the_exit(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
+    port = unused_port()
     preset = tiny_preset(model_folder, server=ServerSpec(port=port, drain_s=0.3))
     (tmp_path / "preset.json").write_bytes(msgspec.json.encode(preset))
     command = [sys.executable, "-c", STUCK, str(tmp_path / "preset.json"), str(tmp_path / "home")]

@@ -17,7 +17,8 @@ from mlxstack.core.preset import ServerSpec, SlotSpec
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.api.test_agents import RULES, cold, history, said, turn, user, words
-from tests.api.test_serve import free_port, process, wait_for
+from tests.api.test_serve import process, wait_for
+from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -115,7 +116,7 @@ def test_g9_models_that_are_left_or_fail_free_their_memory(
     folders: dict[str, Path], home: Path
 ) -> None:
     """Measured in a process of its own, which holds no arrays of other tests."""
-    preset = tiny_preset(folders["a"], server=ServerSpec(port=free_port()))
+    preset = tiny_preset(folders["a"], server=ServerSpec(port=unused_port()))
     url = f"http://127.0.0.1:{preset.server.port}"
     shutil.copytree(home / "presets", home / "home" / "presets")
     with process(preset, home), httpx.Client(base_url=url, timeout=60) as http:

@@ -12,7 +12,8 @@ import pytest
 
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import tiny_preset
-from tests.api.test_serve import free_port, process, wait_for
+from tests.api.test_serve import process, wait_for
+from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -27,7 +28,7 @@ def pair(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with ExitStack() as stack:
         clients = []
         for _ in range(2):
-            port = free_port()
+            port = unused_port()
             preset = tiny_preset(model_folder, server=ServerSpec(port=port, drain_s=1))
             stack.enter_context(process(preset, home))
             url = f"http://127.0.0.1:{port}"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import psutil
 
 from tests import forked
+from tests.ports import unused_port
 
 WORKER = Path(__file__).parent.parent / "host" / "worker.py"
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
@@ -34,18 +34,13 @@ def run(
     )
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 class Shell:
     """A terminal with its own home, where `mlx-stack` starts the tests' worker."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.home = folder / "home"
-        self.port = free_port()
+        self.port = unused_port()
         self.preset = folder / "tiny.yaml"
         self.preset.write_text(
             f"extends: demo\nslots: {{count: 3, n_ctx: 1024}}\n"

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cli.terminal import CLI, Shell, free_port
+from tests.cli.terminal import CLI, Shell
+from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
 
@@ -39,7 +40,7 @@ def is_loading(shell: Shell) -> bool:
 
 
 def test_a15_of_two_ups_at_once_one_wins_and_serves_what_it_was_told(shell: Shell) -> None:
-    ports = [free_port(), free_port()]
+    ports = [unused_port(), unused_port()]
     both = [begin(shell, "up", str(shell.preset), "--port", str(port)) for port in ports]
     told = [one.communicate(timeout=180) for one in both]
     codes = [one.returncode for one in both]

@@ -16,7 +16,8 @@ from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.service_state import read_json
 from mlxstack.service.memory_check import room_in
 from tests import hub, models
-from tests.cli.terminal import Shell, free_port
+from tests.cli.terminal import Shell
+from tests.ports import unused_port
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 
@@ -55,7 +56,7 @@ def test_several_models_have_one_address(shell: Shell) -> None:
         "gateway": "healthy", "two": "healthy",
     }  # fmt: skip
     assert "two answers" in shell.run("logs").stdout
-    alone = shell.run("up", "two", "--port", str(free_port()))
+    alone = shell.run("up", "two", "--port", str(unused_port()))
     assert alone.returncode == 4
     os.kill(found["gateway"]["worker_pid"], signal.SIGKILL)
     assert shell.run("restart", "gateway").returncode == 0
@@ -133,7 +134,7 @@ def test_a_model_that_is_not_here_reserves_what_the_hub_tells(shell: Shell, tmp_
     home = Home(shell.home)
     planned = gateway.plan("x", near, home, room_in(home, this_memory(shell.env)))
     assert known["far"] == pytest.approx(planned.members[1].n_bytes, rel=0.01)
-    dead = {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}", "HF_HOME": str(tmp_path / "none")}
+    dead = {"HF_ENDPOINT": f"http://127.0.0.1:{unused_port()}", "HF_HOME": str(tmp_path / "none")}
     unknown = reserved("one", "far", **dead)
     spec = read_json(Home(shell.home).gateway_file("gateway"), GatewaySpec)
     assert spec is not None and unknown["far"] == spec.budget

@@ -14,7 +14,8 @@ from mlxstack.cli.services.mode_switch import requests_of
 from mlxstack.core.preset import AUTO, Preset
 from mlxstack.host.home import Home
 from mlxstack.host.service_state import read_json
-from tests.cli.terminal import Shell, free_port
+from tests.cli.terminal import Shell
+from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
 
@@ -147,7 +148,7 @@ def test_j2_a_member_that_fails_brings_the_former_services_back(shell: Shell, mo
     assert shell.run("mode", "switch", "day").returncode == 0
     (modes / "bad.yaml").write_text("members:\n  - preset: watch\n  - preset: failing\n")
     (shell.home / "presets" / "failing.yaml").write_text(
-        f"extends: demo\nserver: {{port: {free_port()}, startup_timeout_s: 120}}\n"
+        f"extends: demo\nserver: {{port: {unused_port()}, startup_timeout_s: 120}}\n"
     )
     blocked = shell.home / "presets" / "failing.yaml"
     blocked.write_text(blocked.read_text() + "slots: {save_path: /dev/null/slots}\n")

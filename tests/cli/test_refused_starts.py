@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from tests.cli.terminal import CLI, Shell, free_port
+from tests.cli.terminal import CLI, Shell
+from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.net
 def test_a15_a_second_up_refuses_and_names_the_owner(shell: Shell) -> None:
     assert shell.up().returncode == 0
     pid = (shell.home / "run" / "tiny.pid").read_text().strip()
-    again = shell.up("--port", str(free_port()))
+    again = shell.up("--port", str(unused_port()))
     assert again.returncode == 4
     for word in (f"pid {pid}", str(shell.preset), f"http://127.0.0.1:{shell.port}"):
         assert word in again.stderr
@@ -27,7 +28,7 @@ def test_a15_a_second_up_refuses_and_names_the_owner(shell: Shell) -> None:
     assert "already running" in needed.stdout
     told = json.loads(shell.up("--if-needed", "--json").stdout)
     assert (told["name"], told["supervisor_pid"]) == ("tiny", int(pid))
-    assert shell.up("--if-needed", "--port", str(free_port())).returncode == 4
+    assert shell.up("--if-needed", "--port", str(unused_port())).returncode == 4
     assert (shell.home / "run" / "tiny.pid").read_text().strip() == pid
 
 

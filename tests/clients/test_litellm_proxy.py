@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.api.running import running, tiny_preset
-from tests.cli.terminal import free_port
 from tests.clients.stage import PROGRAMS
+from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.soak]
 PAGE = Path(__file__).parents[2] / "docs" / "two-macs.md"
@@ -49,7 +49,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp("litellm")
     found = CONFIG.search(PAGE.read_text())
     assert found is not None
-    config, port = found[1], free_port()
+    config, port = found[1], unused_port()
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),

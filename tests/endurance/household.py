@@ -13,7 +13,6 @@ import httpx
 from mlxstack.core.preset import ModelSpec, Preset, QueueSpec, ServerSpec, SlotSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.process import free_port
 from mlxstack.host.service_state import (
     RestartPolicy,
     ServiceSpec,
@@ -22,6 +21,7 @@ from mlxstack.host.service_state import (
     write_json,
 )
 from tests import models
+from tests.ports import unused_port
 
 N_SLOTS = 3
 N_CTX = 2048
@@ -42,7 +42,7 @@ class Household:
             text = f"model: {{id: {folder}, alias: {name}}}\n"
             text += f"slots: {{count: {N_SLOTS}, n_ctx: {N_CTX}}}\nqueue: {{max_waiting: 12}}\n"
             (self.home.presets / f"{name}.yaml").write_text(text)
-        server = ServerSpec(port=free_port("127.0.0.1"), drain_s=2)
+        server = ServerSpec(port=unused_port(), drain_s=2)
         first = Preset(
             model=ModelSpec(id=str(root / "a"), alias="a"),
             name="one",

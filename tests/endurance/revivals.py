@@ -28,8 +28,8 @@ from mlxstack.host.service_state import (
     read_state,
     write_json,
 )
-from tests.cli.terminal import free_port
 from tests.endurance.talkers import Talk, Talkers, answer
+from tests.ports import unused_port
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class House:
     def __init__(self, model: Path, root: Path, n_deaths: int) -> None:
         self.home = Home(root / "home")
         make_home(self.home)
-        server = ServerSpec(port=free_port(), drain_s=2)
+        server = ServerSpec(port=unused_port(), drain_s=2)
         self.url = f"http://127.0.0.1:{server.port}"
         preset = Preset(
             model=ModelSpec(id=str(model)),

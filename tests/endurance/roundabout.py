@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from tests import models
-from tests.cli.terminal import free_port
+from tests.ports import unused_port
 
 N_AGENTS = 12
 N_SLOTS = 3
@@ -49,7 +49,7 @@ class House:
         self.home = root / "home"
         (self.home / "presets").mkdir(parents=True)
         self.source = self.home / "resolved.json"
-        server = ServerSpec(port=free_port(), drain_s=2)
+        server = ServerSpec(port=unused_port(), drain_s=2)
         self.url = f"http://127.0.0.1:{server.port}"
         for seed, name in enumerate(("a", "b"), start=1):
             folder = models.write(root / name, models.LLAMA, seed=seed)

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mlxstack.host.liveness_probe import HealthProbe, LivenessMonitor, probe
-from mlxstack.host.process import free_port
 from mlxstack.host.service_state import RestartPolicy
+from tests.ports import unused_port
 
 PATIENCE = RestartPolicy(look_s=5.0, silent_s=20.0, stuck_s=40.0)
 WELL = HealthProbe(is_well=True, said="")
@@ -59,7 +59,7 @@ def test_a9_what_an_answer_tells(
 
 @pytest.mark.net
 def test_a9_nobody_there_is_silence() -> None:
-    assert probe(f"http://127.0.0.1:{free_port('127.0.0.1')}", 5.0) == SILENT
+    assert probe(f"http://127.0.0.1:{unused_port()}", 5.0) == SILENT
 
 
 def felt(*beats: HealthProbe) -> list[str | None]:

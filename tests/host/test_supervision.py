@@ -17,7 +17,7 @@ import pytest
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import liveness_probe, services
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.process import ProcessId, free_port, identify, is_alive, kill, refusal
+from mlxstack.host.process import ProcessId, identify, is_alive, kill, refusal
 from mlxstack.host.service_state import (
     Phase,
     RestartPolicy,
@@ -30,6 +30,7 @@ from mlxstack.host.service_state import (
     write_atomic,
     write_json,
 )
+from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
 
@@ -68,7 +69,7 @@ class Started:
 
     def __init__(self, home: Home, mode: str) -> None:
         self.home = home
-        self.port = free_port("127.0.0.1")
+        self.port = unused_port()
         preset = Preset(
             model=ModelSpec("demo"),
             name="one",

@@ -140,6 +140,14 @@ def test_a_taken_port_is_found_with_its_listener() -> None:
     assert refusal("127.0.0.1", port) is None
 
 
+def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(given.read_text().split()[0]) if given.exists() else 49_152
+    assert all(1024 < free_port("127.0.0.1") < first for _ in range(100))
+    with pytest.raises(OSError, match="assign"):
+        free_port("192.0.2.1")
+
+
 def preset(**parts: object) -> Preset:
     return Preset(**({"model": ModelSpec("demo"), "name": "p"} | parts))  # type: ignore[arg-type]
 

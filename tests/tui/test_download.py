@@ -17,7 +17,8 @@ from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.overview import health
 from tests import hub
-from tests.cli.terminal import CLI, free_port
+from tests.cli.terminal import CLI
+from tests.ports import unused_port
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 
@@ -25,7 +26,7 @@ FILES = {"config.json": b"{}", "model.safetensors": bytes(24 * 2**20)}
 
 
 def test_a_download_shows_bar_bytes_and_time_left(tmp_path: Path) -> None:
-    port = free_port()
+    port = unused_port()
     preset = Preset(name="far", model=ModelSpec(id=hub.MODEL), server=ServerSpec(port=port))
     file = tmp_path / "far.json"
     file.write_bytes(msgspec.json.encode(preset))
