@@ -1,6 +1,12 @@
 """State of a request in the engine: limits, stop tokens, timings."""
 
-from mlxstack.core.engine_events import CacheMiss, FinishReason, KVSource, RequestTimings
+from mlxstack.core.engine_events import (
+    CacheMiss,
+    FinishReason,
+    KVSource,
+    RequestFinished,
+    RequestTimings,
+)
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.drafter import Drafter
@@ -43,6 +49,10 @@ class RequestState:
         if len(self.request.tokens) + self.n_generated >= n_ctx:
             return FinishReason.CONTEXT
         return None
+
+    def finish(self, reason: FinishReason, now: float) -> RequestFinished:
+        """The request's last event."""
+        return RequestFinished(self.request.id, reason, self.work(now))
 
     def work(self, now: float) -> RequestTimings:
         """Timings of the request until now."""

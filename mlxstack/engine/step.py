@@ -69,6 +69,7 @@ MOST_LOADS = 3
 
 Events = tuple[Event, ...]
 Deliver = Callable[[Events], None]
+Advance = Callable[[], list[RowToken]]
 Work = Callable[[SlotContext], None]
 OnLost = Callable[[StackError], None]
 
@@ -175,10 +176,7 @@ class EngineLoop:
         """Stop a request in any phase; its KV stays in the slot."""
         live = self._live.get(request_id)
         if live is not None:
-            self._end(
-                live,
-                RequestFinished(request_id, FinishReason.CANCELLED, live.work(time.monotonic())),
-            )
+            self._end(live, live.finish(FinishReason.CANCELLED, time.monotonic()))
 
     def when_idle(
         self, action_id: str, slot: int, work: Work, on_lost: OnLost | None = None
@@ -220,7 +218,7 @@ class EngineLoop:
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()
         is_prefilling = chunk is not None or early is not None
-        self._decode(partial(self.batch.step, is_prefilling=is_prefilling))
+        self._decode(partial(self.batch.step, is_prefilling=is_prefilling), deliver)
         if is_prefilling:
             # Before the chunk, so that it does not delay these tokens.
             self.flush(deliver)
@@ -270,6 +268,7 @@ class EngineLoop:
 
     def snapshot(self) -> Snapshot:
         """Immutable state for other threads."""
+        model = self.batch.draft_model
         counters = replace(
             self.ledger.counters,
             n_decode_calls=self.batch.n_calls,
@@ -277,12 +276,8 @@ class EngineLoop:
             n_drafts=self.batch.n_drafts,
             n_drafted_tokens=self.batch.n_drafted,
             n_accepted_tokens=self.batch.n_accepted,
-            n_model_drafted_tokens=self.batch.draft_model.n_drafted
-            if self.batch.draft_model
-            else 0,
-            n_model_accepted_tokens=self.batch.draft_model.n_accepted
-            if self.batch.draft_model
-            else 0,
+            n_model_drafted_tokens=model.n_drafted if model else 0,
+            n_model_accepted_tokens=model.n_accepted if model else 0,
             n_evicted=self.slot_kv.memory.index.n_evicted,
         )
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
@@ -301,9 +296,8 @@ class EngineLoop:
                 )
             elif isinstance(action, Expire):
                 late = Busy("the request took longer than the preset's queue.timeout_s")
-                self._end(
-                    self._live[action.queued.request], RequestFailed(action.queued.request, late)
-                )
+                request = action.queued.request
+                self._end(self._live[request], RequestFailed(request, late))
             elif isinstance(action, RunSlotAction):
                 work, _ = self._works.pop(action.action.id)
                 work(self.slots[action.action.slot])
@@ -477,10 +471,14 @@ class EngineLoop:
             row = row_of(live.request, live.slot, context, self.n_ctx, live.drafter)
             self.ledger.count(n_prompt_tokens=len(live.request.tokens) - len(context))
             for first in self.batch.join(row, context.logits_after(live.request.tokens)):
-                self._receive(first)
+                if last := self._receive(first):
+                    self._end(live, last)
 
-    def _decode(self, advance: Callable[[], list[RowToken]]) -> None:
-        """Run or collect a step; an exception fails only its rows."""
+    def _decode(self, advance: Advance, deliver: Deliver | None = None) -> None:
+        """Run or collect a step; an exception fails only its rows.
+
+        Tokens are delivered before requests end: their KV may wait for the step in flight.
+        """
         if not self.batch.is_busy:
             return
         began = time.perf_counter()
@@ -492,8 +490,14 @@ class EngineLoop:
             return
         seconds = time.perf_counter() - began
         self.ledger.decoded(seconds, len(sampled), self.batch.plain_share)
+        ended: dict[int, RequestFinished] = {}
         for one in sampled:
-            self._receive(one)
+            if one.row.slot not in ended and (last := self._receive(one)):
+                ended[one.row.slot] = last
+        if ended and deliver is not None:
+            self.flush(deliver)
+        for last in ended.values():
+            self._end(self._live[last.request], last)
         for row, reason in self.batch.take_broken():
             self._break([row.slot], reason)
 
@@ -508,18 +512,18 @@ class EngineLoop:
                 queued.request, partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
             )
 
-    def _receive(self, one: RowToken) -> None:
+    def _receive(self, one: RowToken) -> RequestFinished | None:
+        """Emit a wanted token; the request's end if it was the last."""
         slot = self._state.slot(one.row.slot)
         live = self._live.get(slot.queued.request) if slot.queued else None
         if live is None or slot.state is not SlotState.RUNNING:
-            return
+            return None
         now = time.monotonic()
         reason = live.choose(one.token, now, self.n_ctx)
         self.ledger.count(n_generated_tokens=1)
         if reason is not FinishReason.EOS:
             self._emit(TokenSampled(live.request.id, one.token, one.logprob, one.top))
-        if reason is not None:
-            self._end(live, RequestFinished(live.request.id, reason, live.work(now)))
+        return None if reason is None else live.finish(reason, now)
 
     def _end(self, live: RequestState, last: RequestFinished | RequestFailed) -> None:
         now = time.monotonic()

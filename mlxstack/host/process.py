@@ -122,7 +122,7 @@ def reachable(host: str) -> str:
 
 
 def free_port(host: str) -> int:
-    """A port that is free now, if possible not one that another bind or connection is given.
+    """A free port, if possible below those that systems give to connections.
 
     Raises OSError if `host` is no address of this machine.
     """

@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.engine_events import FinishReason, TokenSampled
+from mlxstack.core.engine_events import Event, FinishReason, TokenSampled
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.core.request import SamplingParams
+from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.decode import batch
 from mlxstack.engine.decode.batch import Batch, BatchRow
 from mlxstack.engine.decode.sampler import Sampler
@@ -19,6 +19,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.step import EngineLoop
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, check_context, preset_of, prompt, running
 
@@ -159,3 +160,34 @@ def test_no_step_stays_in_flight_when_the_last_row_has_left(
         while driver.engine._turns.batch.is_in_flight:
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+def test_tokens_do_not_wait_for_the_kv_of_a_request_that_ends(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Detaching it waits for the step in flight, which may contain all rows."""
+    log: list[str] = []
+    detach = SlotContext.detach
+
+    def logged(context: SlotContext) -> None:
+        log.append("detach")
+        detach(context)
+
+    def scene(loop: EngineLoop) -> None:
+        def deliver(events: tuple[Event, ...]) -> None:
+            log.extend(f"{type(event).__name__} {event.request}" for event in events)
+
+        loop.submit(Request("longer", prompt(60), 60, use_cache=False))
+        loop.submit(Request("shorter", prompt(50), 60, use_cache=False, eos=frozenset(eos)))
+        while "RequestFinished shorter" not in log:
+            log.append("step")
+            loop.step(deliver)
+
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        free = driver.cold(prompt(50), 30)
+        eos = next(free[n : n + 1] for n in range(10, 30) if free[n] not in free[:n])
+        monkeypatch.setattr(SlotContext, "detach", logged)
+        driver.engine._do(scene).result(WAIT_S)
+        monkeypatch.undo()
+    end = log[-1 - log[::-1].index("step") :]
+    assert end[:3] == ["step", "TokenSampled longer", "detach"]
