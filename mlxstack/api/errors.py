@@ -45,7 +45,7 @@ INVALID = "invalid_request_error"
 # A retry can help with Busy and Loading; everything else above 499 will fail again.
 LOADING_RETRY_S = 2
 
-TOO_LARGE = "the body is larger than server.max_body_bytes allows"
+TOO_LARGE = "the body is larger than server.max_body_bytes of the preset allows (docs/presets.md)"
 
 # Litestar's name for the whole body, and msgspec's for a missing field.
 BODY = "data"
@@ -80,16 +80,41 @@ def to_stack_error(problem: Exception) -> errors.StackError:
             return problem
         case ValidationException():
             return _validation(problem)
-        case SerializationException():
-            return errors.BadRequest(f"the body is not valid JSON: {problem}")
         case HTTPException():
             return _http(problem)
-        case RecursionError():
-            return errors.BadRequest("the body is nested deeper than can be read here")
+        case SerializationException() | UnicodeDecodeError() | RecursionError():
+            return errors.BadRequest(_unreadable(problem))
     log.error("unexpected failure", exc_info=problem)
     return errors.Broken(
         f"an unexpected {type(problem).__name__} inside the service; its log has the details"
     )
+
+
+def _unreadable(problem: Exception) -> str:
+    """Why a body cannot be read; msgspec's decoder does not wrap the last two."""
+    match problem:
+        case UnicodeDecodeError():
+            where = f"{problem.reason} at byte {problem.start}"
+            return f"the body is not UTF-8 text ({where}); send JSON in UTF-8"
+        case RecursionError():
+            return "the body is nested deeper than can be read here"
+    return f"the body is not valid JSON: {problem}"
+
+
+def no_route(problem: HTTPException, method: str, path: str) -> errors.NotFound:
+    """Error of a path or method without a route, as in llama-server."""
+    allowed = sorted({one for one in _allowed(problem) if one not in ("OPTIONS", "HEAD")})
+    if allowed:
+        why = f"{path} takes {' or '.join(allowed)}, not {method}"
+    elif path.startswith("/v1/v1/"):
+        why = f"there is no {path}; leave one /v1 out of the client's base URL"
+    else:
+        why = f"there is no {method} {path}; /schema/openapi.json lists what there is"
+    return errors.NotFound(f"File Not Found: {why}")
+
+
+def _allowed(problem: HTTPException) -> list[str]:
+    return [one.strip() for one in (problem.headers or {}).get("allow", "").split(",") if one]
 
 
 def _validation(problem: ValidationException) -> errors.BadRequest:

@@ -17,7 +17,7 @@ from litestar.types import Guard, Message, Scope
 from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key, fits
-from mlxstack.api.host_rules import host_pattern, host_rules
+from mlxstack.api.host_rules import APP_SCHEMES, host_pattern, host_rules
 from mlxstack.api.protocols import Dialect
 from mlxstack.api.streaming import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
@@ -115,9 +115,10 @@ def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
 
 def cors(server: ServerSpec) -> CORSConfig:
     """Answers preflights of the origins that the host guard lets in."""
+    pages, apps = rf"https?://(?:{host_pattern(server)})(?::\d+)?", "|".join(sorted(APP_SCHEMES))
     return CORSConfig(
         allow_origins=[],
-        allow_origin_regex=rf"(?i:https?://(?:{host_pattern(server)})(?::\d+)?)",
+        allow_origin_regex=rf"(?i:{pages}|(?:{apps})://.*)",
         allow_headers=["*"],
         expose_headers=list(CACHE_HEADERS),
     )

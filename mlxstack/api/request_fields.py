@@ -373,6 +373,15 @@ def served_name(service: Service, name: str) -> str:
     return name
 
 
+def chosen_tool(choice: Any) -> str | None:
+    """Name of the tool in a `tool_choice`, in either form."""
+    if not isinstance(choice, dict):
+        return None
+    inner = choice.get("function")
+    name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
+    return name if isinstance(name, str) else None
+
+
 def json_instruction(schema: dict[str, Any] | None) -> Message:
     """Instruction to answer in JSON, before the answer."""
     line = "Answer with one JSON object and nothing else."

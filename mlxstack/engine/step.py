@@ -68,6 +68,7 @@ MOST_LOADS = 3
 """Maximum disk reads per request; then it starts from memory."""
 
 Events = tuple[Event, ...]
+LastEvent = RequestFinished | RequestFailed
 Deliver = Callable[[Events], None]
 Advance = Callable[[], list[RowToken]]
 Work = Callable[[SlotContext], None]
@@ -291,9 +292,8 @@ class EngineLoop:
         )
         for action in actions:
             if isinstance(action, AssignSlot):
-                self._guard(
-                    action.queued.request, partial(self._assign_slot, action.queued, action.slot)
-                )
+                queued = action.queued
+                self._guard(queued.request, partial(self._assign_slot, queued, action.slot))
             elif isinstance(action, Expire):
                 late = Busy("the request took longer than the preset's queue.timeout_s")
                 request = action.queued.request
@@ -338,9 +338,8 @@ class EngineLoop:
         if early is not None and early.n_used == early.n_begun:
             # The prompt differs from the last one as it was expected to.
             live.miss = None
-        self._emit(
-            SlotAssigned(live.request.id, slot, live.n_cached, live.source, live.miss, early)
-        )
+        assigned = SlotAssigned(live.request.id, slot, live.n_cached, live.source, live.miss, early)
+        self._emit(assigned)
         self._advance(live, plan.position)
 
     def _is_loading(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
@@ -475,18 +474,16 @@ class EngineLoop:
                     self._end(live, last)
 
     def _decode(self, advance: Advance, deliver: Deliver | None = None) -> None:
-        """Run or collect a step; an exception fails only its rows.
-
-        Tokens are delivered before requests end: their KV may wait for the step in flight.
-        """
+        """Run or collect a step; an exception fails only its rows."""
         if not self.batch.is_busy:
             return
         began = time.perf_counter()
         try:
             sampled = advance()
         except Exception as error:
-            self._break([row.slot for row in self.batch.rows], error)
+            slots = [row.slot for row in self.batch.rows]
             self.batch.reset()
+            self._break(slots, error)
             return
         seconds = time.perf_counter() - began
         self.ledger.decoded(seconds, len(sampled), self.batch.plain_share)
@@ -494,10 +491,8 @@ class EngineLoop:
         for one in sampled:
             if one.row.slot not in ended and (last := self._receive(one)):
                 ended[one.row.slot] = last
-        if ended and deliver is not None:
-            self.flush(deliver)
         for last in ended.values():
-            self._end(self._live[last.request], last)
+            self._end(self._live[last.request], last, deliver)
         for row, reason in self.batch.take_broken():
             self._break([row.slot], reason)
 
@@ -508,9 +503,8 @@ class EngineLoop:
             assert queued is not None
             n_bytes = self.slot_kv.bytes_per_token * (len(row.context) + GROWTH)
             idle = scheduler_state.idle_slots(self._state)
-            self._guard(
-                queued.request, partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
-            )
+            admit = partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
+            self._guard(queued.request, admit)
 
     def _receive(self, one: RowToken) -> RequestFinished | None:
         """Emit a wanted token; the request's end if it was the last."""
@@ -525,20 +519,20 @@ class EngineLoop:
             self._emit(TokenSampled(live.request.id, one.token, one.logprob, one.top))
         return None if reason is None else live.finish(reason, now)
 
-    def _end(self, live: RequestState, last: RequestFinished | RequestFailed) -> None:
-        now = time.monotonic()
+    def _end(self, live: RequestState, last: LastEvent, deliver: Deliver | None = None) -> None:
+        """Release the slot; its KV may wait for the step in flight."""
+        now, is_its_own = time.monotonic(), False
         self._live.pop(live.request.id, None)
         self._end_fetch(live)
         self._matches.forget(live.request.id)
         self._state = scheduler_state.dequeue(self._state, live.request.id)
         if live.slot is not None:
             # Until its KV is read from disk, the slot holds the context of another request.
-            if self._state.slot(live.slot).state is not SlotState.LOADING:
-                self.batch.leave(live.slot)
+            is_its_own = self._state.slot(live.slot).state is not SlotState.LOADING
+            if is_its_own:
                 if live.drafter is not None:
                     answer = self.slots[live.slot].tokens[len(live.request.tokens) :]
                     self.slot_kv.siblings.remember(live.request, answer)
-                self._keep(live.slot)
                 self._last[live.slot] = live
                 self.ledger.served(live.work(now), now - live.seated_at)
             self._state = scheduler_state.release_slot(
@@ -546,14 +540,20 @@ class EngineLoop:
             )
         live.state = self.ledger.ended(last)
         self._emit(last)
+        if deliver is not None:
+            self.flush(deliver)
+        if is_its_own and live.slot is not None:
+            self._keep(live.slot)
 
     def _keep(self, slot: int) -> None:
         """Store a finished request's context; an error is only logged."""
         try:
+            self.batch.leave(slot)
             self.slot_kv.end_request(slot)
         except Exception as error:
             log.exception("the context of slot %d could not be stored after a request", slot)
             self._clear(slot, describe_error(error, "keeping this slot"))
+            self.release(slot)
 
     def _guard(self, request_id: str, work: Callable[[], None]) -> None:
         """Run `work`; an exception fails this request alone and resets its slot."""
@@ -578,7 +578,7 @@ class EngineLoop:
 
     def _fail(self, request_id: str, error: Exception) -> None:
         live, plain = self._live[request_id], describe_error(error, "this request")
-        if live.slot is not None:
+        if live.slot is not None and live.is_assigned:
             self._clear(live.slot, plain)
         self._end(live, RequestFailed(request_id, plain))
 

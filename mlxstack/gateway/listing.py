@@ -43,7 +43,10 @@ async def root() -> dict[str, str]:
     return {"name": "mlx-stack", "version": __version__, "status": "ok"}
 
 
-@head(["/", "/api/hello", "/api/tags", "/api/version"], opt=PUBLIC)
+@head(
+    ["/", "/api/hello", "/api/tags", "/api/version", "/health", "/v1/health", "/v1/models"],
+    opt=PUBLIC,
+)
 async def probe() -> None:
     """Reachability probe of clients."""
 

@@ -124,7 +124,7 @@ def explain_miss(
     covered = min(max((o.covered for o in options), default=0), limit)
     common = min(clues.n_common, limit)
     previous, known = min(clues.n_previous, limit), max(common, min(clues.n_evicted, limit))
-    has_diverged = 0 < previous - common >= covered - at
+    has_diverged = at < previous and 0 < previous - common >= covered - at
     is_partial_block = at < common < at + clues.block_size
     losses = (
         (not clues.is_enabled, CacheMiss(MissReason.DISABLED, n_lost=known)),

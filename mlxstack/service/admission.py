@@ -389,13 +389,15 @@ async def _text_constraint(
 
 
 def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """Tools of a required call. Raises BadRequest for an unknown name."""
-    if options.forced_tool is None:
-        return tools
-    named = tuple(tool for tool in tools if tool.name == options.forced_tool)
-    if options.tool_choice is ToolChoiceMode.REQUIRED and not named:
-        raise BadRequest(f"tool_choice: no tool is named {options.forced_tool!r}", "tool_choice")
-    return named
+    """Tools that calls may name. Raises BadRequest for an unknown name."""
+    forced = options.forced_tool
+    chosen = options.allowed_tools if forced is None else (forced,)
+    if options.tool_choice is not ToolChoiceMode.NONE:
+        known = {tool.name for tool in tools}
+        for name in chosen:
+            if name not in known:
+                raise BadRequest(f"tool_choice: no tool is named {name!r}", "tool_choice")
+    return tuple(tool for tool in tools if tool.name in chosen) if chosen else tools
 
 
 async def _call_guide(
@@ -427,7 +429,9 @@ def _passage(
         headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
         forbidden=_forbidden(words, options, opening),
         before=opening.prompt.tokens[-N_TAIL:],
-        calls=words.free_calls(opening.conversation.tools, is_single=options.is_one_call)
+        calls=words.free_calls(
+            _callable_tools(options, opening.conversation.tools), is_single=options.is_one_call
+        )
         if has_tools
         else None,
     )

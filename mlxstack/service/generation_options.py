@@ -43,14 +43,15 @@ class ToolChoiceMode(StrEnum):
 class GenerationOptions(Struct, frozen=True):
     """Options of a request, all but its messages.
 
-    `forced_tool` is the tool that a required call must name, `thinking_budget` the most tokens of
-    reasoning. `max_tokens` None takes the preset's, UNLIMITED runs until the model ends or the
-    context is full, 0 only computes the prompt. `slot` pins; `agent` is an explicit agent,
-    `session_hint` a client's name for the conversation, `client` the program that sent the request,
-    `display_name` the shown name of one without an explicit agent. `is_one_call` ends the reply
-    after its first tool call, whose id begins with `call_prefix`. `has_progress` adds the progress
-    of the prompt as parts. `is_first_turn`: the conversation holds no answer yet. `predicted_text`
-    is the answer that the client expects.
+    `forced_tool` is the tool that a required call must name, `allowed_tools` the only ones that
+    calls may name if there are any, `thinking_budget` the most tokens of reasoning. `max_tokens`
+    None takes the preset's, UNLIMITED runs until the model ends or the context is full, 0 only
+    computes the prompt. `slot` pins; `agent` is an explicit agent, `session_hint` a client's name
+    for the conversation, `client` the program that sent the request, `display_name` the shown name
+    of one without an explicit agent. `is_one_call` ends the reply after its first tool call, whose
+    id begins with `call_prefix`. `has_progress` adds the progress of the prompt as parts.
+    `is_first_turn`: the conversation holds no answer yet. `predicted_text` is the answer that the
+    client expects.
     """
 
     id: str
@@ -67,6 +68,7 @@ class GenerationOptions(Struct, frozen=True):
     use_cache: bool = True
     tool_choice: ToolChoiceMode = ToolChoiceMode.AUTO
     forced_tool: str | None = None
+    allowed_tools: tuple[str, ...] = ()
     response_format: ResponseConstraint | None = None
     thinking_budget: int | None = None
     call_prefix: str = "call_"

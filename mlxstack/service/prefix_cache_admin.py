@@ -42,16 +42,12 @@ class Prefix(Struct, frozen=True):
 async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
     """Compute the missing part of a prefix, then pin it.
 
-    Raises BadRequest when it is shorter than a block, or does not fit a slot, and as `warm` does.
+    Raises BadRequest when it is shorter than a block, and as `warm` does.
     """
     _check_name(name)
     tokens, block = prefix.tokens, service.preset.prefix_cache.block_size
     if len(tokens) < block:
         raise BadRequest(f"the prefix has {len(tokens)} tokens; a block has {block}", "tokens")
-    if len(tokens) >= service.n_ctx:
-        raise BadRequest(
-            f"the prefix has {len(tokens)} tokens, a slot holds {service.n_ctx}", "tokens"
-        )
     await warm(service, prefix)
     service.require_model(prefix.words)
     return await service.change_cache(service.cache.pin(name, tokens, prefix.salt))
@@ -64,8 +60,15 @@ async def pin_known(service: Service, name: str, key: str) -> PinnedPrefix:
 
 
 async def warm(service: Service, prefix: Prefix) -> None:
-    """Prefill a prefix at low priority. Raises Busy for another model."""
+    """Prefill a prefix at low priority.
+
+    Raises BadRequest when it does not fit a slot, Busy for another model.
+    """
     tokens = prefix.tokens
+    if len(tokens) >= service.n_ctx:
+        raise BadRequest(
+            f"the prefix has {len(tokens)} tokens, a slot holds {service.n_ctx}", "tokens"
+        )
     request = Request(
         id=f"warm-{uuid.uuid4().hex}",
         tokens=tokens,

@@ -123,6 +123,8 @@ WRONG: list[tuple[Any, str | None]] = [
         {"messages": HELLO, "tools": [{"type": "function", "function": {}}]},
         "tools[0].function.name",
     ),
+    ({"messages": HELLO, "tools": [{"type": "function", "name": "f"}]}, "tools[0].function"),
+    ({"messages": HELLO, "tool_choice": {"type": "sometimes"}}, "tool_choice"),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format.type"),
     (
         {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": "no"}},
@@ -148,10 +150,15 @@ def test_wrong_bodies_are_400_and_name_the_field(
 @pytest.mark.mlx
 @pytest.mark.net
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"{bad", b"\xff\xfe", b'{"messages":[{"role":"user","content":"\\ud800"}]}']
-)
+    "data",
+    [
+        b"", b"{", b"{bad", b"\xff\xfe", b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"messages":[{"role":"user","content":"caf\xe9"}],"prompt":"caf\xe9","max_tokens":5}',
+    ],
+)  # fmt: skip
 def test_x7_bad_json_is_400_everywhere(http: httpx.Client, data: bytes) -> None:
-    for path in (CHAT, "/v1/completions", "/completion", "/slots/0?action=save"):
+    paths = CHAT, "/v1/completions", "/completion", "/slots/0?action=save", "/v1/messages"
+    for path in (*paths, "/v1/responses", "/v1/responses/input_tokens", "/cache/warm"):
         answer = http.post(path, content=data)
         assert answer.status_code == 400, (path, answer.text)
         assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -224,3 +231,29 @@ def test_x3_no_default_bodies(http: httpx.Client) -> None:
         assert answer.status_code == 404
         assert "error" in answer.json()
         assert "status_code" not in answer.json()
+
+
+@pytest.mark.mlx
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [
+        ("GET", CHAT, f"{CHAT} takes POST, not GET"),
+        ("POST", "/v1/v1/chat/completions", "leave one /v1 out of the client's base URL"),
+        ("GET", "/nope", "there is no GET /nope"),
+        ("POST", "/slots/0?action=dance", "save, restore or erase"),
+        ("POST", "/infill", "no fill-in-the-middle"),
+    ],
+)
+def test_what_is_not_here_is_told(http: httpx.Client, method: str, path: str, words: str) -> None:
+    answer = http.request(method, path)
+    assert 400 <= answer.status_code <= 501
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.mlx
+@pytest.mark.net
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/health", "/v1/models", "/models"])
+def test_head_has_the_status_of_get_and_no_body(http: httpx.Client, path: str) -> None:
+    answer = http.head(path)
+    assert (answer.status_code, answer.content) == (http.get(path).status_code, b"")

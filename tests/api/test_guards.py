@@ -196,7 +196,12 @@ def test_x10_preflights(locked: Running) -> None:
     assert answer.status_code == 204
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert "x-api-key" in answer.headers["access-control-allow-headers"].lower()
-    assert "access-control-allow-origin" not in preflight("http://evil.com").headers
+    for origin in ("app://obsidian.md", "tauri://localhost", "vscode-webview://abc"):
+        assert preflight(origin).headers["access-control-allow-origin"] == origin
+        page = ask(locked, "/health", origin=origin)
+        assert page.headers["access-control-allow-origin"] == origin
+    for origin in ("http://evil.com", "http://app://evil.com", "evil-app://x"):
+        assert "access-control-allow-origin" not in preflight(origin).headers
     page = ask(locked, "/health", origin="http://localhost:3000")
     assert page.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert "x-mlx-stack-slot" in page.headers["access-control-expose-headers"].lower()

@@ -137,6 +137,13 @@ def test_more_tokens_than_a_slot_holds_are_too_long(
     assert "5000 tokens" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/cache/warm", "/cache/prefixes"])
+def test_a_text_that_fits_no_slot_is_not_computed(http: httpx.Client, path: str) -> None:
+    answer = http.post(path, json={"name": "long", "text": "beta " * 5000})
+    assert answer.status_code == 400
+    assert "a slot holds" in answer.json()["error"]["message"]
+
+
 def test_tokens_and_pieces_are_looked_up_beside_the_loop(
     live: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

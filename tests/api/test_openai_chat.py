@@ -42,7 +42,7 @@ def test_b2_stream_is_chunked_per_token_and_ends_with_done(http: httpx.Client) -
     for chunk in found:
         ChatCompletionChunk.model_validate(chunk, strict=True)
     assert len({chunk["id"] for chunk in found}) == 1
-    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
     assert len(list(contents(found))) >= 10
     assert found[-1]["choices"][0]["finish_reason"] == "length"
     assert not any(chunk.get("usage") for chunk in found)

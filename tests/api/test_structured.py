@@ -183,6 +183,69 @@ def test_a_required_call_is_valid_and_a_missing_name_is_refused(http: httpx.Clie
     assert "absent" in refused.json()["error"]["message"]
 
 
+def test_an_object_has_no_other_properties_unless_the_schema_says_so(http: httpx.Client) -> None:
+    """A random model would fill an open object until its tokens end."""
+    schema = {key: value for key, value in PERSON.items() if key != "additionalProperties"}
+    for seed in range(3):
+        text = content(http, asked(schema, temperature=1, seed=seed))
+        jsonschema.validate(json.loads(text), PERSON)
+    tools = [{"type": "function", "function": {"name": "greet", "parameters": schema}}]
+    made = chat(http, "hi", tools=tools, tool_choice="required", temperature=1, max_tokens=300)
+    for call in made["choices"][0]["message"]["tool_calls"]:
+        jsonschema.validate(json.loads(call["function"]["arguments"]), PERSON)
+
+
+def test_lookaround_of_a_pattern_is_left_out(http: httpx.Client) -> None:
+    schema = {"type": "string", "maxLength": 4, "pattern": "^(?!x)[a-z]*$"}
+    jsonschema.validate(
+        json.loads(
+            content(
+                http,
+                asked(
+                    {
+                        **PERSON,
+                        "properties": {
+                            **PERSON["properties"],
+                            "name": schema,
+                        },
+                    }
+                ),
+            )
+        ),
+        PERSON,
+    )
+
+
+@pytest.mark.parametrize("mode", ["required", "auto"])
+def test_only_allowed_tools_are_called(http: httpx.Client, mode: str) -> None:
+    def allowing(*names: str) -> Any:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    for name in ("greet", "visit"):
+        made = chat(http, "hi", tools=TOOLS, tool_choice=allowing(name), max_tokens=300)
+        calls = made["choices"][0]["message"].get("tool_calls") or ()
+        assert {call["function"]["name"] for call in calls} <= {name}
+        assert calls or mode == "auto"
+    refused = http.post(CHAT, json=chat_body(tools=TOOLS, tool_choice=allowing("absent")))
+    assert refused.status_code == 400
+    assert "absent" in refused.json()["error"]["message"]
+
+
+def test_responses_call_only_allowed_tools(http: httpx.Client) -> None:
+    tools = [{"type": "function", "name": one["function"]["name"], "parameters": PERSON}
+             for one in TOOLS]  # fmt: skip
+    wanted = {"type": "function", "name": "visit"}
+    for choice in (
+        {"type": "allowed_tools", "mode": "required", "tools": [wanted]},
+        {"type": "function", "function": {"name": "visit"}},
+    ):
+        body = {"input": "hi", "tools": tools, "tool_choice": choice, "max_output_tokens": 300}
+        made = http.post("/v1/responses", json=body).raise_for_status().json()
+        names = {item["name"] for item in made["output"] if item["type"] == "function_call"}
+        assert names == {"visit"}
+
+
 def test_messages_force_the_named_tool(live: Running) -> None:
     tools: Any = [{"name": n, "input_schema": PERSON} for n in ("greet", "visit")]
     with anthropic.Anthropic(base_url=live.url, api_key="any", max_retries=0) as client:

@@ -162,7 +162,7 @@ def test_no_step_stays_in_flight_when_the_last_row_has_left(
             time.sleep(0.01)
 
 
-def test_tokens_do_not_wait_for_the_kv_of_a_request_that_ends(
+def test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Detaching it waits for the step in flight, which may contain all rows."""
@@ -190,4 +190,4 @@ def test_tokens_do_not_wait_for_the_kv_of_a_request_that_ends(
         driver.engine._do(scene).result(WAIT_S)
         monkeypatch.undo()
     end = log[-1 - log[::-1].index("step") :]
-    assert end[:3] == ["step", "TokenSampled longer", "detach"]
+    assert end == ["step", "TokenSampled longer", "RequestFinished shorter", "detach"]

@@ -81,19 +81,20 @@ MAC = (
     Mutant(
         "an end that was sampled comes before a fault of the next step", "engine/step.py",
         "        for last in ended.values():\n"
-        "            self._end(self._live[last.request], last)\n"
+        "            self._end(self._live[last.request], last, deliver)\n"
         "        for row, reason in self.batch.take_broken():\n"
         "            self._break([row.slot], reason)\n",
         "        for row, reason in self.batch.take_broken():\n"
         "            self._break([row.slot], reason)\n"
         "        for last in ended.values():\n"
-        "            self._end(self._live[last.request], last)\n",
+        "            self._end(self._live[last.request], last, deliver)\n",
         AHEAD + "test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept",
     ),
     Mutant(
-        "tokens do not wait for the KV of a request that ends", "engine/step.py",
-        "if ended and deliver is not None:", "if False:",
-        AHEAD + "test_tokens_do_not_wait_for_the_kv_of_a_request_that_ends",
+        "tokens and ends do not wait for the KV of a slot", "engine/step.py",
+        "            self._end(self._live[last.request], last, deliver)\n",
+        "            self._end(self._live[last.request], last)\n",
+        AHEAD + "test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot",
     ),
     Mutant(
         "launchd does not restart what cannot heal", "host/restart_policy.py",

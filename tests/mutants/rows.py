@@ -106,7 +106,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "CORS is closed to strangers", "api/guards.py",
-        'allow_origin_regex=rf"(?i:https?://(?:{host_pattern(server)})(?::\\d+)?)"',
+        'allow_origin_regex=rf"(?i:{pages}|(?:{apps})://.*)"',
         'allow_origin_regex=".*"',
         GUARDS + "test_x10_preflights",
     ),

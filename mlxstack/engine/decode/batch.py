@@ -199,10 +199,10 @@ class Batch:
 
     def leave(self, slot: int) -> None:
         """The slot's row takes no further part; its context holds the tokens that its KV has."""
+        self.rows = [row for row in self.rows if row.slot != slot]
         if self._in_flight is not None and any(fed.row.slot == slot for fed in self._in_flight.fed):
             # Other threads may read its KV from now on.
             self.submit()
-        self.rows = [row for row in self.rows if row.slot != slot]
 
     def step(self, *, is_prefilling: bool = False) -> list[RowToken]:
         """The tokens that every row chose.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.response_format import json_of
+from mlxstack.text.grammar.response_format import enforced_json
 from mlxstack.text.grammar.schema_types import Schema
 from mlxstack.text.grammar_check import check_multiples
 
@@ -71,8 +71,8 @@ class LarkBuilder:
     def json(self, schema: Schema, root: Schema) -> str:
         """JSON of this schema, which may refer to definitions of `root`."""
         known = {key: root[key] for key in DEFINITIONS if key in root}
-        whole = {**known, **schema, "x-guidance": dict(self._options)}
-        text = json_of(whole, "tools")
+        whole = {**known, **schema}
+        text = enforced_json(whole, self._options, "tools")
         check_multiples(whole, "tools")
         return f"%json {text}"
 

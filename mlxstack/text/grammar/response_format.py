@@ -5,6 +5,7 @@ answer with it.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from llguidance import LLMatcher
@@ -12,6 +13,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.enforced_schema import enforced
 from mlxstack.text.grammar_check import check_multiples
 
 JSON_OPTIONS: dict[str, Any] = {
@@ -49,9 +51,18 @@ def grammars(shape: ResponseConstraint) -> tuple[str, ...]:
     bound(json_of(schema, shape.param), shape.param)
     check_multiples(schema, shape.param)
     return tuple(
-        LLMatcher.grammar_from_json_schema(json_of({**schema, "x-guidance": options}, shape.param))
+        LLMatcher.grammar_from_json_schema(enforced_json(schema, options, shape.param))
         for options in (JSON_OPTIONS, LENIENT)
     )
+
+
+def enforced_json(schema: dict[str, Any], options: Mapping[str, Any], param: str) -> str:
+    """Schema for llguidance with its `options`. Raises BadRequest as `json_of` does."""
+    try:
+        whole = enforced(schema, is_lenient="lenient" in options)
+    except RecursionError as error:
+        raise BadRequest(f"{param} is no schema: {error}", param) from None
+    return json_of({**whole, "x-guidance": dict(options)}, param)
 
 
 def json_of(schema: dict[str, Any], param: str) -> str:

@@ -47,7 +47,7 @@ HISTORY: list[dict[str, Any]] = [
     called("c3", "custom_tool_call_output", output="three"),
     {"type": "local_shell_call_output", "id": "c4", "output": "four"},
     {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search"}},
-    {"type": "item_reference", "id": "msg_gone"},
+    {"type": "item_reference", "id": "rs_gone"},
     {"type": "of_the_future", "what": [1, {"ever": None}]},
     {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
     {"role": "developer", "content": [say("Late rule.")]},
@@ -79,7 +79,7 @@ def test_items_of_every_kind_are_read_or_left_out(scripted: Scripted) -> None:
         found = prompt.find(words, at)
         assert found >= at, words
         at = found
-    assert "msg_gone" not in prompt
+    assert "rs_gone" not in prompt
 
 
 def test_thoughts_belong_to_the_turn_that_follows() -> None:

@@ -361,6 +361,12 @@ def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:
 
 def _is_foreign(spec: ToolParam) -> bool:
     """True for a tool that a vendor's server would run."""
+    if spec.type == "function":
+        raise BadRequest(
+            "tools: type is 'function', as in OpenAI's API; here a tool has name, description and "
+            "input_schema",
+            "tools",
+        )
     return spec.type not in (None, "custom") and spec.input_schema is None
 
 

@@ -44,6 +44,12 @@ async def health(service: TheService) -> dict[str, str]:
     raise Loading(f"{service.trouble}; see the service log")
 
 
+@head(["/health", "/v1/health"], opt=EARLY)
+async def probe_health(service: TheService) -> None:
+    """Health by its status alone, as `wget --spider` asks for it."""
+    await health.fn(service)
+
+
 def _swapping(service: Service) -> dict[str, str]:
     change = service.change
     if change is None:
@@ -105,4 +111,4 @@ async def set_props() -> Response[None]:
     raise Unsupported("This server does not support changing global properties; edit the preset")
 
 
-ROUTES: list[Any] = [root, probe, health, props, set_props]
+ROUTES: list[Any] = [root, probe, health, probe_health, props, set_props]

@@ -21,6 +21,7 @@ from mlxstack.api.run_generation import (
     answer_whole,
     check_all,
 )
+from mlxstack.core.errors import Unsupported
 from mlxstack.service.admission import admit_text
 
 
@@ -51,6 +52,16 @@ async def completion(
     return await answer_whole(request, service, tuple(orders), renderer.whole)
 
 
+@post("/infill")
+async def infill() -> None:
+    """Refuse llama-server's endpoint of editors."""
+    raise Unsupported(
+        "there is no fill-in-the-middle here; send a prompt with the model's own tokens for it to "
+        "/completion"
+    )
+
+
 DIALECT = structs.replace(
-    LLAMA_SERVER, routes=(completion, *health_and_props.ROUTES, *slots.ROUTES, *tokenize.ROUTES)
+    LLAMA_SERVER,
+    routes=(completion, infill, *health_and_props.ROUTES, *slots.ROUTES, *tokenize.ROUTES),
 )

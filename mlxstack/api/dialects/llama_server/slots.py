@@ -66,7 +66,7 @@ async def act_on_slot(
         case "erase":
             command = EraseSlot(number)
         case _:
-            raise BadRequest("Invalid action", "action")
+            raise BadRequest("Invalid action: it must be save, restore or erase", "action")
     return _done(await cancel_on_disconnect(request, service.run_slot_command(command)))
 
 

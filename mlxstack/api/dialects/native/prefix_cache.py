@@ -12,7 +12,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatToolParam,
 )
 from mlxstack.api.guards import OF_ALL, salt_of
-from mlxstack.api.run_generation import AnyRequest, TheService
+from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound
 from mlxstack.core.status import CacheView, RequestView
@@ -68,9 +68,9 @@ async def register_prefix(
         _refuse_content(data)
         pinned = await prefix_cache_admin.pin_known(service, data.name, data.id)
     else:
-        pinned = await prefix_cache_admin.pin(
-            service, data.name, await _prefix(request, service, data)
-        )
+        prefix = await _prefix(request, service, data)
+        pinning = prefix_cache_admin.pin(service, data.name, prefix)
+        pinned = await cancel_on_disconnect(request, pinning)
     return {"name": pinned.name, "n_tokens": pinned.n_tokens, "n_bytes": pinned.n_bytes}
 
 
@@ -87,7 +87,7 @@ async def warm_prefix(
 ) -> dict[str, int]:
     """Compute a prefix without naming it."""
     prefix = await _prefix(request, service, data)
-    await prefix_cache_admin.warm(service, prefix)
+    await cancel_on_disconnect(request, prefix_cache_admin.warm(service, prefix))
     return {"n_tokens": len(prefix.tokens)}
 
 

@@ -71,6 +71,7 @@ def model_info(service: Service, details: OllamaDetails) -> OllamaModelInfo:
         details=details,
         model_info={
             "general.architecture": family,
+            "general.basename": service.name,
             "general.parameter_count": facts.n_params,
             f"{family}.context_length": service.n_ctx,
             f"{family}.vocab_size": facts.n_vocab,

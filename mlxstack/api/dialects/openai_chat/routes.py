@@ -75,6 +75,7 @@ def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
         common,
         tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
         forced_tool=to_conversation.forced_tool(body),
+        allowed_tools=to_conversation.allowed_tools(body),
         response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False,
         has_progress=bool(body.return_progress),

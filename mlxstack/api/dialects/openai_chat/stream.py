@@ -116,7 +116,8 @@ class ChatStream:
 
     def opening(self) -> bytes:
         """First chunk, with the role."""
-        return streaming.frame(self._chunk(self._choice(Delta(role="assistant", content=""))))
+        # No text, rather than an empty one: it may begin with a tool call.
+        return streaming.frame(self._chunk(self._choice(Delta(role="assistant", content=None))))
 
     def render(self, part: ResponsePart) -> Iterator[bytes]:
         """Chunks of one part; none for parts that were not requested."""

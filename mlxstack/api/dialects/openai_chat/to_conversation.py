@@ -8,7 +8,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatToolParam,
     ResponseFormat,
 )
-from mlxstack.api.request_fields import json_instruction
+from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
@@ -51,7 +51,9 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
             return ToolChoiceMode.NONE
         case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode)}}:
             return tool_choice_mode(mode)
-        case "required" | dict():
+        case "required":
+            return ToolChoiceMode.REQUIRED
+        case dict() if not choice or chosen_tool(choice) is not None:
             return ToolChoiceMode.REQUIRED
     raise BadRequest(
         f"tool_choice is {choice!r}; known are none, auto, required, or a function",
@@ -61,10 +63,15 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
 
 def forced_tool(body: ChatBody) -> str | None:
     """Name of the function that must be called."""
-    choice = body.tool_choice
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
+    return chosen_tool(body.tool_choice)
+
+
+def allowed_tools(body: ChatBody) -> tuple[str, ...]:
+    """Names of the functions allowed; none if all are."""
+    match body.tool_choice:
+        case {"type": "allowed_tools", "allowed_tools": {"tools": list(tools)}}:
+            return tuple(name for tool in tools if (name := chosen_tool(tool)) is not None)
+    return ()
 
 
 def response_format(body: ChatBody) -> ResponseConstraint | None:
@@ -92,6 +99,11 @@ def _schema(spec: ResponseFormat) -> dict[str, Any] | None:
 
 
 def _tools(specs: list[ChatToolParam] | None) -> tuple[Tool, ...]:
+    """Functions of a body. Raises BadRequest."""
+    for i, spec in enumerate(specs or ()):
+        if spec.type == "function" and spec.function is None:
+            at = f"tools[{i}].function"
+            raise BadRequest(f"{at}: Field required, with the name and the parameters", at)
     functions = [spec.function for spec in specs or () if spec.function is not None]
     return tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions)
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from litestar import get
+from litestar import get, head
 from litestar.params import FromPath
 from msgspec import Struct, structs
 
@@ -59,6 +59,11 @@ class Models(Struct, frozen=True):
     object: str = "list"
 
 
+@head(["/v1/models", "/models"], opt=PUBLIC)
+async def probe_models() -> None:
+    """Reachability probe of clients."""
+
+
 @get(["/v1/models", "/models"], opt=PUBLIC)
 async def list_models(service: TheService) -> Models:
     """List every name of the one model."""
@@ -91,4 +96,4 @@ def _model(service: Service, name: str) -> ModelCard:
     )
 
 
-DIALECT = structs.replace(OPENAI, routes=(list_models, get_model), prefixes=())
+DIALECT = structs.replace(OPENAI, routes=(list_models, probe_models, get_model), prefixes=())

@@ -28,6 +28,7 @@ class ResponsesBody(Fields, kw_only=True):
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
     background: bool | None = None
+    store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -1,6 +1,7 @@
 """Routes of the Responses API."""
 
 import time
+from functools import partial
 from uuid import uuid4
 
 from litestar import Response as HttpResponse
@@ -12,10 +13,12 @@ from msgspec import structs
 from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat.response_schema import InputTokens
 from mlxstack.api.dialects.openai_responses import to_conversation
+from mlxstack.api.dialects.openai_responses.recent_items import RecentItems
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import ResponseStream, whole
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
+from mlxstack.api.guards import salt_of
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import RESPONSES
 from mlxstack.api.request_fields import resolve_model
@@ -40,27 +43,45 @@ async def responses(
 ) -> HttpResponse[Response] | Stream:
     """Answer a list of items, whole or as server-sent events."""
     model, box = resolve_model(service, data.model), toolbox(data.tools)
+    data, options = _resolved(data, request), _options(data, request, box)
     conversation = await service.text_processor.read(
         lambda: to_conversation.conversation(data, box)
     )
-    order = await _admit(service, conversation, _options(data, request, box))
+    order = await _admit(service, conversation, options)
     renderer = ResponseStream(
         _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
     )
+    if data.store is not False:
+        renderer.on_item = partial(_recent_items(request).add, salt=options.salt)
     if data.stream:
         return await answer_stream(service, [[order]], renderer)
     return await answer_whole(request, service, (order,), lambda made: whole(made[0], renderer))
 
 
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
-async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> InputTokens:
+async def input_tokens(
+    request: AnyRequest, data: JSONBody[ResponsesBody], service: TheService
+) -> InputTokens:
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
-    box = toolbox(data.tools)
+    data, box = _resolved(data, request), toolbox(data.tools)
     prompt = await service.text_processor.prompt(
         await service.text_processor.read(lambda: to_conversation.conversation(data, box))
     )
     return InputTokens(len(prompt.tokens))
+
+
+def _recent_items(request: AnyRequest) -> RecentItems:
+    kept: RecentItems = request.app.state.setdefault("recent_items", RecentItems())
+    return kept
+
+
+def _resolved(body: ResponsesBody, request: AnyRequest) -> ResponsesBody:
+    """Body without references to items. Raises BadRequest for unknown ones."""
+    if not isinstance(body.input, list):
+        return body
+    salt = salt_of(request, body.cache_salt or "")
+    return structs.replace(body, input=_recent_items(request).resolve(body.input, salt))
 
 
 async def _admit(
@@ -85,6 +106,7 @@ def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> Genera
         common,
         tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
         forced_tool=to_conversation.forced_tool(body.tool_choice, box),
+        allowed_tools=to_conversation.allowed_tools(body.tool_choice, box),
         response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False,
     )

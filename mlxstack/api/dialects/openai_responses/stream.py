@@ -1,7 +1,7 @@
 """Renders responses as events, and accumulates the whole response."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from uuid import uuid4
 
 import msgspec
@@ -167,8 +167,10 @@ def call(
 class ResponseStream(streaming.Renderer):
     """Renderer of one response.
 
-    `is_sealed` adds `encrypted_content` to reasoning items.
+    `is_sealed` adds `encrypted_content` to reasoning items. `on_item` gets each item at its end.
     """
+
+    on_item: Callable[[OutputItem], None] | None = None
 
     def __init__(
         self, response: Response, box: ToolNames, words: TextProcessor, *, is_sealed: bool
@@ -244,6 +246,8 @@ class ResponseStream(streaming.Renderer):
 
     def _keep(self, item: OutputItem) -> None:
         self.response = structs.replace(self.response, output=(*self.response.output, item))
+        if self.on_item is not None:
+            self.on_item(item)
 
     def _end(self, ended: GenerationFinished) -> Iterator[ResponsesEvent]:
         """Close a response; an empty one gets an empty message.

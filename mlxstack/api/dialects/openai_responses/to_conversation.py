@@ -23,7 +23,7 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     ResponsesToolParam,
     ShellCallItem,
 )
-from mlxstack.api.request_fields import json_instruction
+from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
@@ -171,10 +171,14 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
             return ToolChoiceMode.AUTO
         case "none":
             return ToolChoiceMode.NONE
-        case "required" | {"type": "function" | "custom"}:
+        case "required":
+            return ToolChoiceMode.REQUIRED
+        case {"type": "function" | "custom"} if chosen_tool(choice) is not None:
             return ToolChoiceMode.REQUIRED
         case {"type": "allowed_tools", "mode": str(mode)}:
             return tool_choice_mode(mode)
+        case {"type": "function" | "custom"}:
+            raise BadRequest("tool_choice.name: Field required", "tool_choice")
         case dict():
             return ToolChoiceMode.AUTO
     raise BadRequest(
@@ -185,10 +189,20 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
 def forced_tool(choice: str | dict[str, Any] | None, box: ToolNames) -> str | None:
     """Name in the prompt of the tool that must be called."""
     match choice:
-        case {"type": "function" | "custom", "name": str(name), **more}:
-            namespace = more.get("namespace")
-            return box.spoken(name, namespace if isinstance(namespace, str) else None)
+        case {"type": "function" | "custom", **more}:
+            name, namespace = chosen_tool(choice), more.get("namespace")
+            known = namespace if isinstance(namespace, str) else None
+            return None if name is None else box.spoken(name, known)
     return None
+
+
+def allowed_tools(choice: str | dict[str, Any] | None, box: ToolNames) -> tuple[str, ...]:
+    """Names in the prompt of the tools allowed; none if all are."""
+    match choice:
+        case {"type": "allowed_tools", "tools": list(tools)}:
+            names = (forced_tool(tool, box) for tool in tools)
+            return tuple(name for name in names if name is not None)
+    return ()
 
 
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:

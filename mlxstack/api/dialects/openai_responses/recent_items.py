@@ -1,0 +1,62 @@
+"""Output items of the last responses, by their ids.
+
+The Vercel AI SDK sends an `item_reference` in place of an item unless `store` is false. Responses
+are not stored here; their items stay in memory, and the oldest go first.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from mlxstack.api.dialects.openai_responses.request_schema import Item
+from mlxstack.api.dialects.openai_responses.response_schema import OutputItem
+from mlxstack.core.errors import BadRequest
+
+MAX_BYTES = 1 << 25
+REFERENCE = "item_reference"
+OPTIONAL = "rs_"
+"""Ids of reasoning, without which an answer stays the same."""
+
+
+class RecentItems:
+    """Items by salt and id; `max_bytes` of JSON in all."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._items: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._n_bytes = 0
+
+    def add(self, item: OutputItem, salt: str) -> None:
+        """Keep an item for requests with the same salt."""
+        encoded = msgspec.json.encode(item)
+        self._items[salt, item.id] = encoded
+        self._n_bytes += len(encoded)
+        while self._n_bytes > self._max_bytes:
+            _, oldest = self._items.popitem(last=False)
+            self._n_bytes -= len(oldest)
+
+    def resolve(self, items: list[Item], salt: str) -> list[Item]:
+        """Items in place of the references to them.
+
+        Raises BadRequest for one that is not kept, but for reasoning, which is left out.
+        """
+        found = [self._find(item, f"input[{i}]", salt) for i, item in enumerate(items)]
+        return [item for item in found if item is not None]
+
+    def _find(self, item: Item, at: str, salt: str) -> Item | None:
+        if item.get("type") != REFERENCE:
+            return item
+        name = item.get("id")
+        kept = self._items.get((salt, name)) if isinstance(name, str) else None
+        if kept is not None:
+            self._items.move_to_end((salt, str(name)))
+            known: dict[str, Any] = msgspec.json.decode(kept)
+            return known
+        if isinstance(name, str) and name.startswith(OPTIONAL):
+            return None
+        raise BadRequest(
+            f"{at}: the item {name!r} is not kept here any more; send the item itself "
+            "(AI SDK: providerOptions.openai.store = false)",
+            at,
+        )
