@@ -91,7 +91,7 @@ def to_stack_error(problem: Exception) -> errors.StackError:
 
 
 def _unreadable(problem: Exception) -> str:
-    """Why a body cannot be read; msgspec's decoder does not wrap the last two."""
+    """Why a body cannot be read."""
     match problem:
         case UnicodeDecodeError():
             where = f"{problem.reason} at byte {problem.start}"

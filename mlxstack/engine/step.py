@@ -162,8 +162,8 @@ class EngineLoop:
         """
         assert request.slot is not None
         slot, last = self._state.slot(request.slot), self._last.get(request.slot)
-        is_its_own = slot.state is SlotState.IDLE and last is not None and last.request.id == after
-        if is_its_own and len(self.slots[slot.id]) and self.slot_kv.memory.spec.enabled:
+        is_own = slot.state is SlotState.IDLE and last is not None and last.request.id == after
+        if is_own and len(self.slots[slot.id]) and self.slot_kv.memory.spec.enabled:
             turn = EarlyTurn(request.id, slot.id, len(request.tokens))
             self._state = scheduler_state.begin_early(self._state, turn)
             self._early.expect(request, slot.id)
@@ -521,15 +521,15 @@ class EngineLoop:
 
     def _end(self, live: RequestState, last: LastEvent, deliver: Deliver | None = None) -> None:
         """Release the slot; its KV may wait for the step in flight."""
-        now, is_its_own = time.monotonic(), False
+        now, is_own = time.monotonic(), False
         self._live.pop(live.request.id, None)
         self._end_fetch(live)
         self._matches.forget(live.request.id)
         self._state = scheduler_state.dequeue(self._state, live.request.id)
         if live.slot is not None:
             # Until its KV is read from disk, the slot holds the context of another request.
-            is_its_own = self._state.slot(live.slot).state is not SlotState.LOADING
-            if is_its_own:
+            is_own = live.is_assigned and self._state.slot(live.slot).state is not SlotState.LOADING
+            if is_own:
                 if live.drafter is not None:
                     answer = self.slots[live.slot].tokens[len(live.request.tokens) :]
                     self.slot_kv.siblings.remember(live.request, answer)
@@ -542,7 +542,7 @@ class EngineLoop:
         self._emit(last)
         if deliver is not None:
             self.flush(deliver)
-        if is_its_own and live.slot is not None:
+        if is_own and live.slot is not None:
             self._keep(live.slot)
 
     def _keep(self, slot: int) -> None:

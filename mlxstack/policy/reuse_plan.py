@@ -72,7 +72,8 @@ class MissContext(Struct, frozen=True):
 
     `n_previous` is the prompt length of the nearest context whose tokens are known (the agent's
     last one, without its answer, which clients may drop), `n_common` how much of it the prompt
-    shares, `n_evicted` how much was known before an eviction.
+    shares, `n_evicted` how much was known before an eviction. `is_guess`: it may be another
+    agent's, since this one's last prompt is not known.
     `is_foreign`: the agent has KV, but of another identity. `is_new`: the first turn of a
     conversation, which shares at most a prefix with others.
     """
@@ -84,6 +85,7 @@ class MissContext(Struct, frozen=True):
     is_new: bool = False
     n_previous: int = 0
     n_common: int = 0
+    is_guess: bool = False
     n_evicted: int = 0
 
 
@@ -124,7 +126,9 @@ def explain_miss(
     covered = min(max((o.covered for o in options), default=0), limit)
     common = min(clues.n_common, limit)
     previous, known = min(clues.n_previous, limit), max(common, min(clues.n_evicted, limit))
-    has_diverged = at < previous and 0 < previous - common >= covered - at
+    # A prompt that goes on beyond what it shares with a guess does not continue the guess.
+    is_before = at < previous and not (clues.is_guess and at > common)
+    has_diverged = is_before and 0 < previous - common >= covered - at
     is_partial_block = at < common < at + clues.block_size
     losses = (
         (not clues.is_enabled, CacheMiss(MissReason.DISABLED, n_lost=known)),

@@ -210,6 +210,28 @@ def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(
         assert seating.memory.index.memory_bytes < 3 * 2000 * seating.bytes_per_token
 
 
+def test_a_refused_prompt_leaves_the_context_of_another_conversation(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=1024))
+    with running(preset, tmp_path) as driver:
+        driver.answer(prompt(800), 4, agent="on disk")
+    with running(preset, tmp_path) as driver:
+        slot_kv = driver.engine._turns.slot_kv
+        driver.answer(prompt(300, seed=1), 4, display_name="idle")
+        before = driver.context(0)
+        slot_kv.array_limit = array_bytes() + 10 * slot_kv.bytes_per_token
+        with pytest.raises(OutOfMemory):
+            driver.answer((*prompt(800), *prompt(9, seed=2)), 4, agent="on disk")
+        slot_kv.array_limit = 0
+        assert driver.context(0) == before
+        again = (*prompt(300, seed=1), *prompt(5, seed=3))
+        ask = driver.submit(again, 4, display_name="idle")
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached == 300
+        assert driver.tokens(ask) == driver.cold(again, 4)
+
+
 def test_scores_of_unfused_attention_bound_the_chunk(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,38 @@ def test_no_step_stays_in_flight_when_the_last_row_has_left(
             time.sleep(0.01)
 
 
+def test_an_error_of_a_step_in_flight_leaves_no_request_without_an_end(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of a row that leaves is submitted; only that may fail, once."""
+
+    def failing(one: Batch, slot: int) -> None:
+        if one._unsubmitted:
+            monkeypatch.undo()
+            submit = mx.async_eval
+
+            def once(*_: Any) -> None:
+                mx.async_eval = submit
+                raise RuntimeError("[malloc] Unable to allocate 123 bytes.")
+
+            mx.async_eval = once
+        leave(one, slot)
+
+    leave = Batch.leave
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        free = driver.cold(prompt(50), 30)
+        eos = next(free[n : n + 1] for n in range(10, 30) if free[n] not in free[:n])
+        alone = driver.cold(prompt(60), 60)
+        monkeypatch.setattr(Batch, "leave", failing)
+        longer = driver.submit(prompt(60), 60, use_cache=False)
+        shorter = driver.submit(prompt(50), 60, use_cache=False, eos=frozenset(eos))
+        assert driver.finish(shorter).reason is FinishReason.EOS
+        driver.finish(longer)
+        assert driver.tokens(longer) == alone
+        driver.catch_up()
+        assert driver.answer(prompt(50), 30, slot=0) == free
+
+
 def test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,18 @@ WINDOW = live(KVSource.SLOT, 0, 500, [RestorePoint(400, "c")])
             MissContext(1000, is_new=True, n_previous=800, n_common=500),
             CacheMiss(MissReason.NEW, 500),
         ),
+        ([SLOT], MissContext(1000, n_previous=400, n_common=3), None),
+        ([SLOT], MissContext(1000, n_previous=800, n_common=12, is_guess=True), None),
+        (
+            [SLOT],
+            MissContext(1000, n_previous=800, n_common=12),
+            CacheMiss(MissReason.DIVERGED, 12, n_lost=300),
+        ),
+        (
+            [SLOT],
+            MissContext(1000, n_previous=800, n_common=500, is_guess=True),
+            CacheMiss(MissReason.DIVERGED, 500, n_lost=300),
+        ),
         (
             [],
             MissContext(1000, is_new=True, n_previous=800, n_common=3),

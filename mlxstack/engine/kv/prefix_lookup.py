@@ -191,6 +191,7 @@ class PrefixLookup:
             is_foreign=is_new and self._is_foreign(name or ""),
             n_previous=len(before),
             n_common=common_prefix(before, request.tokens),
+            is_guess=self._last(request) is None,
             n_evicted=max(prefix_index.was_known(self._memory.index, c.keys) for c in chains),
         )
 
