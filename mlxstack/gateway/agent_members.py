@@ -1,13 +1,22 @@
 """Members of agents: which member served an agent last."""
 
+import asyncio
+import logging
 from collections import OrderedDict
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from mlxstack.core.errors import Damaged, SetupError
 from mlxstack.gateway.spec import GatewaySpec, home_of, names_of
+from mlxstack.host.home import make_private
+from mlxstack.host.service_state import locked, read_json, write_json
+from mlxstack.policy.conversation_id import is_implicit
 from mlxstack.store.agent_history import folder_of, is_agent
+from mlxstack.store.manifest_file import Envelope, parse_json
+
+log = logging.getLogger("mlxstack.gateway")
 
 MOST_AGENTS = 10_000
 
@@ -19,28 +28,60 @@ class ManifestModel(Struct):
 
 
 class AgentMembers:
-    """Names of the members that served agents; the least recently served agents go first."""
+    """Member of each agent; the least recently served agents go first.
+
+    All gateways of a home share the file of the named agents. Conversations without a name are
+    bounded by themselves, and in memory only: they end with their client.
+    """
 
     def __init__(self, spec: GatewaySpec) -> None:
-        self._folder, self._names = home_of(spec).agents, names_of(spec)
-        self._agents: OrderedDict[str, str] = OrderedDict()
+        home = home_of(spec)
+        self._folder, self._file = home.agents, home.agent_members_file
+        self._names = names_of(spec)
+        own = {one.name for one in spec.members}
+        kept = read_json(self._file, dict[str, str]) or {}
+        self._agents = OrderedDict(item for item in kept.items() if item[1] in own)
+        self._conversations: OrderedDict[str, str] = OrderedDict()
+        self._writing = asyncio.Lock()
 
-    def note(self, agent: str, member: str) -> None:
-        """Note that a member serves an agent."""
-        self._agents[agent] = member
-        self._agents.move_to_end(agent)
-        while len(self._agents) > MOST_AGENTS:
-            self._agents.popitem(last=False)
+    async def note(self, agent: str, member: str) -> None:
+        """Note that a member serves an agent; a named one on disk."""
+        known = self._known(agent)
+        is_new = known.get(agent) != member
+        known[agent] = member
+        known.move_to_end(agent)
+        while len(known) > MOST_AGENTS:
+            known.popitem(last=False)
+        if is_new and known is self._agents:
+            async with self._writing:
+                now = known.get(agent, member)
+                await asyncio.to_thread(_write, self._file, agent, now)
 
     def find(self, agent: str) -> str | None:
-        """Member that served an agent last: since the start, else by the KV on disk."""
-        name = self._agents.get(agent)
+        """Member that served an agent last: as noted, else by the KV on disk."""
+        name = self._known(agent).get(agent)
         if name is None and is_agent(agent):
             folder = self._folder / folder_of(agent)
             files = sorted(folder.glob("*/manifest.json"), key=_age, reverse=True)
             models = (_manifest_model(file) for file in files)
             name = next((self._names[one] for one in models if one in self._names), None)
         return name
+
+    def _known(self, agent: str) -> OrderedDict[str, str]:
+        return self._conversations if is_implicit(agent) else self._agents
+
+
+def _write(file: Path, agent: str, member: str) -> None:
+    """Add an agent to the file, in place of the oldest."""
+    try:
+        make_private(file.parent)
+        with locked(file.with_suffix(".lock")):
+            found = read_json(file, dict[str, str]) or {}
+            found.pop(agent, None)
+            found[agent] = member
+            write_json(file, dict(list(found.items())[-MOST_AGENTS:]))
+    except (OSError, SetupError) as why:
+        log.warning("a restart may send agent %s to another model: %s", agent, why)
 
 
 def _age(file: Path) -> float:
@@ -52,6 +93,7 @@ def _age(file: Path) -> float:
 
 def _manifest_model(file: Path) -> str:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=ManifestModel).model
-    except (OSError, msgspec.MsgspecError):
+        envelope = parse_json(file.read_bytes(), Envelope)
+        return msgspec.json.decode(envelope.manifest, type=ManifestModel).model
+    except (OSError, Damaged, msgspec.MsgspecError):
         return ""

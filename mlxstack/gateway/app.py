@@ -133,8 +133,8 @@ class Gateway:
                 if message["type"] == "http.response.start":
                     if message["status"] == UNAVAILABLE and not await member.process.status():
                         raise MemberLost("it does not serve its model", is_sent=False)
-                    if scope["method"] == "POST":
-                        self._note_agent(message, member)
+                    if scope["method"] not in READS:
+                        await self._note_agent(message, member)
                 await send(message)
 
             await member.upstream.forward(scope, body, key, receive, noted)
@@ -155,10 +155,10 @@ class Gateway:
             return self._members.by_name[self._agents.find(agent) or self._spec.default]
         return self._members.default
 
-    def _note_agent(self, message: Message, member: MemberGate) -> None:
+    async def _note_agent(self, message: Message, member: MemberGate) -> None:
         for header, value in message["headers"]:
             if header == AGENT_HEADER:
-                self._agents.note(value.decode("latin-1"), member.spec.name)
+                await self._agents.note(value.decode("latin-1"), member.spec.name)
 
 
 async def _read(

@@ -74,6 +74,11 @@ class Home(Struct, frozen=True):
         """Spec of a gateway for its worker."""
         return self.run / "gateways" / f"{name}.json"
 
+    @property
+    def agent_members_file(self) -> Path:
+        """Members of gateways that served agents last, by agent."""
+        return self.run / "agents" / "members.json"
+
     def handover_file(self, handover: str) -> Path:
         """Resolved preset for a running service, by a random id."""
         return self.run / "handovers" / f"{handover}.json"
