@@ -2,7 +2,7 @@
 
 import uuid
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Response, delete, get, post
@@ -41,7 +41,9 @@ from mlxstack.service.response_parts import gather
 from mlxstack.service.service import Service
 from mlxstack.service.stats import expected_timings
 
+AGENT = PREFIX + "agent"
 NO = (None, "", "0", "false")
+T = TypeVar("T")
 
 
 class CreateBody(Struct):
@@ -82,7 +84,7 @@ async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any
 @post("/v1/agents", status_code=200)
 async def create_agent(
     request: AnyRequest, service: TheService, data: JSONBody[CreateBody]
-) -> dict[str, Any]:
+) -> Response[dict[str, Any]]:
     """Create an agent, with optional history; 409 for a taken id."""
     agent = checked(data.id if data.id is not None else f"agent-{uuid.uuid4().hex[:12]}", "id")
     check_agent(request, agent)
@@ -91,7 +93,7 @@ async def create_agent(
         body = ChatBody(messages=data.messages, tools=data.tools)
         conversation = await service.text_processor.read(lambda: to_conversation.conversation(body))
         past = AgentHistory(conversation.messages, conversation.tools)
-    return shown(request, await agents.create(service, agent, past))
+    return of_new(agent, shown(request, await agents.create(service, agent, past)))
 
 
 @get("/v1/agents/{agent:str}", opt=UNLOADED)
@@ -135,10 +137,10 @@ async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, A
 @post("/v1/agents/{agent:str}/fork", status_code=200)
 async def fork_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ForkBody]
-) -> dict[str, Any]:
+) -> Response[dict[str, Any]]:
     """Fork a new agent from this one."""
     check_agent(request, checked(data.id, "id"))
-    return shown(request, await agents.fork(service, agent, data.id))
+    return of_new(data.id, shown(request, await agents.fork(service, agent, data.id)))
 
 
 @post("/v1/agents/{agent:str}/rewind", status_code=200)
@@ -154,6 +156,11 @@ def checked(agent: str, param: str) -> str:
     if not AGENT_ID.fullmatch(agent):
         raise BadRequest(f"{param} {AGENT_WORDS}", param)
     return agent
+
+
+def of_new(agent: str, content: T) -> Response[T]:
+    """Response whose header tells a gateway the new agent."""
+    return Response(content, headers={AGENT: agent}, media_type="application/json")
 
 
 def shown(request: AnyRequest, details: AgentDetails) -> dict[str, Any]:
@@ -250,7 +257,7 @@ async def _stream(
     words = service.text_processor
     parts = turns.parts(service, agent, turn, FIRST_S, BEAT_S, orders.append)
     first = await anext(parts)
-    headers = {PREFIX + "agent": agent}
+    headers = {AGENT: agent}
     if orders:
         work = expected_timings(service.engine.snapshot(), first)
         headers = cache_headers(orders[0].request, first, work)

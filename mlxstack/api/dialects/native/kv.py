@@ -5,12 +5,12 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from litestar import get, post, put
+from litestar import Response, get, post, put
 from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from msgspec import Struct
 
-from mlxstack.api.dialects.native.agents import checked
+from mlxstack.api.dialects.native.agents import checked, of_new
 from mlxstack.api.guards import OF_ALL
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest, Forbidden
@@ -114,10 +114,11 @@ async def receive_file(
 @put("/v1/agents/{agent:str}/kv", status_code=200, opt=OF_ALL)
 async def receive_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[MovedAgent]
-) -> KVOffer:
+) -> Response[KVOffer]:
     """Create an agent of another service from its KV, sent before."""
     _require_all_salts(request)
-    return KVOffer(await agents.receive(service, checked(agent, "agent"), data))
+    n_tokens = await agents.receive(service, checked(agent, "agent"), data)
+    return of_new(agent, KVOffer(n_tokens))
 
 
 @post("/v1/agents/{agent:str}/move", status_code=200, opt=OF_ALL)
