@@ -66,6 +66,26 @@ def test_several_models_have_one_address(shell: Shell) -> None:
     assert {one["state"] for one in shell.services().values()} == {"stopped"}
 
 
+def test_down_stops_the_members_of_a_killed_gateway(shell: Shell) -> None:
+    assert shell.run("up", *presets(shell, "one", "two"), "--name", "pair").returncode == 0
+    assert is_passed_on(shell, "one") and is_passed_on(shell, "two")
+    found = shell.services()
+    # This one is no member any more: it runs by itself.
+    assert shell.run("down", "two").returncode == 0
+    alone = shell.run("up", "two", "--port", str(unused_port()))
+    assert alone.returncode == 0, alone.stderr
+    for pid in (found["pair"]["supervisor_pid"], found["pair"]["worker_pid"]):
+        os.kill(pid, signal.SIGKILL)
+    down = shell.run("down", "pair")
+    assert down.returncode == 0, down.stderr
+    assert "pair had crashed" in down.stdout and "one is stopped" in down.stdout
+    states = {name: one["state"] for name, one in shell.services().items()}
+    assert states == {"pair": "stopped", "one": "stopped", "two": "healthy"}
+    assert shell.run("down", "pair").returncode != 0
+    assert shell.services()["two"]["state"] == "healthy"
+    assert shell.run("down").returncode == 0
+
+
 def test_a_mode_at_one_address(shell: Shell) -> None:
     presets(shell, "one", "two")
     folder = shell.home / "presets" / "modes"

@@ -11,6 +11,7 @@ from mlxstack.cli.output import as_json, note
 
 if TYPE_CHECKING:
     from mlxstack.host.home import Home
+    from mlxstack.host.service_state import ServiceSpec
 
 LONGEST_S = 86_400.0
 
@@ -44,8 +45,8 @@ def down(
     for name in chosen:
         end = _stop(home, name, timeout)
         if end is None:
-            # Without a name, a gateway has stopped this member already.
-            idle += [f"`{name}`"] if names else []
+            # A gateway has stopped this member already.
+            idle += [f"`{name}`"] if name in (names or ()) else []
             continue
         ends[name] = end
         if not json:
@@ -57,14 +58,27 @@ def down(
 
 
 def _chosen(home: "Home", names: list[str]) -> list[str]:
-    """Named services, else all running ones, gateways before members."""
+    """Named services with what they left, else all running ones; gateways first."""
     from mlxstack.cli.target import is_gateway, known_service
     from mlxstack.host import services
 
     if not names:
         found = [name for name in services.names(home) if home.pid_file(name).exists()]
         return sorted(found, key=lambda name: not is_gateway(known_service(home, name).plan))
-    return [known_service(home, name).plan.name for name in dict.fromkeys(names)]
+    named = [known_service(home, name).plan for name in names]
+    found = [one for plan in named for one in (plan.name, *_left_behind(home, plan))]
+    return list(dict.fromkeys(found))
+
+
+def _left_behind(home: "Home", plan: "ServiceSpec") -> list[str]:
+    """Members that run on after this gateway was killed."""
+    from mlxstack.cli.target import is_gateway
+
+    if not is_gateway(plan):
+        return []
+    from mlxstack.cli.services.gateway import left_behind
+
+    return left_behind(home, plan.name)
 
 
 def _stop(home: "Home", name: str, timeout: float | None) -> str | None:

@@ -32,7 +32,15 @@ from mlxstack.host.memory_budget import MemoryBudget, this_memory
 from mlxstack.host.model_files import ModelFiles, find_model, quantization_in
 from mlxstack.host.preset_paths import is_folder
 from mlxstack.host.process import free_port
-from mlxstack.host.service_state import RestartPolicy, ServiceSpec, owner, write_json
+from mlxstack.host.service_state import (
+    Phase,
+    RestartPolicy,
+    ServiceSpec,
+    owner,
+    read_json,
+    read_state,
+    write_json,
+)
 from mlxstack.policy.capacity import MemoryNeed, need
 from mlxstack.service.memory_check import MemoryRoom, refuse_if_too_big, room_in
 from mlxstack.service.plan_candidate import Candidate, excerpts, of_many
@@ -177,6 +185,24 @@ def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) ->
         strict_models=False,
         idle_unload_s=idle_s,
     )
+
+
+def left_behind(home: Home, name: str) -> list[str]:
+    """Members that run on after their gateway was killed."""
+    state, spec = read_state(home, name), read_json(home.gateway_file(name), GatewaySpec)
+    if state is None or spec is None:
+        return []
+    if state.phase is Phase.STOPPED or owner(home, name) is not None:
+        return []
+    key = digest_of(internal_key(spec.secret, None))
+    presets = {one.name: read_json(home.preset_file(one.name), Preset) for one in spec.members}
+    return [
+        member
+        for member, preset in presets.items()
+        # Another gateway that runs it now has given it another key.
+        if preset is not None and key in (as_key(one).key for one in preset.server.api_keys)
+        if member not in spec.handed_over and owner(home, member) is not None
+    ]
 
 
 def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate | None]:
