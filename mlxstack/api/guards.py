@@ -192,7 +192,9 @@ def can_access(connection: Connection, agent: str) -> bool:
 def check_raise(connection: Connection, wanted: Priority | None) -> None:
     """Raise Forbidden when a key would exceed its own priority tier."""
     key: ApiKey | None = connection.state.get("key")
-    if key is not None and wanted is not None and wanted < _priority(key):
+    if key is None or key.may_raise or wanted is None:
+        return
+    if wanted < _priority(key):
         raise Forbidden(
             f"a key of tier {key.tier} cannot give priority {wanted.name.lower()}; "
             "use a key of that tier (server.api_keys of the preset)"

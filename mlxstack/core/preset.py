@@ -345,6 +345,9 @@ class ApiKey(Strict, frozen=True):
         tuple[str, ...],
         Meta(description="What agents it may speak as, `*` for any characters, and change."),
     ] = ()
+    may_raise: Annotated[
+        bool, Meta(description="Whether it may give agents a higher priority than its tier.")
+    ] = False
 
 
 class PeerSpec(Strict, frozen=True):

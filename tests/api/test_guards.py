@@ -331,6 +331,22 @@ def test_e9_an_agent_is_not_made_more_urgent_than_the_key(tmp_path: Path) -> Non
         assert httpx.post(there, json=change, headers=fast).json()["priority"] == "high"
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_without_keys_agents_get_any_priority_and_requests_the_normal_one(
+    way: str, tmp_path: Path
+) -> None:
+    server = ServerSpec(port=0)
+    preset = tiny_preset(tmp_path / "model", server=server)
+    with running_behind(way, preset, tmp_path) as found:
+        httpx.post(found.url + "/v1/agents", json={"id": "somebody"}).raise_for_status()
+        there = found.url + "/v1/agents/somebody"
+        assert httpx.post(there, json={"priority": "high"}).json()["priority"] == "high"
+    with standing_behind(way, server, tmp_path / "standing") as (standing_in, engine):
+        told = {**HELLO, "max_tokens": 1}
+        assert httpx.post(standing_in.url + CHAT, json=told).status_code == 200
+        assert engine.asked[-1].priority is Priority.NORMAL
+
+
 def test_d23_a_key_keeps_its_kv_apart(tiered: Tiered) -> None:
     def salt(key: str, **more: str) -> str:
         assert tiered.post(CHAT, key, **more).status_code == 200

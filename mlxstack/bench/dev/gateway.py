@@ -185,7 +185,8 @@ async def _served(
         state, preset = owner(home, "bench"), read_json(home.preset_file("bench"), Preset)
         if state is None or preset is None:
             raise Broken("the member of the gateway does not run")
-        key = str(preset.server.api_keys[0])
+        first = preset.server.api_keys[0]
+        key = first if isinstance(first, str) else first.key
         yield through, ServerUnderTest("direct", state.plan.url, "bench", key), told["worker_pid"]
     finally:
         await asyncio.to_thread(_command, env, "down", "--json")

@@ -16,7 +16,7 @@ from mlxstack.cli.services import launch
 from mlxstack.cli.services.launch import LaunchRequest
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
-from mlxstack.core.preset import AUTO, Preset, Residency, ServerSpec, ServiceKind
+from mlxstack.core.preset import AUTO, ApiKey, Preset, Residency, ServerSpec, ServiceKind
 from mlxstack.gateway.processes import HOST, STOP_S
 from mlxstack.gateway.spec import (
     LINGER_S,
@@ -174,13 +174,15 @@ def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) ->
         replace(key, key=digest_of(internal_key(secret, key)))
         for key in map(as_key, server.api_keys)
     ]
+    # Requests of a gateway without keys come with its own; a service without keys allows all.
+    own_key = ApiKey(internal_key(secret, None), may_raise=not keys)
     idle_s = None if own.resident is Residency.ALWAYS else own.idle_unload_s or IDLE_UNLOAD_S
     return replace(
         own,
         host=HOST,
         port=port,
         allowed_hosts=server.allowed_hosts,
-        api_keys=(internal_key(secret, None), *keys),
+        api_keys=(own_key, *keys),
         max_body_bytes=server.max_body_bytes,
         strict_models=False,
         idle_unload_s=idle_s,
