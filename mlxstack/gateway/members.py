@@ -137,8 +137,12 @@ class MemberGate:
             self._open(is_wanted=bool(self._waiting))
 
     async def look(self) -> MemberPhase:
-        """Phase now; a member unloads its model by itself when that is idle."""
-        if self.phase is MemberPhase.LOADED and not self.n_active:
+        """Phase now; a member unloads its model by itself, or ends."""
+        if self.phase is MemberPhase.LOADED and not self.process.is_running:
+            # Its port may be another program's by now: nothing is sent there any more.
+            self._is_known = False
+            self._note_unloaded(None)
+        elif self.phase is MemberPhase.LOADED and not self.n_active:
             pid, n_requests = self.process.worker_pid, self.n_requests
             status = await self.process.status()
             is_idle = self.phase is MemberPhase.LOADED and self.n_requests == n_requests

@@ -1,6 +1,9 @@
 """Members by themselves: a failed start, requests that leave while they wait."""
 
 import asyncio
+import os
+import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -8,23 +11,39 @@ import pytest
 
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import ModelSpec, Preset, Residency, ServerSpec
+from mlxstack.gateway import members as members_module
 from mlxstack.gateway.members import MemberPhase, Members
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, names_of
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.service_state import RestartPolicy, ServiceSpec, write_json
+from tests.gateway.site import until
+from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
 
 
-def member(home: Home, name: str, *names: str, command: str = "") -> GatewayMember:
+SERVES = """
+import sys, json, http.server
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "ok"}')
+port = json.load(open(sys.argv[1]))["server"]["port"]
+http.server.HTTPServer(("127.0.0.1", port), Answers).serve_forever()
+"""
+"""Worker that serves at the port of its preset."""
+
+
+def member(home: Home, name: str, *names: str, command: str = "", port: int = 1) -> GatewayMember:
     preset = Preset(model=ModelSpec(id="demo"), name=name)
     write_json(home.preset_file(name), preset)
     service = ServiceSpec(
         name=name,
         root=str(home.root),
         preset=name,
-        url="http://127.0.0.1:1",
-        worker=(sys.executable, "-c", command),
+        url=f"http://127.0.0.1:{port}",
+        worker=(sys.executable, "-c", command, str(home.preset_file(name))),
         patience=RestartPolicy(max_crashes=1),
     )
     return GatewayMember(names or (name,), service, 10, Residency.AUTO, 60.0)
@@ -64,3 +83,37 @@ async def test_a_failed_start_fails_those_that_wait_with_its_reason(home: Home) 
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_member_that_ended_starts_at_another_port_when_its_own_is_taken(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members_module, "WATCH_S", 0.05)
+    port = unused_port()
+    members = Members(spec_of(member(home, "one", command=SERVES, port=port)))
+    running = asyncio.create_task(members.run())
+    gate = members.by_name["one"]
+    try:
+        await gate.enter()
+        gate.leave()
+        assert gate.process.url.endswith(f":{port}")
+        pid = gate.process.worker_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await asyncio.to_thread(until, lambda: not gate.process.is_running, "it did not end")
+            other.bind(("127.0.0.1", port))
+            other.listen()
+            await asyncio.to_thread(
+                until, lambda: gate.phase is MemberPhase.UNLOADED, "it is taken for loaded", 10
+            )
+            assert not gate.is_running
+            await gate.enter()
+            assert not gate.process.url.endswith(f":{port}")
+            assert gate.is_running and await gate.process.status() == "ok"
+            gate.leave()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await members.stop()
