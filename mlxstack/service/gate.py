@@ -13,7 +13,8 @@ class SwapGate:
 
     `n_entered` requests passed; `n_inside` are not over yet, the last one left at `left_at`,
     monotonic. `wanted` is set while a request waits, `keep_alive_s` by the last one that entered.
-    `on_next` is called once, when the next request asks to enter.
+    `on_next` is called once, when the next request asks to enter. `loading` is held while a model
+    is loaded in the place of an unloaded one.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,7 @@ class SwapGate:
         self.keep_alive_s: float | None = None
         self.on_next: Callable[[], None] | None = None
         self.wanted = asyncio.Event()
+        self.loading = asyncio.Lock()
         self._opened = asyncio.Event()
         self._opened.set()
         self._emptied = asyncio.Event()

@@ -27,7 +27,10 @@ async def unload_when_idle(service: Service) -> None:
             await unload(service)
             while service.is_unloaded:
                 await service.gate.wanted.wait()
-                await load(service)
+                async with service.gate.loading:
+                    # A swap may have loaded another model meanwhile.
+                    if service.is_unloaded:
+                        await load(service)
         except StackError as error:
             log.error("%s", error.message)
 

@@ -17,6 +17,7 @@ log = logging.getLogger("mlxstack.swap")
 
 STOP_S = 30.0
 """Seconds for an overdue load to end and free its memory."""
+UNDER_WAY = "another change of models is under way; wait for its end"
 
 
 class SwapStep(Struct, frozen=True):
@@ -48,24 +49,32 @@ async def prepare(service: Service, preset: Preset) -> CheckedModel:
 
 
 async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
-    """Serve `wanted` from now on; new requests wait at the gate.
+    """Serve `preset` from now on; new requests wait at the gate.
 
     Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when the
     model is not there, Conflict when another change is under way, and Broken when it could not be
-    loaded: then the old one answers again. Parking, unloading and loading may each take
-    `server.startup_timeout_s`. A load that goes on after that keeps its memory, so no other model
-    can be loaded: the service gives up, to be restarted with the old preset.
+    loaded: then the old one answers again, or stays unloaded. Parking, unloading and loading may
+    each take `server.startup_timeout_s`. A load that goes on after that keeps its memory, so no
+    other model can be loaded: the service gives up, to be restarted with the old preset.
     """
     engine_factory = engine_factory_of(service)
-    if not service.is_unloaded:
+    if service.is_unloaded:
+        # Requests fail together when the unloaded model cannot be loaded for one of them.
+        async with service.gate.interruptible():
+            await prepare(service, preset)
+        _refuse_if_loading(service)
+        if service.is_unloaded:
+            async with service.gate.loading:
+                return await _load_instead(service, engine_factory, preset)
+    else:
         service.require()
         _refuse_if_closed(service)
-    # An unloaded model is loaded first; as a request this keeps it loaded.
-    await service.gate.enter()
-    try:
-        await prepare(service, preset)
-    finally:
-        service.gate.leave()
+        # As a request this keeps the model loaded.
+        await service.gate.enter()
+        try:
+            await prepare(service, preset)
+        finally:
+            service.gate.leave()
     service.require()
     _refuse_if_closed(service)
     service.gate.close()
@@ -106,6 +115,32 @@ async def _change(
     await _keep(service, engine_factory)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
     return SwapReport(name, service.name, tuple(steps), held, free)
+
+
+async def _load_instead(
+    service: Service, engine_factory: EngineFactory, preset: Preset
+) -> SwapReport:
+    """Load another model than the unloaded one, which stays when it fails."""
+    old, name = service.preset, service.name
+    free = await asyncio.to_thread(engine_factory.active_bytes)
+    began = time.perf_counter()
+    try:
+        if failure := await try_load(service, engine_factory, preset):
+            service.preset = old
+            service.rest(engine_factory.engine(old))
+            raise Broken(f"{name_of(preset)} was not loaded, {name} stays unloaded: {failure}")
+        load = SwapStep("load", _ms(began), service.facts.n_bytes)
+        begin(service, preset, "warm", math.inf)
+        steps = [load, await warm(service)]
+        await _keep(service, engine_factory)
+    finally:
+        service.change = None
+        if not service.is_unloaded:
+            # The task that would load the old model for a request waits for one.
+            service.gate.wanted.set()
+            service.gate.open()
+    log.info("%s, unloaded, was changed for %s: %s", name, service.name, _line(steps))
+    return SwapReport(name, service.name, tuple(steps), free, free)
 
 
 def begin(service: Service, preset: Preset, step: str, limit_s: float) -> None:
@@ -210,7 +245,12 @@ async def warm(service: Service) -> SwapStep:
 
 def _refuse_if_closed(service: Service) -> None:
     if service.gate.is_closed:
-        raise Conflict("another change of models is under way; wait for its end")
+        raise Conflict(UNDER_WAY)
+
+
+def _refuse_if_loading(service: Service) -> None:
+    if service.gate.loading.locked():
+        raise Conflict(UNDER_WAY)
 
 
 def _ms(began: float) -> float:

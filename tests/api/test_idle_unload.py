@@ -3,8 +3,10 @@
 import asyncio
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -17,10 +19,12 @@ from msgspec import structs
 
 from mlxstack.api import swap_middleware
 from mlxstack.client.types import PropsResponse
-from mlxstack.core.preset import ApiKey, QueueSpec, ServerSpec, ServiceKind, SlotSpec
+from mlxstack.core.preset import ApiKey, Preset, QueueSpec, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.engine import device
-from mlxstack.service import idle_unload
-from mlxstack.service.service import ServiceHealth
+from mlxstack.service import idle_unload, model_swap
+from mlxstack.service.engine_factory import CheckedModel
+from mlxstack.service.model_swap import SwapStep
+from mlxstack.service.service import Service, ServiceHealth
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.api.speaking import chat_body
@@ -244,6 +248,94 @@ def test_a_model_that_is_gone_fails_the_request_and_comes_back(
     assert lost.status_code == 500 and "cannot be loaded again" in lost.text
     assert http.get("/health").json()["status"] == "unloaded"
     assert turn(http, "ann", user("hi"))["model"] == "tiny"
+
+
+@pytest.fixture
+def movable(tmp_path: Path, quick: None) -> Iterator[Running]:
+    """An unloaded service whose model's files are its own, beside presets of other models."""
+    (tmp_path / "presets").mkdir()
+    for seed, name in enumerate(("tiny", "other", "broken")):
+        folder = models.write(tmp_path / name, TINY, seed)
+        text = f"model: {{id: {folder}, alias: {name}}}\nslots: {{count: 2, n_ctx: 1024}}\n"
+        (tmp_path / "presets" / f"{name}.yaml").write_text(text)
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    with running(tiny_preset(tmp_path / "tiny", server=SERVER), tmp_path) as found:
+        wait_unloaded(found)
+        yield found
+
+
+def change(here: Running, preset: str) -> httpx.Response:
+    return httpx.post(f"{here.url}/v1/models/load", json={"preset": preset}, timeout=60)
+
+
+def chat(here: Running) -> httpx.Response:
+    body = {"messages": HELLO, "max_tokens": 2}
+    return httpx.post(f"{here.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_an_unloaded_model_that_is_gone_is_swapped_away(movable: Running, tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "model.safetensors").unlink()
+    changed = change(movable, "other")
+    assert changed.status_code == 200, changed.text
+    assert [step["name"] for step in changed.json()["steps"]] == ["load", "warm"]
+    for _ in range(2):
+        assert chat(movable).json()["model"] == "other"
+        wait_unloaded(movable)
+
+
+def test_an_unloaded_model_stays_when_the_next_cannot_be_loaded(movable: Running) -> None:
+    refused = change(movable, "broken")
+    assert refused.status_code == 500 and "tiny stays unloaded" in refused.text
+    assert httpx.get(f"{movable.url}/health").json() == {"status": "unloaded", "model": "tiny"}
+    assert chat(movable).json()["model"] == "tiny"
+
+
+def test_a_swap_that_was_refused_does_not_happen_later(
+    movable: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is being prepared when a request finds that the unloaded model is gone."""
+    factory = movable.service.engine_factory
+    assert factory is not None
+    is_begun, may_end, check = threading.Event(), threading.Event(), factory.check
+
+    def slow_check(preset: Preset) -> CheckedModel:
+        is_begun.set()
+        assert may_end.wait(60)
+        return check(preset)
+
+    monkeypatch.setattr(factory, "check", slow_check)
+    weights = tmp_path / "tiny" / "model.safetensors"
+    weights.rename(tmp_path / "aside")
+    with ThreadPoolExecutor(1) as pool:
+        swapped = pool.submit(change, movable, "other")
+        assert is_begun.wait(60)
+        assert chat(movable).status_code == 500
+        refused = swapped.result()
+    assert refused.status_code == 500 and "cannot be loaded again" in refused.text
+    (tmp_path / "aside").rename(weights)
+    assert chat(movable).json()["model"] == "tiny"
+    may_end.set()
+    wait_unloaded(movable)
+    assert chat(movable).json()["model"] == "tiny"
+
+
+def test_a_swap_during_a_load_is_refused(movable: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, may_end, warm = threading.Event(), threading.Event(), model_swap.warm
+
+    async def slow_warm(service: Service) -> SwapStep:
+        began.set()
+        await asyncio.to_thread(may_end.wait, 60)
+        return await warm(service)
+
+    monkeypatch.setattr(model_swap, "warm", slow_warm)
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(chat, movable)
+        assert began.wait(60)
+        refused = change(movable, "other")
+        may_end.set()
+        assert refused.status_code == 409 and "another change" in refused.text
+        assert answered.result().json()["model"] == "tiny"
+    assert chat(movable).json()["model"] == "tiny"
 
 
 def test_an_embedding_model_is_unloaded_too(
