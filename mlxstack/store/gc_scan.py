@@ -49,7 +49,7 @@ def scan_disk(
 def _slots(slot_files: SlotFileFolder) -> Iterator[StoredContext]:
     for file in slot_files.list():
         title = f"slot file {file.name}"
-        refs = _refs(title, partial(slot_files.peek, file.name))
+        refs = _refs(title, partial(slot_files.peek_listed, file))
         yield StoredContext(title, file.path, file.n_bytes, file.used_at, refs)
 
 

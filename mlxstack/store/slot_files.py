@@ -77,7 +77,14 @@ class SlotFileFolder:
 
     def peek(self, name: str) -> Manifest:
         """Read without marking as used."""
-        data = read_whole(self._path_to_read(name), self._disk)
+        return self._read(name, self._path_to_read(name))
+
+    def peek_listed(self, slot_file: SlotFile) -> Manifest:
+        """Read a file of `list` without another listing. Raises as `peek`."""
+        return self._read(slot_file.name, Path(slot_file.path))
+
+    def _read(self, name: str, path: Path) -> Manifest:
+        data = read_whole(path, self._disk)
         try:
             return unpack(data)
         except UnknownVersion as error:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import Conflict, DiskFull
-from mlxstack.store import slot_folder_registry
+from mlxstack.store import slot_files, slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders, History
+from mlxstack.store.atomic_write import children
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.gc import (
     DiskInventory,
@@ -209,6 +210,22 @@ def test_stock_names_slot_files_and_agents(house: House) -> None:
         "agent bob (feed)": {"0001", "0002"},
     }
     assert all(one.used_at == 1000 for one in (*stock.files, *stock.contexts))
+
+
+def test_a_scan_lists_a_slot_folder_once_however_many_files_it_has(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[Path] = []
+
+    def counted(folder: Path) -> list[Path]:
+        listed.append(folder)
+        return children(folder)
+
+    for number in range(20):
+        house.shelf.write(f"b{number}.bin", manifest("0002"))
+    monkeypatch.setattr(slot_files, "children", counted)
+    assert len(house.stock().contexts) == 22
+    assert listed == [house.shelf.directory]
 
 
 def test_c14_a_plan_touches_nothing_and_carrying_it_out_does(house: House) -> None:
