@@ -7,6 +7,7 @@ import shutil
 import stat
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,7 +76,8 @@ def write_atomic(
 def remove_synced(path: Path, disk: Disk) -> None:
     """Remove a file or a whole folder, atomically. Raises OSError."""
     if path.is_dir():
-        doomed = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
+        # No new folder to replace: a full disk has no room for one.
+        doomed = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         path.replace(doomed)
         sync_directory(path.parent, disk.sync)
         shutil.rmtree(doomed)

@@ -3,6 +3,7 @@
 In a mount namespace of its own everybody may mount a small disk. Nobody else sees it.
 """
 
+import shutil
 import subprocess
 import sys
 import time
@@ -17,23 +18,34 @@ from mlxstack.core.errors import SetupError
 from tests.api.running import running, tiny_preset
 
 N_BYTES = 6_000_000
+N_FILES = 1000
 SAVE = ("/slots/0?action=save", {"filename": "a.bin"})
 RESTORE = ("/slots/0?action=restore", {"filename": "a.bin"})
 CHAT = {"messages": [{"role": "user", "content": "the pear and the boat " * 20}], "id_slot": 0}
 
 
+class Calls(httpx.Client):
+    """Called, it posts a body."""
+
+    def __call__(self, path: str, body: Any) -> httpx.Response:
+        return self.post(path, json=body)
+
+
 def main(model: Path, disk: Path) -> None:
     """Raises AssertionError where the service does not keep its word."""
-    _mount(disk, f"size={N_BYTES}")
+    _mount(disk, f"size={N_BYTES},nr_inodes={N_FILES}")
     preset = tiny_preset(model)
     with running(preset, disk / "home") as live, _calling(live.url) as call:
         cold = _answer(call(*_chat(cache_prompt=False)))
         assert _answer(call(*_chat())) == cold
         assert call(*_turn()).status_code == 200
+        assert call(*_turn("gone")).status_code == 200
         with _filled(disk):
             _refuses(call(*SAVE), 507, "the disk has 0 left")
             assert _answer(call(*_chat())) == cold
             assert call(*_turn()).status_code == 200
+            assert call.delete("/v1/agents/gone").status_code == 200
+            assert call.get("/v1/agents/gone").status_code == 404
         assert call(*SAVE).status_code == 200
         assert call(*_turn()).status_code == 200
         _mount(disk, "remount,ro")
@@ -41,6 +53,9 @@ def main(model: Path, disk: Path) -> None:
         assert call(*RESTORE).status_code == 200
         assert _answer(call(*_chat())) == cold
         assert call(*_turn()).status_code == 200
+        n_messages = _n_messages(call)
+        _refuses(call.delete("/v1/agents/a"), 500, "read-only")
+        assert _n_messages(call) == n_messages
     with suppress(SetupError), running(preset, disk / "home"):
         raise AssertionError("it started where nothing can be kept")
     _mount(disk, "remount,rw")
@@ -55,9 +70,13 @@ def _chat(**more: Any) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {**CHAT, "max_tokens": 8, "temperature": 0, **more}
 
 
-def _turn() -> tuple[str, dict[str, Any]]:
+def _turn(agent: str = "a") -> tuple[str, dict[str, Any]]:
     said = [{"role": "user", "content": "a turn about rain"}]
-    return "/v1/agents/a/generate", {"append": said, "max_tokens": 4}
+    return f"/v1/agents/{agent}/generate", {"append": said, "max_tokens": 4}
+
+
+def _n_messages(call: Calls) -> int:
+    return len(call.get("/v1/agents/a/history").raise_for_status().json()["messages"])
 
 
 def _answer(reply: httpx.Response) -> object:
@@ -70,10 +89,8 @@ def _refuses(reply: httpx.Response, status: int, words: str) -> None:
     assert words in reply.text, reply.text
 
 
-@contextmanager
-def _calling(url: str) -> Iterator[Any]:
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield lambda path, body: client.post(path, json=body)
+def _calling(url: str) -> Calls:
+    return Calls(base_url=url, timeout=60)
 
 
 def _mount(disk: Path, how: str) -> None:
@@ -87,16 +104,17 @@ def _mount(disk: Path, how: str) -> None:
 
 @contextmanager
 def _filled(disk: Path) -> Iterator[None]:
-    """Not a byte is left meanwhile."""
+    """Not a byte and not a name is left meanwhile."""
     ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    ballast.mkdir()
+    with suppress(OSError), (ballast / "bytes").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with suppress(OSError):
+        for n in range(N_FILES):
+            (ballast / str(n)).touch()
     yield
-    ballast.unlink()
+    shutil.rmtree(ballast)
 
 
 if __name__ == "__main__":

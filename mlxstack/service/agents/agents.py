@@ -290,12 +290,13 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
 
 async def _forget(service: Service, record: AgentRecord) -> None:
     """Delete record, history and KV in memory; the caller edits it."""
-    record.is_pinned = False
-    await _pin(service, record)
-    await _vacate(service, record.name, is_kept=False)
+    # The history first: the agent keeps everything when the disk refuses.
     async with service.agent_locks.writing(record.name):
         with suppress(NotFound):
             await in_thread(service.agent_store.remove, record.name)
+    record.is_pinned = False
+    await _pin(service, record)
+    await _vacate(service, record.name, is_kept=False)
     service.agent_registry.forget(record.name)
 
 

@@ -89,19 +89,21 @@ class AgentStore:
         self._loose[agent] = history
 
     def remove(self, agent: str) -> None:
-        """Delete history and KV manifests. Raises NotFound or StackError."""
-        is_loose = self._loose.pop(agent, None) is not None
+        """Delete history and KV manifests. Raises NotFound, or StackError: then all stays."""
+        missing: NotFound | None = None
         with self._keeping:
+            try:
+                if self._folders is not None:
+                    self._folders.remove(agent)
+            except NotFound as error:
+                missing = error
+            is_loose = self._loose.pop(agent, None) is not None
             self._gone[agent] = None
             if len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
             self._stored.pop(agent, None)
-            try:
-                if self._folders is not None:
-                    self._folders.remove(agent)
-            except NotFound:
-                if not is_loose:
-                    raise
+        if missing is not None and not is_loose:
+            raise missing
 
     def put(self, agent: str, manifest: Manifest) -> None:
         """Write the manifest of an agent's KV for one model. Raises StackError."""
