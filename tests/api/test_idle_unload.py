@@ -130,6 +130,9 @@ def test_an_unload_is_over_once_it_is_answered(http: httpx.Client, here: Running
     listed = {one["id"]: one for one in http.get("/v1/agents").raise_for_status().json()["data"]}
     assert listed["una"]["bytes"] == http.get("/v1/agents/una").json()["bytes"]
     assert listed["una"]["place"] == "disk" and listed["una"]["bytes"]["disk"] > 0
+    assert [one["role"] for one in history(http, "una")] == ["system", "user", "assistant"]
+    assert http.get("/requests").raise_for_status().json()[0]["agent"] == "una"
+    assert http.get("/requests/una").raise_for_status().json()["agent"] == "una"
     assert here.service.health is ServiceHealth.UNLOADED
 
 

@@ -126,7 +126,7 @@ async def delete_agent(
     return {"id": agent, "object": "agent", "deleted": False, "n_evicted": n_tokens}
 
 
-@get("/v1/agents/{agent:str}/history")
+@get("/v1/agents/{agent:str}/history", opt=UNLOADED)
 async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, Any]:
     """All messages, as a chat request would send them."""
     past = await agents.past(service, agent)

@@ -11,7 +11,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
     ChatToolParam,
 )
-from mlxstack.api.guards import OF_ALL, salt_of
+from mlxstack.api.guards import OF_ALL, UNLOADED, salt_of
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound
@@ -44,13 +44,13 @@ async def show_cache(service: TheService, limit: FromQuery[int] = 20) -> CacheVi
     return await prefix_cache_admin.look(service, min(max(limit, 1), 1000))
 
 
-@get("/requests", opt=OF_ALL)
+@get("/requests", opt={**OF_ALL, **UNLOADED})
 async def list_requests(service: TheService) -> tuple[RequestView, ...]:
     """The last finished requests, the newest first."""
     return service.request_log.requests()
 
 
-@get("/requests/{name:str}", opt=OF_ALL)
+@get("/requests/{name:str}", opt={**OF_ALL, **UNLOADED})
 async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
     """Newest request of this id or agent, with its miss reason."""
     view = service.request_log.find(name)
