@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -82,8 +82,8 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
     async with _editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
             raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
-        service.agent_registry.record(agent, is_explicit=True)
-        await _write(service, agent, past)
+        with _recorded(service, agent):
+            await _write(service, agent, past)
         return await one(service, agent)
 
 
@@ -189,6 +189,19 @@ async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
             yield
 
 
+@contextmanager
+def _recorded(service: Service, agent: str) -> Iterator[AgentRecord]:
+    """New record of an agent, dropped when its history is not written."""
+    registry = service.agent_registry
+    is_new = registry.find(agent) is None
+    try:
+        yield registry.record(agent, is_explicit=True)
+    except StackError:
+        if is_new:
+            registry.forget(agent)
+        raise
+
+
 async def _write(service: Service, agent: str, past: AgentHistory) -> None:
     """Replace the history, after earlier writes."""
     async with service.agent_locks.writing(agent):
@@ -279,10 +292,10 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
         if moved.manifest is not None:
             service.text_processor.check(moved.manifest.tokens, "manifest.tokens")
             n_tokens = await asyncio.wrap_future(service.generator.import_kv(moved.manifest))
-        record = service.agent_registry.record(agent, is_explicit=True)
-        record.priority, record.is_pinned = facts.priority, facts.is_pinned
-        record.sums, record.used_at = facts.sums, facts.used_at
-        await _write(service, agent, AgentHistory(messages, facts.tools))
+        with _recorded(service, agent) as record:
+            record.priority, record.is_pinned = facts.priority, facts.is_pinned
+            record.sums, record.used_at = facts.sums, facts.used_at
+            await _write(service, agent, AgentHistory(messages, facts.tools))
         if moved.manifest is not None:
             await in_thread(service.agent_store.put, agent, moved.manifest)
         return n_tokens
