@@ -167,6 +167,7 @@ async def _drain(service: Service, drain_s: float) -> SwapStep:
 async def park(service: Service, limit_s: float) -> SwapStep:
     """Park all KV before the unload. Raises Broken when overdue."""
     began = time.perf_counter()
+    await service.write_histories()
     try:
         async with asyncio.timeout(limit_s):
             parked = await asyncio.wrap_future(service.generator.park())

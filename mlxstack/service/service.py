@@ -29,7 +29,7 @@ from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
 from mlxstack.host.sleep import SleepAssertion, caffeinate
 from mlxstack.service.agents.registry import AgentRegistry, restore_agents
-from mlxstack.service.agents.store import AgentLocks, AgentStore
+from mlxstack.service.agents.store import AgentLocks, AgentStore, in_thread
 from mlxstack.service.early_turns import EarlyTurns
 from mlxstack.service.gate import SwapGate
 from mlxstack.service.peers import Peers
@@ -333,9 +333,19 @@ class Service:
             asyncio.wait({stopping}, timeout=0.0 if was_loading else PARKING_S),
         )
         self.is_engine_left = not stopping.done()
+        await self.write_histories()
         if self._peers is not None:
             await self._peers.close()
         self.sleep.close()
+
+    async def write_histories(self) -> None:
+        """Write histories that the disk refused before; a failure is logged."""
+        for agent in self.agent_store.refused:
+            try:
+                async with self.agent_locks.writing(agent):
+                    await in_thread(self.agent_store.write_refused, agent)
+            except StackError as error:
+                log.warning("turns of agent %s are not on disk: %s", agent, error.message)
 
     async def _end_requests(self, reason: StackError) -> None:
         """Fail the requests that wait for the engine, then all others."""

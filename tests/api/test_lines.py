@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from mlxstack.core.preset import ServerSpec
 from mlxstack.service.agents import agents
+from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.disk_io import Disk
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_agents import history, turn, user
@@ -168,6 +170,33 @@ def test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next(
     turn(http, "fay", user("three"))
     assert questions(http, "fay") == ["one", "two", "three"]
     assert len(folders.read("fay").messages) == 6
+
+
+@pytest.mark.parametrize("end", ["stop", "unload", "swap"])
+def test_g12_a_turn_that_a_full_disk_did_not_take_is_written_at_the_end(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    preset = tiny_preset(model_folder, server=ServerSpec(port=0, idle_unload_s=600))
+    reader = AgentFolders(tmp_path / "agents")
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=60) as http,
+    ):
+        turn(http, "fay", user("one"))
+        folders = found.service.agent_store._folders
+        assert folders is not None
+        monkeypatch.setattr(folders, "_disk", FullDisk(0))
+        turn(http, "fay", user("two"))
+        monkeypatch.setattr(folders, "_disk", Disk())
+        assert len(reader.read("fay").messages) == 2
+        if end == "unload":
+            http.post("/v1/models/unload").raise_for_status()
+        elif end == "swap":
+            again = {"model": str(model_folder)}
+            http.post("/v1/models/load", json=again).raise_for_status()
+        if end != "stop":
+            assert len(reader.read("fay").messages) == 4
+    assert len(reader.read("fay").messages) == 4
 
 
 def test_g12_an_agent_that_a_full_disk_did_not_take_is_not_there(

@@ -44,6 +44,7 @@ class AgentStore:
         self._folders = folders
         self._locks = locks
         self._loose: dict[str, History] = {}
+        self._refused: set[str] = set()
         self._gone: dict[str, None] = {}
         self._keeping = Lock()
         self._stored: dict[str, dict[str, StoredKV]] = {}
@@ -82,11 +83,23 @@ class AgentStore:
             return
         self._folders.write(agent, history)
         self._loose.pop(agent, None)
+        self._refused.discard(agent)
         self._gone.pop(agent, None)
 
     def reserve(self, agent: str, history: History) -> None:
         """Keep a history in memory that the disk refused, until written."""
         self._loose[agent] = history
+        self._refused.add(agent)
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Agents with a history that the disk refused, where it may be written now."""
+        return tuple(self._refused) if self._is_writing else ()
+
+    def write_refused(self, agent: str) -> None:
+        """Write the history that the disk refused, if any. Raises StackError."""
+        if agent in self._refused:
+            self.write(agent, self._loose[agent])
 
     def remove(self, agent: str) -> None:
         """Delete history and KV manifests. Raises NotFound, or StackError: then all stays."""
@@ -98,6 +111,7 @@ class AgentStore:
             except NotFound as error:
                 missing = error
             is_loose = self._loose.pop(agent, None) is not None
+            self._refused.discard(agent)
             self._gone[agent] = None
             if len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
