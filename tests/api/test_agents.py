@@ -305,6 +305,10 @@ def test_g3_agents_come_back_after_a_restart(model_folder: Path, tmp_path: Path)
         first = turn(http, "zoe", RULES, user("hello"))
         http.post("/v1/agents/zoe", json={"priority": "low"}).raise_for_status()
         before = history(http, "zoe")
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        shown = http.get("/v1/agents/zoe").json()
+        assert shown["bytes"] == {"live": 0, "parked": 0, "disk": shown["n_bytes"]}
+        assert shown["n_bytes"] > 0
     manifest = next((tmp_path / "agents" / "zoe").glob("*/manifest.json"))
     with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
         shown = http.get("/v1/agents/zoe").json()

@@ -231,7 +231,8 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
             is_explicit=record.is_explicit,
             live_bytes=live.get(view.slot, 0) if view.slot is not None else 0,
             parked_bytes=locations[record.name].memory_bytes,
-            disk_bytes=locations[record.name].disk_bytes,
+            disk_bytes=locations[record.name].disk_bytes
+            or _stored(service, record.name).disk_bytes,
         )
         for record, view in zip(records, drawn, strict=True)
     )
@@ -241,13 +242,16 @@ async def _located(service: Service, agents: tuple[str, ...]) -> tuple[AgentKVLo
     """Location of the KV of each agent; that of an unloaded model is on disk."""
     if not service.is_unloaded:
         return await asyncio.wrap_future(service.cache.locate_agents(agents))
-    stored = ((agent, one) for agent in agents for one in service.agent_store.stored(agent))
-    own = {agent: one for agent, one in stored if one.model == service.name}
-    return tuple(
-        AgentKVLocation(agent, own[agent].n_tokens, 0, own[agent].n_bytes)
-        if agent in own
+    return tuple(_stored(service, agent) for agent in agents)
+
+
+def _stored(service: Service, agent: str) -> AgentKVLocation:
+    """Saved KV of the served model, which the engine knows only after a request."""
+    own = [one for one in service.agent_store.stored(agent) if one.model == service.name]
+    return (
+        AgentKVLocation(agent, own[-1].n_tokens, 0, own[-1].n_bytes)
+        if own
         else AgentKVLocation(agent)
-        for agent in agents
     )
 
 

@@ -100,7 +100,7 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
     return (
         ("slots", "Slots", len(snapshot.slots)),
         ("active_memory_bytes", "Memory that MLX holds", snapshot.active_bytes),
-        ("kv_bytes", "Memory of live and parked contexts", snapshot.kv_bytes),
+        ("kv_bytes", "Memory of the KV in slots, without parked KV", snapshot.kv_bytes),
         ("batching", "1 when running slots share a forward pass", snapshot.is_batching),
     )
 
