@@ -205,12 +205,12 @@ def test_g12_an_agent_that_a_full_disk_did_not_take_is_not_there(
     folders = live.service.agent_store._folders
     assert folders is not None
     monkeypatch.setattr(folders, "_disk", FullDisk(0))
-    refused = http.post("/v1/agents", json={"id": "gus", "messages": [user("one")]})
+    refused = http.post("/v1/agents", json={"id": "nia", "messages": [user("one")]})
     monkeypatch.setattr(folders, "_disk", Disk())
     assert refused.status_code == 507, refused.text
-    assert http.get("/v1/agents/gus").status_code == 404
-    assert "gus" not in {one["id"] for one in http.get("/v1/agents").json()["data"]}
-    assert http.post("/v1/agents", json={"id": "gus"}).status_code == 200
+    assert http.get("/v1/agents/nia").status_code == 404
+    assert "nia" not in {one["id"] for one in http.get("/v1/agents").json()["data"]}
+    assert http.post("/v1/agents", json={"id": "nia"}).status_code == 200
 
 
 def test_agents_are_told_of_a_sweep(model_folder: Path, tmp_path: Path) -> None:
