@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from mlxstack.core.preset import ServerSpec
-from tests.api.running import tiny_preset
+from mlxstack.core.request import Priority
+from mlxstack.store.agent_history import AgentFolders
+from tests.api.running import running, tiny_preset
 from tests.api.test_serve import process, wait_for
 from tests.ports import unused_port
 
@@ -137,3 +139,22 @@ def test_a_turn_waits_for_a_request_of_the_other_service(pair: Pair) -> None:
     going.join()
     assert added.status_code == 200
     assert said(one, "kim") == ["from one", "from the other"]
+
+
+def test_a_turn_in_one_service_keeps_what_the_other_set(model_folder: Path, tmp_path: Path) -> None:
+    preset, stored = tiny_preset(model_folder), AgentFolders(tmp_path / "agents")
+    with ExitStack() as stack:
+        one, other = (
+            stack.enter_context(httpx.Client(base_url=each.url, timeout=60))
+            for each in [stack.enter_context(running(preset, tmp_path)) for _ in range(2)]
+        )
+        for http in (one, other):
+            assert turn(http, "kit", "hello").status_code == 200
+        one.post("/v1/agents/kit", json={"priority": "high"}).raise_for_status()
+        other.post("/v1/agents/kit", json={"is_pinned": True}).raise_for_status()
+        for http in (other, one):
+            assert turn(http, "kit", "and again").status_code == 200
+        one.post("/v1/agents/kit/fork", json={"id": "kim"}).raise_for_status()
+    facts = stored.read("kit").facts
+    assert (facts["priority"], facts["is_pinned"]) == (Priority.HIGH, True)
+    assert stored.read("kim").facts["is_pinned"] is False

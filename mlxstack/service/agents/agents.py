@@ -56,6 +56,9 @@ class AgentChanges(Struct, frozen=True):
     is_pinned: bool | None = None
 
 
+UNCHANGED = AgentChanges()
+
+
 def check_room(service: Service, agent: str) -> None:
     """Raises Conflict for a new agent when there are too many already."""
     n_agents = service.agent_registry.n_agents
@@ -107,7 +110,7 @@ async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDe
         await _pin(service, record)
     if record.is_explicit:
         async with service.agent_locks.writing(agent):
-            await _replace(service, agent, await past(service, agent))
+            await _replace(service, agent, await past(service, agent), changes)
     return await one(service, agent)
 
 
@@ -121,8 +124,9 @@ async def fork(service: Service, agent: str, other: str) -> AgentDetails:
     check_room(service, other)
     async with _editing(service, other):
         await in_thread(service.agent_store.copy, agent, other)
-        service.agent_registry.record(other, is_explicit=True)
-        await _write(service, other, await past(service, other))
+        record = service.agent_registry.record(other, is_explicit=True)
+        own = AgentChanges(record.priority, record.is_pinned)
+        await _write(service, other, await past(service, other), own)
         return await one(service, other)
 
 
@@ -202,14 +206,33 @@ def _recorded(service: Service, agent: str) -> Iterator[AgentRecord]:
         raise
 
 
-async def _write(service: Service, agent: str, past: AgentHistory) -> None:
+async def _write(
+    service: Service, agent: str, past: AgentHistory, changes: AgentChanges = UNCHANGED
+) -> None:
     """Replace the history, after earlier writes."""
     async with service.agent_locks.writing(agent):
-        await _replace(service, agent, past)
+        await _replace(service, agent, past, changes)
 
 
-async def _replace(service: Service, agent: str, past: AgentHistory) -> None:
-    await in_thread(service.agent_store.write, agent, _history(service, agent, past))
+async def _replace(service: Service, agent: str, past: AgentHistory, changes: AgentChanges) -> None:
+    """Replace the history, but for `changes` with the stored priority and pin.
+
+    Another service of the home may have set them.
+    """
+    history = _history(service, agent, past)
+
+    def write() -> None:
+        facts = facts_of(history)
+        with suppress(StackError):
+            stored = facts_of(service.agent_store.read(agent))
+            facts = replace(facts, priority=stored.priority, is_pinned=stored.is_pinned)
+        if changes.priority is not None:
+            facts = replace(facts, priority=changes.priority)
+        if changes.is_pinned is not None:
+            facts = replace(facts, is_pinned=changes.is_pinned)
+        service.agent_store.write(agent, History(history.messages, msgspec.to_builtins(facts)))
+
+    await in_thread(write)
 
 
 def _history(service: Service, agent: str, past: AgentHistory) -> History:
