@@ -62,7 +62,7 @@ async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
         # Requests fail together when the unloaded model cannot be loaded for one of them.
         async with service.gate.interruptible():
             await prepare(service, preset)
-        _refuse_if_loading(service)
+        _refuse_if_changing(service)
         if service.is_unloaded:
             async with service.gate.loading:
                 return await _load_instead(service, engine_factory, preset)
@@ -249,8 +249,8 @@ def _refuse_if_closed(service: Service) -> None:
         raise Conflict(UNDER_WAY)
 
 
-def _refuse_if_loading(service: Service) -> None:
-    if service.gate.loading.locked():
+def _refuse_if_changing(service: Service) -> None:
+    if service.change is not None or service.gate.loading.locked():
         raise Conflict(UNDER_WAY)
 
 

@@ -23,6 +23,7 @@ from mlxstack.core.preset import ApiKey, Preset, QueueSpec, ServerSpec, ServiceK
 from mlxstack.engine import device
 from mlxstack.service import idle_unload, model_swap
 from mlxstack.service.engine_factory import CheckedModel
+from mlxstack.service.gate import SwapGate
 from mlxstack.service.model_swap import SwapStep
 from mlxstack.service.service import Service, ServiceHealth
 from tests import models
@@ -339,6 +340,26 @@ def test_a_swap_during_a_load_is_refused(movable: Running, monkeypatch: pytest.M
         assert refused.status_code == 409 and "another change" in refused.text
         assert answered.result().json()["model"] == "tiny"
     assert chat(movable).json()["model"] == "tiny"
+
+
+def test_a_swap_during_an_unload_is_refused(
+    movable: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end, give_back = threading.Event(), threading.Event(), idle_unload.return_free_memory
+
+    async def slow_return(gate: SwapGate) -> None:
+        began.set()
+        await asyncio.to_thread(may_end.wait, 60)
+        await give_back(gate)
+
+    assert chat(movable).json()["model"] == "tiny"
+    monkeypatch.setattr(idle_unload, "return_free_memory", slow_return)
+    assert began.wait(60)
+    refused = change(movable, "other")
+    may_end.set()
+    assert refused.status_code == 409 and "another change" in refused.text
+    wait_unloaded(movable)
+    assert change(movable, "other").status_code == 200
 
 
 def test_an_embedding_model_is_unloaded_too(
