@@ -45,7 +45,7 @@ INVALID = "invalid_request_error"
 # A retry can help with Busy and Loading; everything else above 499 will fail again.
 LOADING_RETRY_S = 2
 
-TOO_LARGE = "the body is larger than server.max_body_bytes of the preset allows (docs/presets.md)"
+TOO_LARGE = "the body is larger than server.max_body_bytes allows"
 
 # Litestar's name for the whole body, and msgspec's for a missing field.
 BODY = "data"
