@@ -19,6 +19,7 @@ from mlxstack.host.yaml_source import (
     SourceLocation,
     dotted,
     merge,
+    parsed_yaml,
     read_yaml,
 )
 
@@ -93,7 +94,24 @@ def load(
     Raises SetupError naming the file, the key, the line, what was found and what would be right.
     """
     source = find(name, home)
-    document = _layers(source, home)
+    return _loaded(source, read_yaml(source), home, over, cwd)
+
+
+def load_text(
+    text: str, source: Path, home: Home, over: Iterable[Override] = (), cwd: Path | None = None
+) -> LoadedPreset:
+    """Preset of a file with this `text`. Raises as `load` does."""
+    return _loaded(source, parsed_yaml(text, source), home, over, cwd)
+
+
+def _loaded(
+    source: Path,
+    document: SourcedDocument,
+    home: Home,
+    over: Iterable[Override],
+    cwd: Path | None,
+) -> LoadedPreset:
+    document = _layers(source, document, home)
     document = merge(document, _normalized(overrides.document(over, cwd or Path.cwd())))
     document.values.setdefault("name", source.stem)
     return LoadedPreset(_checked(document, home), source, _origins(document))
@@ -114,8 +132,10 @@ def read_resolved(path: Path) -> Preset:
         raise SetupError(f"the resolved preset {path} cannot be read: {why}") from why
 
 
-def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> SourcedDocument:
-    document = _normalized(read_yaml(source))
+def _layers(
+    source: Path, document: SourcedDocument, home: Home, seen: tuple[Path, ...] = ()
+) -> SourcedDocument:
+    document = _normalized(document)
     base = document.values.pop("extends", None)
     mark = document.locations.pop(("extends",), None)
     _refuse_unknown(document)
@@ -127,7 +147,8 @@ def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> SourcedDoc
     if below in (*seen, source):
         chain = " -> ".join(one.stem for one in (*seen, source, below))
         raise SetupError(f"{mark}: the presets extend each other in a circle: {chain}")
-    return merge(_without_name(_layers(below, home, (*seen, source))), document)
+    layers = _layers(below, read_yaml(below), home, (*seen, source))
+    return merge(_without_name(layers), document)
 
 
 def _normalized(document: SourcedDocument) -> SourcedDocument:

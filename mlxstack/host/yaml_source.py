@@ -81,6 +81,11 @@ def read_yaml(path: Path) -> SourcedDocument:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as why:
         raise SetupError(f"{path} cannot be read: {why}") from why
+    return parsed_yaml(text, path)
+
+
+def parsed_yaml(text: str, path: Path) -> SourcedDocument:
+    """Document of a file's text. Raises SetupError with the line."""
     top = SourceLocation(str(path), path.parent, None)
     try:
         return _document(text, top)

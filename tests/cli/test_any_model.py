@@ -122,3 +122,32 @@ def test_presets_new_writes_down_what_up_would_choose(shell: Shell, model_of: Mo
     shown = json.loads(shell.run("presets", "show", "short", "--json").stdout)["preset"]
     assert (shown["slots"]["count"], shown["model"]["id"]) == (1, "demo")
     assert not Path(shell.home / "derived").exists()
+
+
+def test_a_second_model_of_the_same_name_is_refused_and_leaves_the_first(
+    shell: Shell, model_of: ModelOf
+) -> None:
+    first, second = shell.folder / "a" / "twin", shell.folder / "b" / "twin"
+    for folder in (first, second):
+        shutil.copytree(model_of("tiny"), folder)
+    dry = shell.run("up", str(first), "--ctx", "1k", "--dry-run")
+    assert dry.returncode == 0 and f"id: {first}\n" in dry.stdout
+    assert not (shell.home / "derived").exists()
+    up = shell.run("up", str(first), "--port", str(shell.port), "--ctx", "1k")
+    assert up.returncode == 0, up.stderr
+    kept = (shell.home / "derived" / "twin.yaml").read_text()
+    for words in (("chat", "-p", "hi"), ("up",), ("up", "--if-needed")):
+        refused = shell.run(words[0], str(second), *words[1:])
+        assert refused.returncode == 4 and refused.stdout.count("ready") == 0, words
+        assert f"`twin` is already running with the model {first}" in refused.stderr
+        assert f"`mlx-stack up {second} --name NAME`" in refused.stderr
+    assert shell.run("up", str(second), "--dry-run").returncode == 0
+    assert (shell.home / "derived" / "twin.yaml").read_text() == kept
+    other = shell.run("up", str(second), "--name", "other", "--port", "0", "--ctx", "1k")
+    assert other.returncode == 0, other.stderr
+    assert shell.run("up", str(second), "--name", "other", "--if-needed").returncode == 0
+    for name, folder in (("twin", first), ("other", second)):
+        assert shell.run("restart", name).returncode == 0
+        served = json.loads((shell.home / "run" / "presets" / f"{name}.json").read_text())
+        assert (served["model"]["id"], served["model"]["alias"]) == (str(folder), "twin")
+        assert served["slots"]["save_path"] == str(shell.home / "slots" / name)

@@ -71,12 +71,15 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
         return
     home = home_from(os.environ)
     wanted = request_for(preset, home, SlotSizes())
-    if wanted.derived is not None:
-        show_reasons(wanted.derived)
-    if not presets.is_path(wanted.preset):
+    if wanted.file is None and not presets.is_path(wanted.preset):
         yield {"preset": wanted.preset}
         return
-    found = presets.load(wanted.preset, home).preset
+    if wanted.derived is not None:
+        show_reasons(wanted.derived)
+    if wanted.file is not None:
+        found = presets.load_text(wanted.file.text, wanted.file.path, home).preset
+    else:
+        found = presets.load(wanted.preset, home).preset
     handover = token_hex(16)
     copy = home.handover_file(handover)
     make_private(copy.parent)

@@ -119,7 +119,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     )
     sizes = model_request.sizes_of(ctx, slots, kv_bits)
     found = model_request.request_for(models[0], home, sizes, (*(sets or ()), *texts))
-    wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
+    wanted = found.launch
     loaded = launch.resolve(wanted, home)
     if found.derived is not None and not json:
         model_request.show_reasons(found.derived)
@@ -159,6 +159,7 @@ def _up_one(
             supervisor = _claimed(plan)
     if owner is None:
         raise typer.Exit(asyncio.run(supervisor.run()))
+    launch.refuse_other_model(owner, loaded.preset)
     if not if_needed:
         raise launch.already_running(owner)
     return owner
@@ -193,7 +194,7 @@ def _up_gateway(
         wanted = mode_switch.requests_of(front.mode, home)
     else:
         found = [model_request.request_for(one, home, SlotSizes(), sets) for one in models]
-        wanted = [launch.LaunchRequest(one.preset, one.sets, Path.cwd()) for one in found]
+        wanted = [one.launch for one in found]
     listening: dict[str, Any] = {
         key: value
         for key, value in (("host", front.host), ("port", front.port))

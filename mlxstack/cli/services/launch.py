@@ -20,7 +20,7 @@ from mlxstack.client import Client, HealthResponse, Unreachable
 from mlxstack.core.errors import Broken, SlotTaken
 from mlxstack.core.preset import PARKING_S, Preset, ServerSpec
 from mlxstack.host import hardware, overrides, preflight, presets, services
-from mlxstack.host.home import Home, make_home
+from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.logs import tail
 from mlxstack.host.overrides import Override
 from mlxstack.host.process import free_port, reachable
@@ -30,7 +30,9 @@ from mlxstack.host.service_state import (
     ServiceSpec,
     ServiceState,
     owner,
+    read_json,
     read_state,
+    write_atomic,
     write_json,
 )
 
@@ -51,18 +53,31 @@ DOWNLOADING = "downloading "
 """Prefix of the log lines of a worker's load progress."""
 
 
+class DerivedFile(Struct, frozen=True):
+    """File of a derived preset, not written before its service starts."""
+
+    path: Path
+    text: str
+
+
 class LaunchRequest(Struct, frozen=True):
-    """Start request: preset name or path, `--set` texts, folder `cwd`."""
+    """Start request: preset name or path, `--set` texts, folder `cwd`.
+
+    `file` is the preset itself, where it is derived from a model.
+    """
 
     preset: str
     sets: tuple[str, ...]
     cwd: Path
+    file: DerivedFile | None = None
 
 
 def resolve(request: LaunchRequest, home: Home) -> presets.LoadedPreset:
     """The preset after the environment and the command line. Raises SetupError."""
     over: list[Override] = overrides.from_environment(os.environ)
     over += [overrides.from_option(text) for text in request.sets]
+    if request.file is not None:
+        return presets.load_text(request.file.text, request.file.path, home, over, request.cwd)
     return presets.load(request.preset, home, over, request.cwd)
 
 
@@ -79,6 +94,9 @@ def prepare(request: LaunchRequest, loaded: presets.LoadedPreset, home: Home) ->
 
 def write(request: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
     """Write down what the worker is to serve."""
+    if request.file is not None:
+        make_private(request.file.path.parent)
+        write_atomic(request.file.path, request.file.text.encode())
     write_json(home.preset_file(preset.name), preset)
     env = hardware.for_mlx(os.environ)
     return ServiceSpec(
@@ -228,6 +246,18 @@ def _worker_command() -> tuple[str, ...]:
     if given:
         return tuple(shlex.split(given))
     return (sys.executable, "-m", "mlxstack.cli.main", "serve")
+
+
+def refuse_other_model(state: ServiceState, preset: Preset) -> None:
+    """Raise SlotTaken where a running service serves another model than `preset`."""
+    name = state.plan.name
+    served = read_json(state.plan.home.preset_file(name), Preset)
+    if served is not None and served.model.id != preset.model.id:
+        raise SlotTaken(
+            f"`{name}` is already running with the model {served.model.id}; start "
+            f"{preset.model.id} under another name (`mlx-stack up {preset.model.id} --name NAME`), "
+            f"or stop the other one (`mlx-stack down {name}`)"
+        )
 
 
 def already_running(state: ServiceState) -> SlotTaken:

@@ -1,12 +1,14 @@
 """Resolves a model argument to a preset, listed or derived."""
 
 import os
+import tempfile
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.cli.output import table
+from mlxstack.cli.services.launch import DerivedFile, LaunchRequest
 from mlxstack.cli.units import tokens_of
 from mlxstack.core.errors import SetupError, SlotTaken
 from mlxstack.host import model_reference, overrides, presets, services
@@ -26,11 +28,20 @@ SIZE_KEYS = {"slots.count": "n_slots", "slots.n_ctx": "n_ctx", "kv.bits": "bits"
 
 
 class ModelRequest(Struct, frozen=True):
-    """Preset by name or file with `--set` texts; `derived`: its origin."""
+    """Preset by name or path with `--set` texts.
+
+    Of a derived preset, `derived` tells the origin and `file` the text.
+    """
 
     preset: str
     sets: tuple[str, ...]
     derived: DerivedPreset | None = None
+    file: DerivedFile | None = None
+
+    @property
+    def launch(self) -> LaunchRequest:
+        """Start request from the current folder."""
+        return LaunchRequest(self.preset, self.sets, Path.cwd(), self.file)
 
 
 def sizes_of(ctx: str | None, slots: int | None, kv_bits: int | None) -> SlotSizes:
@@ -41,22 +52,26 @@ def sizes_of(ctx: str | None, slots: int | None, kv_bits: int | None) -> SlotSiz
 def request_for(
     wanted: str, home: Home, given: SlotSizes, sets: tuple[str, ...] = ()
 ) -> ModelRequest:
-    """Preset for a name; models get a derived one, written down.
+    """Preset for a name; models get a derived one.
 
-    A model that runs already under its name keeps its preset. Raises SetupError.
+    It is written when it starts, and has the name of its service: two models of one name have a
+    file each. A model that runs already under its name keeps its preset. Raises SetupError.
     """
     reference = model_reference.resolve(wanted, home)
     if reference.kind is ReferenceKind.PRESET:
         return ModelRequest(presets.from_anywhere(reference.id), (*_as_sets(given), *sets))
-    running = services.served(home).get(reference.name)
-    is_kept = (home.derived_presets / f"{reference.name}.yaml").is_file()
-    if is_kept and running is not None and running.model.id == reference.id:
+    name = _name_in(sets) or reference.name
+    path = home.derived_presets / f"{name}.yaml"
+    is_found = presets.listed(home).get(name, path) == path
+    preset = name if is_found else str(path)
+    running = services.served(home).get(name)
+    if path.is_file() and running is not None and running.model.id == reference.id:
         # A restart reads the file.
-        return ModelRequest(reference.name, (*_as_sets(given), *sets))
-    room = room_in(home, this_memory(os.environ), reference.name)
+        return ModelRequest(preset, (*_as_sets(given), *sets))
+    room = room_in(home, this_memory(os.environ), name)
     derived = derived_preset.derive(reference, home, room, given)
-    derived_preset.keep(derived, home)
-    return ModelRequest(derived.preset.name, sets, derived)
+    derived = replace(derived, preset=replace(derived.preset, name=name))
+    return ModelRequest(preset, sets, derived, DerivedFile(path, _text_of(derived)))
 
 
 def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
@@ -101,6 +116,19 @@ def show_reasons(derived: DerivedPreset) -> None:
     """The table of what was chosen, and why."""
     rows = [(one.setting, one.value, one.why) for one in derived.reasons]
     table(("SETTING", "VALUE", "WHY"), rows)
+
+
+def _name_in(sets: tuple[str, ...]) -> str | None:
+    """Valid service name that variables or options give."""
+    over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets)]
+    names = [one.raw for one in over if one.keys == ("name",)]
+    return names[-1] if names and presets.NAME.fullmatch(names[-1]) else None
+
+
+def _text_of(derived: DerivedPreset) -> str:
+    """Text of the file that keeps a derived preset."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return derived_preset.keep(derived, Home(Path(scratch))).read_text("utf-8")
 
 
 def _sections(given: SlotSizes) -> list[tuple[str, str]]:
