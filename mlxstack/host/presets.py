@@ -47,8 +47,13 @@ def builtin_folder() -> Path:
 
 def listed(home: Home) -> dict[str, Path]:
     """Presets by name: own ones first, then builtin, then derived."""
+    return _files(home.derived_presets, builtin_folder(), home.presets)
+
+
+def _files(*folders: Path) -> dict[str, Path]:
+    """Presets by name; those of later folders win."""
     presets: dict[str, Path] = {}
-    for folder in (home.derived_presets, builtin_folder(), home.presets):
+    for folder in folders:
         files = sorted(folder.iterdir(), key=lambda file: file.stem) if folder.is_dir() else []
         presets |= {file.stem: file for file in files if file.suffix in ENDINGS}
     return presets
@@ -144,6 +149,9 @@ def _layers(
     if not isinstance(base, str):
         raise SetupError(f"{mark}: extends must be the name or the path of another preset")
     below = _base_of(base, mark, home)
+    if below == source:
+        # A user's preset may extend the shipped or derived one that it replaces.
+        below = _files(home.derived_presets, builtin_folder()).get(base, below)
     if below in (*seen, source):
         chain = " -> ".join(one.stem for one in (*seen, source, below))
         raise SetupError(f"{mark}: the presets extend each other in a circle: {chain}")

@@ -151,3 +151,21 @@ def test_a_second_model_of_the_same_name_is_refused_and_leaves_the_first(
         served = json.loads((shell.home / "run" / "presets" / f"{name}.json").read_text())
         assert (served["model"]["id"], served["model"]["alias"]) == (str(folder), "twin")
         assert served["slots"]["save_path"] == str(shell.home / "slots" / name)
+
+
+def test_a_preset_of_ones_own_extends_the_shipped_one_of_its_name(shell: Shell) -> None:
+    made = shell.run("presets", "new", "demo", "--from", "demo", "--slots", "2")
+    assert made.returncode == 0, made.stderr
+    (shell.home / "presets" / "above.yaml").write_text("extends: demo\nslots: {n_ctx: 512}\n")
+    for name, n_ctx in (("demo", 4096), ("above", 512)):
+        shown = json.loads(shell.run("presets", "show", name, "--json").stdout)["preset"]
+        assert (shown["slots"]["count"], shown["slots"]["n_ctx"]) == (2, n_ctx)
+    (shell.home / "presets" / "own.yaml").write_text("extends: own\n")
+    assert "in a circle: own -> own" in shell.run("presets", "show", "own").stderr
+
+
+def test_presets_new_writes_no_preset_that_is_invalid(shell: Shell, model_of: ModelOf) -> None:
+    for source in ("demo", str(model_of("tiny"))):
+        made = shell.run("presets", "new", "bad", "--from", source, "--kv-bits", "5")
+        assert made.returncode == 5 and "kv.bits is 5" in made.stderr, made.stderr
+        assert not (shell.home / "presets").exists()

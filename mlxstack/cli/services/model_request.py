@@ -83,6 +83,7 @@ def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
         raise SlotTaken(f"{path} exists already; remove it, or choose another name")
     reference = model_reference.resolve(source, home)
     if reference.kind is ReferenceKind.PRESET:
+        presets.load(reference.id, home, map(overrides.from_option, _as_sets(given)))
         make_private(path.parent)
         lines = [f"extends: {presets.from_anywhere(reference.id)}", f"name: {name}"]
         lines += [f"{key}: {value}" for key, value in _sections(given)]
@@ -90,6 +91,7 @@ def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
         return path
     room = room_in(home, this_memory(os.environ), name)
     derived = derived_preset.derive(replace(reference, name=name), home, room, given)
+    presets.overridden(derived.preset, (), home)
     show_reasons(derived)
     return derived_preset.keep(derived, home, path)
 
