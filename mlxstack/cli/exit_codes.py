@@ -9,6 +9,14 @@ class Misuse(Exception):
     """An invalid command line."""
 
 
+class PipeClosed(BaseException):
+    """A reader of the output that has gone.
+
+    It passes through click and rich, which would make a failure of an Exception, and leaves the
+    loop of asyncio as other errors do, which SystemExit does not.
+    """
+
+
 class Exit(IntEnum):
     """Exit codes.
 

@@ -36,7 +36,7 @@ from mlxstack.cli.commands import (
     up,
     verify,
 )
-from mlxstack.cli.exit_codes import Exit, Misuse, exit_of
+from mlxstack.cli.exit_codes import Exit, Misuse, PipeClosed, exit_of
 from mlxstack.core.errors import StackError, Unauthorized
 from mlxstack.host.restart_policy import launchd_code, take_launchd_flag
 
@@ -188,16 +188,15 @@ def _run() -> None:
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+    except PipeClosed:
+        sys.exit(Exit.PIPE_CLOSED)
 
 
 class PipeWriter(io.FileIO):
-    """Output that exits quietly once the pipe is closed.
-
-    Raises SystemExit, which passes through click and rich; both would make a failure of it.
-    """
+    """Output to a pipe, which raises PipeClosed once it is closed."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Write to the descriptor. Raises SystemExit where nothing reads it any more."""
+        """Write to the descriptor. Raises PipeClosed where nothing reads it any more."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -205,7 +204,7 @@ class PipeWriter(io.FileIO):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
-            sys.exit(Exit.PIPE_CLOSED)
+            raise PipeClosed from None
 
 
 def _tolerant(stream: TextIO) -> TextIO:

@@ -196,3 +196,16 @@ def test_the_chat_imports_no_engine() -> None:
     code = "import sys, mlxstack.cli.commands.chat, mlxstack.cli.chat_session; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"mlx", "mlx_lm", "litestar", "textual"} & set(told.stdout.split())
+
+
+@pytest.mark.parametrize("words", [("chat", "-p", REMEMBER), ("status", "--watch")], ids=" ".join)
+def test_a_reader_that_leaves_ends_it_quietly(demo: Shell, words: tuple[str, ...]) -> None:
+    process = subprocess.Popen(
+        [*CLI, *words], env=demo.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(60) == 141

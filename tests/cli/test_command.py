@@ -180,6 +180,24 @@ def test_a10_status_of_one_of_two(shell: Shell) -> None:
     process.stdout.close()
 
 
+def test_a_log_in_the_foreground_that_nothing_reads_stops_its_service(shell: Shell) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*CLI, "up", str(shell.preset), "--foreground"],
+        env=shell.env,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr
+    assert shell.services()["tiny"]["state"] == "stopped"
+    assert shell.own_processes() == []
+
+
 def test_slots_list_and_erase(shell: Shell) -> None:
     assert shell.run("slots").returncode == 3
     assert shell.up().returncode == 0

@@ -44,8 +44,8 @@ kv: {bits: 8}
 
 It goes into `$MLX_STACK_HOME/presets` (`~/.mlx-stack/presets`), where its name is enough, or
 anywhere: a path works too. A user's preset takes precedence over a shipped one of the
-same name, and may extend it. `mlx-stack presets show NAME` prints every value and its origin; `mlx-stack up NAME
---dry-run` what would run.
+same name, and may extend it. `mlx-stack presets show NAME` prints every value and its origin;
+`mlx-stack up NAME --dry-run` what would run.
 
 **Precedence:** the command line (`--set slots.count=6`, `--port`), then variables
 (`MLX_STACK_SLOTS_COUNT=6`: the key in capitals, dots as underscores), then the file, then the

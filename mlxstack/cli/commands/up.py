@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from mlxstack.cli.completion import service_names
-from mlxstack.cli.exit_codes import Misuse
+from mlxstack.cli.exit_codes import Misuse, PipeClosed
 from mlxstack.cli.output import as_json, note, spinner
 
 if TYPE_CHECKING:
@@ -333,9 +334,17 @@ def _claimed(plan: "ServiceSpec") -> "Supervisor":
     rotate(plan.home.supervisor_log(plan.name))
     note(f"{plan.name} will be at {plan.url}; Ctrl-C stops it")
     os.umask(0o077)
-    supervisor = Supervisor(plan, echo=typer.echo)
+    supervisor = Supervisor(plan, echo=_echo)
     supervisor.claim()
     return supervisor
+
+
+def _echo(line: str) -> None:
+    """Print a log line; where nothing reads it, stop the service."""
+    try:
+        typer.echo(line)
+    except PipeClosed:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _facts(state: "ServiceState", began: float) -> dict[str, object]:
