@@ -27,10 +27,11 @@ class ServedAt(Struct, frozen=True):
 
 
 class ServiceTarget(Struct, frozen=True):
-    """Address and API key of a service."""
+    """Address, API key and local name of a service."""
 
     url: str
     api_key: str | None = None
+    name: str | None = None
 
 
 def known_service(home: Home, name: str | None) -> ServiceState:
@@ -62,7 +63,8 @@ def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
     plan = _only(live).plan
     file = home.gateway_file(plan.name) if is_gateway(plan) else home.preset_file(plan.name)
     served = read_json(file, ServedAt)
-    return ServiceTarget(plan.url, given or (usable_key(served) if served is not None else None))
+    key = given or (usable_key(served) if served is not None else None)
+    return ServiceTarget(plan.url, key, plan.name)
 
 
 def is_gateway(plan: ServiceSpec) -> bool:

@@ -175,8 +175,8 @@ class Dashboard(App[None]):
             told = "the log is on the computer of the service: `mlx-stack logs` shows it there"
             self.notify(f"Log: {told}", severity="warning", markup=False)
             return
-        lines = self.machine.log(self.model.frame.service.preset)
-        self.push_screen(TextPage("Log", tuple((TextCell(printable(one)),) for one in lines)))
+        lines = tuple((TextCell(printable(one)),) for one in self.machine.log())
+        self.push_screen(TextPage("Log", lines, is_at_end=True))
 
     def action_command_palette(self) -> None:
         """Open the command palette."""
@@ -225,7 +225,9 @@ class Dashboard(App[None]):
             aim = f"{action.target} {printable(key or '', 60)}".strip()
             # The palette reads its titles as markup.
             yield SystemCommand(
-                f"{action.label}: {escape(aim)}", action.help, partial(self.perform, action, key)
+                f"{action.title or action.label}: {escape(aim)}",
+                action.help,
+                partial(self.perform, action, key),
             )
         for mode in MODES:
             yield SystemCommand(

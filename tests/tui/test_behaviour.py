@@ -233,7 +233,8 @@ async def test_palette_footer_and_help_come_from_one_registry() -> None:
         keys = {one.binding.key: one.binding.description for one in app.active_bindings.values()}
         page = "\n".join("".join(cell.text for cell in line) for line in help_lines(""))
         for deed in ACTIONS:
-            assert any(title.startswith(f"{deed.label}: {deed.target}") for title in titles)
+            named = f"{deed.title or deed.label}: {deed.target}"
+            assert any(title.startswith(named) for title in titles)
             is_here = deed.target in OverviewScreen.TARGETS
             assert (keys.get(deed.key) == deed.label) is is_here, deed
             assert deed.help in page

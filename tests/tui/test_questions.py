@@ -130,7 +130,7 @@ async def test_the_log_of_another_computer_is_named() -> None:
 
 
 async def test_the_model_dialog_lists_size_fit_and_download(tmp_path: Path) -> None:
-    machine = structs.replace(here(Home(tmp_path)), presets=("demo", "qwen3-coder-next"))
+    machine = structs.replace(here(Home(tmp_path), "coder"), presets=("demo", "qwen3-coder-next"))
     clerk = Clerk()
     feed = RecordingFeed("127.0.0.1:7109", shots.working()[-1:])
     app = Dashboard(feed, clerk, ThemeChoice(), machine)
@@ -152,11 +152,12 @@ async def test_the_model_dialog_lists_size_fit_and_download(tmp_path: Path) -> N
 async def test_the_log_is_shown_on_the_computer_of_the_service(tmp_path: Path) -> None:
     home = Home(tmp_path)
     make_home(home)
-    log = home.log_file("coder")
+    # A swap of the model gives the frames the name of another preset.
+    log = home.log_file("desk")
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("first line\nlast \x1b[31mline\n")
+    log.write_text("first line\n" * 100 + "last \x1b[31mline\n")
     feed = RecordingFeed("127.0.0.1:7109", shots.working()[-1:])
-    app = Dashboard(feed, Clerk(), ThemeChoice(), here(home))
+    app = Dashboard(feed, Clerk(), ThemeChoice(), here(home, "desk"))
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
         await pilot.press("l")
@@ -177,10 +178,11 @@ async def test_a_key_means_the_same_everywhere_and_destructive_ones_ask_in_the_p
                 assert not (one.binding.key in destructive and one.binding.show)
         assert {key: told for key, told in meanings.items() if len(told) > 1} == {}
         titles = [command.title for command in app.get_system_commands(app.screen)]
+    assert {"Swap model: service", "Switch mode: machine"} < set(titles)
     labels: dict[str, set[str]] = {}
     for action in ACTIONS:
         labels.setdefault(action.key, set()).add(action.label)
-        assert any(title.startswith(f"{action.label}: ") for title in titles)
+        assert any(title.startswith(f"{action.title or action.label}: ") for title in titles)
         if action.is_destructive:
             assert action.key.isupper()
             assert action.wants is not ActionInput.NOTHING

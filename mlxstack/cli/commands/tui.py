@@ -73,8 +73,9 @@ def tui(
     if replay is not None:
         code = _play(replay, speed, look)
     else:
-        machine = here(home) if url is None else None
-        code = asyncio.run(attach(_target(url, key, name), record, Setting(look, machine)))
+        where = _target(url, key, name)
+        machine = here(home, where.name) if where.name is not None else None
+        code = asyncio.run(attach(where, record, Setting(look, machine)))
     raise typer.Exit(code)
 
 
@@ -108,7 +109,7 @@ def _target(url: str | None, key: str | None, name: str | None) -> "ServiceTarge
     from mlxstack.host.home import home_from
 
     found = target(home_from(os.environ), name, url)
-    return ServiceTarget(found.url, key_of(key, "--key") or found.api_key)
+    return ServiceTarget(found.url, key_of(key, "--key") or found.api_key, found.name)
 
 
 def _play(path: Path, speed: float, look: "ThemeChoice") -> int:

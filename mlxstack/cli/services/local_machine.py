@@ -28,9 +28,13 @@ SIZE = 9
 
 
 class LocalActions(Struct, frozen=True):
-    """A `mlxstack.tui.actions.LocalMachine`; names as they were when it was made."""
+    """A `mlxstack.tui.actions.LocalMachine`; names as they were when it was made.
+
+    `service` is the name of the attached service, which a swap of its model does not change.
+    """
 
     home: Path
+    service: str
     presets: tuple[str, ...]
     modes: tuple[str, ...]
 
@@ -51,9 +55,9 @@ class LocalActions(Struct, frozen=True):
         described = (_described(one, room) for one in of_many(list(known.values())))
         return found | dict(zip(known, described, strict=True))
 
-    def log(self, service: str) -> list[str]:
-        """Last lines of a service's log, at most a page."""
-        return tail(Home(self.home).log_file(service), LOG_LINES)
+    def log(self) -> list[str]:
+        """Last lines of the service's log, at most a page."""
+        return tail(Home(self.home).log_file(self.service), LOG_LINES)
 
     async def switch_mode(self, mode: str) -> str:
         """Output of a command. Raises Broken with its error.
@@ -81,10 +85,10 @@ class LocalActions(Struct, frozen=True):
         )
 
 
-def here(home: Home) -> LocalActions:
-    """This computer, with all its presets and modes."""
+def here(home: Home, service: str) -> LocalActions:
+    """This computer, with all its presets and modes, and the attached service."""
     return LocalActions(
-        home.root, tuple(sorted(presets.listed(home))), tuple(sorted(modes.listed(home)))
+        home.root, service, tuple(sorted(presets.listed(home))), tuple(sorted(modes.listed(home)))
     )
 
 

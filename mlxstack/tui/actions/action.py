@@ -63,8 +63,8 @@ class LocalMachine(Protocol):
         """Return the presets, each with size, fit and download state; takes seconds."""
         ...
 
-    def log(self, service: str) -> list[str]:
-        """Return the last lines of the log of a service."""
+    def log(self) -> list[str]:
+        """Return the last lines of the service's log."""
         ...
 
     async def switch_mode(self, mode: str) -> str:
@@ -91,7 +91,8 @@ class Action(Struct, frozen=True):
     """Action; `do` returns its outcome, or raises.
 
     `describe` says in a sentence what will happen to which thing. The key of a destructive action
-    is a capital that the footer does not show; the palette lists all of them.
+    is a capital that the footer does not show; the palette lists all of them, by `title` where the
+    label is too short to be found.
     """
 
     id: str
@@ -103,3 +104,4 @@ class Action(Struct, frozen=True):
     describe: Callable[[DashboardState, str], str]
     do: Callable[[ActionContext, Aim], Awaitable[str]]
     is_destructive: bool = False
+    title: str = ""

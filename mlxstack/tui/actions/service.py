@@ -36,6 +36,7 @@ ACTIONS: tuple[Action, ...] = (
         wants=ActionInput.PRESET,
         describe=lambda model, _: f"Serve which preset instead of {_model(model)}?",
         do=swap,
+        title="Swap model",
     ),
     Action(
         id="switch",
@@ -47,5 +48,6 @@ ACTIONS: tuple[Action, ...] = (
         describe=lambda *_: "Switch to which mode? Services outside of it are stopped.",
         is_destructive=True,
         do=switch,
+        title="Switch mode",
     ),
 )

@@ -20,8 +20,9 @@ class TextPage(ModalScreen[None]):
         Binding("escape,q,enter,question_mark", "close", "Close")
     ]
 
-    def __init__(self, heading: str, lines: tuple[Line, ...]) -> None:
+    def __init__(self, heading: str, lines: tuple[Line, ...], is_at_end: bool = False) -> None:
         super().__init__()
+        self._is_at_end = is_at_end
         self._heading = heading
         self._lines = lines
 
@@ -31,6 +32,11 @@ class TextPage(ModalScreen[None]):
             box.border_title = self._heading
             box.border_subtitle = "esc closes"
             yield Static(content(self._lines), markup=False)
+
+    def on_mount(self) -> None:
+        """Show the end of a log, where the last lines are."""
+        if self._is_at_end:
+            self.query_one(VerticalScroll).scroll_end(animate=False)
 
     def action_close(self) -> None:
         """Back to the screen; a second key closes no other one."""
