@@ -72,6 +72,44 @@ def test_a_supervisor_that_refuses_is_quoted(shell: Shell) -> None:
     assert unit_of(shell).exists()
 
 
+def test_what_up_refuses_is_not_installed(shell: Shell) -> None:
+    env = {"PATH": systemctl(shell), "XDG_CONFIG_HOME": str(shell.folder / "config")}
+    words = ("install", str(shell.preset))
+    assert shell.up().returncode == 0
+    running = shell.run(*words, **env)
+    assert running.returncode == 4 and "`mlx-stack down tiny` stops it" in running.stderr
+    taken = shell.run(*words, "--set", "name=other", **env)
+    assert taken.returncode == 4 and f"port {shell.port} is taken" in taken.stderr
+    large = shell.run(
+        *words, "--set", "name=other", "--set", "server.port=0", **env, MLX_STACK_MEMORY="1MB"
+    )
+    assert large.returncode == 5 and "MLX_STACK_MEMORY" in large.stderr, large.stderr
+    gone = shell.run(*words, "--set", "name=other", "--set", "model.id=/nowhere/x", **env)
+    assert gone.returncode == 5 and "there is no folder /nowhere/x" in gone.stderr
+    assert not (shell.folder / "config").exists() and not (shell.folder / "calls").exists()
+
+
+def test_a_unit_keeps_the_environment_that_the_preset_was_read_with(shell: Shell) -> None:
+    env = {"PATH": systemctl(shell), "XDG_CONFIG_HOME": str(shell.folder / "config")}
+    kept = {
+        "MLX_STACK_SLOTS_COUNT": "2",
+        "MLX_STACK_PEER_KEY": "secret-peer",
+        "HF_TOKEN": "hf_secret",
+        "HF_ENDPOINT": "https://hub.example",
+    }
+    shown = shell.run("install", str(shell.preset), "--print", **kept)
+    assert 'Environment="MLX_STACK_SLOTS_COUNT=2"' in shown.stdout
+    assert "secret" not in shown.stdout
+    assert shown.stderr == (
+        "without HF_TOKEN, MLX_STACK_PEER_KEY, which only the installed file holds\n"
+    )
+    assert shell.run("install", str(shell.preset), **env, **kept).returncode == 0
+    lines = unit_of(shell).read_text().splitlines()
+    assert {f'Environment="{name}={value}"' for name, value in kept.items()} <= set(lines)
+    assert f"WorkingDirectory={shell.folder}" in lines
+    assert unit_of(shell).stat().st_mode & 0o777 == 0o600
+
+
 def test_a_preset_that_is_wrong_is_not_installed(shell: Shell) -> None:
     config = shell.folder / "config"
     done = shell.run("install", "nonsense", XDG_CONFIG_HOME=str(config))

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json, Set, preset_names
+from mlxstack.cli.commands.up import Json, Set, live_owner, preset_names
 from mlxstack.cli.output import as_json, note
 
 if TYPE_CHECKING:
+    from mlxstack.core.preset import Preset
     from mlxstack.host.presets import LoadedPreset
     from mlxstack.host.service_units import LoginJob, ServiceUnit
 
-KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "MLX_STACK_MEMORY")
+KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "MLX_STACK_MEMORY")
+SECRETS = ("HF_TOKEN", "MLX_STACK_PEER_KEY", "MLX_STACK_SERVER_API_KEYS")
+"""Variables for the unit's file, which only its owner reads, and not for `--print`."""
+
 PROBE_S = 0.2
 KILL_S = 5.0
 """Seconds of launchd to kill a job after its timeout."""
@@ -40,11 +44,14 @@ def install(
     json: Json = False,
 ) -> None:
     """Start a preset at every login, by launchd or systemd."""
-    unit = _unit(preset, sets or [])
+    loaded = _loaded(preset, sets or [])
+    unit = _unit(preset, sets or [], loaded, has_secrets=not show)
     if show:
         as_json(unit) if json else typer.echo(unit.text, nl=False)
+        if left := [name for name in SECRETS if name in os.environ]:
+            note(f"without {', '.join(left)}, which only the installed file holds")
         return
-    _write(unit)
+    _write(unit, loaded.preset)
     failed = _first_failure(unit.start)
     if json:
         as_json({"path": str(unit.path), "started": failed is None, "failed": failed})
@@ -72,14 +79,28 @@ def uninstall(service: Service, json: Json = False) -> None:
         note(f"warning: it may still run: {failed}")
 
 
-def _write(unit: "ServiceUnit") -> None:
-    """Write the unit file, after stopping the older unit's service."""
+def _write(unit: "ServiceUnit", preset: "Preset") -> None:
+    """Write the unit file (0600), after stopping the older unit's service.
+
+    Raises SetupError and SlotTaken where `up` would: nothing starts such a unit again.
+    """
+    from mlxstack.cli.services.launch import already_running
+    from mlxstack.cli.services.memory_refusal import check_memory
+    from mlxstack.host import preflight
     from mlxstack.host.home import home_from, make_home
     from mlxstack.host.service_state import write_atomic
 
-    make_home(home_from(os.environ))
+    home = home_from(os.environ)
+    make_home(home)
+    check_memory(preset, home, os.environ)
+    preflight.check_model(preset)
+    preflight.check_slot_folder(preset)
     if unit.path.exists():
         _stop(unit)
+    if (owner := live_owner(preset.name, home)) is not None:
+        raise already_running(owner)
+    if preset.server.port:
+        preflight.check_port(preset.server, home)
     unit.path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(unit.path, unit.text.encode())
 
@@ -120,12 +141,17 @@ def _installed(wanted: str) -> "ServiceUnit":
     raise NotFound(f"`{wanted}` is not installed: there is no {path}; there is {there or 'none'}")
 
 
-def _unit(preset: str, sets: list[str]) -> "ServiceUnit":
+def _unit(preset: str, sets: list[str], loaded: "LoadedPreset", has_secrets: bool) -> "ServiceUnit":
+    from mlxstack.host.overrides import variables
     from mlxstack.host.presets import from_anywhere
     from mlxstack.host.service_units import unit_of
 
-    loaded = _loaded(preset, sets)
-    return unit_of(_job(from_anywhere(preset), sets, loaded), os.environ)
+    over = [name for name in variables() if name in os.environ]
+    named = [*KEPT_VARIABLES, *SECRETS, *over]
+    kept = [name for name in named if has_secrets or name not in SECRETS]
+    env = {name: os.environ[name] for name in kept if name in os.environ}
+    cwd = Path.cwd() if sets or over else None
+    return unit_of(_job(from_anywhere(preset), sets, loaded, env, cwd), os.environ)
 
 
 def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
@@ -136,20 +162,22 @@ def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
     return launch.resolve(wanted, home_from(os.environ))
 
 
-def _job(named: str, sets: list[str], loaded: "LoadedPreset") -> "LoginJob":
+def _job(
+    named: str, sets: list[str], loaded: "LoadedPreset", env: dict[str, str], cwd: Path | None
+) -> "LoginJob":
+    """Job of `up`; relative paths of options and variables start at `cwd`."""
     from mlxstack.cli.services.launch import SAVING_S
     from mlxstack.host.home import home_from
     from mlxstack.host.service_units import LoginJob
 
     home, preset = home_from(os.environ), loaded.preset
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     options = [word for text in sets for word in ("--set", text)]
     command = (sys.executable, "-m", "mlxstack.cli.main", "up", named, "--foreground", *options)
     return LoginJob(
         name=preset.name,
         command=command,
-        cwd=str(Path.cwd() if sets else home.root),
-        env={"MLX_STACK_HOME": str(home.root), **kept},
+        cwd=str(cwd or home.root),
+        env={"MLX_STACK_HOME": str(home.root), **env},
         log=str(home.supervisor_log(preset.name)),
         stop_s=preset.server.drain_s + SAVING_S,
     )

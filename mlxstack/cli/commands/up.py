@@ -151,7 +151,7 @@ def _up_one(
 
     home = home_from(os.environ)
     with services.starting(home, loaded.preset.name, waits=if_needed):
-        owner = _owner(loaded.preset.name, home)
+        owner = live_owner(loaded.preset.name, home)
         if owner is None:
             plan = launch.prepare(wanted, loaded, home)
             if not foreground:
@@ -202,7 +202,7 @@ def _up_gateway(
         if value is not None
     }
     with services.starting(home, front.name, waits=if_needed):
-        owner = _owner(front.name, home)
+        owner = live_owner(front.name, home)
         if owner is not None:
             if not if_needed:
                 raise launch.already_running(owner)
@@ -251,7 +251,7 @@ def restart(
     plan = state.plan
     if is_gateway(plan):
         with services.starting(home, plan.name, waits=True):
-            former = _owner(plan.name, home)
+            former = live_owner(plan.name, home)
             if former is not None:
                 services.stop(home, former, plan.patience.grace_s + 1.0)
             began = time.monotonic()
@@ -263,13 +263,13 @@ def restart(
     preflight.check_model(loaded.preset)
     preflight.check_slot_folder(loaded.preset)
     with services.starting(home, plan.name, waits=True):
-        former = _owner(plan.name, home)
+        former = live_owner(plan.name, home)
         if former is not None:
             services.stop(home, former, former.plan.patience.grace_s + 1.0)
         _start(launch.prepare(wanted, loaded, home), loaded.preset, json)
 
 
-def _owner(name: str, home: "Home") -> "ServiceState | None":
+def live_owner(name: str, home: "Home") -> "ServiceState | None":
     """Owner of the name, after departures and cleaning of dead ones."""
     from mlxstack.host import services
     from mlxstack.host.process import wait_gone
