@@ -38,7 +38,8 @@ def known_service(home: Home, name: str | None) -> ServiceState:
     """Service of this home, running or not. Raises Unreachable."""
     known = services.names(home)
     if name is None:
-        return _only(services.running(home) or _states(home, known))
+        live = services.running(home)
+        return _only(live, "run") if live else _only(_states(home, known), "are known")
     state = read_state(home, name)
     if state is None:
         near = suggestion(name, known)
@@ -60,7 +61,7 @@ def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
             if name
             else "no service is running; start one with `mlx-stack up demo`"
         )
-    plan = _only(live).plan
+    plan = _only(live, "run").plan
     file = home.gateway_file(plan.name) if is_gateway(plan) else home.preset_file(plan.name)
     served = read_json(file, ServedAt)
     key = given or (usable_key(served) if served is not None else None)
@@ -102,7 +103,7 @@ def _states(home: Home, names: list[str]) -> list[ServiceState]:
     return [state for name in names if (state := read_state(home, name)) is not None]
 
 
-def _only(states: list[ServiceState]) -> ServiceState:
+def _only(states: list[ServiceState], verb: str) -> ServiceState:
     if not states:
         raise Unreachable("no service is running; start one with `mlx-stack up demo`")
     gateways = [state for state in states if is_gateway(state.plan)]
@@ -110,5 +111,5 @@ def _only(states: list[ServiceState]) -> ServiceState:
         return gateways[0]
     if len(states) > 1:
         names = ", ".join(state.plan.name for state in states)
-        raise Misuse(f"several services run; name one of {names}")
+        raise Misuse(f"several services {verb}; name one of {names}")
     return states[0]

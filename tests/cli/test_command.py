@@ -178,6 +178,10 @@ def test_a10_status_of_one_of_two(shell: Shell) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     process.stdout.close()
+    assert "several services run; name one of" in shell.run("logs").stderr
+    assert shell.run("down").returncode == 0
+    known = shell.run("logs")
+    assert known.stderr == "error: several services are known; name one of other, tiny\n"
 
 
 def test_a_log_in_the_foreground_that_nothing_reads_stops_its_service(shell: Shell) -> None:
