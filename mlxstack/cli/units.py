@@ -14,7 +14,7 @@ def tokens_of(text: str) -> int:
     lowered = text.strip().lower()
     factor = {"k": KIB, "m": MIB}.get(lowered[-1:], 1)
     digits = lowered[:-1] if factor > 1 else lowered
-    if not digits.isdigit() or not int(digits):
+    if not (digits.isascii() and digits.isdecimal() and int(digits)):
         raise Misuse(f"`{text}` is not a number of tokens; write it as 32768 or 32k")
     return int(digits) * factor
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mlxstack.core.preset import NonNegativeInt, PositiveInt, Seconds
 from mlxstack.core.request import Priority
 from mlxstack.policy.scheduler_state import Slot
 
@@ -123,13 +124,13 @@ class PrefillPolicy(Struct, frozen=True):
     context token, of which `max_score_bytes` may be alive; 0: fused, no bound.
     """
 
-    max_stall_s: float = 0.25
-    patience_s: float = 1.0
-    max_chunk_size: int = 2048
-    block: int = 128
-    max_passed: int = 3
-    score_bytes: int = 0
-    max_score_bytes: int = 0
+    max_stall_s: Seconds = 0.25
+    patience_s: Seconds = 1.0
+    max_chunk_size: PositiveInt = 2048
+    block: PositiveInt = 128
+    max_passed: NonNegativeInt = 3
+    score_bytes: NonNegativeInt = 0
+    max_score_bytes: NonNegativeInt = 0
 
 
 def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:

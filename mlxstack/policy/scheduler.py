@@ -6,10 +6,11 @@ then least recent use; a request may wait for a prefix that another one computes
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated
 
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
 from mlxstack.policy.chunked_prefill import (
     PrefillPolicy,
     ThroughputModel,
@@ -167,10 +168,10 @@ class SchedulerLimits(Struct, frozen=True):
     Live KV of at most `max_bytes` is admitted; None is no bound.
     """
 
-    max_active: int = 8
-    max_waiting: int = 64
-    max_bytes: int | None = None
-    aging_per_s: float = 0.1
+    max_active: PositiveInt = 8
+    max_waiting: NonNegativeInt = 64
+    max_bytes: PositiveInt | None = None
+    aging_per_s: Annotated[float, Meta(ge=0)] = 0.1
     pace: PrefillPolicy = PrefillPolicy()
 
 

@@ -258,6 +258,28 @@ def test_simulation_of_a_file_is_repeatable_and_strict(tmp_path: Path) -> None:
     assert f"{scenario}:2: unknown key `machine.n_slotz`; did you mean `n_slots`?" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("machine: {n_slots: 0}", "Expected `int` >= 1 - at `$.machine.n_slots`"),
+        ("machine: {prefill_tps: 0}", "Expected `float` > 0.0 - at `$.machine.prefill_tps`"),
+        ("workload: {n_agents: -3}", "Expected `int` >= 1 - at `$.workload.n_agents`"),
+        ("workload: {n_asks: [5, 1]}", "workload.n_asks is [5, 1], but least comes first"),
+        ("workload: {span_s: .inf}", "workload.span_s must be finite"),
+        ("limits: {max_active: 0}", "Expected `int` >= 1 - at `$.limits.max_active`"),
+        ("limits: {pace: {max_chunk_size: 0}}", "at `$.limits.pace.max_chunk_size`"),
+    ],
+)
+def test_a_scenario_that_no_simulation_ends_with_is_refused(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(f"{text}\n")
+    done = run(tmp_path, "plan", "--scenario", str(scenario))
+    assert done.returncode == 5 and told in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_simulation_of_agents_at_work_on_a_preset(tmp_path: Path) -> None:
     words = ("plan", "demo", "--simulate", "--agents", "6", "--set", "slots.count=2")
     found = told(tmp_path, *words, "--set", "batch.max_size=1")["scenario"]

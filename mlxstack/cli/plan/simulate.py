@@ -52,10 +52,17 @@ def read_scenario(name: str) -> Scenario:
             str(keys[-1]), preset_schema.children(preset_schema.at(keys[:-1], form) or form)
         )
         raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
+    for keys in preset_schema.endless(document.values):
+        raise SetupError(f"{document.location(keys)}: {dotted(keys)} must be finite")
     try:
-        return msgspec.convert(document.values, Scenario)
+        scenario = msgspec.convert(document.values, Scenario)
     except msgspec.ValidationError as why:
         raise SetupError(f"{name}: {why}") from why
+    for key in ("n_asks", "n_new", "n_answer"):
+        least, most = getattr(scenario.workload, key)
+        if least > most:
+            raise SetupError(f"{name}: workload.{key} is [{least}, {most}], but least comes first")
+    return scenario
 
 
 def at_work(scenario: Scenario, n_agents: int) -> Scenario:

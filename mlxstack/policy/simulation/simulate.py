@@ -3,9 +3,11 @@
 import heapq
 import math
 from collections.abc import Iterable
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from mlxstack.core.preset import PositiveInt
 from mlxstack.policy import scheduler, scheduler_state
 from mlxstack.policy.chunked_prefill import ThroughputModel, observe_decode, observe_prefill
 from mlxstack.policy.scheduler import (
@@ -28,11 +30,11 @@ class SimulatedMachine(Struct, frozen=True):
     it slower by the share `slowdown`. A decode step takes `step_s` plus `row_s` per row.
     """
 
-    n_slots: int = 8
-    prefill_tps: float = 1500.0
-    slowdown: float = 0.0
-    step_s: float = 0.020
-    row_s: float = 0.002
+    n_slots: PositiveInt = 8
+    prefill_tps: Annotated[float, Meta(gt=0)] = 1500.0
+    slowdown: Annotated[float, Meta(ge=0)] = 0.0
+    step_s: Annotated[float, Meta(gt=0)] = 0.020
+    row_s: Annotated[float, Meta(ge=0)] = 0.002
 
     def chunk_s(self, start: int, n_tokens: int) -> float:
         """Seconds to prefill `n_tokens` from position `start` on."""

@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from mlxstack.core.preset import NonNegativeInt, PositiveInt
 from mlxstack.core.request import Priority
+
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class PlannedRequest(Struct, frozen=True):
@@ -37,16 +41,16 @@ class Workload(Struct, frozen=True):
     is found again after it lost its slot. `low` and `high` are the shares of these priorities.
     """
 
-    n_agents: int = 1000
-    span_s: float = 3600.0
-    n_asks: tuple[int, int] = (1, 5)
-    pause_s: float = 30.0
-    n_head: int = 2000
-    n_new: tuple[int, int] = (50, 1200)
-    n_answer: tuple[int, int] = (20, 240)
-    cached_share: float = 0.9
-    high: float = 0.1
-    low: float = 0.3
+    n_agents: PositiveInt = 1000
+    span_s: Annotated[float, Meta(ge=0)] = 3600.0
+    n_asks: tuple[PositiveInt, PositiveInt] = (1, 5)
+    pause_s: Annotated[float, Meta(ge=0)] = 30.0
+    n_head: NonNegativeInt = 2000
+    n_new: tuple[PositiveInt, PositiveInt] = (50, 1200)
+    n_answer: tuple[PositiveInt, PositiveInt] = (20, 240)
+    cached_share: Share = 0.9
+    high: Share = 0.1
+    low: Share = 0.3
 
 
 def draw_agents(workload: Workload, samples: Iterator[float]) -> tuple[SimulatedAgent, ...]:
