@@ -17,9 +17,10 @@ FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 # F_BARRIERFSYNC of sys/fcntl.h, which Python's fcntl does not name: it orders instead of waiting.
 BARRIER_SYNC: int | None = 85 if sys.platform == "darwin" else None
 
+MORE_SPACE = "free some space or run `mlx-stack cache gc --older-than 30d`"
 WHY = {
-    errno.ENOSPC: "the disk is full; free some space or run `mlx-stack cache gc`",
-    errno.EDQUOT: "your disk quota is used up; free some space or run `mlx-stack cache gc`",
+    errno.ENOSPC: f"the disk is full; {MORE_SPACE}",
+    errno.EDQUOT: f"your disk quota is used up; {MORE_SPACE}",
     errno.EFBIG: "the file is bigger than this system allows; raise `ulimit -f`",
     errno.EROFS: "the disk is mounted read-only; choose another folder",
     errno.EACCES: "permission is denied; check who owns the folder",

@@ -23,7 +23,7 @@ from mlxstack.store.atomic_write import (
     touch,
     write_atomic,
 )
-from mlxstack.store.disk_io import Disk, refused
+from mlxstack.store.disk_io import MORE_SPACE, Disk, refused
 from mlxstack.store.kv_file_format import decode, encode, head_of, read_head, read_into
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class DiskKVStore:
         if n_bytes > n_free:
             raise DiskFull(
                 f"not saved: {n_bytes} bytes are to be written and the disk has {n_free} left; "
-                "free some space or run `mlx-stack cache gc`"
+                + MORE_SPACE
             )
         return GCResult()
 

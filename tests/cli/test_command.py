@@ -1,7 +1,9 @@
 """A1, A3, A9, A10: the command as a person types it, a real worker behind a real supervisor."""
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -9,6 +11,7 @@ import time
 import psutil
 import pytest
 
+from mlxstack.store.disk_io import WHY
 from tests.cli.terminal import CLI, Shell
 
 pytestmark = pytest.mark.net
@@ -245,3 +248,11 @@ def test_c14_gc_asks_a_service_that_keeps_kv(shell: Shell) -> None:
     assert shell.up().returncode == 0
     assert shell.run(*words).stderr == "error: /cache/gc: not here\n"
     assert shell.run(*words, "--name", "embed").stderr == "error: only vectors here\n"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_the_remedy_for_a_full_disk_is_a_command_that_works(shell: Shell, code: int) -> None:
+    command = re.search(r"`mlx-stack (cache gc.*)`", WHY[code])
+    assert command is not None
+    done = shell.run(*command[1].split())
+    assert done.returncode == 0, done.stderr

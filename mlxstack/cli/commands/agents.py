@@ -91,7 +91,7 @@ def remove(
 ) -> None:
     """Delete an agent: its history and its KV in memory.
 
-    `cache gc` frees the disk.
+    `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
     """
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = engine_request(name, url, lambda client: client.delete(path))
