@@ -62,6 +62,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("up demo --prot 1", 2, ("No such option: --prot", "--port")),
     ("up demo --port 22x", 2, ("'--port': not a whole number; see `", "up --help`")),
     ("up", 2, ("name what to serve, or a mode by --mode",)),
+    ("up --mode day --set slots.count=2", 2, ("--set goes with models", "the mode's file")),
     ("run cloude", 2, ("no client is called `cloude`; did you mean `claude`?",)),
     ("run cursor", 2, ("no client is called `cursor`; there is claude, codex, ",)),
     ("run claude --model demo --name x", 2, ("leave out `--name` and `--url`",)),

@@ -192,6 +192,10 @@ def _up_gateway(
 
     home = home_from(os.environ)
     if front.mode is not None:
+        if sets:
+            raise Misuse(
+                "--set goes with models; the options of a mode's members are in the mode's file"
+            )
         wanted = mode_switch.requests_of(front.mode, home)
     else:
         found = [model_request.request_for(one, home, SlotSizes(), sets) for one in models]
