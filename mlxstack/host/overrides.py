@@ -3,6 +3,7 @@
 Precedence: command line, then environment, then the file, then what it extends, then defaults.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,16 @@ from mlxstack.host.preset_schema import (
 from mlxstack.host.yaml_source import Keys, SourcedDocument, SourceLocation
 
 PREFIX = "MLX_STACK_"
+
+
+READ = tuple(
+    PREFIX + name
+    for name in (
+        *("API_KEY", "CLIENT_KEY", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY"),
+        *("WORKER", "AGENTS", "BIN", "CAPTURES", "CLIENTS", "CODEX", "FORMATS", "TEST_AHEAD"),
+    )
+)
+"""Variables of the package, its pages and its tests that are no keys of presets."""
 
 
 class Override(Struct, frozen=True):
@@ -66,6 +77,22 @@ def unknown_variables(env: Mapping[str, str]) -> list[str]:
     heads = tuple(f"{PREFIX}{name.upper()}_" for name in sections)
     known = variables()
     return sorted(name for name in env if name.startswith(heads) and name not in known)
+
+
+def warnings_of(env: Mapping[str, str]) -> list[str]:
+    """A sentence per `MLX_STACK_` variable that nothing reads."""
+    known = [*variables(), *READ]
+    refused = unknown_variables(env)
+    names = [name for name in env if name.startswith(PREFIX) and name not in {*known, *refused}]
+    return [f"{name} is set, but nothing reads it{_near(name, known)}" for name in sorted(names)]
+
+
+def _near(name: str, known: list[str]) -> str:
+    """Suggestion of the key without its section, else of a similar word."""
+    word, rests = name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known]
+    found = [one for one in rests if one.endswith(f"_{word}")]
+    found += difflib.get_close_matches(word, rests, n=1, cutoff=0.6)
+    return f"; did you mean `{PREFIX}{found[0]}`?" if found else ""
 
 
 def document(overrides: Iterable[Override], folder: Path) -> SourcedDocument:

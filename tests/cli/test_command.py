@@ -18,8 +18,9 @@ pytestmark = pytest.mark.net
 
 
 def test_a1_up_status_logs_ps_down(shell: Shell) -> None:
-    up = shell.up()
+    up = shell.up(MLX_STACK_PORT="1")
     assert up.returncode == 0, up.stderr
+    assert "warning: MLX_STACK_PORT is set, but nothing reads it; did you mean" in up.stderr
     assert f"tiny is ready at http://127.0.0.1:{shell.port}" in up.stdout
     assert f"curl http://127.0.0.1:{shell.port}/v1/chat/completions" in up.stdout
     pid = int((shell.home / "run" / "tiny.pid").read_text())

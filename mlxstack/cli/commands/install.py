@@ -84,7 +84,7 @@ def _write(unit: "ServiceUnit", preset: "Preset") -> None:
 
     Raises SetupError and SlotTaken where `up` would: nothing starts such a unit again.
     """
-    from mlxstack.cli.services.launch import already_running
+    from mlxstack.cli.services.launch import already_running, warn_of_variables
     from mlxstack.cli.services.memory_refusal import check_memory
     from mlxstack.host import preflight
     from mlxstack.host.home import home_from, make_home
@@ -92,6 +92,7 @@ def _write(unit: "ServiceUnit", preset: "Preset") -> None:
 
     home = home_from(os.environ)
     make_home(home)
+    warn_of_variables()
     check_memory(preset, home, os.environ)
     preflight.check_model(preset)
     preflight.check_slot_folder(preset)

@@ -214,6 +214,7 @@ def _up_gateway(
             state = launch.wait_for(owner, gateway.READY_S, lambda _: None)
             _tell_gateway(_facts(state, began), json)
             return
+        launch.warn_of_variables()
         plan = gateway.prepare(front.name, wanted, home, **listening)
         if front.mode is not None:
             modes.mark_active(home, modes.Active(front.mode, (front.name,)))

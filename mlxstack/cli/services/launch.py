@@ -84,12 +84,19 @@ def resolve(request: LaunchRequest, home: Home) -> presets.LoadedPreset:
 def prepare(request: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> ServiceSpec:
     """Check a start, and write the worker's spec."""
     make_home(home)
+    warn_of_variables()
     preset = _with_port(loaded.preset)
     preflight.check(preset, home)
     fitted = memory_refusal.check_memory(preset, home, os.environ)
     if fitted.unchecked is not None:
         note(f"warning: {fitted.unchecked}")
     return write(request, fitted.preset, home)
+
+
+def warn_of_variables() -> None:
+    """Name `MLX_STACK_` variables that nothing reads, on stderr."""
+    for warning in overrides.warnings_of(os.environ):
+        note(f"warning: {warning}")
 
 
 def write(request: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
