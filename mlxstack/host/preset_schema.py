@@ -74,6 +74,7 @@ def _allow_short_forms(form: dict[str, Any], sections: dict[str, Any]) -> None:
 def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
     """Schema at `keys`, or None for an unknown key."""
     for key in keys:
+        shape = _section_in(shape)
         below = children(shape).get(key) if isinstance(key, str) else None
         if isinstance(shape, mi.VarTupleType) and isinstance(key, int):
             below = shape.item_type
@@ -83,6 +84,12 @@ def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
             return None
         shape = below
     return shape
+
+
+def _section_in(shape: mi.Type) -> mi.Type:
+    """Section among the kinds of a value, else the shape itself."""
+    kinds = shape.types if isinstance(shape, mi.UnionType) else ()
+    return next((one for one in kinds if isinstance(one, mi.StructType)), shape)
 
 
 def children(shape: mi.Type) -> dict[str, mi.Type]:
@@ -131,8 +138,7 @@ def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, ty
 
 def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[Keys]:
     """Unknown key paths in `values`, in the order of the file."""
-    if isinstance(shape, mi.UnionType):
-        shape = next((one for one in shape.types if isinstance(one, mi.StructType)), shape)
+    shape = _section_in(shape)
     if isinstance(values, dict) and isinstance(shape, mi.StructType):
         known = children(shape)
         for name, value in values.items():

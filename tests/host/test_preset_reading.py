@@ -69,6 +69,16 @@ REFUSALS = [
     ("model: {id: demo}\nprefix_cache:\n  block_size: 100\n", 3, ["a multiple of 16"]),
     ("model: {id: demo}\nserver:\n  port: 99999\n", 3, ["server.port", "from 0 to 65535"]),
     ("model: {id: demo}\nserver:\n  api_keys: [a, 3]\n", 3, ["server.api_keys[1]", "a text"]),
+    (
+        "model: {id: demo}\nserver:\n  api_keys: [{key: a, tier: urgent}]\n",
+        3,
+        ["server.api_keys[0].tier is `urgent`", "must be one of high, normal, low"],
+    ),
+    (
+        "model: {id: demo}\nserver:\n  api_keys: [{tier: low}]\n",
+        3,
+        ["`server.api_keys[0].key` is missing; it must be a text"],
+    ),
     ("model: {id: demo}\nserver:\n  api_keys: ['']\n", 3, ["server.api_keys[0] is empty"]),
     (
         "model: {id: demo}\nserver:\n  host: 0.0.0.0\n",
