@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -58,6 +59,14 @@ def test_pull_tells_lines_when_piped_and_the_model_is_listed_and_removed(tmp_pat
     assert row.split()[0] == hub.MODEL and row.split()[-1] == "today"
     silent = run(tmp_path, "rm", hub.MODEL, **env)
     assert silent.returncode == 2 and "`--yes` deletes without asking" in silent.stderr
+    cache = Path(env["HF_HOME"]) / "hub"
+    shutil.copytree(cache / "models--org--tiny", cache / "models--other--tiny", symlinks=True)
+    unclear = run(tmp_path, "rm", "tiny", "--yes", **env)
+    assert (
+        unclear.returncode == 2 and "several models are called tiny: org/tiny (" in unclear.stderr
+    )
+    other = run(tmp_path, "rm", "other/tiny", "--yes", **env)
+    assert other.returncode == 0 and "other/tiny is deleted" in other.stdout
     gone = run(tmp_path, "rm", hub.MODEL, "--yes", **env)
     assert gone.returncode == 0 and "is deleted" in gone.stdout
     assert "no models in" in run(tmp_path, "models", **env).stderr

@@ -95,15 +95,26 @@ def rm(
 
 
 def _named(model: str) -> "LocalModel":
-    """The model of this name or path. Raises SetupError with near names."""
+    """The model of this name or path.
+
+    Raises SetupError with near names for none, Misuse for several.
+    """
+    from mlxstack.cli.exit_codes import Misuse
     from mlxstack.core.errors import SetupError
     from mlxstack.host.local_models import local_models
     from mlxstack.host.preset_schema import suggestion
 
     found = local_models()
-    for one in found:
-        if model in {one.name, one.path, one.name.rpartition("/")[2]}:
-            return one
+    for named in (
+        [one for one in found if model == one.path],
+        [one for one in found if model == one.name],
+        [one for one in found if model == one.name.rpartition("/")[2]],
+    ):
+        if len(named) == 1:
+            return named[0]
+        if named:
+            told = ", ".join(f"{one.name} ({one.path})" for one in named)
+            raise Misuse(f"several models are called {model}: {told}; give the path of one")
     near = suggestion(model, [one.name for one in found])
     raise SetupError(f"there is no model {model} on this machine{near}")
 
