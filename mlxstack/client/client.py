@@ -20,7 +20,7 @@ from mlxstack.client.types import (
     SlotRestored,
     SlotSaved,
 )
-from mlxstack.core.errors import Broken, StackError
+from mlxstack.core.errors import Broken, StackError, Unauthorized
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Client:
         """
         delay = RECONNECT_FIRST_S
         while True:
-            reason = "the service ended the feed"
+            reason, needs_key = "the service ended the feed", False
             try:
                 async with (
                     self._stream("GET", path, timeout_s=silence_s) as answer,
@@ -140,8 +140,8 @@ class Client:
                         delay = RECONNECT_FIRST_S
                         yield one
             except (Unreachable, StackError) as why:
-                reason = str(why)
-            yield FeedLost(reason, delay)
+                reason, needs_key = str(why), isinstance(why, Unauthorized)
+            yield FeedLost(reason, delay, needs_key)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RECONNECT_LONGEST_S)
 

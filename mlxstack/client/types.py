@@ -163,7 +163,11 @@ class ServerSentEvent(Struct, frozen=True):
 
 
 class FeedLost(Struct, frozen=True):
-    """The feed broke off; the next try is in `retry_s` seconds."""
+    """The feed broke off; the next try is in `retry_s` seconds.
+
+    `needs_key`: the API key is missing or wrong.
+    """
 
     reason: str
     retry_s: float
+    needs_key: bool = False

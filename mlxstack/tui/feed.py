@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from mlxstack.client import Client, FeedLost
 from mlxstack.core.status import StatusFrame
@@ -12,6 +13,8 @@ from mlxstack.core.status import StatusFrame
 PATH = "/events"
 # The service says something every second, at the least a comment.
 SILENCE_S = 10.0
+
+KEY = "put the key into MLX_STACK_API_KEY, or give `mlx-stack tui` the option --key"
 
 News = StatusFrame | FeedLost
 
@@ -38,7 +41,7 @@ class LiveFeed:
         async with aclosing(self._client.feed(PATH, SILENCE_S)) as feed:
             async for one in feed:
                 if isinstance(one, FeedLost):
-                    yield one
+                    yield replace(one, reason=f"{one.reason}; {KEY}") if one.needs_key else one
                 elif one.event == "frame":
                     yield frame_in(one.data)
 

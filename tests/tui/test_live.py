@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -271,7 +271,10 @@ async def test_a_wrong_key_is_told_in_the_banner(model_folder: Path, tmp_path: P
             feed = LiveFeed(client).news()
             first = await anext(feed)
             await feed.aclose()
-        assert "Invalid API Key" in str(first)
+        assert "Invalid API Key; put the key into MLX_STACK_API_KEY" in str(first)
+        async with Client(found.url) as client, aclosing(pages(LiveFeed(client), 80, 1.0)) as shown:
+            told = await anext(shown)
+        assert "an API key is needed" in told and "MLX_STACK_API_KEY" in told
 
 
 async def test_the_feed_rests_when_the_service_does_and_ends_with_it(
