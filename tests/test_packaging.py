@@ -72,3 +72,10 @@ def test_make_up_installs_no_developers_tools() -> None:
 def test_the_wheel_needs_nothing_that_only_developers_have() -> None:
     names = {re.split(r"[<>=\[; ]", one)[0] for one in PROJECT["dependencies"]}
     assert not names & {"pytest", "mypy", "ruff", "hypothesis", "schemathesis", "cairosvg"}
+
+
+def test_no_remedy_installs_a_package_of_our_name_from_the_index() -> None:
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "mlxstack").rglob("*.py")]
+    for file in files:
+        found = re.search(r"(?:pip|pipx|uv tool) install ['\"]?mlx-stack", file.read_text("utf-8"))
+        assert found is None, file

@@ -34,6 +34,7 @@ from mlxstack.host.process import listener, refusal
 from mlxstack.host.service_state import owner, read_json, write_json
 from mlxstack.service import plan_candidate
 
+REINSTALL = "in a clone, run `uv tool install --reinstall .` or `pipx install --force .`"
 LONGEST_S = 60.0
 WEIGHTS_SHARE = 0.9
 """Maximum weights share of the working set, for KV and activations."""
@@ -118,8 +119,7 @@ def _packages() -> Iterator[CheckResult]:
         try:
             yield CheckResult(CheckLevel.OK, package, version(package))
         except PackageNotFoundError:
-            remedy = "pip install mlx-stack into this environment again"
-            yield CheckResult(CheckLevel.BAD, package, "not installed", remedy)
+            yield CheckResult(CheckLevel.BAD, package, "not installed", REINSTALL)
 
 
 def _memory() -> Iterator[CheckResult]:
@@ -245,7 +245,7 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     try:
         facts = _ask_mlx(env)
     except (OSError, ValueError, subprocess.SubprocessError) as why:
-        remedy = "pip install mlx-stack into this environment again, and read what MLX says"
+        remedy = f"{REINSTALL}, and read what MLX says"
         yield CheckResult(
             CheckLevel.BAD, "device", f"MLX does not start: {_last_line(why)}", remedy
         )

@@ -90,7 +90,7 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
     monkeypatch.delitem(sys.modules, "mlxstack.cli.web_dashboard")
     monkeypatch.delattr("mlxstack.cli.web_dashboard")
-    with pytest.raises(SetupError, match=r"pip install 'mlx-stack\[web\]'"):
+    with pytest.raises(SetupError, match=r"`uv tool install '\.\[web\]'` or `pipx"):
         tui.tui(replay=tmp_path, web=True)
 
 

@@ -87,7 +87,8 @@ def _serve(options: "Sequence[str]", where: "ServiceTarget | None", port: int) -
         from mlxstack.cli import web_dashboard
     except ModuleNotFoundError as why:
         raise SetupError(
-            f"--web needs {why.name}, which is not installed; `pip install 'mlx-stack[web]'`"
+            f"--web needs {why.name}, which is not installed; in a clone, run "
+            "`uv tool install '.[web]'` or `pipx install --force '.[web]'`"
         ) from why
     api_key = where.api_key if where is not None else None
     if api_key is not None:
