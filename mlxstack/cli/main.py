@@ -48,6 +48,9 @@ HELP = "Serve one local model to many coding agents."
 FIRST = "First session: up demo, chat, tui; then up MODEL, run claude."
 NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
 
+NEAR = 60
+"""Characters that are shown around one that cannot be encoded."""
+
 ELSEWHERE = {
     **dict.fromkeys(("start", "load", "server"), "mlx-stack up MODEL"),
     **dict.fromkeys(("stop", "unload", "kill", "quit"), "mlx-stack down"),
@@ -184,7 +187,8 @@ def _run() -> None:
         typer.echo(f"error: {where}{why.strerror or why}; {remedy}", err=True)
         sys.exit(Exit.FAILED)
     except UnicodeEncodeError as why:
-        typer.echo(f"error: {why.object!r} is not valid UTF-8", err=True)
+        near = why.object[max(0, why.start - NEAR) : why.end + NEAR]
+        typer.echo(f"error: {near!r} is not valid UTF-8", err=True)
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)

@@ -209,3 +209,17 @@ def test_a_reader_that_leaves_ends_it_quietly(demo: Shell, words: tuple[str, ...
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait(60) == 141
+
+
+def test_piped_input_that_is_not_utf8_is_refused_with_the_place(demo: Shell) -> None:
+    done = subprocess.run(
+        [*CLI, "chat"],
+        env=demo.env | {"PYTHONUTF8": "1"},
+        input=b"word " * 200 + b"f\xfcr mich",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.endswith(b"is not valid UTF-8\n") and b"f\\udcfcr mich" in done.stderr
+    assert len(done.stderr) < 200
