@@ -169,3 +169,15 @@ def test_presets_new_writes_no_preset_that_is_invalid(shell: Shell, model_of: Mo
         made = shell.run("presets", "new", "bad", "--from", source, "--kv-bits", "5")
         assert made.returncode == 5 and "kv.bits is 5" in made.stderr, made.stderr
         assert not (shell.home / "presets").exists()
+
+
+def test_another_preset_of_a_running_name_is_refused(shell: Shell, model_of: ModelOf) -> None:
+    assert shell.up().returncode == 0
+    assert shell.up("--if-needed").returncode == 0
+    other = shell.folder / "other" / "tiny.yaml"
+    other.parent.mkdir()
+    other.write_text(f"extends: demo\nmodel: {{id: {model_of('tiny')}}}\n")
+    refused = shell.run("up", str(other), "--if-needed")
+    assert refused.returncode == 4
+    assert "`tiny` is already running with the model demo" in refused.stderr
+    assert f"`mlx-stack up {other} --name NAME`" in refused.stderr

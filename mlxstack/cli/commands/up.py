@@ -160,7 +160,7 @@ def _up_one(
             supervisor = _claimed(plan)
     if owner is None:
         raise typer.Exit(asyncio.run(supervisor.run()))
-    launch.refuse_other_model(owner, loaded.preset)
+    launch.refuse_other_model(owner, wanted, loaded.preset)
     if not if_needed:
         raise launch.already_running(owner)
     return owner

@@ -255,15 +255,21 @@ def _worker_command() -> tuple[str, ...]:
     return (sys.executable, "-m", "mlxstack.cli.main", "serve")
 
 
-def refuse_other_model(state: ServiceState, preset: Preset) -> None:
-    """Raise SlotTaken where a running service serves another model than `preset`."""
+def refuse_other_model(state: ServiceState, request: LaunchRequest, preset: Preset) -> None:
+    """Raise SlotTaken where a running service serves another model.
+
+    One that was started from the same preset may have been given another model by a swap.
+    """
     name = state.plan.name
+    if request.file is None and request.preset == state.plan.preset:
+        return
     served = read_json(state.plan.home.preset_file(name), Preset)
     if served is not None and served.model.id != preset.model.id:
+        wanted = request.preset if request.file is None else preset.model.id
         raise SlotTaken(
-            f"`{name}` is already running with the model {served.model.id}; start "
-            f"{preset.model.id} under another name (`mlx-stack up {preset.model.id} --name NAME`), "
-            f"or stop the other one (`mlx-stack down {name}`)"
+            f"`{name}` is already running with the model {served.model.id}; start {wanted} under "
+            f"another name (`mlx-stack up {wanted} --name NAME`), or stop the other one "
+            f"(`mlx-stack down {name}`)"
         )
 
 
