@@ -16,7 +16,9 @@ MOST_WORKERS = 20
 
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MOST_WORKERS
 _first = FIRST + _worker * N_PER_WORKER
-_ports = itertools.cycle(range(_first, _first + N_PER_WORKER))
+_own = itertools.cycle(range(_first, _first + N_PER_WORKER))
+# Other runs at the same time begin elsewhere.
+_ports = itertools.islice(_own, os.getpid() % N_PER_WORKER, None)
 
 
 def unused_port() -> int:

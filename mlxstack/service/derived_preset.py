@@ -12,19 +12,15 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec
 from mlxstack.host import model_files, presets
-from mlxstack.host.home import Home, make_private
+from mlxstack.host.home import Home
 from mlxstack.host.model_reference import Reference
 from mlxstack.host.preset_paths import is_folder
-from mlxstack.host.service_state import write_atomic
 from mlxstack.policy.capacity import fits, kv_budget
 from mlxstack.policy.capacity_advice import CapacityOption, SlotSizes, choose_sizes
 from mlxstack.policy.kv_geometry import LayerKind
 from mlxstack.service.memory_check import MemoryRoom
 from mlxstack.service.plan_candidate import Candidate, excerpts, of_files
 
-HEADER = (
-    "# Derived from {id} for this machine. `mlx-stack presets new NAME --from {id}` keeps it.\n"
-)
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -79,10 +75,9 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes)
     return DerivedPreset(preset, reasons, candidate, base.name if base is not None else "")
 
 
-def keep(derived: DerivedPreset, home: Home, file: Path | None = None) -> Path:
-    """Write the preset where its name finds it again, or into `file`."""
+def text_of(derived: DerivedPreset) -> str:
+    """Preset as YAML, without what it has from its base."""
     preset = derived.preset
-    path = file or home.derived_presets / f"{preset.name}.yaml"
     document: dict[str, Any] = {"extends": derived.base} if derived.base else {}
     document |= {"name": preset.name, "description": preset.description}
     if not derived.base:
@@ -91,11 +86,7 @@ def keep(derived: DerivedPreset, home: Home, file: Path | None = None) -> Path:
     document["slots"] = {"count": preset.slots.count, "n_ctx": preset.slots.n_ctx}
     if preset.kv.bits != KVSpec().bits:
         document["kv"] = {"bits": preset.kv.bits}
-    make_private(path.parent)
-    text = HEADER.format(id=preset.model.id) if file is None else ""
-    text += yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    write_atomic(path, text.encode())
-    return path
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
 def _listed_for(model: str, home: Home) -> Preset | None:

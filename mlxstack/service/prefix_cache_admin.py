@@ -47,7 +47,11 @@ async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
     _check_name(name)
     tokens, block = prefix.tokens, service.preset.prefix_cache.block_size
     if len(tokens) < block:
-        raise BadRequest(f"the prefix has {len(tokens)} tokens; a block has {block}", "tokens")
+        raise BadRequest(
+            f"the prefix has {len(tokens)} tokens; a block, the least that is kept, has {block}: "
+            "give a longer one",
+            "tokens",
+        )
     await warm(service, prefix)
     service.require_model(prefix.words)
     return await service.change_cache(service.cache.pin(name, tokens, prefix.salt))

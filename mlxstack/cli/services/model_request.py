@@ -1,7 +1,6 @@
 """Resolves a model argument to a preset, listed or derived."""
 
 import os
-import tempfile
 from pathlib import Path
 
 from msgspec import Struct
@@ -24,6 +23,9 @@ from mlxstack.service.derived_preset import DerivedPreset
 from mlxstack.service.memory_check import MemoryRoom, room_in
 from mlxstack.service.plan_candidate import Candidate
 
+HEADER = (
+    "# Derived from {id} for this machine. `mlx-stack presets new NAME --from {id}` keeps it.\n"
+)
 SIZE_KEYS = {"slots.count": "n_slots", "slots.n_ctx": "n_ctx", "kv.bits": "bits"}
 
 
@@ -71,7 +73,8 @@ def request_for(
     room = room_in(home, this_memory(os.environ), name)
     derived = derived_preset.derive(reference, home, room, given)
     derived = replace(derived, preset=replace(derived.preset, name=name))
-    return ModelRequest(preset, sets, derived, DerivedFile(path, _text_of(derived)))
+    text = HEADER.format(id=reference.id) + derived_preset.text_of(derived)
+    return ModelRequest(preset, sets, derived, DerivedFile(path, text))
 
 
 def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
@@ -93,7 +96,9 @@ def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
     derived = derived_preset.derive(replace(reference, name=name), home, room, given)
     presets.overridden(derived.preset, (), home)
     show_reasons(derived)
-    return derived_preset.keep(derived, home, path)
+    make_private(path.parent)
+    write_atomic(path, derived_preset.text_of(derived).encode())
+    return path
 
 
 def candidate_for(
@@ -125,12 +130,6 @@ def _name_in(sets: tuple[str, ...]) -> str | None:
     over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets)]
     names = [one.raw for one in over if one.keys == ("name",)]
     return names[-1] if names and presets.NAME.fullmatch(names[-1]) else None
-
-
-def _text_of(derived: DerivedPreset) -> str:
-    """Text of the file that keeps a derived preset."""
-    with tempfile.TemporaryDirectory() as scratch:
-        return derived_preset.keep(derived, Home(Path(scratch))).read_text("utf-8")
 
 
 def _sections(given: SlotSizes) -> list[tuple[str, str]]:
