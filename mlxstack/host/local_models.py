@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,10 @@ def delete(model: LocalModel) -> int:
         shutil.rmtree(model.path)
         return model.n_bytes
     cache = scan_cache_dir(cache_folder())
-    revisions = [
-        revision.commit_hash
-        for repo in cache.repos
-        if repo.repo_type == "model" and repo.repo_id == model.name
-        for revision in repo.revisions
-    ]
-    strategy = cache.delete_revisions(*revisions)
+    repos = [one for one in cache.repos if one.repo_type == "model" and one.repo_id == model.name]
+    revisions = [revision.commit_hash for repo in repos for revision in repo.revisions]
+    # A copy under another name has the same revisions.
+    strategy = replace(cache, repos=frozenset(repos)).delete_revisions(*revisions)
     strategy.execute()
     return int(strategy.expected_freed_size)
 

@@ -127,7 +127,7 @@ def explain_miss(
     common = min(clues.n_common, limit)
     previous, known = min(clues.n_previous, limit), max(common, min(clues.n_evicted, limit))
     # A prompt that goes on beyond what it shares with a guess does not continue the guess.
-    is_before = at < previous and not (clues.is_guess and at > common)
+    is_before = clues.is_new or (at < previous and not (clues.is_guess and at > common))
     has_diverged = is_before and 0 < previous - common >= covered - at
     is_partial_block = at < common < at + clues.block_size
     losses = (

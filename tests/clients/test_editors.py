@@ -28,7 +28,10 @@ TOOL: Any = {
     "function": {
         "name": "bash",
         "description": "Run a command",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}, "description": {"type": "string"}},
+        },
     },
 }
 
