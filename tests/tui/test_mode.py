@@ -42,7 +42,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
 async def test_h4_the_mode_is_switched_and_an_error_is_told(shell: Shell) -> None:
     assert shell.run("mode", "switch", "day").returncode == 0
     url = shell.services()["day"]["url"]
-    machine = here(Home(shell.home))
+    machine = here(Home(shell.home), "day")
     assert {"day", "night"} <= set(machine.modes)
     assert "watch" in machine.presets
     async with Client(url) as client:
