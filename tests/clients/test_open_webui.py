@@ -21,7 +21,10 @@ TOOLS = [
             "name": "bash",
             "description": "Run a command.\n        ",
             "parameters": {
-                "properties": {"command": {"description": "The command", "type": "string"}},
+                "properties": {
+                    "command": {"description": "The command", "type": "string"},
+                    "description": {"type": "string"},
+                },
                 "required": ["command"],
                 "type": "object",
             },
