@@ -5,7 +5,6 @@ from typing import Any
 
 from litestar import Litestar, Request, Response
 from litestar.di import Provide
-from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
@@ -61,9 +60,7 @@ def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any
     if is_disconnect(problem):
         return Response(None, status_code=CLIENT_LEFT)
     path = request.scope["path"]
-    error, dialect = errors.to_stack_error(problem), dialect_of(path)
-    if isinstance(problem, NotFoundException | MethodNotAllowedException):
-        error = errors.no_route(problem, request.method, path)
+    error, dialect = errors.to_stack_error(problem, request.method, path), dialect_of(path)
     return Response(
         dialect.error_body(error, guards.request_id(request.scope)),
         status_code=dialect.status(error),

@@ -6,7 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
-from litestar.exceptions import HTTPException, SerializationException, ValidationException
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+    SerializationException,
+    ValidationException,
+)
 from litestar.status_codes import HTTP_413_REQUEST_ENTITY_TOO_LARGE
 
 from mlxstack.core import errors
@@ -73,13 +79,18 @@ def headers(error: errors.StackError) -> dict[str, str]:
     return {"x-should-retry": "false"} if nearest(STATUSES, error) >= 500 else {}
 
 
-def to_stack_error(problem: Exception) -> errors.StackError:
-    """Translate an exception of a framework or library into a StackError."""
+def to_stack_error(problem: Exception, method: str = "", path: str = "") -> errors.StackError:
+    """Translate an exception of a framework or library into a StackError.
+
+    A route that does not exist is named by the `method` and `path` of the request.
+    """
     match problem:
         case errors.StackError():
             return problem
         case ValidationException():
             return _validation(problem)
+        case NotFoundException() | MethodNotAllowedException():
+            return _no_route(problem, method, path)
         case HTTPException():
             return _http(problem)
         case SerializationException() | UnicodeDecodeError() | RecursionError():
@@ -101,20 +112,16 @@ def _unreadable(problem: Exception) -> str:
     return f"the body is not valid JSON: {problem}"
 
 
-def no_route(problem: HTTPException, method: str, path: str) -> errors.NotFound:
-    """Error of a path or method without a route, as in llama-server."""
-    allowed = sorted({one for one in _allowed(problem) if one not in ("OPTIONS", "HEAD")})
-    if allowed:
+def _no_route(problem: HTTPException, method: str, path: str) -> errors.NotFound:
+    """Error of a request without a route, which begins as llama-server's."""
+    methods = (problem.headers or {}).get("allow", "").split(", ")
+    if allowed := sorted({*methods} - {"", "HEAD", "OPTIONS"}):
         why = f"{path} takes {' or '.join(allowed)}, not {method}"
     elif path.startswith("/v1/v1/"):
         why = f"there is no {path}; leave one /v1 out of the client's base URL"
     else:
         why = f"there is no {method} {path}; /schema/openapi.json lists what there is"
     return errors.NotFound(f"File Not Found: {why}")
-
-
-def _allowed(problem: HTTPException) -> list[str]:
-    return [one.strip() for one in (problem.headers or {}).get("allow", "").split(",") if one]
 
 
 def _validation(problem: ValidationException) -> errors.BadRequest:
@@ -138,8 +145,6 @@ def _http(problem: HTTPException) -> errors.StackError:
             return errors.Unauthorized(problem.detail)
         case 403:
             return errors.Forbidden(problem.detail)
-        case 404 | 405:
-            return errors.NotFound("File Not Found")
         case code if code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
             return errors.TooLarge(TOO_LARGE)
         case code if code < 500:

@@ -28,7 +28,7 @@ from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
 from mlxstack.host.home import HOME_VARIABLE, Home, make_private
 from mlxstack.host.memory_budget import VARIABLE, this_memory
-from mlxstack.host.overrides import unknown_variables, warnings_of
+from mlxstack.host.overrides import unknown_variables, unread_variables
 from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.process import listener, refusal
 from mlxstack.host.service_state import owner, read_json, write_json
@@ -201,8 +201,8 @@ def _variables(env: Mapping[str, str]) -> Iterator[CheckResult]:
         yield CheckResult(
             CheckLevel.BAD, "variable", f"{name} names no key of a preset", f"unset {name}"
         )
-    for warning in warnings_of(env):
-        yield CheckResult(CheckLevel.WARN, "variable", warning, f"unset {warning.split()[0]}")
+    for name, warning in unread_variables(env).items():
+        yield CheckResult(CheckLevel.WARN, "variable", warning, f"unset {name}")
 
 
 def _services(home: Home) -> Iterator[CheckResult]:

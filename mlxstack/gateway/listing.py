@@ -317,7 +317,8 @@ def own_app(spec: GatewaySpec, members: Members, agent_members: AgentMembers) ->
 
 
 def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any]:
-    error, dialect = errors.to_stack_error(problem), dialect_of(request.scope["path"])
+    path = request.scope["path"]
+    error, dialect = errors.to_stack_error(problem, request.method, path), dialect_of(path)
     return Response(
         dialect.error_body(error, guards.request_id(request.scope)),
         status_code=dialect.status(error),

@@ -3,7 +3,6 @@
 Precedence: command line, then environment, then the file, then what it extends, then defaults.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from mlxstack.host.preset_schema import (
     at,
     children,
     leaves,
+    nearest,
     parse,
     suggestion,
     why_unknown,
@@ -24,16 +24,11 @@ from mlxstack.host.preset_schema import (
 from mlxstack.host.yaml_source import Keys, SourcedDocument, SourceLocation
 
 PREFIX = "MLX_STACK_"
-
-
-READ = tuple(
-    PREFIX + name
-    for name in (
-        *("API_KEY", "CLIENT_KEY", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY"),
-        *("WORKER", "AGENTS", "BIN", "CAPTURES", "CLIENTS", "CODEX", "FORMATS", "TEST_AHEAD"),
-    )
-)
-"""Variables of the package, its pages and its tests that are no keys of presets."""
+OTHERS = (
+    "API_KEY", "CLIENT_KEY", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY", "WORKER",
+    "AGENTS", "BIN", "CAPTURES", "CLIENTS", "CODEX", "FORMATS", "TEST_AHEAD",
+)  # fmt: skip
+"""Variables of the package and, in the second line, of its tests that are no keys of presets."""
 
 
 class Override(Struct, frozen=True):
@@ -79,20 +74,19 @@ def unknown_variables(env: Mapping[str, str]) -> list[str]:
     return sorted(name for name in env if name.startswith(heads) and name not in known)
 
 
-def warnings_of(env: Mapping[str, str]) -> list[str]:
-    """A sentence per `MLX_STACK_` variable that nothing reads."""
-    known = [*variables(), *READ]
-    refused = unknown_variables(env)
-    names = [name for name in env if name.startswith(PREFIX) and name not in {*known, *refused}]
-    return [f"{name} is set, but nothing reads it{_near(name, known)}" for name in sorted(names)]
+def unread_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """`MLX_STACK_` variables that nothing reads, each with a warning."""
+    known = [*variables(), *(PREFIX + name for name in OTHERS)]
+    others = {*known, *unknown_variables(env)}
+    names = sorted(name for name in env if name.startswith(PREFIX) and name not in others)
+    return {name: f"{name} is set, but nothing reads it{_near(name, known)}" for name in names}
 
 
 def _near(name: str, known: list[str]) -> str:
     """Suggestion of the key without its section, else of a similar word."""
     word, rests = name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known]
-    found = [one for one in rests if one.endswith(f"_{word}")]
-    found += difflib.get_close_matches(word, rests, n=1, cutoff=0.6)
-    return f"; did you mean `{PREFIX}{found[0]}`?" if found else ""
+    near = next((one for one in rests if one.endswith(f"_{word}")), None) or nearest(word, rests)
+    return f"; did you mean `{PREFIX}{near}`?" if near else ""
 
 
 def document(overrides: Iterable[Override], folder: Path) -> SourcedDocument:

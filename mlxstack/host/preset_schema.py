@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec.inspect as mi
@@ -161,12 +161,16 @@ def endless(values: Any, keys: Keys = ()) -> Iterator[Keys]:
         yield keys
 
 
+def nearest(word: str, names: Sequence[str]) -> str | None:
+    """The most similar name, None where none is similar."""
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Suggestion `; did you mean X?`, or else the known keys."""
     names = list(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean `{near[0]}`?"
+    if near := nearest(word, names):
+        return f"; did you mean `{near}`?"
     return f"; there is {', '.join(names)}" if names else ""
 
 

@@ -126,7 +126,7 @@ def explain_miss(
     covered = min(max((o.covered for o in options), default=0), limit)
     common = min(clues.n_common, limit)
     previous, known = min(clues.n_previous, limit), max(common, min(clues.n_evicted, limit))
-    # A prompt that goes on beyond what it shares with a guess does not continue the guess.
+    # Where more is reused than the prompt shares with a guess, it continues another prompt.
     is_before = clues.is_new or (at < previous and not (clues.is_guess and at > common))
     has_diverged = is_before and 0 < previous - common >= covered - at
     is_partial_block = at < common < at + clues.block_size

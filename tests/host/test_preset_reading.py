@@ -14,8 +14,8 @@ from mlxstack.host.overrides import (
     document,
     from_environment,
     from_option,
+    unread_variables,
     variables,
-    warnings_of,
 )
 from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.preset_schema import leaves
@@ -327,7 +327,7 @@ def test_a_misspelt_variable_of_a_section_is_refused() -> None:
 def test_a_variable_that_nothing_reads_is_named_with_the_right_one() -> None:
     env = {"MLX_STACK_PORT": "1", "MLX_STACK_N_CTX": "2", "MLX_STACK_MEMROY": "8GB"}
     quiet = {"MLX_STACK_HOME": "/x", "MLX_STACK_SERVER_PORT": "3", "MLX_STACK_SLOTS_CUONT": "1"}
-    assert warnings_of(env | quiet) == [
+    assert list(unread_variables(env | quiet).values()) == [
         "MLX_STACK_MEMROY is set, but nothing reads it; did you mean `MLX_STACK_MEMORY`?",
         "MLX_STACK_N_CTX is set, but nothing reads it; did you mean `MLX_STACK_SLOTS_N_CTX`?",
         "MLX_STACK_PORT is set, but nothing reads it; did you mean `MLX_STACK_SERVER_PORT`?",
@@ -338,7 +338,7 @@ def test_no_variable_of_the_package_is_warned_of() -> None:
     root = Path(overrides.__file__).parent.parent
     texts = [file.read_text("utf-8") for file in root.rglob("*.py")]
     read = {name for text in texts for name in re.findall(r'"(MLX_STACK_[A-Z_]*[A-Z])"', text)}
-    assert len(read) > 5 and warnings_of(dict.fromkeys(read, "")) == []
+    assert len(read) > 5 and unread_variables(dict.fromkeys(read, "")) == {}
 
 
 def test_every_key_has_its_own_variable() -> None:

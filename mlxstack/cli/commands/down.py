@@ -11,7 +11,6 @@ from mlxstack.cli.output import as_json, note
 
 if TYPE_CHECKING:
     from mlxstack.host.home import Home
-    from mlxstack.host.service_state import ServiceSpec
 
 LONGEST_S = 86_400.0
 
@@ -65,20 +64,10 @@ def _chosen(home: "Home", names: list[str]) -> list[str]:
     if not names:
         found = [name for name in services.names(home) if home.pid_file(name).exists()]
         return sorted(found, key=lambda name: not is_gateway(known_service(home, name).plan))
-    named = [known_service(home, name).plan for name in names]
-    found = [one for plan in named for one in (plan.name, *_left_behind(home, plan))]
-    return list(dict.fromkeys(found))
-
-
-def _left_behind(home: "Home", plan: "ServiceSpec") -> list[str]:
-    """Members that run on after this gateway was killed."""
-    from mlxstack.cli.target import is_gateway
-
-    if not is_gateway(plan):
-        return []
     from mlxstack.cli.services.gateway import left_behind
 
-    return left_behind(home, plan.name)
+    known = [known_service(home, name).plan.name for name in names]
+    return list(dict.fromkeys(one for name in known for one in (name, *left_behind(home, name))))
 
 
 def _stop(home: "Home", name: str, timeout: float | None) -> str | None:

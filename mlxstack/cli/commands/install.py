@@ -13,6 +13,8 @@ from mlxstack.cli.commands.up import Json, Set, live_owner, preset_names
 from mlxstack.cli.output import as_json, note
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mlxstack.core.preset import Preset
     from mlxstack.host.presets import LoadedPreset
     from mlxstack.host.service_units import LoginJob, ServiceUnit
@@ -45,7 +47,7 @@ def install(
 ) -> None:
     """Start a preset at every login, by launchd or systemd."""
     loaded = _loaded(preset, sets or [])
-    unit = _unit(preset, sets or [], loaded, has_secrets=not show)
+    unit = _unit(preset, sets or [], loaded, () if show else SECRETS)
     if show:
         as_json(unit) if json else typer.echo(unit.text, nl=False)
         if left := [name for name in SECRETS if name in os.environ]:
@@ -142,14 +144,15 @@ def _installed(wanted: str) -> "ServiceUnit":
     raise NotFound(f"`{wanted}` is not installed: there is no {path}; there is {there or 'none'}")
 
 
-def _unit(preset: str, sets: list[str], loaded: "LoadedPreset", has_secrets: bool) -> "ServiceUnit":
+def _unit(
+    preset: str, sets: list[str], loaded: "LoadedPreset", secrets: "Sequence[str]"
+) -> "ServiceUnit":
     from mlxstack.host.overrides import variables
     from mlxstack.host.presets import from_anywhere
     from mlxstack.host.service_units import unit_of
 
     over = [name for name in variables() if name in os.environ]
-    named = [*KEPT_VARIABLES, *SECRETS, *over]
-    kept = [name for name in named if has_secrets or name not in SECRETS]
+    kept = [*KEPT_VARIABLES, *secrets, *(name for name in over if name not in SECRETS)]
     env = {name: os.environ[name] for name in kept if name in os.environ}
     cwd = Path.cwd() if sets or over else None
     return unit_of(_job(from_anywhere(preset), sets, loaded, env, cwd), os.environ)

@@ -71,15 +71,14 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
         return
     home = home_from(os.environ)
     wanted = request_for(preset, home, SlotSizes())
-    if wanted.file is None and not presets.is_path(wanted.preset):
+    if wanted.derived is not None and wanted.file is not None:
+        show_reasons(wanted.derived)
+        found = presets.load_text(wanted.file.text, wanted.file.path, home).preset
+    elif presets.is_path(wanted.preset):
+        found = presets.load(wanted.preset, home).preset
+    else:
         yield {"preset": wanted.preset}
         return
-    if wanted.derived is not None:
-        show_reasons(wanted.derived)
-    if wanted.file is not None:
-        found = presets.load_text(wanted.file.text, wanted.file.path, home).preset
-    else:
-        found = presets.load(wanted.preset, home).preset
     handover = token_hex(16)
     copy = home.handover_file(handover)
     make_private(copy.parent)

@@ -95,7 +95,7 @@ def prepare(request: LaunchRequest, loaded: presets.LoadedPreset, home: Home) ->
 
 def warn_of_variables() -> None:
     """Name `MLX_STACK_` variables that nothing reads, on stderr."""
-    for warning in overrides.warnings_of(os.environ):
+    for warning in overrides.unread_variables(os.environ).values():
         note(f"warning: {warning}")
 
 

@@ -269,7 +269,7 @@ async def _located(service: Service, agents: tuple[str, ...]) -> tuple[AgentKVLo
 
 
 def _stored(service: Service, agent: str) -> AgentKVLocation:
-    """Saved KV of the served model, which the engine knows only after a request."""
+    """Saved KV of the served model, known without a request."""
     own = [one for one in service.agent_store.stored(agent) if one.model == service.name]
     return (
         AgentKVLocation(agent, own[-1].n_tokens, 0, own[-1].n_bytes)

@@ -5,7 +5,7 @@ of llama.cpp (its grammars/README.md) and xgrammar: a model could fill an open o
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mlxstack.text.grammar.schema_types import Schema
@@ -19,7 +19,7 @@ SPREADING = frozenset(
 """Keywords beside `properties` that may describe other properties of the same object."""
 OPEN = frozenset({"additionalProperties", "patternProperties"})
 LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9])")
-"""What llguidance's regular expressions lack, as does any that is matched in linear time."""
+"""Lookaround and backreferences, which llguidance's regular expressions do not have."""
 
 
 def enforced(schema: Schema, *, is_lenient: bool) -> Schema:
@@ -27,9 +27,9 @@ def enforced(schema: Schema, *, is_lenient: bool) -> Schema:
 
     A schema that describes one object in several places keeps its objects open.
     """
-    is_spread = any(map(_is_spread, _schemas(schema)))
-    rewritten: Schema = _rewritten(schema, is_lenient, may_close=not is_spread)
-    return rewritten
+    if not any(map(_is_spread, _schemas(schema))):
+        schema = _changed(schema, _closed)
+    return _changed(schema, _without_lookaround) if is_lenient else schema
 
 
 def _schemas(schema: Any) -> Iterator[Schema]:
@@ -46,31 +46,34 @@ def _schemas(schema: Any) -> Iterator[Schema]:
                 yield from _schemas(value)
 
 
+def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
+    """The schema with a change of itself and of all in it."""
+    if isinstance(schema, list):
+        return [_changed(one, change) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: Schema = {}
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            made[key] = {name: _changed(one, change) for name, one in value.items()}
+        else:
+            made[key] = value if key in VALUES else _changed(value, change)
+    return change(made)
+
+
 def _is_spread(schema: Schema) -> bool:
     parts = schema.get("allOf")
     is_joined = isinstance(parts, list) and len(parts) > 1
     return is_joined or ("properties" in schema and not SPREADING.isdisjoint(schema))
 
 
-def _rewritten(schema: Any, is_lenient: bool, *, may_close: bool) -> Any:
-    if isinstance(schema, list):
-        return [_rewritten(one, is_lenient, may_close=may_close) for one in schema]
-    if not isinstance(schema, dict):
+def _closed(schema: Schema) -> Schema:
+    is_open = "properties" not in schema or not OPEN.isdisjoint(schema)
+    return schema if is_open else {**schema, "additionalProperties": False}
+
+
+def _without_lookaround(schema: Schema) -> Schema:
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str) or not LOOKAROUND.search(pattern):
         return schema
-    made: Schema = {}
-    for key, value in schema.items():
-        if key in NAMED and isinstance(value, dict):
-            made[key] = {
-                name: _rewritten(one, is_lenient, may_close=may_close)
-                for name, one in value.items()
-            }
-        elif key in VALUES:
-            made[key] = value
-        else:
-            made[key] = _rewritten(value, is_lenient, may_close=may_close)
-    if may_close and "properties" in made and OPEN.isdisjoint(made):
-        made["additionalProperties"] = False
-    pattern = made.get("pattern")
-    if is_lenient and isinstance(pattern, str) and LOOKAROUND.search(pattern):
-        del made["pattern"]
-    return made
+    return {key: value for key, value in schema.items() if key != "pattern"}

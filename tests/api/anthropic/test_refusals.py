@@ -51,7 +51,10 @@ WRONG: list[tuple[Any, str]] = [
     ({"messages": HELLO, "thinking": {}}, "thinking.type: Field required"),
     ({"messages": HELLO, "tools": [{"description": "x"}]}, "tools[0].name: Field required"),
     ({"messages": HELLO, "tools": [{"name": "x", "input_schema": "y"}]}, "tools[0].input_schema: "),
-    ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: "),
+    (
+        {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools[0].name: Field required, and the others beside it, not in `function`",
+    ),
     ({"messages": HELLO, "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
     ({"messages": HELLO, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name: "),
     ({"messages": HELLO, "id_slot": 99}, "id_slot"),

@@ -115,9 +115,8 @@ def test_failures_make_codex_wait_or_give_up(
         id="resp_1", created_at=1, model="m", temperature=0, top_p=1, reasoning={}, text={},
         metadata={},
     )  # fmt: skip
-    telling = ResponseStream(
-        begun, ToolNames(), scripted.live.service.text_processor, is_sealed=False
-    )
+    processor = scripted.live.service.text_processor
+    telling = ResponseStream(begun, ToolNames(), processor, lambda _: None, is_sealed=False)
     opened = list(telling.opening())
     name, _, data = telling.failure(to_stack_error(problem)).partition(b"\n")
     assert name == b"event: response.failed"

@@ -290,6 +290,8 @@ def _lines(*lines: str | None) -> list[str]:
     return [line for line in lines if line]
 
 
+OF_OPENAI = "function"
+"""Type of tools in OpenAI's API."""
 CHOICES = {
     "auto": ToolChoiceMode.AUTO,
     "any": ToolChoiceMode.REQUIRED,
@@ -355,19 +357,14 @@ def _defined(definition: dict[str, Any], at: str) -> Tool:
 
 def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:
     if not spec.name:
-        raise BadRequest(f"{at}.name: Field required", f"{at}.name")
+        form = ", and the others beside it, not in `function`" if spec.type == OF_OPENAI else ""
+        raise BadRequest(f"{at}.name: Field required{form}", f"{at}.name")
     return Tool(spec.name, spec.description or "", spec.input_schema or {}, is_deferred)
 
 
 def _is_foreign(spec: ToolParam) -> bool:
     """True for a tool that a vendor's server would run."""
-    if spec.type == "function":
-        raise BadRequest(
-            "tools: type is 'function', as in OpenAI's API; here a tool has name, description and "
-            "input_schema",
-            "tools",
-        )
-    return spec.type not in (None, "custom") and spec.input_schema is None
+    return spec.type not in (None, "custom", OF_OPENAI) and spec.input_schema is None
 
 
 def _name(tool: Any) -> str:

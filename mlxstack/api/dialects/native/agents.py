@@ -159,7 +159,7 @@ def checked(agent: str, param: str) -> str:
 
 
 def of_new(agent: str, content: T) -> Response[T]:
-    """Response whose header tells a gateway the new agent."""
+    """Response whose header names the new agent, for gateways."""
     return Response(content, headers={AGENT: agent}, media_type="application/json")
 
 

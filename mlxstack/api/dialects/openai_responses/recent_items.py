@@ -5,7 +5,6 @@ are not stored here; their items stay in memory, and the oldest go first.
 """
 
 from collections import OrderedDict
-from typing import Any
 
 import msgspec
 
@@ -47,13 +46,11 @@ class RecentItems:
     def _find(self, item: Item, at: str, salt: str) -> Item | None:
         if item.get("type") != REFERENCE:
             return item
-        name = item.get("id")
-        kept = self._items.get((salt, name)) if isinstance(name, str) else None
-        if kept is not None:
-            self._items.move_to_end((salt, str(name)))
-            known: dict[str, Any] = msgspec.json.decode(kept)
-            return known
-        if isinstance(name, str) and name.startswith(OPTIONAL):
+        name = str(item.get("id"))
+        if (salt, name) in self._items:
+            self._items.move_to_end((salt, name))
+            return msgspec.json.decode(self._items[salt, name], type=Item)
+        if name.startswith(OPTIONAL):
             return None
         raise BadRequest(
             f"{at}: the item {name!r} is not kept here any more; send the item itself "

@@ -16,7 +16,7 @@ from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.recent_items import RecentItems
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.response_schema import Response
-from mlxstack.api.dialects.openai_responses.stream import ResponseStream, whole
+from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream, whole
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
 from mlxstack.api.guards import salt_of
 from mlxstack.api.openapi import response_spec
@@ -48,11 +48,9 @@ async def responses(
         lambda: to_conversation.conversation(data, box)
     )
     order = await _admit(service, conversation, options)
-    renderer = ResponseStream(
-        _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
-    )
-    if data.store is not False:
-        renderer.on_item = partial(_recent_items(request).add, salt=options.salt)
+    response, is_sealed = _response(data, order, model), SEALED in (data.include or ())
+    on_item = _on_item(data, request, options.salt)
+    renderer = ResponseStream(response, box, order.words, on_item, is_sealed=is_sealed)
     if data.stream:
         return await answer_stream(service, [[order]], renderer)
     return await answer_whole(request, service, (order,), lambda made: whole(made[0], renderer))
@@ -74,6 +72,13 @@ async def input_tokens(
 def _recent_items(request: AnyRequest) -> RecentItems:
     kept: RecentItems = request.app.state.setdefault("recent_items", RecentItems())
     return kept
+
+
+def _on_item(body: ResponsesBody, request: AnyRequest, salt: str) -> OnItem:
+    """Keep the items of the answer, unless `store` is false."""
+    if body.store is False:
+        return lambda _: None
+    return partial(_recent_items(request).add, salt=salt)
 
 
 def _resolved(body: ResponsesBody, request: AnyRequest) -> ResponsesBody:

@@ -49,6 +49,7 @@ from mlxstack.service.response_parts import (
 )
 from mlxstack.service.text_processor import TextProcessor
 
+OnItem = Callable[[OutputItem], None]
 CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})
 
 
@@ -170,12 +171,17 @@ class ResponseStream(streaming.Renderer):
     `is_sealed` adds `encrypted_content` to reasoning items. `on_item` gets each item at its end.
     """
 
-    on_item: Callable[[OutputItem], None] | None = None
-
     def __init__(
-        self, response: Response, box: ToolNames, words: TextProcessor, *, is_sealed: bool
+        self,
+        response: Response,
+        box: ToolNames,
+        words: TextProcessor,
+        on_item: OnItem,
+        *,
+        is_sealed: bool,
     ) -> None:
         self.response = response
+        self._on_item = on_item
         self._box = box
         self._words = words
         self._is_sealed = is_sealed
@@ -246,8 +252,7 @@ class ResponseStream(streaming.Renderer):
 
     def _keep(self, item: OutputItem) -> None:
         self.response = structs.replace(self.response, output=(*self.response.output, item))
-        if self.on_item is not None:
-            self.on_item(item)
+        self._on_item(item)
 
     def _end(self, ended: GenerationFinished) -> Iterator[ResponsesEvent]:
         """Close a response; an empty one gets an empty message.

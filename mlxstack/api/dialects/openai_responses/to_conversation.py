@@ -173,12 +173,12 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
             return ToolChoiceMode.NONE
         case "required":
             return ToolChoiceMode.REQUIRED
-        case {"type": "function" | "custom"} if chosen_tool(choice) is not None:
+        case {"type": "function" | "custom"}:
+            if chosen_tool(choice) is None:
+                raise BadRequest("tool_choice.name: Field required", "tool_choice")
             return ToolChoiceMode.REQUIRED
         case {"type": "allowed_tools", "mode": str(mode)}:
             return tool_choice_mode(mode)
-        case {"type": "function" | "custom"}:
-            raise BadRequest("tool_choice.name: Field required", "tool_choice")
         case dict():
             return ToolChoiceMode.AUTO
     raise BadRequest(
