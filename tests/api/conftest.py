@@ -1,4 +1,4 @@
-"""One tiny service for all tests that do not need their own."""
+"""One tiny service for all tests of a file that do not need their own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("model") / "tiny"
 
 
-@pytest.fixture(scope="session")
+# Not for the session: which files share a worker is chance, and with it what a test would find.
+@pytest.fixture(scope="module")
 def live(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A running service with three slots of 1,024 tokens."""
     with running(tiny_preset(model_folder), tmp_path_factory.mktemp("home")) as found:

@@ -11,7 +11,7 @@ from tests.clients.lines import SCRIPT
 from tests.clients.stage import playing
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with playing(tmp_path_factory.mktemp("stage"), SCRIPT) as found:
         yield found
