@@ -389,7 +389,7 @@ async def _text_constraint(
 
 
 def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """Tools that calls may name. Raises BadRequest for an unknown name."""
+    """Tools that calls may name. Raises BadRequest for an unknown name, or a call without tools."""
     forced = options.forced_tool
     chosen = options.allowed_tools if forced is None else (forced,)
     if options.tool_choice is not ToolChoiceMode.NONE:
@@ -397,6 +397,12 @@ def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tupl
         for name in chosen:
             if name not in known:
                 raise BadRequest(f"tool_choice: no tool is named {name!r}", "tool_choice")
+    if options.tool_choice is ToolChoiceMode.REQUIRED and not tools:
+        raise BadRequest(
+            "tool_choice requires a tool call, but the request has no tools that the model can "
+            'call; list them in tools, or use tool_choice "auto"',
+            "tool_choice",
+        )
     return tuple(tool for tool in tools if tool.name in chosen) if chosen else tools
 
 

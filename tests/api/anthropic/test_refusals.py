@@ -57,6 +57,7 @@ WRONG: list[tuple[Any, str]] = [
     ),
     ({"messages": HELLO, "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
     ({"messages": HELLO, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name: "),
+    ({"messages": HELLO, "tool_choice": {"type": "any"}}, "tool_choice requires a tool call"),
     ({"messages": HELLO, "id_slot": 99}, "id_slot"),
 ]
 

@@ -128,6 +128,7 @@ def test_a_turn_of_many_items_is_put_together_once(monkeypatch: pytest.MonkeyPat
             "tools[0].tools[0]",
         ),
         ({"input": "hi", "tool_choice": "sometimes"}, "tool_choice"),
+        ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
         ({"input": "hi", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"input": "hi", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "hi", "top_logprobs": 21}, "top_logprobs"),

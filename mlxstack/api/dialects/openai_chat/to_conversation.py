@@ -53,7 +53,9 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
             return tool_choice_mode(mode)
         case "required":
             return ToolChoiceMode.REQUIRED
-        case dict() if not choice or chosen_tool(choice) is not None:
+        case dict() if not choice:
+            return ToolChoiceMode.AUTO
+        case dict() if chosen_tool(choice) is not None:
             return ToolChoiceMode.REQUIRED
     raise BadRequest(
         f"tool_choice is {choice!r}; known are none, auto, required, or a function",
