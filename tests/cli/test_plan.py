@@ -115,6 +115,16 @@ def test_a13_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
     assert "--set slots.count=3" in changed
 
 
+def test_an_embedding_model_is_planned_without_slots(tmp_path: Path) -> None:
+    words = ("plan", "qwen3-embedding-0.6b", "--memory", "8GB")
+    found = told(tmp_path, *words)
+    assert (found["kind"], found["contexts"], found["matrix"]) == ("embedding", [], [])
+    assert found["disk_bytes_50k"] == 0
+    text = run(tmp_path, *words).stdout
+    assert "texts of up to 8k tokens: " in text and ": fits; up to " in text
+    assert "slot" not in text and "agent" not in text
+
+
 def test_agents_with_a_common_beginning_hold_it_once(tmp_path: Path) -> None:
     words = ("plan", "qwen3-coder-30b-a3b", "--memory", "64GB", "--agents", "8", "--ctx", "32k")
     apart = told(tmp_path, *words, "--shared", "20000")
@@ -234,6 +244,7 @@ def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> N
         (("--memory", "-24"), 2),
         (("--memory", ""), 2),
         (("gemma9",), 5),
+        (("demo-embedding", "--agents", "3"), 2),
     ],
 )
 def test_a_typo_is_one_sentence(tmp_path: Path, words: tuple[str, ...], code: int) -> None:

@@ -156,7 +156,13 @@ def _forecast(
 ) -> None:
     from mlxstack.cli.plan.estimate import CONTEXTS, forecast
     from mlxstack.cli.plan.tables import show_forecast
+    from mlxstack.core.preset import ServiceKind
 
+    if candidate.preset.kind is ServiceKind.EMBEDDING and (agents is not None or n_shared):
+        raise Misuse(
+            f"{candidate.preset.name} is an embedding model, which has no slots; leave out "
+            "--agents and --shared"
+        )
     load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
     found = forecast(candidate, there, load, contexts or CONTEXTS, n_shared)
     as_json(found) if json else show_forecast(found)

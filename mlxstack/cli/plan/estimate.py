@@ -120,11 +120,13 @@ class SharedFit(Struct, frozen=True):
 class Forecast(Struct, frozen=True):
     """Forecast of a preset; `disk_bytes_50k` is a 50,000-token agent.
 
-    `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`; 0 for a
-    model without slots. `shared` is None unless the agents begin with tokens that can be shared.
+    `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`. An
+    embedding model keeps no KV: its budget and disk are 0, and it has no tables. `shared` is None
+    unless the agents begin with tokens that can be shared.
     """
 
     preset: str
+    kind: ServiceKind
     spec: Spec
     memory: MemoryBudget
     workspace_bytes: int
@@ -169,14 +171,17 @@ def forecast(
     dense, shared = wanted.geometry, _shared(candidate, wanted, memory.usable, n_shared)
     if shared is not None and shared.is_on:
         wanted = replace(wanted, n_shared=shared.n_tokens)
+    keeps_kv = candidate.preset.kind is not ServiceKind.EMBEDDING
+    contexts = contexts if keeps_kv else ()
     return Forecast(
         preset=candidate.preset.name,
+        kind=candidate.preset.kind,
         spec=spec_of(candidate),
         memory=memory,
         workspace_bytes=wanted.workspace,
-        kv_budget_bytes=_kv_budget(candidate, wanted, memory.usable),
+        kv_budget_bytes=_kv_budget(wanted, memory.usable) if keeps_kv else 0,
         wanted=fit(wanted, memory.usable),
-        disk_bytes_50k=disk_bytes(dense, DISK_TOKENS),
+        disk_bytes_50k=disk_bytes(dense, DISK_TOKENS) if keeps_kv else 0,
         contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
         matrix=tuple(
             _cell(replace(wanted, n_slots=n, n_ctx=n_ctx), memory.usable)
@@ -238,9 +243,7 @@ def _shared(
     )
 
 
-def _kv_budget(candidate: Candidate, load: ServiceLoad, usable: int) -> int:
-    if candidate.preset.kind is ServiceKind.EMBEDDING:
-        return 0
+def _kv_budget(load: ServiceLoad, usable: int) -> int:
     left = max(0, kv_budget(usable, load.weights, load.workspace))
     return left if load.budget is None else min(left, load.budget.n_bytes)
 

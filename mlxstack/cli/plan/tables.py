@@ -16,6 +16,7 @@ from mlxstack.cli.plan.estimate import (
     spec_of,
 )
 from mlxstack.cli.units import size, tokens
+from mlxstack.core.preset import ServiceKind
 from mlxstack.host.memory_budget import MemoryBudget
 from mlxstack.policy.capacity import need
 from mlxstack.policy.capacity_advice import Advice, FitLevel, nearest, option
@@ -63,30 +64,36 @@ def show_spec(spec: Spec) -> None:
 
 
 def show_forecast(found: Forecast) -> None:
-    """Show the sum, contexts by precision, and slots by context."""
+    """Show the sum; of a model with slots also contexts by precision, and slots by context."""
     spec, memory, wanted = found.spec, found.memory, found.wanted
+    keeps_kv = found.kind is not ServiceKind.EMBEDDING
+    kept = (
+        ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
+        ("workspace", size(found.workspace_bytes)),
+        ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
+        ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
+    )
     title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
     lines = (
         ("model", f"{title} ({spec.architecture}{_trained(spec)})"),
         ("config", _source(spec)),
         ("memory", f"{memory.owner}: {size(memory.usable)} for models of {size(memory.total)}"),
         ("weights", f"{size(spec.weights_bytes)}, {spec.weights_from}"),
-        ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
-        ("workspace", size(found.workspace_bytes)),
-        ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
-        ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
-        ("wanted", _verdict(wanted, memory)),
+        *(kept if keeps_kv else kept[:2]),
+        ("wanted", _verdict(wanted, memory, found.kind)),
         *([] if found.shared is None else [("shared", _sharing(found.shared))]),
     )
     facts(lines)
-    typer.echo()
-    _show_contexts(found)
-    typer.echo()
-    _show_matrix(found)
+    if keeps_kv:
+        typer.echo()
+        _show_contexts(found)
+        typer.echo()
+        _show_matrix(found)
     if memory.half_bytes > 2:
+        sums = "the sum and the tables count" if keeps_kv else "the sum counts"
         typer.echo(
-            "\nMLX computes on a CPU here and widens half precision: the sum and the tables count "
-            "that, the lines `weights` and `KV` do not; --memory plans for a Mac"
+            f"\nMLX computes on a CPU here and widens half precision: {sums} that, the lines "
+            "`weights` and `KV` do not; --memory plans for a Mac"
         )
 
 
@@ -196,8 +203,12 @@ def _geometry(spec: Spec) -> str:
     return " + ".join(parts)
 
 
-def _verdict(fit: Fit, memory: MemoryBudget) -> str:
-    asked = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {fit.bits}-bit KV: {size(fit.n_bytes)}"
+def _verdict(fit: Fit, memory: MemoryBudget, kind: ServiceKind) -> str:
+    is_embedding = kind is ServiceKind.EMBEDDING
+    asked = f"texts of up to {tokens(fit.n_ctx)} tokens" if is_embedding else _slots(fit)
+    asked += f": {size(fit.n_bytes)}"
+    if fit.fits and is_embedding:
+        return f"{asked}: fits; up to {fit.max_ctx} tokens would"
     if fit.fits:
         return (
             f"{asked}: fits; up to {fit.max_agents} such slots, or {fit.max_ctx} tokens in each "
@@ -207,6 +218,10 @@ def _verdict(fit: Fit, memory: MemoryBudget) -> str:
     if fit.n_bytes <= memory.usable:
         return f"{asked}: does not fit: {fit.over_budget}{helps}"
     return f"{asked}: does not fit into {size(memory.usable)}{helps}"
+
+
+def _slots(fit: Fit) -> str:
+    return f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {fit.bits}-bit KV"
 
 
 def _sharing(fit: SharedFit) -> str:
