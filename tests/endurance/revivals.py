@@ -28,6 +28,7 @@ from mlxstack.host.service_state import (
     read_state,
     write_json,
 )
+from mlxstack.store.agent_history import folder_of
 from tests.endurance.talkers import Talk, Talkers, answer
 from tests.ports import unused_port
 
@@ -99,6 +100,11 @@ class House:
         assert state is not None
         return state
 
+    def is_on_disk(self, agent: str) -> bool:
+        """Whether a turn of the agent can survive the worker."""
+        folder = self.home.agents / folder_of(agent)
+        return any(folder.glob("*/manifest.json"))
+
     def strike(self, number: signal.Signals) -> None:
         """Send a signal to the worker."""
         worker = self.state().worker
@@ -151,6 +157,8 @@ def revivals(model: Path, root: Path, n_blows: int, seed: int) -> Outcome:
             talkers.wait_for_all()
             talkers.begin_round()
             talkers.wait_for_all()
+            # A write waits for an idle engine, some seconds at most; kill -9 may come before it.
+            house.until(lambda: all(house.is_on_disk(one.agent) for one in talkers.all))
             for n, blow in enumerate([*[signal.SIGKILL] * (n_blows - 1), signal.SIGSTOP], start=1):
                 time.sleep(random.random())
                 house.strike(blow)
