@@ -82,9 +82,9 @@ async def admit(
     words = service.text_processor
     options = await _with_biases(words, options)
     check(options, _bounds(service))
+    _check_tool_choice(options, conversation.tools)
     prompt = await words.prompt(conversation, _scope(service, conversation, options))
-    tools = _callable_tools(options, conversation.tools)
-    forced = _forced(words, options, prompt, bool(tools))
+    forced = _forced(words, options, prompt)
     opening = ConstraintInputs(conversation, prompt, forced)
     constraint = await output_constraint(words, options, opening)
     prediction = await _prediction(service, words, options)
@@ -200,14 +200,14 @@ def _guided(
 
 
 def _forced(
-    words: TextProcessor, options: GenerationOptions, prompt: Prompt, has_tools: bool
+    words: TextProcessor, options: GenerationOptions, prompt: Prompt
 ) -> tuple[int, ...] | None:
     """Opening tokens of a required call, None without one.
 
     Raises BadRequest for an unknown format. A call without a mark has no opening after the header
     that the prompt ends with.
     """
-    if options.tool_choice is not ToolChoiceMode.REQUIRED or not has_tools:
+    if options.tool_choice is not ToolChoiceMode.REQUIRED:
         return None
     opening = words.output_format.call_opening
     if not opening and words.output_format.call_marks is None:
@@ -388,21 +388,30 @@ async def _text_constraint(
     return None if rules is None else GrammarConstraint(ConstraintLayout(words.n_vocab), rules)
 
 
-def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """Tools that calls may name. Raises BadRequest for an unknown name, or a call without tools."""
-    forced = options.forced_tool
-    chosen = options.allowed_tools if forced is None else (forced,)
-    if options.tool_choice is not ToolChoiceMode.NONE:
-        known = {tool.name for tool in tools}
-        for name in chosen:
-            if name not in known:
-                raise BadRequest(f"tool_choice: no tool is named {name!r}", "tool_choice")
+def _check_tool_choice(options: GenerationOptions, tools: tuple[Tool, ...]) -> None:
+    """Raises BadRequest for unknown names, and for a required call without tools."""
+    if options.tool_choice is ToolChoiceMode.NONE:
+        return
+    known = {tool.name for tool in tools}
+    for name in _chosen_tools(options):
+        if name not in known:
+            raise BadRequest(f"tool_choice: no tool is named {name!r}", "tool_choice")
     if options.tool_choice is ToolChoiceMode.REQUIRED and not tools:
         raise BadRequest(
             "tool_choice requires a tool call, but the request has no tools that the model can "
             'call; list them in tools, or use tool_choice "auto"',
             "tool_choice",
         )
+
+
+def _chosen_tools(options: GenerationOptions) -> tuple[str, ...]:
+    """Names that `tool_choice` restricts calls to; none if it does not."""
+    return options.allowed_tools if options.forced_tool is None else (options.forced_tool,)
+
+
+def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """Tools that calls may name."""
+    chosen = _chosen_tools(options)
     return tuple(tool for tool in tools if tool.name in chosen) if chosen else tools
 
 

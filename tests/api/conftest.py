@@ -16,7 +16,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("model") / "tiny"
 
 
-# Not for the session: which files share a worker is chance, and with it what a test would find.
+# With one service for the session, its state would depend on which files share a worker.
 @pytest.fixture(scope="module")
 def live(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A running service with three slots of 1,024 tokens."""

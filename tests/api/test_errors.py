@@ -126,6 +126,7 @@ WRONG: list[tuple[Any, str | None]] = [
     ({"messages": HELLO, "tools": [{"type": "function", "name": "f"}]}, "tools[0].function"),
     ({"messages": HELLO, "tool_choice": {"type": "sometimes"}}, "tool_choice"),
     ({"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+    ({"messages": HELLO, "tool_choice": {}}, "tool_choice"),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format.type"),
     (
         {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": "no"}},

@@ -101,7 +101,7 @@ class House:
         return state
 
     def is_on_disk(self, agent: str) -> bool:
-        """Whether a turn of the agent can survive the worker."""
+        """Whether KV of the agent was saved."""
         folder = self.home.agents / folder_of(agent)
         return any(folder.glob("*/manifest.json"))
 

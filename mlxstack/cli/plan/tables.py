@@ -8,7 +8,6 @@ from msgspec import Struct
 from mlxstack.cli.output import facts, table
 from mlxstack.cli.plan.estimate import (
     DISK_TOKENS,
-    Fit,
     Forecast,
     KindRow,
     SharedFit,
@@ -65,24 +64,25 @@ def show_spec(spec: Spec) -> None:
 
 def show_forecast(found: Forecast) -> None:
     """Show the sum; of a model with slots also contexts by precision, and slots by context."""
-    spec, memory, wanted = found.spec, found.memory, found.wanted
+    spec, memory = found.spec, found.memory
     keeps_kv = found.kind is not ServiceKind.EMBEDDING
-    kept = (
-        ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
-        ("workspace", size(found.workspace_bytes)),
-        ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
-        ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
-    )
     title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
-    lines = (
+    lines = [
         ("model", f"{title} ({spec.architecture}{_trained(spec)})"),
         ("config", _source(spec)),
         ("memory", f"{memory.owner}: {size(memory.usable)} for models of {size(memory.total)}"),
         ("weights", f"{size(spec.weights_bytes)}, {spec.weights_from}"),
-        *(kept if keeps_kv else kept[:2]),
-        ("wanted", _verdict(wanted, memory, found.kind)),
-        *([] if found.shared is None else [("shared", _sharing(found.shared))]),
-    )
+        ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
+        ("workspace", size(found.workspace_bytes)),
+    ]
+    if keeps_kv:
+        lines += [
+            ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
+            ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
+        ]
+    lines.append(("wanted", _verdict(found)))
+    if found.shared is not None:
+        lines.append(("shared", _sharing(found.shared)))
     facts(lines)
     if keeps_kv:
         typer.echo()
@@ -203,25 +203,21 @@ def _geometry(spec: Spec) -> str:
     return " + ".join(parts)
 
 
-def _verdict(fit: Fit, memory: MemoryBudget, kind: ServiceKind) -> str:
-    is_embedding = kind is ServiceKind.EMBEDDING
-    asked = f"texts of up to {tokens(fit.n_ctx)} tokens" if is_embedding else _slots(fit)
-    asked += f": {size(fit.n_bytes)}"
-    if fit.fits and is_embedding:
-        return f"{asked}: fits; up to {fit.max_ctx} tokens would"
+def _verdict(found: Forecast) -> str:
+    fit, memory = found.wanted, found.memory
+    if found.kind is ServiceKind.EMBEDDING:
+        asked = f"texts of up to {tokens(fit.n_ctx)} tokens: {size(fit.n_bytes)}"
+        most = f"{fit.max_ctx} tokens"
+    else:
+        slots = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {fit.bits}-bit KV"
+        asked = f"{slots}: {size(fit.n_bytes)}"
+        most = f"{fit.max_agents} such slots, or {fit.max_ctx} tokens in each of {fit.n_slots}"
     if fit.fits:
-        return (
-            f"{asked}: fits; up to {fit.max_agents} such slots, or {fit.max_ctx} tokens in each "
-            f"of {fit.n_slots}"
-        )
+        return f"{asked}: fits; up to {most}"
     helps = "; what would fit: " + ", or ".join(fit.nearest) if fit.nearest else ""
     if fit.n_bytes <= memory.usable:
         return f"{asked}: does not fit: {fit.over_budget}{helps}"
     return f"{asked}: does not fit into {size(memory.usable)}{helps}"
-
-
-def _slots(fit: Fit) -> str:
-    return f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {fit.bits}-bit KV"
 
 
 def _sharing(fit: SharedFit) -> str:

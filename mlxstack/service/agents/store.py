@@ -93,7 +93,7 @@ class AgentStore:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Agents with a history that the disk refused; none without writing."""
+        """Agents with a history that the disk refused; none while writing is off."""
         return tuple(self._refused) if self._is_writing else ()
 
     def write_refused(self, agent: str) -> None:

@@ -53,8 +53,6 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
             return tool_choice_mode(mode)
         case "required":
             return ToolChoiceMode.REQUIRED
-        case dict() if not choice:
-            return ToolChoiceMode.AUTO
         case dict() if chosen_tool(choice) is not None:
             return ToolChoiceMode.REQUIRED
     raise BadRequest(
