@@ -97,6 +97,10 @@ async def test_a_member_that_ended_starts_at_another_port_when_its_own_is_taken(
         await gate.enter()
         gate.leave()
         assert gate.process.url.endswith(f":{port}")
+        # A worker may answer before its supervisor has written its process id.
+        await asyncio.to_thread(
+            until, lambda: gate.process.worker_pid is not None, "it has no worker"
+        )
         pid = gate.process.worker_pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

@@ -215,7 +215,7 @@ async def test_a_call_is_required_where_only_the_prompt_opens_its_header() -> No
     words = TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
     prompt = await words.prompt(Conversation((Message(Role.USER, "go"),), tools=TOOLS))
     options = GenerationOptions("a-1", tool_choice=ToolChoiceMode.REQUIRED)
-    assert admission._forced(words, options, prompt, has_tools=True) == ()
+    assert admission._forced(words, options, prompt) == ()
     opening = admission.ConstraintInputs(Conversation((), tools=TOOLS), prompt, ())
     found = await admission.output_constraint(words, options, opening)
     assert found is not None and found.has_grammar
