@@ -20,17 +20,26 @@ help: ## Show this list
 # pip compiles with one process, and thousands of models of transformers that are never imported.
 COMPILE := $(BIN)/python -m compileall -q -j 0 -x "transformers/models/[b-z]"
 
-# Made once: the environments below lie in it and are made at the same time.
-$(BIN)/python:
-	@$(PYTHON) -m venv $(VENV)
+# Apple's python3 is 3.9, and its pip does not name the version that it lacks.
+SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
+# venv writes its `activate` last: without it, an environment is half made. One that was made by an
+# older Python, or by one that is gone, must be away before make looks at its files.
+$(if $(wildcard $(BIN)/activate),$(shell $(BIN)/python -c '$(SUPPORTED)' 2>/dev/null || rm -rf $(VENV)))
 
-$(VENV)/installed: pyproject.toml | $(BIN)/python
+# Made once: the environments below lie in it and are made at the same time.
+$(BIN)/activate:
+	@$(PYTHON) -c '$(SUPPORTED)' 2>/dev/null || { \
+		echo "$(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not installed); mlx-stack needs Python 3.11 or newer." >&2; \
+		echo "Install one (brew install python@3.12) and name it: make up PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(BIN)/activate
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
 	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 # One resolution for the package and the tools; `pip install --group` came with pip 25.1.
-$(VENV)/ready: pyproject.toml | $(BIN)/python
+$(VENV)/ready: pyproject.toml | $(BIN)/activate
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e . --group dev
 	@$(COMPILE) $(VENV)/lib || true
@@ -50,13 +59,13 @@ check: setup ## Format, lint, types, floors
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-$(VENV)/clients/ready: tests/clients/requirements.txt | $(BIN)/python
-	@test -x $(VENV)/clients/bin/python || $(PYTHON) -m venv $(VENV)/clients
+$(VENV)/clients/ready: tests/clients/requirements.txt | $(BIN)/activate
+	@test -x $(VENV)/clients/bin/python || $(BIN)/python -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
 		|| echo "aider and litellm cannot be installed; their tests say so and are skipped"
 
-$(VENV)/litellm/ready: tests/clients/litellm.txt | $(BIN)/python
-	@test -x $(VENV)/litellm/bin/python || $(PYTHON) -m venv $(VENV)/litellm
+$(VENV)/litellm/ready: tests/clients/litellm.txt | $(BIN)/activate
+	@test -x $(VENV)/litellm/bin/python || $(BIN)/python -m venv $(VENV)/litellm
 	@$(VENV)/litellm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< && touch $@ \
 		|| echo "litellm's proxy cannot be installed; its test says so and is skipped"
 
@@ -105,15 +114,14 @@ fuzz: setup ## Look for bodies, files and texts that break something, MINUTES=20
 mutants: setup ## Switch off each protection in a copy, and see its test fail
 	@$(FAST) $(BIN)/python -m tests.mutants
 
-$(VENV)/audit/ready:
-	@test -x $(VENV)/audit/bin/python || $(PYTHON) -m venv $(VENV)/audit
+$(VENV)/audit/ready: | $(BIN)/activate
+	@test -x $(VENV)/audit/bin/python || $(BIN)/python -m venv $(VENV)/audit
 	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.13" "pip-audit>=2.9" "cyclonedx-bom>=7.5" && touch $@
 
 lock: $(VENV)/audit/ready ## Write constraints.txt: the tested set with its hashes
 	@$(VENV)/audit/bin/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade --quiet --custom-compile-command "make lock" -o constraints.txt
 
-locked: ## Install exactly the tested set of constraints.txt into .venv, each file by its hash
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+locked: | $(BIN)/activate ## Install exactly the tested set of constraints.txt into .venv, each file by its hash
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . && touch $(VENV)/installed $(VENV)/ready
 
@@ -127,7 +135,7 @@ sbom: $(VENV)/audit/ready ## dist/sbom.json: what the tested set is made of, as 
 
 wheel: setup ## Build the wheel, install it into an empty environment, walk through the README
 	@rm -rf $(VENV)/wheel && $(BIN)/python -m pip wheel --quiet --no-deps -w $(VENV)/wheel .
-	@$(PYTHON) -m venv $(VENV)/wheel/env
+	@$(BIN)/python -m venv $(VENV)/wheel/env
 	@$(VENV)/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check $(VENV)/wheel/*.whl
 	@$(FAST) MLX_STACK_BIN=$(CURDIR)/$(VENV)/wheel/env/bin $(BIN)/python -m pytest -q tests/test_readme.py
 
