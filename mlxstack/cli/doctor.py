@@ -22,7 +22,7 @@ from mlxstack import __version__
 from mlxstack.cli.preset_list import catalog
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
-from mlxstack.core.preset import ServerSpec
+from mlxstack.core.preset import ServerSpec, Wired
 from mlxstack.host import model_files, presets, services
 from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
@@ -259,6 +259,18 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
         yield CheckResult(CheckLevel.OK, "device", detail)
     if facts["limit_bytes"]:
         yield from large_weights(home, facts["limit_bytes"])
+        yield from wired(home)
+
+
+def wired(home: Home) -> Iterator[CheckResult]:
+    """Presets that wire their weights on a GPU."""
+    names = []
+    for name in presets.listed(home):
+        with suppress(StackError):
+            if presets.load(name, home).preset.device.wired is Wired.WEIGHTS:
+                names.append(name)
+    detail = f"device.wired is weights in {', '.join(names)}" if names else "device.wired is off"
+    yield CheckResult(CheckLevel.OK, "wired", detail)
 
 
 def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:

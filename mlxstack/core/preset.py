@@ -438,6 +438,25 @@ class ServerSpec(Strict, frozen=True):
     ] = True
 
 
+class Wired(StrEnum):
+    """Memory that macOS may not page out."""
+
+    OFF = "off"
+    WEIGHTS = "weights"
+
+
+class DeviceSpec(Strict, frozen=True):
+    """GPU of this machine."""
+
+    wired: Annotated[
+        Wired,
+        Meta(
+            description="`weights` keeps the weights resident on Metal, for a model near the limit "
+            "of the GPU's memory; `off` wires nothing (see docs/mac.md). No effect elsewhere."
+        ),
+    ] = Wired.OFF
+
+
 class Speculation(StrEnum):
     """Speculative decoding: draft tokens in decode steps."""
 
@@ -481,6 +500,7 @@ class Preset(Strict, frozen=True):
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
     structured_output: StructuredOutputSpec = field(default_factory=StructuredOutputSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
+    device: DeviceSpec = field(default_factory=DeviceSpec)
     template: Annotated[
         dict[str, Any],
         Meta(description="Variables for the chat template, beside those that a request gives."),

@@ -303,12 +303,12 @@ class EngineCore:
 
     def _unload(self) -> None:
         """Drop all references to arrays."""
+        # A step may be in flight whose requests were all cancelled; this waits for it.
+        self._device_memory.restore()
         for name in ("_turns", "_archive", "_actions", "_exchange"):
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
-        # A step may be in flight whose requests were all cancelled; this waits for it.
-        self._device_memory.restore()
         device.release()
 
     def _live(self) -> None:
@@ -394,6 +394,7 @@ class EngineCore:
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
         self._verdict = verdict
+        self._device_memory.wire(preset.device.wired)
         self._publish()
         return facts
 

@@ -1,7 +1,7 @@
 """Memory limits of MLX for a model, within the recommended working set.
 
-Metal ends the process when it runs out of memory, so the limits must hold before that. A CPU
-recommends nothing: there every limit stays as it is.
+A command buffer that runs out of memory fails all requests in it, so admission must refuse
+before that. A CPU recommends nothing: there every limit stays as it is.
 """
 
 import logging
@@ -10,13 +10,13 @@ from typing import Any
 
 import mlx.core as mx
 import psutil
-from mlx_lm.utils import load_config, maybe_set_recommended_wired_limit
+from mlx_lm.utils import load_config
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import ModelFacts
-from mlxstack.core.preset import AUTO, Preset
+from mlxstack.core.preset import AUTO, Preset, Wired
 from mlxstack.engine import device
 from mlxstack.engine.device import MIN_BOUND
 from mlxstack.engine.model.model_shape import shape_of_config
@@ -37,10 +37,15 @@ MIN_BUDGET = 64 * 2**20
 
 
 class DeviceLimits(Struct, frozen=True):
-    """Limits in bytes: cached buffers, and all arrays; 0: unlimited."""
+    """Limits in bytes: cached buffers, all arrays, working set; 0: unlimited.
+
+    `array_bytes` bounds admission. MLX's own limit is the whole working set: above its limit MLX
+    runs one kernel per command buffer and waits for each.
+    """
 
     cache_bytes: int = 0
     array_bytes: int = 0
+    working_set: int = 0
 
 
 class DeviceMemory:
@@ -51,7 +56,8 @@ class DeviceMemory:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._previous: tuple[int, int, int | None] | None = None
+        self._previous: tuple[int, int] | None = None
+        self._is_wired = False
 
     def limits(self) -> DeviceLimits:
         """The limits for the device that MLX computes on now."""
@@ -60,28 +66,48 @@ class DeviceMemory:
             return DeviceLimits()
         is_imagined = self._total < psutil.virtual_memory().total
         working_set = min(recommended, mac_share(self._total)) if is_imagined else recommended
-        return DeviceLimits(buffer_cache_limit(working_set), memory_limit(working_set))
+        return DeviceLimits(buffer_cache_limit(working_set), memory_limit(working_set), working_set)
 
     def apply(self) -> None:
-        """Set MLX's limits, and keep weights resident while idle."""
+        """Set MLX's limits of cached buffers and of all arrays."""
         limits = self.limits()
         if not limits.array_bytes or self._previous is not None:
             return
         self._previous = (
             mx.set_cache_limit(limits.cache_bytes),
-            mx.set_memory_limit(limits.array_bytes),
-            maybe_set_recommended_wired_limit(),
+            mx.set_memory_limit(limits.working_set),
         )
 
+    def wire(self, wired: Wired) -> None:
+        """Wire what is loaded, once, if `wired` are the weights.
+
+        Call it when only weights are in memory. A larger limit would wire KV too: each buffer made
+        or freed then changes Metal's residency sets, and the kernel of macOS panics
+        (https://github.com/ml-explore/mlx/issues/3186).
+        """
+        working_set = self.limits().working_set
+        if wired is not Wired.WEIGHTS or not (working_set and mx.metal.is_available()):
+            return
+        device.release()
+        n_bytes = min(device.active_bytes(), working_set)
+        mx.set_wired_limit(n_bytes)
+        self._is_wired = True
+        log.info("%s of weights are wired", size(n_bytes))
+
     def restore(self) -> None:
-        """Restore the limits from before `apply`, with no computation in flight."""
+        """Wait for all kernels, unwire, and restore MLX's limits.
+
+        Call it before the weights are dropped: each wired buffer that is freed changes a residency
+        set.
+        """
         device.synchronize()
+        if self._is_wired:
+            mx.set_wired_limit(0)
+            self._is_wired = False
         if self._previous is None:
             return
-        cache_bytes, array_bytes, wired_bytes = self._previous
+        cache_bytes, array_bytes = self._previous
         self._previous = None
-        if wired_bytes is not None:
-            mx.set_wired_limit(wired_bytes)
         mx.set_memory_limit(array_bytes)
         mx.set_cache_limit(cache_bytes)
 

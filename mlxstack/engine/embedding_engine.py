@@ -99,9 +99,9 @@ class EmbeddingEngine:
         except Exception as error:
             self._loaded.set_exception(error)
         finally:
+            self._device_memory.restore()
             self._runner = None
             gc.collect()
-            self._device_memory.restore()
             device.release()
             # Without this MLX aborts the process at exit: its stream threads are still running.
             mx.clear_streams()
@@ -118,6 +118,7 @@ class EmbeddingEngine:
                 f"the model {loaded.facts.id} shows no hidden states, so it cannot embed: {error}"
             ) from error
         self._runner, self.tokenizer = runner, loaded.tokenizer
+        self._device_memory.wire(self._preset.device.wired)
         return loaded.facts
 
 

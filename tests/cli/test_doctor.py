@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.cli import doctor
-from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights, templates
+from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights, templates, wired
 from mlxstack.demo import MODEL_DIR
 from mlxstack.host import presets
 from mlxstack.host.home import Home
@@ -98,6 +98,15 @@ def test_weights_that_fill_the_working_set_are_told(
     assert {one.verdict for one in warnings} == {CheckLevel.WARN}
     assert all("are more than 90% of the" in one.detail for one in warnings)
     assert [one for one in warnings if one.detail.startswith("demo: ")]
+
+
+def test_presets_that_wire_their_weights_are_told(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert [one.detail for one in wired(home)] == ["device.wired is off"]
+    home.presets.mkdir()
+    (home.presets / "mine.yaml").write_text("model: demo\ndevice: {wired: weights}\n")
+    (home.presets / "off.yaml").write_text("model: demo\ndevice: {wired: off}\n")
+    assert [one.detail for one in wired(home)] == ["device.wired is weights in mine"]
 
 
 def test_a_memory_that_makes_no_sense_is_bad() -> None:

@@ -7,13 +7,14 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import ModelSpec, Preset, ServiceKind
+from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, ServiceKind, SlotSpec, Wired
 from mlxstack.engine import core
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.model import loader
-from mlxstack.host.memory_budget import buffer_cache_limit, memory_limit
+from mlxstack.host.memory_budget import buffer_cache_limit
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
+from tests.mac.residency import Residency
 
 pytestmark = pytest.mark.mlx
 
@@ -60,22 +61,21 @@ def _call(made: list[tuple[str, int]], name: str, original: Any) -> Any:
 SET = [
     ("load", 0),
     ("set_cache_limit", buffer_cache_limit(WORKING_SET)),
-    ("set_memory_limit", memory_limit(WORKING_SET)),
-    ("set_wired_limit", WORKING_SET),
+    ("set_memory_limit", WORKING_SET),
 ]
 RESTORED = [
     ("synchronize", 0),
-    ("set_wired_limit", BEFORE["set_wired_limit"]),
     ("set_memory_limit", BEFORE["set_memory_limit"]),
     ("set_cache_limit", BEFORE["set_cache_limit"]),
     ("clear_streams", 0),
 ]
+WEIGHTS = DeviceSpec(wired=Wired.WEIGHTS)
 
 
 def last_calls(calls: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """The calls from the last kernel on; buffers may be freed before the streams end."""
     made = list(calls)
-    if made[-2] == ("synchronize", 0):
+    while made[-2] == ("synchronize", 0):
         del made[-2]
     return made[-len(RESTORED) :]
 
@@ -103,7 +103,62 @@ def test_limits_are_restored_when_the_model_fails_its_self_check(
     assert last_calls(calls) == RESTORED
 
 
-def test_an_embedding_model_stays_resident_too(
+@pytest.mark.parametrize("wired", Wired)
+def test_an_engine_that_serves_changes_no_wired_set(
+    wired: Wired, model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    residency = Residency()
+    residency.watch(monkeypatch, WORKING_SET)
+    slots, device = SlotSpec(count=2, n_ctx=1024), DeviceSpec(wired=wired)
+    preset = preset_of(model_of("tiny"), slots=slots, device=device)
+    for _ in range(2):
+        with running(preset, tmp_path) as driver:
+            weights = residency.limit
+            for n in range(4):
+                asks = [driver.submit(prompt(90 + n, seed=2 * n + i), 12) for i in range(2)]
+                for ask in asks:
+                    driver.finish(ask)
+            driver.engine.cache.clear().result(WAIT_S)
+            assert residency.limit == weights
+    assert residency.n_changes == 0
+    n_bytes = sum(file.stat().st_size for file in model_of("tiny").glob("*.safetensors"))
+    if wired is Wired.OFF:
+        assert residency.limits == []
+    else:
+        wired_bytes, unwired, *again = residency.limits
+        # On a CPU half precision is widened.
+        assert n_bytes / 2 < wired_bytes < 3 * n_bytes
+        assert unwired == 0
+        assert [min(again), len(again)] == [0, 2]
+
+
+def test_a_limit_above_the_weights_changes_wired_sets(
+    model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    residency = Residency()
+    residency.watch(monkeypatch, WORKING_SET)
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        mx.set_wired_limit(WORKING_SET)
+        driver.answer(prompt(90), 8)
+        assert residency.n_changes > 0
+        mx.set_wired_limit(0)
+
+
+def test_an_embedding_model_is_wired_until_it_is_dropped(
+    model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residency = Residency()
+    residency.watch(monkeypatch, WORKING_SET)
+    model = ModelSpec(id=str(model_of("tiny")))
+    engine = EmbeddingEngine(Preset(model=model, kind=ServiceKind.EMBEDDING, device=WEIGHTS))
+    engine.start().result(WAIT_S)
+    assert residency.limit > 0
+    engine.embed(((1, 2, 3),)).result(WAIT_S)
+    engine.stop(0).result(WAIT_S)
+    assert (residency.limit, residency.n_changes) == (0, 0)
+
+
+def test_limits_of_an_embedding_model_are_set_and_restored(
     calls: list[tuple[str, int]], model_of: ModelOf
 ) -> None:
     preset = Preset(model=ModelSpec(id=str(model_of("tiny"))), kind=ServiceKind.EMBEDDING)

@@ -42,13 +42,18 @@ MAC = (
         WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
     ),
     Mutant(
-        "weights stay resident", "engine/device_memory.py",
-        "            maybe_set_recommended_wired_limit(),\n", "            None,\n",
-        WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
+        "KV is never wired", "engine/device_memory.py",
+        "n_bytes = min(device.active_bytes(), working_set)", "n_bytes = working_set",
+        WIRED + "test_an_engine_that_serves_changes_no_wired_set",
     ),
     Mutant(
-        "the wired limit is given back", "engine/device_memory.py",
-        "            mx.set_wired_limit(wired_bytes)\n", "            pass\n",
+        "weights are unwired before they are dropped", "engine/device_memory.py",
+        "            mx.set_wired_limit(0)\n", "            pass\n",
+        WIRED + "test_an_engine_that_serves_changes_no_wired_set",
+    ),
+    Mutant(
+        "MLX's limit is the whole working set", "engine/device_memory.py",
+        "mx.set_memory_limit(limits.working_set),", "mx.set_memory_limit(limits.array_bytes),",
         WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
     ),
     Mutant(

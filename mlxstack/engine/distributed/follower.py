@@ -172,6 +172,7 @@ class Follower:
         )
         disk = RankDisk(self._home, preset, identity.key(), self._channel)
         self._replica = Replica(runner, maker, disk)
+        device_memory.wire(preset.device.wired)
         room = wire.RankMemory(plan.kv_budget, plan.array_limit, n_bytes)
         self._channel.send(wire.Ready(agreement, room, disk.keys()))
         log.info("rank %d of %d has loaded its shard of %s", session.rank, size, preset.model.id)
