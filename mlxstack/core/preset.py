@@ -271,7 +271,9 @@ class AgentsSpec(Strict, frozen=True):
 
 
 class SamplingSpec(Strict, frozen=True):
-    """Defaults for requests that say nothing; None falls to the model's generation_config.
+    """Sampling of requests that set none; None takes the model's generation_config.json.
+
+    Where neither sets a temperature, top_p, top_k or min_p, they are llama-server's defaults.
 
     `max_tokens` -1 is no limit but the context, as in llama-server.
     """

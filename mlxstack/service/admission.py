@@ -2,24 +2,21 @@
 
 import time
 from collections.abc import Sequence
-from typing import TypeVar
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest, Busy, TooLong
-from mlxstack.core.model_info import SamplingDefaults
-from mlxstack.core.preset import SamplingSpec
 from mlxstack.core.request import Priority, Request, SamplingParams
 from mlxstack.service.agents import agents
 from mlxstack.service.generation_options import (
     UNLIMITED,
     GenerationOptions,
-    SamplingOverrides,
     ServiceBounds,
     ToolChoiceMode,
 )
+from mlxstack.service.sampling import sampling
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text.answer_replay import AnswerAnchor
@@ -30,10 +27,6 @@ from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt import Prompt, TokenizeOptions
 from mlxstack.text.tool_call_replay import Scope
 
-T = TypeVar("T")
-# OpenAI's default, where request, preset and generation_config.json set none.
-TEMPERATURE = 1.0
-LEAST_TOP_P = 1e-6
 N_TAIL = 16
 
 FORBIDDEN = float("-inf")
@@ -289,37 +282,6 @@ def _refuse_if_full(service: Service) -> None:
         raise Busy(f"{n_waiting} requests are waiting already, no more are queued")
 
 
-def sampling(
-    overrides: SamplingOverrides, preset: SamplingSpec, model: SamplingDefaults, n_ctx: int
-) -> SamplingParams:
-    """Sampling parameters: the request's, else the preset's, the model's, neutral ones.
-
-    As for llama-server, penalties look at the whole context for a window of -1, and are off for one
-    of 0.
-    """
-    window = SamplingParams().window if overrides.window is None else overrides.window
-    has_penalties = window != 0
-    repetition = _first(
-        overrides.repetition_penalty, preset.repetition_penalty, model.repetition_penalty, 1.0
-    )
-    top_p = _first(overrides.top_p, preset.top_p, model.top_p, 1.0)
-    return SamplingParams(
-        temperature=max(
-            0.0, _first(overrides.temperature, preset.temperature, model.temperature, TEMPERATURE)
-        ),
-        top_p=max(top_p, LEAST_TOP_P),
-        top_k=max(0, _first(overrides.top_k, preset.top_k, model.top_k, 0)),
-        min_p=_first(overrides.min_p, preset.min_p, model.min_p, 0.0),
-        seed=_seed(overrides.seed),
-        repetition_penalty=repetition if has_penalties else 1.0,
-        presence_penalty=(overrides.presence_penalty or 0.0) if has_penalties else 0.0,
-        frequency_penalty=(overrides.frequency_penalty or 0.0) if has_penalties else 0.0,
-        window=n_ctx if window < 0 else min(max(window, 1), n_ctx),
-        logit_bias=overrides.logit_bias,
-        top_logprobs=overrides.top_logprobs,
-    )
-
-
 def check(options: GenerationOptions, bounds: ServiceBounds) -> None:
     """Raises BadRequest for options that cannot work, before anything is computed."""
     if options.slot is not None and not 0 <= options.slot < bounds.n_slots:
@@ -338,15 +300,6 @@ def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
     if n_prompt >= n_ctx:
         raise TooLong(n_prompt, n_ctx)
     return n_ctx - n_prompt if max_tokens is None else min(max_tokens, n_ctx - n_prompt)
-
-
-def _first(*values: T | None) -> T:
-    return next(value for value in values if value is not None)
-
-
-def _seed(seed: int | None) -> int | None:
-    """Seed as 64 bits, or None for a random (negative) one."""
-    return None if seed is None or seed < 0 else seed % 2**63
 
 
 class ConstraintInputs(Struct, frozen=True):

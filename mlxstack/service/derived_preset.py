@@ -1,7 +1,5 @@
 """Preset derivation: slots, context and KV precision from config and sizes."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,6 +10,7 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec
 from mlxstack.host import model_files, presets
+from mlxstack.host.generation_config import FILE, sampling_defaults
 from mlxstack.host.home import Home
 from mlxstack.host.model_reference import Reference
 from mlxstack.host.preset_paths import is_folder
@@ -20,8 +19,7 @@ from mlxstack.policy.capacity_advice import CapacityOption, SlotSizes, choose_si
 from mlxstack.policy.kv_geometry import LayerKind
 from mlxstack.service.memory_check import MemoryRoom
 from mlxstack.service.plan_candidate import Candidate, excerpts, of_files
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+from mlxstack.service.sampling import default_sampling, described, is_chosen
 
 
 class Reason(Struct, frozen=True):
@@ -71,8 +69,9 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes)
         kv=replace(start.kv, bits=sizes.bits),
     )
     candidate = replace(candidate, preset=preset)
-    reasons = _reasons(candidate, room, given, is_planned=chosen is not None)
-    return DerivedPreset(preset, reasons, candidate, base.name if base is not None else "")
+    origin = base.name if base is not None else ""
+    reasons = _reasons(candidate, room, given, is_planned=chosen is not None, base=origin)
+    return DerivedPreset(preset, reasons, candidate, origin)
 
 
 def text_of(derived: DerivedPreset) -> str:
@@ -137,7 +136,7 @@ def _sized(candidate: Candidate, sizes: CapacityOption) -> Candidate:
 
 
 def _reasons(
-    candidate: Candidate, room: MemoryRoom, given: SlotSizes, is_planned: bool
+    candidate: Candidate, room: MemoryRoom, given: SlotSizes, is_planned: bool, base: str
 ) -> tuple[Reason, ...]:
     preset, files = candidate.preset, candidate.files
     weights = candidate.weights.n_bytes(room.memory.half_bytes)
@@ -160,7 +159,7 @@ def _reasons(
     ):
         rows.append(Reason(setting, str(value), "given" if is_given else why))
     rows.append(_budget(candidate, room, weights))
-    rows.append(_sampling(files.source.parent))
+    rows.append(_sampling(candidate, base))
     return tuple(rows)
 
 
@@ -174,13 +173,11 @@ def _budget(candidate: Candidate, room: MemoryRoom, weights: int) -> Reason:
     return Reason("KV budget", size(left), f"{size(live)} of it when all slots are full")
 
 
-def _sampling(folder: Path) -> Reason:
-    """The defaults that the model's own generation_config.json gives."""
-    try:
-        config = json.loads((folder / "generation_config.json").read_bytes())
-    except (OSError, ValueError):
-        return Reason("sampling", "temperature 1", "the model has no generation_config.json")
-    values = [
-        f"{key} {config[key]:g}" for key in SAMPLING if isinstance(config.get(key), int | float)
-    ]
-    return Reason("sampling", ", ".join(values) or "greedy", "generation_config.json")
+def _sampling(candidate: Candidate, base: str) -> Reason:
+    """The sampling of a request that sets nothing, and its source."""
+    preset, card = candidate.preset, sampling_defaults(candidate.files.source.parent)
+    sources = [f"preset {base}"] if is_chosen(preset.sampling) else []
+    sources += [FILE] if is_chosen(card) else []
+    why = ", ".join(sources) or "the model recommends none; llama-server's defaults"
+    params = default_sampling(preset.sampling, card, preset.slots.n_ctx)
+    return Reason("sampling", described(params), why)

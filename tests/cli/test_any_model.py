@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mlxstack.core.request import SamplingParams
+from mlxstack.service.sampling import SHAPES, described
 from tests import hub
 from tests.cli.terminal import Shell
 from tests.conftest import ModelOf
@@ -181,3 +183,42 @@ def test_another_preset_of_a_running_name_is_refused(shell: Shell, model_of: Mod
     assert refused.returncode == 4
     assert "`tiny` is already running with the model demo" in refused.stderr
     assert f"`mlx-stack up {other} --name NAME`" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "card, shown, is_greedy",
+    [
+        (None, "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05", False),
+        ({"eos_token_id": 2}, "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05", False),
+        ({"do_sample": False}, "greedy", True),
+        ({"temperature": 0.5, "top_k": 7}, "temperature 0.5, top_k 7", False),
+    ],
+    ids=["no file", "token ids only", "do_sample false", "recommended"],
+)
+def test_the_sampling_that_is_shown_is_the_one_that_is_used(
+    shell: Shell,
+    model_of: ModelOf,
+    card: dict[str, object] | None,
+    shown: str,
+    is_greedy: bool,
+) -> None:
+    del shell.env["MLX_STACK_WORKER"]
+    folder = shell.folder / "carded"
+    shutil.copytree(model_of("tiny"), folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    if card is not None:
+        (folder / "generation_config.json").write_text(json.dumps(card))
+    up = shell.run("up", str(folder), "--port", str(shell.port), "--ctx", "1k", "--slots", "1")
+    assert up.returncode == 0, up.stderr
+    row = next(line for line in up.stdout.splitlines() if line.startswith("sampling"))
+    assert f" {shown}  " in row
+    url = f"http://127.0.0.1:{shell.port}"
+    params = httpx.get(f"{url}/props").json()["default_generation_settings"]["params"]
+    used = described(SamplingParams(**{name: params[name] for name in SHAPES}))
+    assert used == shown
+    body = {"prompt": "one two", "n_predict": 16, "ignore_eos": True, "return_tokens": True}
+    answers = {
+        tuple(httpx.post(f"{url}/completion", json=body | {"seed": seed}).json()["tokens"])
+        for seed in range(4)
+    }
+    assert (len(answers) == 1) == is_greedy

@@ -8,15 +8,41 @@ from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.model_info import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.service.admission import check, room, sampling
+from mlxstack.service.admission import check, room
 from mlxstack.service.generation_options import GenerationOptions, SamplingOverrides, ServiceBounds
+from mlxstack.service.sampling import described, sampling
 
 N_CTX = 512
 NOTHING = (SamplingSpec(), SamplingDefaults(), N_CTX)
 
 
-def test_nobody_says_anything() -> None:
-    assert sampling(SamplingOverrides(), *NOTHING) == SamplingParams(temperature=1.0)
+def test_without_any_choice_the_defaults_are_those_of_llama_server() -> None:
+    found = sampling(SamplingOverrides(), *NOTHING)
+    assert found == SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+    assert described(found) == "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05"
+
+
+@pytest.mark.parametrize(
+    "preset, model, shown",
+    [
+        (SamplingSpec(temperature=0), SamplingDefaults(), "greedy"),
+        (
+            SamplingSpec(),
+            SamplingDefaults(temperature=0.6, top_p=0.9),
+            "temperature 0.6, top_p 0.9",
+        ),
+        (SamplingSpec(), SamplingDefaults(top_k=20), "temperature 1, top_k 20"),
+        (
+            SamplingSpec(),
+            SamplingDefaults(temperature=0.0, repetition_penalty=1.1),
+            "greedy, repetition_penalty 1.1",
+        ),
+    ],
+)
+def test_a_preset_or_card_that_chooses_one_field_chooses_all(
+    preset: SamplingSpec, model: SamplingDefaults, shown: str
+) -> None:
+    assert described(sampling(SamplingOverrides(), preset, model, N_CTX)) == shown
 
 
 def test_the_nearest_word_counts() -> None:

@@ -16,13 +16,14 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
-from mlxstack.core.model_info import Identity, ModelFacts, SamplingDefaults
+from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.hub_download import fetch, fetch_head
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
+from mlxstack.host.generation_config import sampling_defaults
 from mlxstack.host.preset_paths import expanded
 from mlxstack.store import kv_file_format
 
@@ -246,16 +247,5 @@ def _facts(
         n_params=sum(p.size for p in parameters),
         n_bytes=sum(p.nbytes for p in parameters),
         eos=frozenset(tokenizer.eos_token_ids),
-        defaults=_sampling_defaults(path),
+        defaults=sampling_defaults(path),
     )
-
-
-def _sampling_defaults(path: Path) -> SamplingDefaults:
-    try:
-        config = json.loads((path / "generation_config.json").read_text())
-    except (OSError, ValueError):
-        return SamplingDefaults()
-    if config.get("do_sample") is False:
-        return SamplingDefaults(temperature=0.0)
-    known = SamplingDefaults.__struct_fields__
-    return SamplingDefaults(**{name: config[name] for name in known if name in config})

@@ -9,8 +9,7 @@ from mlxstack.api.dialects.llama_server.response_schema import params
 from mlxstack.api.guards import EARLY, UNLOADED, is_unscoped
 from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.core.errors import Loading, Unsupported
-from mlxstack.service.admission import sampling
-from mlxstack.service.generation_options import SamplingOverrides
+from mlxstack.service.sampling import default_sampling
 from mlxstack.service.service import Service, ServiceHealth
 
 
@@ -63,7 +62,7 @@ def _swapping(service: Service) -> dict[str, str]:
 async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """Properties as llama-server reports them, and the way this engine decodes."""
     snapshot, template, facts = service.engine.snapshot(), service.template, service.facts
-    defaults = sampling(SamplingOverrides(), service.preset.sampling, facts.defaults, service.n_ctx)
+    defaults = default_sampling(service.preset.sampling, facts.defaults, service.n_ctx)
     limit = service.preset.sampling.max_tokens or -1
     return {
         "default_generation_settings": {"params": params(defaults, limit), "n_ctx": service.n_ctx},
