@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -13,10 +14,11 @@ from mlxstack.service.agents import agents
 from mlxstack.service.generation_options import (
     UNLIMITED,
     GenerationOptions,
+    SamplingOverrides,
     ServiceBounds,
     ToolChoiceMode,
 )
-from mlxstack.service.sampling import sampling
+from mlxstack.service.sampling import default_sampling
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text.answer_replay import AnswerAnchor
@@ -27,6 +29,8 @@ from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt import Prompt, TokenizeOptions
 from mlxstack.text.tool_call_replay import Scope
 
+T = TypeVar("T")
+LEAST_TOP_P = 1e-6
 N_TAIL = 16
 
 FORBIDDEN = float("-inf")
@@ -254,8 +258,8 @@ def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
 
     An opening of several tokens is up to the constraint; one that is no mark may begin any text.
     """
-    preset, model = service.preset.sampling, service.facts.defaults
-    chosen = sampling(options.sampling, preset, model, service.n_ctx)
+    defaults = default_sampling(service.preset.sampling, service.facts.defaults)
+    chosen = sampling(options.sampling, defaults, service.n_ctx)
     if options.tool_choice is not ToolChoiceMode.NONE:
         return chosen
     banned = service.text_processor.output_format.mark_tokens
@@ -282,6 +286,30 @@ def _refuse_if_full(service: Service) -> None:
         raise Busy(f"{n_waiting} requests are waiting already, no more are queued")
 
 
+def sampling(overrides: SamplingOverrides, defaults: SamplingParams, n_ctx: int) -> SamplingParams:
+    """Sampling parameters: the request's, else those of requests that set none.
+
+    As for llama-server, penalties look at the whole context for a window of -1, and are off for one
+    of 0.
+    """
+    window = _first(overrides.window, defaults.window)
+    has_penalties = window != 0
+    repetition = _first(overrides.repetition_penalty, defaults.repetition_penalty)
+    return SamplingParams(
+        temperature=max(0.0, _first(overrides.temperature, defaults.temperature)),
+        top_p=max(_first(overrides.top_p, defaults.top_p), LEAST_TOP_P),
+        top_k=max(0, _first(overrides.top_k, defaults.top_k)),
+        min_p=_first(overrides.min_p, defaults.min_p),
+        seed=_seed(overrides.seed),
+        repetition_penalty=repetition if has_penalties else 1.0,
+        presence_penalty=(overrides.presence_penalty or 0.0) if has_penalties else 0.0,
+        frequency_penalty=(overrides.frequency_penalty or 0.0) if has_penalties else 0.0,
+        window=n_ctx if window < 0 else min(max(window, 1), n_ctx),
+        logit_bias=overrides.logit_bias,
+        top_logprobs=overrides.top_logprobs,
+    )
+
+
 def check(options: GenerationOptions, bounds: ServiceBounds) -> None:
     """Raises BadRequest for options that cannot work, before anything is computed."""
     if options.slot is not None and not 0 <= options.slot < bounds.n_slots:
@@ -300,6 +328,15 @@ def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
     if n_prompt >= n_ctx:
         raise TooLong(n_prompt, n_ctx)
     return n_ctx - n_prompt if max_tokens is None else min(max_tokens, n_ctx - n_prompt)
+
+
+def _first(given: T | None, default: T) -> T:
+    return default if given is None else given
+
+
+def _seed(seed: int | None) -> int | None:
+    """Seed as 64 bits, or None for a random (negative) one."""
+    return None if seed is None or seed < 0 else seed % 2**63
 
 
 class ConstraintInputs(Struct, frozen=True):

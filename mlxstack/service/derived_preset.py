@@ -179,5 +179,5 @@ def _sampling(candidate: Candidate, base: str) -> Reason:
     sources = [f"preset {base}"] if is_chosen(preset.sampling) else []
     sources += [FILE] if is_chosen(card) else []
     why = ", ".join(sources) or "the model recommends none; llama-server's defaults"
-    params = default_sampling(preset.sampling, card, preset.slots.n_ctx)
+    params = default_sampling(preset.sampling, card)
     return Reason("sampling", described(params), why)

@@ -8,12 +8,12 @@ from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.model_info import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.service.admission import check, room
+from mlxstack.service.admission import check, room, sampling
 from mlxstack.service.generation_options import GenerationOptions, SamplingOverrides, ServiceBounds
-from mlxstack.service.sampling import described, sampling
+from mlxstack.service.sampling import default_sampling, described
 
 N_CTX = 512
-NOTHING = (SamplingSpec(), SamplingDefaults(), N_CTX)
+NOTHING = (default_sampling(SamplingSpec(), SamplingDefaults()), N_CTX)
 
 
 def test_without_any_choice_the_defaults_are_those_of_llama_server() -> None:
@@ -42,21 +42,20 @@ def test_without_any_choice_the_defaults_are_those_of_llama_server() -> None:
 def test_a_preset_or_card_that_chooses_one_field_chooses_all(
     preset: SamplingSpec, model: SamplingDefaults, shown: str
 ) -> None:
-    assert described(sampling(SamplingOverrides(), preset, model, N_CTX)) == shown
+    assert described(default_sampling(preset, model)) == shown
 
 
 def test_the_nearest_word_counts() -> None:
     model = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20)
     preset = SamplingSpec(temperature=0.0, top_p=0.8)
-    found = sampling(SamplingOverrides(top_p=0.7), preset, model, N_CTX)
+    found = sampling(SamplingOverrides(top_p=0.7), default_sampling(preset, model), N_CTX)
     assert (found.temperature, found.top_p, found.top_k) == (0.0, 0.7, 20)
 
 
 def test_a_word_of_zero_is_a_word() -> None:
     preset = SamplingSpec(temperature=0.7, top_k=40, min_p=0.1)
-    found = sampling(
-        SamplingOverrides(temperature=0, top_k=0, min_p=0), preset, SamplingDefaults(), N_CTX
-    )
+    defaults = default_sampling(preset, SamplingDefaults())
+    found = sampling(SamplingOverrides(temperature=0, top_k=0, min_p=0), defaults, N_CTX)
     assert (found.temperature, found.top_k, found.min_p) == (0.0, 0, 0.0)
 
 

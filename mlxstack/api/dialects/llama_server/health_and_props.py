@@ -62,7 +62,7 @@ def _swapping(service: Service) -> dict[str, str]:
 async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """Properties as llama-server reports them, and the way this engine decodes."""
     snapshot, template, facts = service.engine.snapshot(), service.template, service.facts
-    defaults = default_sampling(service.preset.sampling, facts.defaults, service.n_ctx)
+    defaults = default_sampling(service.preset.sampling, facts.defaults)
     limit = service.preset.sampling.max_tokens or -1
     return {
         "default_generation_settings": {"params": params(defaults, limit), "n_ctx": service.n_ctx},
