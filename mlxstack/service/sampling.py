@@ -1,4 +1,4 @@
-"""Sampling of requests that set none: the preset's, the model's, else a default."""
+"""Default sampling: the preset's, the model's, else that of llama-server."""
 
 from functools import lru_cache
 from typing import Any
