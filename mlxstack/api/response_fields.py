@@ -7,7 +7,8 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from mlxstack.core.engine_events import RequestTimings
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
+    ArgumentsPart,
     ContentPart,
     GenerationFinished,
     GenerationStarted,
@@ -96,7 +97,7 @@ class Stopwatch:
             case GenerationStarted():
                 self._began = now
                 self._work = RequestTimings(n_prompt=part.n_prompt, n_cached=part.n_cached)
-            case ReasoningPart() | ContentPart():
+            case ReasoningPart() | ContentPart() | ArgumentsPart():
                 self._first = self._first if self._work.n_generated else now
                 self._work = replace(
                     self._work,

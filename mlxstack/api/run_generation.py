@@ -27,14 +27,14 @@ from mlxstack.api.streaming import (
 from mlxstack.core.engine_events import CacheMiss, EarlyUse, RequestTimings
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Request as EngineRequest
-from mlxstack.service.admission import AdmittedRequest
-from mlxstack.service.generation import stream_response
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
     CollectedResponse,
     GenerationStarted,
     ResponsePart,
     gather,
 )
+from mlxstack.service.admission import AdmittedRequest
+from mlxstack.service.generation import stream_response
 from mlxstack.service.service import Service
 from mlxstack.service.stats import expected_timings
 

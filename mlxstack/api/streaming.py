@@ -10,7 +10,7 @@ from litestar.response import Stream
 
 from mlxstack.api.errors import to_stack_error
 from mlxstack.core.errors import StackError
-from mlxstack.service.response_parts import ResponsePart
+from mlxstack.core.response_parts import ResponsePart
 
 Parts = AsyncGenerator[ResponsePart, None]
 NumberedParts = AsyncGenerator[tuple[int, ResponsePart], None]

@@ -20,34 +20,27 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.errors import Busy
 from mlxstack.core.preset import Anticipation
 from mlxstack.core.request import Request
-from mlxstack.service.admission import AdmittedRequest, ParseConfig
-from mlxstack.service.agents import agents
-from mlxstack.service.early_turns import Pause
-from mlxstack.service.openai_messages import assistant_message
-from mlxstack.service.response_parts import (
-    ContentPart,
+from mlxstack.core.response_parts import (
+    AnswerPart,
     FinishCause,
     GenerationFinished,
     GenerationStarted,
     KeepAlive,
+    NotedPart,
     PrefillProgressed,
-    ReasoningPart,
     ResponsePart,
     SpokenPart,
     TokenLogprob,
     ToolCallPart,
 )
+from mlxstack.service.admission import AdmittedRequest, ParseConfig
+from mlxstack.service.agents import agents
+from mlxstack.service.early_turns import Pause
+from mlxstack.service.openai_messages import assistant_message
 from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.text.answer_replay import AnswerReplay, SampledAnswer
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.output_parser import (
-    Delta,
-    OutputParser,
-    ReasoningPiece,
-    StopMatched,
-    TextPiece,
-    ToolCallPiece,
-)
+from mlxstack.text.output_parser import OutputParser
 from mlxstack.text.tool_call_replay import Scope, ToolCallReplay
 
 ENDINGS = {
@@ -92,7 +85,7 @@ async def stream_response(
                     service.stats.n_unparsed_calls += part.n_unparsed
                     await _remember(service, order, spoken)
                     _anticipate(service, order, assembler.answer, part.slot)
-                elif isinstance(part, ReasoningPart | ContentPart | ToolCallPart):
+                elif isinstance(part, SpokenPart):
                     spoken.append(part)
                 yield part
                 due = clock() + beat_s
@@ -147,12 +140,12 @@ class ResponseAssembler:
             parsing.parse_options,
             lambda: f"{parsing.call_prefix}{uuid.uuid4().hex[:24]}",
         )
-        for token in parsing.forced:
-            self._parser.push(token)
+        self._opening = [part for token in parsing.forced for part in self._parser.push(token)]
         self._started = GenerationStarted(slot=-1, n_prompt=len(request.tokens), n_cached=0)
         self._assigned_at = 0.0
         self._n_done = 0
         self._n_tokens = 0
+        self._has_call = False
         self._notes: list[TokenLogprob] = []
 
     def on_event(self, event: Event | None) -> list[ResponsePart]:
@@ -207,33 +200,28 @@ class ResponseAssembler:
         if chosen.token not in self._request.eos:
             self._notes.append(TokenLogprob(chosen.token, chosen.logprob, chosen.top))
             self._tokens.append(chosen.token)
-        return [*done, *self._parts(self._parser.push(chosen.token))]
+        opening, self._opening = self._opening, []
+        return [*done, *self._answered([*opening, *self._parser.push(chosen.token)])]
 
-    def _parts(self, deltas: Iterable[Delta]) -> list[SpokenPart]:
-        parts: list[SpokenPart] = []
-        for delta in deltas:
-            match delta:
-                case ReasoningPiece():
-                    parts.append(ReasoningPart(delta.text, self._take_notes()))
-                case TextPiece():
-                    parts.append(ContentPart(delta.text, self._take_notes()))
-                case ToolCallPiece():
-                    parts.append(self._call(delta))
-                case StopMatched():
-                    self.is_enough = True
-            if self.is_enough:
+    def _answered(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+        """The parts to send, with the tokens sampled since the last ones."""
+        answered: list[AnswerPart] = []
+        for part in parts:
+            if self._parsing.is_one_call and self._has_call:
+                # Only the marks after the one call are still of interest.
+                self.is_enough = True
                 break
+            self._has_call = self._has_call or isinstance(part, ToolCallPart)
+            is_noted = isinstance(part, NotedPart)
+            answered.append(structs.replace(part, notes=self._take_notes()) if is_noted else part)
+        for block in self._parser.blocks:
+            self._replay.remember(self._scope, block)
+        self._parser.blocks.clear()
+        is_last = self._parsing.is_one_call and self._parser.n_blocks > 0
+        self.is_enough = self.is_enough or is_last or self._parser.stop is not None
         if self._parsing.anchor is not None:
-            self._spoken += parts
-        return parts
-
-    def _call(self, delta: ToolCallPiece) -> ToolCallPart:
-        call = delta.call
-        if delta.block is not None:
-            self._replay.remember(self._scope, delta.block)
-        self.is_enough = self._parsing.is_one_call
-        assert isinstance(call.arguments, dict)
-        return ToolCallPart(call.id, call.name, call.arguments)
+            self._spoken += [part for part in answered if isinstance(part, SpokenPart)]
+        return answered
 
     def _take_notes(self) -> tuple[TokenLogprob, ...]:
         notes, self._notes = tuple(self._notes), []
@@ -241,7 +229,7 @@ class ResponseAssembler:
 
     def _finish(self, finished: RequestFinished) -> list[ResponsePart]:
         is_over = self.is_enough or self._parsing.is_prefill
-        parts = [] if is_over else self._parts(self._parser.finish(finished.reason))
+        parts = [] if is_over else self._answered(self._parser.finish(finished.reason))
         self._remember(finished.reason)
         work = finished.timings
         if is_over:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Damaged, Unsupported
-from mlxstack.service.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
+from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
 from mlxstack.text.normalize_messages import parse_arguments, plain_text, system_text
 
 ROLES = {
@@ -97,10 +97,10 @@ def write_message(message: Message) -> dict[str, Any]:
 
 
 def assistant_message(spoken: Iterable[SpokenPart]) -> Message:
-    """The parts of a reply as the assistant's message."""
+    """The parts of a reply as the assistant's message, without a cut call."""
     parts = tuple(spoken)
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
-    calls = (part for part in parts if isinstance(part, ToolCallPart))
+    calls = (part for part in parts if isinstance(part, ToolCallPart) and not part.is_cut)
     return Message(
         role=Role.ASSISTANT,
         text="".join(part.text for part in parts if isinstance(part, ContentPart)),

@@ -10,8 +10,8 @@ from mlxstack.core.commands import SlotCommandResult, SlotRestoreResult, SlotSav
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot
 from mlxstack.core.request import Request
+from mlxstack.core.response_parts import GenerationStarted, ResponsePart
 from mlxstack.core.status import ThroughputSample
-from mlxstack.service.response_parts import GenerationStarted, ResponsePart
 
 START = Counters()
 BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})

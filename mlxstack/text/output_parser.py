@@ -7,10 +7,17 @@ from typing import Any
 
 import msgspec
 from mlx_lm.generate import TextStateMachine
-from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
 from mlxstack.core.engine_events import FinishReason
+from mlxstack.core.response_parts import (
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ReasoningPart,
+    ToolCallPart,
+    ToolCallStarted,
+)
 from mlxstack.text.formats.answer_reader import (
     Break,
     Calls,
@@ -20,6 +27,7 @@ from mlxstack.text.formats.answer_reader import (
     Thought,
     Unparsed,
 )
+from mlxstack.text.formats.call_writer import CallArguments, CallEnded, CallEvent, CallOpened
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.tool_call_replay import Block
@@ -27,63 +35,29 @@ from mlxstack.text.tool_call_replay import Block
 log = logging.getLogger(__name__)
 NORMAL = "normal"
 
-__all__ = [
-    "Delta",
-    "OutputParser",
-    "ParseOptions",
-    "ReasoningPiece",
-    "StopMatched",
-    "TextPiece",
-    "ToolCallPiece",
-]
-
-
-class ReasoningPiece(Struct, frozen=True):
-    """A stretch of reasoning."""
-
-    text: str
-
-
-class TextPiece(Struct, frozen=True):
-    """Stretch of the answer; `is_unparsed`: an invalid call with its marks."""
-
-    text: str
-    is_unparsed: bool = False
-
-
-class ToolCallPiece(Struct, frozen=True):
-    """Complete tool call; a block's last has the block's tokens."""
-
-    call: ToolCall
-    block: Block | None = None
-
-
-class StopMatched(Struct, frozen=True):
-    """Stop string is complete; it and all after are dropped."""
-
-    word: str
-
-
-Delta = ReasoningPiece | TextPiece | ToolCallPiece | StopMatched
+__all__ = ["OutputParser", "ParseOptions"]
 
 
 class OutputParser:
     """Parses one answer, token by token; not to be shared by threads.
 
     `make_id` names a call to which the model gave no id. `n_reasoning` counts tokens spent on
-    thoughts, `n_calls` complete calls, `n_unparsed` calls that made no sense. `is_cut`: a call
-    was lost to the end of the answer.
+    thoughts, `n_unparsed` calls that made no sense. `blocks` are the tokens of complete calls.
+    `is_cut`: a call was lost to the end of the answer, or a part of it.
     """
 
     def __init__(
         self, output_format: OutputFormat, parse_options: ParseOptions, make_id: Callable[[], str]
     ) -> None:
-        self.n_reasoning = self.n_calls = self.n_unparsed = 0
+        self.n_reasoning = self.n_blocks = self.n_unparsed = 0
         self.is_cut = False
+        self.blocks: list[Block] = []
         self._output_format = output_format
         self._is_raw = parse_options.is_raw
         self._make_id = make_id
         self._ids: set[str] = set()
+        self._calls: list[ToolCall] = []
+        self._call_id = ""
         self._reader = output_format.reader(parse_options)
         is_open = bool(parse_options.before)
         self._saying = StopStringFilter(
@@ -99,8 +73,8 @@ class OutputParser:
         """The stop word that was met; the answer is over."""
         return self._saying.stop
 
-    def push(self, token: int) -> list[Delta]:
-        """The deltas that become certain with this token."""
+    def push(self, token: int) -> list[AnswerPart]:
+        """The parts that become certain with this token."""
         if self._is_over():
             return []
         self._tokens.append(token)
@@ -108,21 +82,21 @@ class OutputParser:
             return []
         self._letters.add_token(token)
         was_reasoning = self._reader.is_reasoning
-        deltas = self._deltas(self._reader.feed(self._new_text()))
+        parts = self._parts(self._reader.feed(self._new_text()))
         self.n_reasoning += was_reasoning or self._reader.is_reasoning
-        return deltas
+        return parts
 
-    def finish(self, reason: FinishReason) -> list[Delta]:
-        """The deltas that were held back, once no token follows."""
+    def finish(self, reason: FinishReason) -> list[AnswerPart]:
+        """The parts that were held back, once no token follows."""
         if self._is_over():
             return []
         self._letters.finalize()
         spoken = self._reader.feed(self._new_text().rstrip("\ufffd"))
         spoken += self._reader.finish(is_whole=reason is FinishReason.EOS)
-        deltas = self._deltas(spoken)
+        parts = self._parts(spoken)
         if not self._is_over():
-            deltas = _joined([*deltas, *_words(self._saying.finish())])
-        return deltas
+            parts = _joined([*parts, *_content(self._saying.finish())])
+        return parts
 
     def _is_over(self) -> bool:
         return self._saying.stop is not None
@@ -152,43 +126,65 @@ class OutputParser:
             text, self._known = text.removeprefix(self._known), ""
         return text
 
-    def _deltas(self, spoken: Iterable[Spoken]) -> list[Delta]:
-        deltas: list[Delta] = []
+    def _parts(self, spoken: Iterable[Spoken]) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
         for stretch in spoken:
-            deltas += self._delta(stretch)
+            parts += self._part(stretch)
             if self._is_over():
                 break
-        return _joined(deltas)
+        return _joined(parts)
 
-    def _delta(self, stretch: Spoken) -> list[Delta]:
+    def _part(self, stretch: Spoken) -> list[AnswerPart]:
         match stretch:
             case Thought():
                 thought = self._thoughts.push(stretch.text)
-                return [ReasoningPiece(thought)] if thought else []
+                return [ReasoningPart(thought)] if thought else []
             case Content():
-                deltas = _words(self._saying.push(stretch.text))
-                return [*deltas, StopMatched(self.stop)] if self.stop is not None else deltas
+                return _content(self._saying.push(stretch.text))
             case Break():
                 self._thoughts.finish()
-                return _words(self._saying.leave())
+                return _content(self._saying.leave())
+            case CallOpened() | CallArguments() | CallEnded():
+                return [self._call_part(stretch)]
             case Calls():
-                return self._calls(stretch)
+                self._end_block(stretch)
             case Unparsed():
                 self.n_unparsed += 1
                 name = self._output_format.description.name
-                log.warning("a tool call is no %s and stays text: %.200r", name, stretch.raw)
-                return [TextPiece(stretch.raw, is_unparsed=True)]
+                log.warning(
+                    "tool call does not parse as %s; passed through as text: %.200r",
+                    name,
+                    stretch.raw,
+                )
+                return [ContentPart(stretch.raw)]
             case Cut():
                 self.is_cut = True
         return []
 
-    def _calls(self, stretch: Calls) -> list[Delta]:
-        self.n_calls += len(stretch.calls)
-        named = tuple(self._named(call) for call in stretch.calls)
-        return [
-            *(ToolCallPiece(call) for call in named[:-1]),
-            ToolCallPiece(named[-1], self._block(named, stretch)),
-        ]
+    def _call_part(self, event: CallEvent) -> AnswerPart:
+        match event:
+            case CallOpened():
+                self._call_id = self._unique(event.id)
+                return ToolCallStarted(self._call_id, event.name)
+            case CallArguments():
+                return ArgumentsPart(event.text)
+            case CallEnded():
+                call = msgspec.structs.replace(event.call, id=self._call_id)
+                if event.is_cut:
+                    self.is_cut = True
+                else:
+                    self._calls.append(call)
+                assert isinstance(call.arguments, dict)
+                return ToolCallPart(
+                    call.id, call.name, call.arguments, event.arguments_json, event.is_cut
+                )
+
+    def _end_block(self, stretch: Calls) -> None:
+        self.n_blocks += 1
+        calls, self._calls = tuple(self._calls), []
+        block = self._block(calls, stretch)
+        if block is not None:
+            self.blocks.append(block)
 
     def _block(self, calls: tuple[ToolCall, ...], stretch: Calls) -> Block | None:
         """Tokens of the last text; None where tokens cross its edges."""
@@ -204,30 +200,32 @@ class OutputParser:
         is_closed = stretch.is_closed and bool(self._output_format.model_markers.call_end)
         return Block(calls, tuple(sampled[first:stop]), is_closed)
 
-    def _named(self, call: ToolCall) -> ToolCall:
-        """Call with an id that is unique in this answer."""
-        if not call.id or call.id in self._ids:
-            call = msgspec.structs.replace(call, id=self._make_id())
-        self._ids.add(call.id)
-        return call
+    def _unique(self, call_id: str) -> str:
+        """An id that no other call of this answer has."""
+        if not call_id or call_id in self._ids:
+            call_id = self._make_id()
+        self._ids.add(call_id)
+        return call_id
 
 
-def _words(text: str) -> list[Delta]:
-    return [TextPiece(text)] if text else []
+def _content(text: str) -> list[AnswerPart]:
+    return [ContentPart(text)] if text else []
 
 
-def _joined(deltas: Iterable[Delta]) -> list[Delta]:
+def _joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     """Neighbors of one kind as one."""
-    joined: list[Delta] = []
-    for delta in deltas:
+    joined: list[AnswerPart] = []
+    for part in parts:
         last = joined[-1] if joined else None
-        match last, delta:
-            case TextPiece(text=a, is_unparsed=False), TextPiece(text=b, is_unparsed=False):
-                joined[-1] = TextPiece(a + b)
-            case ReasoningPiece(text=a), ReasoningPiece(text=b):
-                joined[-1] = ReasoningPiece(a + b)
+        match last, part:
+            case ContentPart(text=a), ContentPart(text=b):
+                joined[-1] = ContentPart(a + b)
+            case ReasoningPart(text=a), ReasoningPart(text=b):
+                joined[-1] = ReasoningPart(a + b)
+            case ArgumentsPart(text=a), ArgumentsPart(text=b):
+                joined[-1] = ArgumentsPart(a + b)
             case _:
-                joined.append(delta)
+                joined.append(part)
     return joined
 
 

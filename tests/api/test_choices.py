@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlxstack.api.streaming import interleaved
 from mlxstack.core.errors import Broken
-from mlxstack.service.response_parts import ContentPart, ResponsePart
+from mlxstack.core.response_parts import ContentPart, ResponsePart
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks, prompt_of
 from tests.api.test_streams import n_busy, until

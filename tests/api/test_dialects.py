@@ -14,7 +14,7 @@ from mlxstack.api import app, registry, streaming
 from mlxstack.api.protocols import Dialect
 from mlxstack.core.errors import Broken, Busy, NotFound, StackError
 from mlxstack.core.preset import ServerSpec
-from mlxstack.service.response_parts import ContentPart, ResponsePart
+from mlxstack.core.response_parts import ContentPart, ResponsePart
 from tests.api.running import serving, standing
 from tests.service.standin import FACTS
 

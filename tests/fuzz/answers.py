@@ -12,17 +12,12 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason
+from mlxstack.core.response_parts import AnswerPart, ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.demo import MODEL_DIR
 from mlxstack.text.formats import read_answer
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls
 from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.output_parser import (
-    OutputParser,
-    ReasoningPiece,
-    StopMatched,
-    TextPiece,
-    ToolCallPiece,
-)
+from mlxstack.text.output_parser import OutputParser
 from mlxstack.text.tool_call_parser import Parser, parse_calls, tool_schemas
 from tests.fuzz.dice import Dice
 from tests.text.syntaxes import FORMATS
@@ -106,11 +101,11 @@ def _speak(dice: Dice, text: str) -> None:
         said += speech.push(token)
     said += speech.finish(dice.pick(tuple(FinishReason)))
     for one in said:
-        assert isinstance(one, ReasoningPiece | TextPiece | ToolCallPiece | StopMatched)
-        if isinstance(one, ToolCallPiece):
-            _check(one.call)
+        assert isinstance(one, AnswerPart)
+        if isinstance(one, ToolCallPart):
+            _check(ToolCall(one.id, one.name, one.arguments))
     if not stops and manner.is_raw and not voice().special & {*tokens}:
-        heard = "".join(one.text for one in said)
+        heard = "".join(one.text for one in said if isinstance(one, ContentPart | ReasoningPart))
         assert heard == voice().tokenizer.decode(tokens).rstrip("\ufffd"), (heard, text)
 
 

@@ -12,14 +12,7 @@ from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, TooLong
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
-from mlxstack.demo import MODEL_DIR
-from mlxstack.policy.conversation_id import user_turn_digests
-from mlxstack.service import service as services
-from mlxstack.service.admission import admit, admit_text
-from mlxstack.service.generation import stream_response
-from mlxstack.service.generation_options import GenerationOptions, ToolChoiceMode
-from mlxstack.service.request_stream import EventDispatcher
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
     CollectedResponse,
     FinishCause,
     GenerationFinished,
@@ -31,6 +24,13 @@ from mlxstack.service.response_parts import (
     ToolCallPart,
     gather,
 )
+from mlxstack.demo import MODEL_DIR
+from mlxstack.policy.conversation_id import user_turn_digests
+from mlxstack.service import service as services
+from mlxstack.service.admission import admit, admit_text
+from mlxstack.service.generation import stream_response
+from mlxstack.service.generation_options import GenerationOptions, ToolChoiceMode
+from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.service import Service, ServiceHealth
 from tests.service.standin import FACTS, StandIn
 

@@ -54,8 +54,8 @@ class Model:
         self, turns: Sequence[Message], text: str, reason: FinishReason = FinishReason.EOS
     ) -> tuple[Message, tuple[int, ...]]:
         """The message of an answer, and all tokens that are cached after it."""
+        from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
         from mlxstack.service.openai_messages import assistant_message
-        from mlxstack.service.response_parts import ContentPart, ReasoningPart, ToolCallPart
 
         prompt = self.prompt(turns)
         request = Request(

@@ -12,20 +12,14 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.engine_events import FinishReason
+from mlxstack.core.response_parts import AnswerPart, ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.text.formats import DerivedFormat
 from mlxstack.text.formats.answer_reader import AnswerReader, Content, Spoken, Thought
 from mlxstack.text.formats.description import pieces
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
-from mlxstack.text.output_parser import (
-    Delta,
-    OutputParser,
-    ParseOptions,
-    ReasoningPiece,
-    TextPiece,
-    ToolCallPiece,
-)
+from mlxstack.text.output_parser import OutputParser, ParseOptions
 from mlxstack.text.special_tokens import nameless
 from tests.text import syntaxes
 from tests.text.call_walks import ALL, walker_of
@@ -94,12 +88,12 @@ def check_splits(found: DerivedFormat, tools: tuple[Tool, ...], text: str, data:
     assert joined([*spoken, *reader.finish(is_whole=is_whole)]) == expected
 
 
-def shown(deltas: Iterable[Delta]) -> tuple[str, str, list[tuple[str, Any]]]:
+def shown(deltas: Iterable[AnswerPart]) -> tuple[str, str, list[tuple[str, Any]]]:
     """Thought, content and calls of these deltas."""
-    thought = "".join(one.text for one in deltas if isinstance(one, ReasoningPiece))
-    content = "".join(one.text for one in deltas if isinstance(one, TextPiece))
-    pieces = (one.call for one in deltas if isinstance(one, ToolCallPiece))
-    return thought, content, [(call.name, call.arguments) for call in pieces]
+    thought = "".join(one.text for one in deltas if isinstance(one, ReasoningPart))
+    content = "".join(one.text for one in deltas if isinstance(one, ContentPart))
+    calls = (one for one in deltas if isinstance(one, ToolCallPart))
+    return thought, content, [(call.name, call.arguments_json) for call in calls]
 
 
 def parser_of(name: str, stops: tuple[str, ...]) -> OutputParser:

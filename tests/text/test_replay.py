@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
+from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.service import openai_messages
 from mlxstack.service.admission import ParseConfig
 from mlxstack.service.generation import ResponseAssembler
-from mlxstack.service.response_parts import ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.prompt import Prompt, PromptMaker
 from mlxstack.text.tool_call_replay import CALL_BYTES, Block, Scope, ToolCallReplay

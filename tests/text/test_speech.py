@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason
-from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.output_parser import (
-    Delta,
-    OutputParser,
-    ReasoningPiece,
-    StopMatched,
-    TextPiece,
-    ToolCallPiece,
+from mlxstack.core.response_parts import (
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ReasoningPart,
+    ToolCallPart,
+    ToolCallStarted,
 )
+from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.output_parser import OutputParser
 
 TOOLS = (Tool("read_file"), Tool("bash"))
 CALL_TEXT = '<tool_call>\n{"name": "bash", "arguments": {"b": 1, "a": "x"}}\n</tool_call>'
@@ -26,7 +27,7 @@ EOS = FinishReason.EOS
 
 def hear(
     tokenizer: Any, text: str, manner: ParseOptions, reason: FinishReason = EOS
-) -> tuple[list[Delta], OutputParser]:
+) -> tuple[list[AnswerPart], OutputParser]:
     ids = itertools.count()
     speech = OutputParser(OutputFormat(tokenizer), manner, lambda: f"call_{next(ids)}")
     deltas = []
@@ -35,16 +36,17 @@ def hear(
     return deltas + speech.finish(reason), speech
 
 
-def words(deltas: list[Delta]) -> str:
-    return "".join(d.text for d in deltas if isinstance(d, TextPiece))
+def words(deltas: list[AnswerPart]) -> str:
+    return "".join(d.text for d in deltas if isinstance(d, ContentPart))
 
 
-def thoughts(deltas: list[Delta]) -> str:
-    return "".join(d.text for d in deltas if isinstance(d, ReasoningPiece))
+def thoughts(deltas: list[AnswerPart]) -> str:
+    return "".join(d.text for d in deltas if isinstance(d, ReasoningPart))
 
 
-def calls(deltas: list[Delta]) -> list[ToolCall]:
-    return [d.call for d in deltas if isinstance(d, ToolCallPiece)]
+def calls(deltas: list[AnswerPart]) -> list[ToolCall]:
+    found = (d for d in deltas if isinstance(d, ToolCallPart) and not d.is_cut)
+    return [ToolCall(call.id, call.name, call.arguments) for call in found]
 
 
 def test_b13_thoughts_are_apart(chatml: Any) -> None:
@@ -63,7 +65,7 @@ def test_thoughts_may_begin_in_the_answer(chatml: Any) -> None:
 def test_a34_empty_thoughts_and_line_breaks_say_nothing(chatml: Any) -> None:
     text = "\n\n</think>\n\n" + CALL_TEXT + "\n" + CALL_TEXT + "\n"
     deltas, _ = hear(chatml, text, ParseOptions(tools=TOOLS, is_in_thinking=True))
-    assert [type(d) for d in deltas] == [ToolCallPiece, ToolCallPiece]
+    assert [type(d) for d in deltas] == [ToolCallStarted, ArgumentsPart, ToolCallPart] * 2
 
 
 def test_a23_several_calls_among_words(chatml: Any) -> None:
@@ -73,17 +75,16 @@ def test_a23_several_calls_among_words(chatml: Any) -> None:
         ToolCall("call_0", "bash", {"b": 1, "a": "x"}),
         ToolCall("call_1", "bash", {"b": 1, "a": "x"}),
     ]
-    assert speech.n_calls == 2
+    assert speech.n_blocks == 2
 
 
 def test_a_call_keeps_its_tokens_for_the_replay(chatml: Any) -> None:
     tokens = tuple(chatml.encode(CALL_TEXT, add_special_tokens=False))
-    deltas, _ = hear(chatml, f"First.\n{CALL_TEXT}\n{CALL_TEXT}\nLast.", ParseOptions(tools=TOOLS))
-    blocks = [delta.block for delta in deltas if isinstance(delta, ToolCallPiece)]
-    assert [block and block.tokens for block in blocks] == [tokens, tokens]
-    deltas, _ = hear(chatml, CALL_TEXT.removesuffix("</tool_call>"), ParseOptions(tools=TOOLS))
-    (block,) = [delta.block for delta in deltas if isinstance(delta, ToolCallPiece)]
-    assert block is not None
+    text = f"First.\n{CALL_TEXT}\n{CALL_TEXT}\nLast."
+    _, speech = hear(chatml, text, ParseOptions(tools=TOOLS))
+    assert [block.tokens for block in speech.blocks] == [tokens, tokens]
+    _, speech = hear(chatml, CALL_TEXT.removesuffix("</tool_call>"), ParseOptions(tools=TOOLS))
+    (block,) = speech.blocks
     assert (block.tokens, block.is_closed) == (tokens[:-1], False)
 
 
@@ -93,8 +94,8 @@ def test_a_call_keeps_its_tokens_for_the_replay(chatml: Any) -> None:
 def test_a24_a_call_that_makes_no_sense_is_said(chatml: Any, inside: str) -> None:
     text = f"<tool_call>{inside}</tool_call>"
     deltas, speech = hear(chatml, text, ParseOptions(tools=TOOLS))
-    assert deltas == [TextPiece(text, is_unparsed=True)]
-    assert (speech.n_unparsed, speech.n_calls) == (1, 0)
+    assert deltas == [ContentPart(text)]
+    assert (speech.n_unparsed, speech.n_blocks) == (1, 0)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CONTEXT])
@@ -154,7 +155,6 @@ def test_stop_words_may_span_tokens(chatml: Any, word: str) -> None:
         chatml, f"The quick {word} jumps {word}", ParseOptions(stops=("zzz", word))
     )
     assert words(deltas).strip() == "The quick"
-    assert deltas[-1] == StopMatched(word)
     assert speech.stop == word
 
 

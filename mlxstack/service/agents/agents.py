@@ -15,11 +15,11 @@ from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.kv_transfer import AgentMove, MovedAgent
 from mlxstack.core.request import Priority
+from mlxstack.core.response_parts import SpokenPart
 from mlxstack.core.status import AgentView
 from mlxstack.service import openai_messages
 from mlxstack.service.agents.registry import AgentRecord, facts_about, facts_of, views
 from mlxstack.service.agents.store import in_thread
-from mlxstack.service.response_parts import SpokenPart
 from mlxstack.service.service import Service
 from mlxstack.store.agent_history import History
 

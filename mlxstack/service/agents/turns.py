@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import Conflict, NotFound
+from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.admission import AdmittedRequest, admit
 from mlxstack.service.agents import agents
 from mlxstack.service.agents.agents import AgentHistory
 from mlxstack.service.generation import stream_response
 from mlxstack.service.generation_options import GenerationOptions
-from mlxstack.service.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.service import Service
 
 

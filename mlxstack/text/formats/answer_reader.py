@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.formats.argument_values import object_of
 from mlxstack.text.formats.call_reader import QUOTES, CallReader, ReadCalls
+from mlxstack.text.formats.call_writer import CallEvent, CallWriter
 from mlxstack.text.formats.description import Channels, DerivedFormat, ParsedMessage, first_mark
 from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed, WhitespaceTrimmer
 from mlxstack.text.tool_call_parser import checked_call
@@ -38,7 +39,10 @@ class Break(Struct, frozen=True):
 
 
 class Calls(Struct, frozen=True):
-    """Calls and their text with marks; `is_closed`: including the last."""
+    """Complete calls, told before, and their text with marks.
+
+    `is_closed`: including the last mark.
+    """
 
     calls: tuple[ToolCall, ...]
     raw: str
@@ -55,7 +59,7 @@ class Cut(Struct, frozen=True):
     """A call that the end of the text cut."""
 
 
-Spoken = Thought | Content | Break | Calls | Unparsed | Cut
+Spoken = Thought | Content | Break | CallEvent | Calls | Unparsed | Cut
 
 
 class AnswerReader:
@@ -266,6 +270,8 @@ class AnswerReader:
             end = len(self._feed.text)
         self._spoken.append(Break())
         if calls:
+            for call in calls:
+                CallWriter(self._spoken.append).write_whole(call)
             self._spoken.append(Calls(calls, self._feed.text[:end], is_closed))
         self._feed.drop(end)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds, message
 from mlxstack.core.engine_events import RequestTimings
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
     FinishCause,
@@ -19,16 +19,23 @@ from mlxstack.service.response_parts import (
     ResponsePart,
     SpokenPart,
     ToolCallPart,
+    in_pieces,
 )
 from tests.api.anthropic.speaking import blocks, events, in_order
 
 NAMES = ResponseIds("msg_1", "m", "req_1")
 WORDS = st.text(min_size=1, max_size=8)
 ARGUMENTS = st.dictionaries(st.text(max_size=3), st.integers() | WORDS | st.none(), max_size=3)
+
+
+def called(arguments: dict[str, Any]) -> ToolCallPart:
+    return ToolCallPart("toolu_1", "f", arguments, json.dumps(arguments))
+
+
 SPOKEN: st.SearchStrategy[SpokenPart] = st.one_of(
     st.builds(ReasoningPart, WORDS),
     st.builds(ContentPart, WORDS),
-    st.builds(ToolCallPart, st.just("toolu_1"), st.just("f"), ARGUMENTS),
+    st.builds(called, ARGUMENTS),
 )
 QUIET = st.builds(KeepAlive, st.just(1), st.just(2))
 
@@ -36,7 +43,12 @@ QUIET = st.builds(KeepAlive, st.just(1), st.just(2))
 def said(*parts: ResponsePart) -> list[dict[str, Any]]:
     """The events of these parts, read back from their bytes."""
     stream = MessageStream(NAMES)
-    frames = [frame for part in parts for frame in stream.render(0, part)]
+    sent = [
+        piece
+        for part in parts
+        for piece in (in_pieces(part) if isinstance(part, ToolCallPart) else (part,))
+    ]
+    frames = [frame for part in sent for frame in stream.render(0, part)]
     return events(b"".join(frames).decode())
 
 
@@ -74,7 +86,7 @@ def test_x21_pings_may_come_before_the_answer_begins() -> None:
 
 def test_a34_no_empty_text_between_thoughts_and_call() -> None:
     started = GenerationStarted(slot=0, n_prompt=9, n_cached=4)
-    found = said(started, ReasoningPart("hm"), ToolCallPart("toolu_1", "f", {}))
+    found = said(started, ReasoningPart("hm"), called({}))
     kinds = [e["content_block"]["type"] for e in found if e["type"] == "content_block_start"]
     assert kinds == ["thinking", "tool_use"]
     deltas = [e["delta"]["type"] for e in found if e["type"] == "content_block_delta"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import msgspec
 from msgspec import Struct
 
 from mlxstack.api import streaming
@@ -31,7 +30,8 @@ from mlxstack.api.dialects.anthropic.response_schema import (
 )
 from mlxstack.core.engine_events import RequestTimings
 from mlxstack.core.errors import StackError
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
+    ArgumentsPart,
     CollectedResponse,
     ContentPart,
     FinishCause,
@@ -41,6 +41,7 @@ from mlxstack.service.response_parts import (
     ReasoningPart,
     ResponsePart,
     ToolCallPart,
+    ToolCallStarted,
 )
 
 # Clients must receive one and send it back; it is not verified.
@@ -90,8 +91,14 @@ class MessageStream(streaming.Renderer):
                 yield from self._say(ThinkingBlock("", ""), ThinkingDelta(part.text))
             case ContentPart():
                 yield from self._say(TextBlock(""), TextBlockDelta(part.text))
+            case ToolCallStarted():
+                yield from self._close()
+                yield from self._start(ToolUseBlock(part.id, part.name, {}))
+            case ArgumentsPart():
+                yield BlockDelta(self._index, InputJSONDelta(part.text))
             case ToolCallPart():
-                yield from self._call(part)
+                self._has_calls = not part.is_cut
+                yield from self._close()
             case GenerationFinished():
                 yield from self._end(part)
 
@@ -100,15 +107,6 @@ class MessageStream(streaming.Renderer):
             yield from self._close()
             yield from self._start(block)
         yield BlockDelta(self._index, delta)
-
-    def _call(self, called: ToolCallPart) -> Iterator[Event]:
-        """Send all arguments at once, since only whole arguments can be parsed."""
-        self._has_calls = True
-        yield from self._close()
-        yield from self._start(ToolUseBlock(called.id, called.name, {}))
-        arguments = msgspec.json.encode(called.arguments).decode()
-        yield BlockDelta(self._index, InputJSONDelta(arguments))
-        yield from self._close()
 
     def _end(self, ended: GenerationFinished) -> Iterator[Event]:
         """Close the message; even an empty one has a block."""
@@ -144,7 +142,7 @@ def _frame(event: Event) -> bytes:
 def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
     """Whole message."""
     content = _blocks(reply)
-    reason = reason_of(reply.ended, bool(reply.calls))
+    reason = reason_of(reply.ended, reply.has_calls)
     return MessageResponse(
         id=names.engine_request,
         model=names.model,
@@ -174,7 +172,7 @@ def usage(work: RequestTimings) -> AnthropicUsage:
 
 
 def reason_of(ended: GenerationFinished, has_calls: bool) -> StopReason:
-    """Stop reason; a complete tool call is always `tool_use`."""
+    """Stop reason; complete tool calls are always `tool_use`."""
     if has_calls:
         return StopReason("tool_use", None)
     return StopReason(STOP_REASONS[ended.ending], ended.stop_string)

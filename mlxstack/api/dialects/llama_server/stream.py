@@ -14,8 +14,7 @@ from mlxstack.api.dialects.llama_server.response_schema import (
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
 from mlxstack.core.errors import StackError
-from mlxstack.service.admission import AdmittedRequest
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
     FinishCause,
@@ -25,6 +24,7 @@ from mlxstack.service.response_parts import (
     ResponsePart,
     TokenLogprob,
 )
+from mlxstack.service.admission import AdmittedRequest
 from mlxstack.service.service import Service
 
 STOP_TYPES = {

@@ -31,13 +31,13 @@ from mlxstack.api.run_generation import (
 from mlxstack.api.streaming import BEAT_S, FIRST_S, PREFIX, frames, interleaved, streamed
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
+from mlxstack.core.response_parts import gather
 from mlxstack.service import openai_messages
 from mlxstack.service.admission import AdmittedRequest
 from mlxstack.service.agents import agents, turns
 from mlxstack.service.agents.agents import AgentChanges, AgentDetails, AgentHistory
 from mlxstack.service.agents.turns import AgentTurnRequest
 from mlxstack.service.openai_messages import ChatMessageParam
-from mlxstack.service.response_parts import gather
 from mlxstack.service.service import Service
 from mlxstack.service.stats import expected_timings
 

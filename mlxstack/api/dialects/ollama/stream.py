@@ -22,7 +22,7 @@ from mlxstack.api.dialects.ollama.response_schema import (
 from mlxstack.api.dialects.openai_chat.stream import finish_reason
 from mlxstack.api.response_fields import logprobs
 from mlxstack.core.errors import StackError
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
     GenerationFinished,
@@ -59,7 +59,7 @@ class OllamaRenderer(streaming.Renderer):
 
     def whole(self, reply: CollectedResponse) -> OllamaAnswer:
         """Response to a request that does not stream."""
-        calls = tuple(self._call(part) for part in reply.calls)
+        calls = tuple(self._call(part) for part in reply.calls if not part.is_cut)
         answer = self.answer(reply.content, reply.reasoning, calls)
         return self._noted(self._finished(answer, reply.ended), reply.notes)
 
@@ -75,7 +75,8 @@ class OllamaRenderer(streaming.Renderer):
                 yield streaming.json_line(self._noted(self.answer("", part.text), part.notes))
             case ContentPart():
                 yield streaming.json_line(self._noted(self.answer(part.text), part.notes))
-            case ToolCallPart():
+            case ToolCallPart() if not part.is_cut:
+                # Its clients take whole calls only.
                 yield streaming.json_line(self.answer("", calls=(self._call(part),)))
             case GenerationFinished():
                 last = self._finished(self.answer(""), part)

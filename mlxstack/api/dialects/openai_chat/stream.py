@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import UNSET, Struct, structs
 
 from mlxstack.api import streaming
@@ -23,7 +22,8 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
 )
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
 from mlxstack.core.errors import StackError
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
+    ArgumentsPart,
     CollectedResponse,
     ContentPart,
     FinishCause,
@@ -34,6 +34,7 @@ from mlxstack.service.response_parts import (
     ResponsePart,
     TokenLogprob,
     ToolCallPart,
+    ToolCallStarted,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _choice(index: int, reply: CollectedResponse, words: "TextProcessor") -> Cha
     return ChatChoice(
         index=index,
         message=message,
-        finish_reason=finish_reason(reply.ended, bool(reply.calls)),
+        finish_reason=finish_reason(reply.ended, reply.has_calls),
         logprobs=logprobs(reply.notes, words),
     )
 
@@ -113,6 +114,7 @@ class ChatStream:
         self._words = words
         self._created = int(time.time())
         self._n_calls = 0
+        self._has_calls = False
 
     def opening(self) -> bytes:
         """First chunk, with the role."""
@@ -131,10 +133,13 @@ class ChatStream:
                 yield self._say(Delta(reasoning_content=part.text), part.notes)
             case ContentPart():
                 yield self._say(Delta(content=part.text), part.notes)
-            case ToolCallPart():
-                for delta in call_deltas(part, self._n_calls):
-                    yield self._say(delta)
+            case ToolCallStarted():
                 self._n_calls += 1
+                yield self._say(call_head(part, self._n_calls - 1))
+            case ArgumentsPart():
+                yield self._say(arguments_delta(part.text, self._n_calls - 1), part.notes)
+            case ToolCallPart():
+                self._has_calls = not part.is_cut
             case GenerationFinished():
                 self.ended = part
                 yield self._end(part)
@@ -167,7 +172,7 @@ class ChatStream:
 
     def _end(self, ended: GenerationFinished) -> bytes:
         """The timings come last: here, unless the usage still follows."""
-        reason = finish_reason(ended, self._n_calls > 0)
+        reason = finish_reason(ended, self._has_calls)
         last = self._chunk(self._choice(Delta(), ended.notes, reason))
         if not self._wants.has_usage:
             last = structs.replace(last, timings=timings(ended.work))
@@ -184,7 +189,7 @@ class ChatStream:
 
 
 def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
-    """`tool_calls` when any call was made, even if text followed."""
+    """`tool_calls` when any call was made, even if text followed, unless the last is cut."""
     if has_calls:
         return "tool_calls"
     return "length" if ended.ending in (FinishCause.LENGTH, FinishCause.CONTEXT) else "stop"
@@ -193,18 +198,18 @@ def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
 def whole_call(called: ToolCallPart) -> ChatToolCall:
     """Tool call of a whole response."""
     return ChatToolCall(
-        function=FunctionCall(arguments=_json(called), name=called.name),
+        function=FunctionCall(arguments=called.arguments_json, name=called.name),
         id=called.id,
         type="function",
     )
 
 
-def call_deltas(called: ToolCallPart, index: int) -> tuple[Delta, Delta]:
-    """Two deltas: the first names the call, the second has its arguments."""
-    head = ChatToolCall(FunctionCall("", called.name), index=index, id=called.id, type="function")
-    rest = ChatToolCall(FunctionCall(_json(called)), index=index)
-    return Delta(tool_calls=(head,)), Delta(tool_calls=(rest,))
+def call_head(started: ToolCallStarted, index: int) -> Delta:
+    """First delta of a call, which names it."""
+    function = FunctionCall("", started.name)
+    return Delta(tool_calls=(ChatToolCall(function, index=index, id=started.id, type="function"),))
 
 
-def _json(called: ToolCallPart) -> str:
-    return msgspec.json.encode(called.arguments).decode()
+def arguments_delta(text: str, index: int) -> Delta:
+    """Delta with a piece of a call's arguments."""
+    return Delta(tool_calls=(ChatToolCall(FunctionCall(text), index=index),))

@@ -17,7 +17,7 @@ from mlxstack.api.dialects.openai_completions.response_schema import (
 from mlxstack.api.response_fields import Stopwatch, legacy, timings, usage
 from mlxstack.api.run_generation import n_choices
 from mlxstack.core.errors import StackError
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
     GenerationFinished,

@@ -205,7 +205,7 @@ class ReasoningDone(InContent, kw_only=True, tag="response.reasoning_text.done")
 
 
 class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta"):
-    """All arguments of a call."""
+    """Piece of the arguments of a call."""
 
     delta: str
 

@@ -36,7 +36,8 @@ from mlxstack.api.errors import LOADING_RETRY_S
 from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings
 from mlxstack.core.engine_events import RequestTimings
 from mlxstack.core.errors import BadRequest, Busy, Loading, StackError, TooLong
-from mlxstack.service.response_parts import (
+from mlxstack.core.response_parts import (
+    ArgumentsPart,
     CollectedResponse,
     ContentPart,
     FinishCause,
@@ -46,6 +47,8 @@ from mlxstack.service.response_parts import (
     ResponsePart,
     TokenLogprob,
     ToolCallPart,
+    ToolCallStarted,
+    in_pieces,
 )
 from mlxstack.service.text_processor import TextProcessor
 
@@ -129,40 +132,72 @@ class ReasoningItemStream:
         )
 
 
-OutputItemStream = MessageItemStream | ReasoningItemStream
+class FunctionCallStream:
+    """Function call of the stream."""
+
+    def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
+        self._index, self._arguments = index, ""
+        self._item = FunctionCallItem(
+            f"fc_{uuid4().hex}", call_id, tool.name, "in_progress", "", tool.namespace or UNSET
+        )
+
+    def begin(self) -> Iterator[ResponsesEvent]:
+        """Start of the item, which names the call."""
+        yield events.ItemAdded(output_index=self._index, item=self._item)
+
+    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
+        """Event of a piece of the arguments."""
+        self._arguments += text
+        yield events.ArgumentsDelta(item_id=self._item.id, output_index=self._index, delta=text)
+
+    def end(self, status: Status) -> Iterator[ResponsesEvent]:
+        """Events with all arguments."""
+        item = self.item(status)
+        yield events.ArgumentsDone(
+            item_id=item.id, output_index=self._index, name=item.name, arguments=item.arguments
+        )
+        yield events.ItemDone(output_index=self._index, item=item)
+
+    def item(self, status: Status) -> FunctionCallItem:
+        """Call so far."""
+        return structs.replace(self._item, status=status, arguments=self._arguments)
 
 
-def call(
-    called: ToolCallPart, offer: ClientTool, index: int
-) -> tuple[list[ResponsesEvent], OutputItem]:
-    """Events of a complete tool call, and its item."""
-    namespace = offer.namespace or UNSET
-    text = msgspec.json.encode(called.arguments).decode()
-    item: OutputItem
-    if offer.kind is ToolKind.CUSTOM:
-        given = called.arguments.get(INPUT)
-        text = given if isinstance(given, str) else text
-        item = CustomCallItem(
-            f"ctc_{uuid4().hex}", called.id, offer.name, "in_progress", "", namespace
+class CustomCallStream:
+    """Call of a custom tool, whose one argument is sent as plain text."""
+
+    def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
+        self._index, self._arguments, self._input = index, "", ""
+        self._item = CustomCallItem(
+            f"ctc_{uuid4().hex}", call_id, tool.name, "in_progress", "", tool.namespace or UNSET
         )
-        done: OutputItem = structs.replace(item, status="completed", input=text)
-        content: list[ResponsesEvent] = [
-            events.CustomInputDelta(item_id=item.id, output_index=index, delta=text),
-            events.InputDone(item_id=item.id, output_index=index, input=text),
-        ]
-    else:
-        item = FunctionCallItem(
-            f"fc_{uuid4().hex}", called.id, offer.name, "in_progress", "", namespace
-        )
-        done = structs.replace(item, status="completed", arguments=text)
-        content = [
-            events.ArgumentsDelta(item_id=item.id, output_index=index, delta=text),
-            events.ArgumentsDone(
-                item_id=item.id, output_index=index, name=offer.name, arguments=text
-            ),
-        ]
-    begin = events.ItemAdded(output_index=index, item=item)
-    return [begin, *content, events.ItemDone(output_index=index, item=done)], done
+
+    def begin(self) -> Iterator[ResponsesEvent]:
+        """Start of the item, which names the call."""
+        yield events.ItemAdded(output_index=self._index, item=self._item)
+
+    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
+        """Event of a piece of the text."""
+        self._arguments += text
+        yield from ()
+
+    def end(self, status: Status) -> Iterator[ResponsesEvent]:
+        """Events with the whole text."""
+        item = self.item(status)
+        yield events.CustomInputDelta(item_id=item.id, output_index=self._index, delta=item.input)
+        yield events.InputDone(item_id=item.id, output_index=self._index, input=item.input)
+        yield events.ItemDone(output_index=self._index, item=item)
+
+    def item(self, status: Status) -> CustomCallItem:
+        """Call so far."""
+        return structs.replace(self._item, status=status, input=self._text())
+
+    def _text(self) -> str:
+        given = msgspec.json.decode(self._arguments).get(INPUT)
+        return given if isinstance(given, str) else self._arguments
+
+
+OutputItemStream = MessageItemStream | ReasoningItemStream | FunctionCallStream | CustomCallStream
 
 
 class ResponseStream(streaming.Renderer):
@@ -214,8 +249,13 @@ class ResponseStream(streaming.Renderer):
                 yield from self._say(ReasoningItemStream, part.text, ())
             case ContentPart():
                 yield from self._say(MessageItemStream, part.text, self._logprobs(part.notes))
+            case ToolCallStarted():
+                yield from self._close("completed")
+                yield from self._begin_call(part)
+            case ArgumentsPart():
+                yield from self._add(part.text, ())
             case ToolCallPart():
-                yield from self._call(part)
+                yield from self._close("incomplete" if part.is_cut else "completed")
             case GenerationFinished():
                 yield from self._end(part)
 
@@ -225,8 +265,17 @@ class ResponseStream(streaming.Renderer):
         if not isinstance(self._open, kind):
             yield from self._close("completed")
             yield from self._begin(kind)
+        yield from self._add(text, noted)
+
+    def _add(self, text: str, noted: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
         assert self._open is not None
         yield from self._open.add(text, noted)
+
+    def _begin_call(self, started: ToolCallStarted) -> Iterator[ResponsesEvent]:
+        tool, index = self._box.offer(started.name), len(self.response.output)
+        kind = CustomCallStream if tool.kind is ToolKind.CUSTOM else FunctionCallStream
+        self._open = kind(index, started.id, tool)
+        yield from self._open.begin()
 
     def _begin(self, kind: type[OutputItemStream]) -> Iterator[ResponsesEvent]:
         index = len(self.response.output)
@@ -243,12 +292,6 @@ class ResponseStream(streaming.Renderer):
             yield from self._open.end(status)
             self._keep(self._open.item(status))
             self._open = None
-
-    def _call(self, called: ToolCallPart) -> Iterator[ResponsesEvent]:
-        yield from self._close("completed")
-        events, item = call(called, self._box.offer(called.name), len(self.response.output))
-        yield from events
-        self._keep(item)
 
     def _keep(self, item: OutputItem) -> None:
         self.response = structs.replace(self.response, output=(*self.response.output, item))
@@ -282,9 +325,13 @@ class ResponseStream(streaming.Renderer):
 
 def whole(reply: CollectedResponse, renderer: ResponseStream) -> Response:
     """Response that the same events would have built."""
-    for part in (*reply.spoken, reply.ended):
-        for _ in renderer.on_part(part):
-            pass
+    for spoken in reply.spoken:
+        parts = in_pieces(spoken) if isinstance(spoken, ToolCallPart) else (spoken,)
+        for part in parts:
+            for _ in renderer.on_part(part):
+                pass
+    for _ in renderer.on_part(reply.ended):
+        pass
     return renderer.response
 
 

@@ -59,12 +59,39 @@ class ContentPart(Struct, frozen=True):
     notes: tuple[TokenLogprob, ...] = ()
 
 
+class ToolCallStarted(Struct, frozen=True):
+    """Tool call whose name is certain; its arguments follow in pieces."""
+
+    id: str
+    name: str
+
+
+class ArgumentsPart(Struct, frozen=True):
+    """Piece of the JSON text of a call's arguments."""
+
+    text: str
+    notes: tuple[TokenLogprob, ...] = ()
+
+
 class ToolCallPart(Struct, frozen=True):
-    """Complete tool call."""
+    """Tool call after its pieces, whose sum is `arguments_json`.
+
+    The end of the answer cut the arguments of a call that `is_cut`: `arguments_json` is the
+    beginning of a JSON object, and `arguments` is that object, closed.
+    """
 
     id: str
     name: str
     arguments: dict[str, Any]
+    arguments_json: str
+    is_cut: bool = False
+
+
+def in_pieces(
+    call: ToolCallPart,
+) -> tuple[ToolCallStarted, ArgumentsPart, ToolCallPart]:
+    """The parts of a call that is sent at once."""
+    return ToolCallStarted(call.id, call.name), ArgumentsPart(call.arguments_json), call
 
 
 class FinishCause(StrEnum):
@@ -92,8 +119,10 @@ class GenerationFinished(Struct, frozen=True):
     n_unparsed: int = 0
 
 
+NotedPart = ReasoningPart | ContentPart | ArgumentsPart
 SpokenPart = ReasoningPart | ContentPart | ToolCallPart
-ResponsePart = GenerationStarted | PrefillProgressed | KeepAlive | SpokenPart | GenerationFinished
+AnswerPart = SpokenPart | ToolCallStarted | ArgumentsPart
+ResponsePart = GenerationStarted | PrefillProgressed | KeepAlive | AnswerPart | GenerationFinished
 
 
 class CollectedResponse(Struct, frozen=True):
@@ -107,12 +136,20 @@ class CollectedResponse(Struct, frozen=True):
     notes: tuple[TokenLogprob, ...] = ()
     spoken: tuple[SpokenPart, ...] = ()
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether the client has to run calls: there are some, and all are complete."""
+        return bool(self.calls) and not self.calls[-1].is_cut
+
 
 async def gather(parts: AsyncIterable[ResponsePart]) -> CollectedResponse:
     """Collect the whole reply."""
     started: GenerationStarted | None = None
     spoken: list[SpokenPart] = []
+    notes: list[TokenLogprob] = []
     async for part in parts:
+        if isinstance(part, NotedPart | GenerationFinished):
+            notes += part.notes
         match part:
             case GenerationStarted():
                 started = part
@@ -120,20 +157,22 @@ async def gather(parts: AsyncIterable[ResponsePart]) -> CollectedResponse:
                 spoken.append(part)
             case GenerationFinished():
                 assert started is not None
-                return _whole(started, spoken, part)
+                return _whole(started, spoken, part, tuple(notes))
     raise AssertionError("a reply always ends with Ended or with an error")
 
 
 def _whole(
-    started: GenerationStarted, spoken: list[SpokenPart], ended: GenerationFinished
+    started: GenerationStarted,
+    spoken: list[SpokenPart],
+    ended: GenerationFinished,
+    notes: tuple[TokenLogprob, ...],
 ) -> CollectedResponse:
-    noted = [part for part in spoken if not isinstance(part, ToolCallPart)]
     return CollectedResponse(
         started=started,
         ended=ended,
-        reasoning="".join(part.text for part in noted if isinstance(part, ReasoningPart)),
-        content="".join(part.text for part in noted if isinstance(part, ContentPart)),
+        reasoning="".join(part.text for part in spoken if isinstance(part, ReasoningPart)),
+        content="".join(part.text for part in spoken if isinstance(part, ContentPart)),
         calls=tuple(part for part in spoken if isinstance(part, ToolCallPart)),
-        notes=tuple(note for part in (*noted, ended) for note in part.notes),
+        notes=notes,
         spoken=tuple(spoken),
     )
