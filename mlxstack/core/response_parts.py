@@ -138,7 +138,7 @@ class CollectedResponse(Struct, frozen=True):
 
     @property
     def has_calls(self) -> bool:
-        """Whether the client has to run calls: there are some, and all are complete."""
+        """Whether there are calls, none of them cut."""
         return bool(self.calls) and not self.calls[-1].is_cut
 
 

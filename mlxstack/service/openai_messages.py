@@ -97,7 +97,7 @@ def write_message(message: Message) -> dict[str, Any]:
 
 
 def assistant_message(spoken: Iterable[SpokenPart]) -> Message:
-    """The parts of a reply as the assistant's message, without a cut call."""
+    """The parts of a reply as a message, without cut calls."""
     parts = tuple(spoken)
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
     calls = (part for part in parts if isinstance(part, ToolCallPart) and not part.is_cut)

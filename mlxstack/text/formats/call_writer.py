@@ -23,7 +23,7 @@ class CallArguments(Struct, frozen=True):
 
 
 class CallEnded(Struct, frozen=True):
-    """End of the open call. The sum of its pieces is `arguments_json`.
+    """End of the open call; `arguments_json` sums up its pieces.
 
     The end of the answer cut the arguments of a call that `is_cut`.
     """

@@ -189,7 +189,7 @@ class ChatStream:
 
 
 def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
-    """`tool_calls` when any call was made, even if text followed, unless the last is cut."""
+    """`tool_calls` after complete calls, even if text followed."""
     if has_calls:
         return "tool_calls"
     return "length" if ended.ending in (FinishCause.LENGTH, FinishCause.CONTEXT) else "stop"

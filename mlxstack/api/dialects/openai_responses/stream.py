@@ -164,7 +164,7 @@ class FunctionCallStream:
 
 
 class CustomCallStream:
-    """Call of a custom tool, whose one argument is sent as plain text."""
+    """Call of a custom tool, whose input is plain text."""
 
     def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
         self._index, self._arguments, self._input = index, "", ""
