@@ -1,7 +1,6 @@
 """OpenAI's chat messages: how clients send them, and how histories store them."""
 
 import json
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -184,7 +183,7 @@ def _message(
 def _read_call(call: ToolCallParam) -> ToolCall:
     function = call.function or FunctionParam()
     return ToolCall(
-        id=call.id or f"call_{uuid.uuid4().hex[:24]}",
+        id=call.id or "",
         name=function.name,
         arguments=parse_arguments(function.arguments),
     )

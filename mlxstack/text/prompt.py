@@ -32,6 +32,7 @@ from mlxstack.text.splices import Splicer
 from mlxstack.text.template_adaptation import adapt_to_template, cautious
 from mlxstack.text.template_switches import LEVELS
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
+from mlxstack.text.tool_results import pair_results
 
 # A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")
@@ -156,6 +157,7 @@ class PromptMaker:
 
     def _encoded(self, conversation: Conversation, scope: Scope) -> EncodedConversation:
         self._refuse_too_long(_heard(conversation))
+        conversation = _paired(conversation)
         known = self.answers.known(scope, conversation.messages)
         conversation = _with_thoughts(conversation, known)
         inputs = self._inputs(conversation)
@@ -170,6 +172,7 @@ class PromptMaker:
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
         self._refuse_too_long(_heard(conversation))
+        conversation = _paired(conversation)
         return unescape(self._rendered(conversation, self._inputs(conversation))[1])
 
     def _rendered(
@@ -424,6 +427,10 @@ def _heard(conversation: Conversation) -> list[str]:
     Some templates drop the texts of the assistant.
     """
     return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
+
+
+def _paired(conversation: Conversation) -> Conversation:
+    return msgspec.structs.replace(conversation, messages=pair_results(conversation.messages))
 
 
 def _with_thoughts(conversation: Conversation, known: Mapping[int, AnswerEntry]) -> Conversation:

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.text.normalize_messages import drop_billing, parse_arguments
+from mlxstack.text.tool_results import interrupted
 
 TURN_JOINT = "\n\n"
-INTERRUPTED = "The call was interrupted; it has no result."
 CALL_INSTRUCTION = """For each call write a JSON object with its name and arguments:
 <tool_call>
 {"name": <name of the function>, "arguments": <object of its arguments>}
@@ -85,7 +85,7 @@ def adapt_to_template(
     capabilities: TemplateCapabilities,
     tools: Sequence[Tool] = (),
 ) -> tuple[Message, ...]:
-    """Conversation adapted to a template's capabilities.
+    """Conversation of paired results, adapted to a template's capabilities.
 
     Deterministic, and append-only: a message added at the end never changes what the earlier
     ones become, except that it may lengthen the last one. Three exceptions, in templates that
@@ -97,7 +97,6 @@ def adapt_to_template(
     if tools and not capabilities.takes_tools:
         texts = (head.text,) if head else ()
         head = Message(Role.SYSTEM, TURN_JOINT.join((*texts, tools_text(tools, capabilities))))
-    turns = _name_tools(turns)
     if not capabilities.takes_empty_answers:
         turns = [turn for turn in turns if not _is_empty(turn, capabilities)]
     for is_wanted, rewrite in _rewrites(capabilities):
@@ -210,17 +209,6 @@ def _split_head(messages: Sequence[Message]) -> tuple[Message | None, list[Messa
     return (Message(Role.SYSTEM, text) if text else None), list(messages[n_head:])
 
 
-def _name_tools(turns: Sequence[Message]) -> list[Message]:
-    """Every tool message bears the name of the function it answers."""
-    names = {call.id: call.name for turn in turns for call in turn.tool_calls}
-    return [
-        msgspec.structs.replace(turn, name=names[turn.tool_call_id])
-        if turn.role is Role.TOOL and not turn.name and turn.tool_call_id in names
-        else turn
-        for turn in turns
-    ]
-
-
 def _quote_orphans(turns: Sequence[Message]) -> list[Message]:
     """Results that follow no call, as after a compaction, become user turns."""
     quoted: list[Message] = []
@@ -243,14 +231,10 @@ def _add_results(turns: Sequence[Message]) -> list[Message]:
         if turn.role is Role.TOOL:
             open_calls = [call for call in open_calls if call.id != turn.tool_call_id]
         else:
-            added += [_interrupted(call) for call in open_calls]
+            added += [interrupted(call) for call in open_calls]
             open_calls = list(turn.tool_calls)
         added.append(turn)
     return added
-
-
-def _interrupted(call: ToolCall) -> Message:
-    return Message(Role.TOOL, INTERRUPTED, tool_call_id=call.id, name=call.name)
 
 
 def _quote_results(turns: Sequence[Message]) -> list[Message]:

@@ -19,6 +19,7 @@ from mlxstack.api.dialects.ollama.request_schema import OllamaChatBody, OllamaMe
 from mlxstack.api.dialects.ollama.to_conversation import chat_conversation
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from mlxstack.service.openai_messages import FunctionParam, ToolCallParam
+from mlxstack.text.tool_results import pair_results
 from tests.api.running import Running
 from tests.api.test_demo_walk import WEATHER
 from tests.gateway.in_front import WAYS, running_behind
@@ -149,12 +150,11 @@ def test_the_client_runs_a_tool_loop(client: ollama.Client) -> None:
 
 def test_a_result_without_an_id_is_of_the_call_with_its_name() -> None:
     calls = [ToolCallParam(function=FunctionParam(name)) for name in ("a", "b", "c")]
-    results = [OllamaMessage("tool", "x", tool_name=name) for name in ("b", None, "c")]
+    results = [OllamaMessage("tool", f"of {name}", tool_name=name) for name in ("b", None, "c")]
     sent = [OllamaMessage("assistant", tool_calls=calls), *results]
-    said, *found = chat_conversation(OllamaChatBody(messages=sent)).messages
-    ids = [call.id for call in said.tool_calls]
-    assert len(set(ids)) == 3
-    assert [one.tool_call_id for one in found] == [ids[1], ids[0], ids[2]]
+    said, *found = pair_results(chat_conversation(OllamaChatBody(messages=sent)).messages)
+    assert [one.tool_call_id for one in found] == [call.id for call in said.tool_calls]
+    assert [one.text for one in found] == ["of None", "of b", "of c"]
 
 
 def test_thoughts_are_apart(client: ollama.Client) -> None:

@@ -69,12 +69,6 @@ def test_a13_turns_are_merged_only_where_the_template_insists() -> None:
     ]
 
 
-def test_a15_tool_messages_get_the_name_of_their_call() -> None:
-    call = ToolCall("x", "Bash", {})
-    turns = [Message(ASSISTANT, tool_calls=(call,)), Message(TOOL, "out", tool_call_id="x")]
-    assert adapt_to_template(turns, TemplateCapabilities())[1].name == "Bash"
-
-
 def test_a_template_without_system_role_hears_it_from_the_user() -> None:
     settled = adapt_to_template(
         said((SYSTEM, "s"), (USER, "u")), TemplateCapabilities(has_system=False)

@@ -21,6 +21,7 @@ from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
 from mlxstack.service.agents.store import AgentStore, StoredKV
 from mlxstack.service.stats import BUSY
 from mlxstack.store.agent_history import History
+from mlxstack.text.tool_results import pair_results
 
 SEPARATOR = " · "
 MOST_CHARS = 40
@@ -167,11 +168,11 @@ class AgentRegistry:
 
     def name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
         """Name of a conversation without an explicit agent."""
-        return self._names.name(user_turn_digests(conversation, salt), hint)
+        return self._names.name(_turns(conversation, salt), hint)
 
     def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
         """The name that `name` would return again, None for a new conversation."""
-        return self._names.find(user_turn_digests(conversation, salt), hint)
+        return self._names.find(_turns(conversation, salt), hint)
 
     def entitle(self, name: str, conversation: Conversation, hint: str | None) -> None:
         """Record the title of an agent; least recently used ones go."""
@@ -230,6 +231,11 @@ class AgentRegistry:
         oldest = next(leaving, None)
         if oldest is not None:
             del self._records[oldest]
+
+
+def _turns(conversation: Conversation, salt: str) -> tuple[str, ...]:
+    messages = pair_results(conversation.messages)
+    return user_turn_digests(replace(conversation, messages=messages), salt)
 
 
 def views(

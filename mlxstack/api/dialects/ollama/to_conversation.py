@@ -18,7 +18,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.openai_messages import ChatMessageParam, ToolCallParam
+from mlxstack.service.openai_messages import ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[hms]|\Z)")
@@ -96,38 +96,17 @@ def _effort(think: bool | str | None) -> tuple[bool | None, dict[str, Any]]:
 
 
 def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
-    """Messages with an id for every call and its result."""
-    messages: list[ChatMessageParam] = []
-    waiting: list[ToolCallParam] = []
-    for i, one in enumerate(sent):
-        calls = [
-            call if call.id else structs.replace(call, id=f"call_{i}_{at}")
-            for at, call in enumerate(one.tool_calls or ())
-        ]
-        waiting = list(calls) or waiting
-        messages.append(
-            ChatMessageParam(
-                role=one.role,
-                content=_content(one.content, one.images),
-                reasoning_content=one.thinking,
-                tool_calls=calls or None,
-                tool_call_id=one.tool_call_id or _answered(one, waiting),
-                name=one.tool_name,
-            )
+    return [
+        ChatMessageParam(
+            role=message.role,
+            content=_content(message.content, message.images),
+            reasoning_content=message.thinking,
+            tool_calls=message.tool_calls,
+            tool_call_id=message.tool_call_id,
+            name=message.tool_name,
         )
-    return messages
-
-
-def _answered(result: OllamaMessage, waiting: list[ToolCallParam]) -> str | None:
-    """Id of the answered call: first open of its name, else first."""
-    if result.role != "tool" or not waiting:
-        return None
-    named = (i for i, call in enumerate(waiting) if _name(call) == result.tool_name)
-    return waiting.pop(next(named, 0)).id
-
-
-def _name(call: ToolCallParam) -> str:
-    return call.function.name if call.function else ""
+        for message in sent
+    ]
 
 
 def _content(text: str | None, images: Iterable[Any] | None) -> str | list[Any] | None:

@@ -1,7 +1,6 @@
 """Converts a Responses API body to a conversation and generation options."""
 
 import base64
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import chain, groupby
@@ -336,7 +335,7 @@ def _output(item: Item, at: str, _: ToolNames) -> Message:
 
 
 def _call_id(sent: ShellCallItem | OutputItem) -> str:
-    return sent.call_id or sent.id or f"call_{uuid.uuid4().hex[:24]}"
+    return sent.call_id or sent.id or ""
 
 
 def _calling(call: ToolCall) -> Message:
