@@ -14,6 +14,7 @@ from litestar.types import Guard
 from mlxstack import __version__
 from mlxstack.api import errors, guards
 from mlxstack.api.dialects.llama_server.metrics import metrics_route
+from mlxstack.api.json_body import JSONRequest
 from mlxstack.api.openapi import with_openapi
 from mlxstack.api.registry import DIALECTS, dialect_of
 from mlxstack.api.run_generation import is_disconnect
@@ -37,6 +38,7 @@ def create_app(service: Service) -> Litestar:
         ],
         exception_handlers={Exception: _answer},
         before_send=[guards.name_response],
+        request_class=JSONRequest,
         request_max_body_size=server.max_body_bytes,
         cors_config=guards.cors(server),
         openapi_config=_openapi(),

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from mlxstack.api import errors, guards
 from mlxstack.api.guards import name_response, request_id
+from mlxstack.api.json_body import decode_body
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.streaming import BEAT_S, FIRST_S, HEADERS, cancel, until_disconnect
 from mlxstack.core.errors import Busy, Forbidden, StackError, TooLarge, Unauthorized
@@ -223,7 +224,7 @@ class WaitingRequest:
 
 def _wants_stream(body: bytes, is_default: bool) -> bool:
     try:
-        stream = msgspec.json.decode(body, type=StreamField).stream
+        stream = decode_body(body, StreamField).stream
         return is_default if stream is None else stream is True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False

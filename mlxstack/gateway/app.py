@@ -11,6 +11,7 @@ from msgspec import Struct
 from mlxstack.api import guards
 from mlxstack.api.guards import request_id
 from mlxstack.api.host_rules import host_rules
+from mlxstack.api.json_body import decode_body
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.swap_middleware import (
     READING,
@@ -201,7 +202,7 @@ def _named(scope: Scope) -> str | None:
 def _model(body: bytes) -> str | None:
     """The body's `model` or `name` (older Ollama); None without JSON."""
     try:
-        found = msgspec.json.decode(body, type=ModelField)
+        found = decode_body(body, ModelField)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     model = found.name if found.model is None else found.model

@@ -154,7 +154,7 @@ def test_wrong_bodies_are_400_and_name_the_field(
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"{", b"{bad", b"\xff\xfe", b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+        b"", b"{", b"{bad", b"\xff\xfe",
         b'{"messages":[{"role":"user","content":"caf\xe9"}],"prompt":"caf\xe9","max_tokens":5}',
     ],
 )  # fmt: skip

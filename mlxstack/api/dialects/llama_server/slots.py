@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from mlxstack.api.dialects.llama_server.response_schema import request_params
 from mlxstack.api.guards import OF_ALL, UNLOADED, can_access, is_unscoped
+from mlxstack.api.json_body import decode_body
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.commands import (
     EraseSlot,
@@ -110,7 +111,7 @@ def _number(slot: str) -> int:
 
 async def _filename(request: AnyRequest) -> str:
     try:
-        return msgspec.json.decode(await request.body() or b"{}", type=FileBody).filename
+        return decode_body(await request.body() or b"{}", FileBody).filename
     except msgspec.ValidationError as error:
         raise BadRequest(f"filename: {error}", "filename") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
