@@ -5,16 +5,18 @@ from typing import Any
 
 from litestar import Litestar, Request, Response
 from litestar.di import Provide
+from litestar.exceptions import SerializationException
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
+from litestar.serialization import decode_json
 from litestar.types import Guard
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
 from mlxstack.api.dialects.llama_server.metrics import metrics_route
-from mlxstack.api.json_body import JSONRequest
+from mlxstack.api.json_body import mended_body
 from mlxstack.api.openapi import with_openapi
 from mlxstack.api.registry import DIALECTS, dialect_of
 from mlxstack.api.run_generation import is_disconnect
@@ -22,6 +24,20 @@ from mlxstack.service.service import Service
 
 # nginx's status for a client that did not wait.
 CLIENT_LEFT = 499
+
+
+class JSONRequest(Request[Any, Any, Any]):
+    """Request whose JSON is mended if it cannot be read."""
+
+    async def json(self) -> Any:
+        """Decoded body. Raises SerializationException, UnicodeDecodeError, RecursionError."""
+        try:
+            return await super().json()
+        except (SerializationException, UnicodeDecodeError):
+            body = await self.body()
+            if (mended := mended_body(body)) == body:
+                raise
+            return decode_json(mended)
 
 
 def create_app(service: Service) -> Litestar:

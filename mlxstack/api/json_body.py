@@ -6,12 +6,9 @@ conversation for good.
 
 import codecs
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-from litestar import Request
-from litestar.exceptions import SerializationException
-from litestar.serialization import decode_json
 
 T = TypeVar("T")
 
@@ -21,20 +18,6 @@ _ESCAPES = re.compile(
     rb"(?<!\\)((?:\\\\)*)(?:(%b%b)|%b|%b)|\xed[\xa0-\xbf][\x80-\xbf]" % (_HIGH, _LOW, _HIGH, _LOW)
 )
 _REPLACEMENT = "\ufffd"
-
-
-class JSONRequest(Request[Any, Any, Any]):
-    """Request whose JSON is mended if it cannot be read."""
-
-    async def json(self) -> Any:
-        """Decoded body. Raises SerializationException, UnicodeDecodeError, RecursionError."""
-        try:
-            return await super().json()
-        except (SerializationException, UnicodeDecodeError):
-            body = await self.body()
-            if (mended := mended_body(body)) == body:
-                raise
-            return decode_json(mended)
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:

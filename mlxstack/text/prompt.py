@@ -24,7 +24,7 @@ from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice, Tok
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
 from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.normalize_messages import head_tools
+from mlxstack.text.normalize_messages import head_tools, pair_results
 from mlxstack.text.output_format import accent_of
 from mlxstack.text.special_token_escape import SpecialTokenEscaper, unescape
 from mlxstack.text.special_tokens import special_tokens_of
@@ -32,7 +32,6 @@ from mlxstack.text.splices import Splicer
 from mlxstack.text.template_adaptation import adapt_to_template, cautious
 from mlxstack.text.template_switches import LEVELS
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
-from mlxstack.text.tool_results import pair_results
 
 # A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")

@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
-from mlxstack.text.normalize_messages import drop_billing, parse_arguments
-from mlxstack.text.tool_results import interrupted
+from mlxstack.text.normalize_messages import drop_billing, interrupted, parse_arguments
 
 TURN_JOINT = "\n\n"
 CALL_INSTRUCTION = """For each call write a JSON object with its name and arguments:

@@ -19,7 +19,7 @@ from mlxstack.api.dialects.ollama.request_schema import OllamaChatBody, OllamaMe
 from mlxstack.api.dialects.ollama.to_conversation import chat_conversation
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from mlxstack.service.openai_messages import FunctionParam, ToolCallParam
-from mlxstack.text.tool_results import pair_results
+from mlxstack.text.normalize_messages import pair_results
 from tests.api.running import Running
 from tests.api.test_demo_walk import WEATHER
 from tests.gateway.in_front import WAYS, running_behind

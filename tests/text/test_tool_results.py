@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
+from mlxstack.text.normalize_messages import INTERRUPTED, pair_results
 from mlxstack.text.prompt import PromptMaker
-from mlxstack.text.tool_results import INTERRUPTED, pair_results
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 ASKED = Message(USER, "Weather in Rome, Oslo and Ulm?")

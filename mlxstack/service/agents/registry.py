@@ -21,7 +21,7 @@ from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
 from mlxstack.service.agents.store import AgentStore, StoredKV
 from mlxstack.service.stats import BUSY
 from mlxstack.store.agent_history import History
-from mlxstack.text.tool_results import pair_results
+from mlxstack.text.normalize_messages import pair_results
 
 SEPARATOR = " · "
 MOST_CHARS = 40
