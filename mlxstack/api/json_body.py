@@ -1,4 +1,4 @@
-"""JSON of request bodies, mended where a client cut a text inside a character.
+"""JSON of request bodies, mended where a character is incomplete.
 
 Half of a surrogate pair stays in the history of such a client, so that a refusal would end its
 conversation for good.

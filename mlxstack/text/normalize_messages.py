@@ -170,7 +170,7 @@ def interrupted(call: ToolCall) -> Message:
 
 
 def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Messages with the results of each turn in the order of its calls.
+    """Messages with results in the order of their calls.
 
     Many templates print no call ids, so that the model reads results in the order of the calls.
     A result belongs to the first open call of its turn with its id; one without an id to the first
@@ -218,7 +218,7 @@ def _place(
     calls: Sequence[ToolCall],
     names: dict[str, str],
 ) -> None:
-    """Put the results of one turn at `places`, in the order of its calls."""
+    """Put the results of a turn at `places`, in call order."""
     results = [paired[place][0] for place in places]
     answers = _answers(calls, results)
     answered = set(answers.values())
@@ -235,7 +235,7 @@ def _place(
 
 
 def _answers(calls: Sequence[ToolCall], results: Sequence[Message]) -> dict[int, int]:
-    """Index of the result of each call that has one, by index of the call."""
+    """Index of the result of each answered call, by call index."""
     by_id: dict[str, deque[int]] = {}
     by_name: dict[str | None, deque[int]] = {}
     for at, result in enumerate(results):
@@ -262,6 +262,6 @@ def _named(result: Message, call: ToolCall) -> Message:
 
 
 def _known(result: Message, names: dict[str, str]) -> Message:
-    """A result without a call of its turn, named after an earlier call of its id."""
+    """Orphaned result, named after an earlier call with its id."""
     name = result.name or names.get(result.tool_call_id or "")
     return replace(result, name=name)
