@@ -79,8 +79,8 @@ agents: setup ## Install Claude Code, Codex, opencode, qwen-code, pi and Continu
 clients: programs ## Real coding agents, those that are installed, against a scripted model
 	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
 
-suite: setup ## The tests alone
-	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+suite: setup ## The tests alone; one that fails is run once more
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.suite -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Checks compute while tests wait. Their output comes after that of the tests, whole.
 test: ## Everything that CI runs; says at its end how long each phase took
@@ -89,7 +89,8 @@ test: ## Everything that CI runs; says at its end how long each phase took
 	{ $(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1; } & \
 	$(MAKE) --no-print-directory suite || code=$$?; \
 	wait $$! || { code=$$?; echo "make check failed:"; }; cat $(VENV)/check.log; \
-	echo "make test: setup $$((ready - began)) s, tests and checks $$(($$(date +%s) - ready)) s"; exit $$code
+	echo "make test: setup $$((ready - began)) s, tests and checks $$(($$(date +%s) - ready)) s"; \
+	cat $(VENV)/flaky 2>/dev/null; exit $$code
 
 fast: setup ## The pure rooms only, in seconds
 	@$(FAST) $(BIN)/python -m pytest -q -m 'not mlx and not slow and not net' tests/policy tests/text
