@@ -40,8 +40,10 @@ def run(arguments: Sequence[str], flaky: Path = FLAKY) -> int:
 
 
 def _passes_alone(test: str) -> bool:
-    print(f"\nagain, alone: {test}", flush=True)
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", test]).returncode == 0
+    sys.stdout.write(f"\nagain, alone: {test}\n")
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "pytest", "-q", test]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 if __name__ == "__main__":

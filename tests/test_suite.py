@@ -47,6 +47,7 @@ def suite(folder: Path, *options: str) -> tuple[int, str, str]:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
+        check=False,
     )
     return ended.returncode, ended.stdout, flaky.read_text() if flaky.exists() else ""
 

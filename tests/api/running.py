@@ -1,11 +1,14 @@
 """A real service on a free port, in a thread with an event loop of its own."""
 
 import asyncio
+import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct, structs
@@ -49,6 +52,35 @@ def standing(server: ServerSpec) -> tuple[Service, StandIn]:
     outbox, engine = EventDispatcher(), StandIn(load_tokenizer(MODEL_DIR))
     engine.deliver = outbox.deliver
     return Service(Preset(model=ModelSpec(id="standin"), server=server), outbox, engine), engine
+
+
+@contextmanager
+def unanswered(url: str, body: dict[str, Any]) -> Iterator[None]:
+    """A POST request whose client leaves at the end of the block, without its response."""
+    parts = urlsplit(url)
+    data = json.dumps(body).encode()
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-length: {len(data)}\r\n"
+    with socket.create_connection((parts.hostname, parts.port)) as connection:
+        connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
+        yield
+
+
+@contextmanager
+def busy_engine(live: Running) -> Iterator[None]:
+    """Stop the engine's thread between two steps for the time of the block."""
+    is_stopped, may_go_on = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        is_stopped.set()
+        may_go_on.wait()
+
+    live.service.engine._post(stop)  # type: ignore[attr-defined]
+    try:
+        is_stopped.wait()
+        yield
+    finally:
+        may_go_on.set()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The KV memory: parked, shared, kept on disk, explained (C, D, G and Z rows of the features)."""
 
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from mlxstack.policy.prefix_index_check import check_index
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
-from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
+from tests.engine.harness import WAIT_S, Driver, array_bytes, preset_of, prompt, running
 from tests.models import VOCAB
 from tests.repetition import in_soak
 
@@ -381,20 +381,25 @@ def test_d18_a_hit_copies_nothing_but_what_it_adds(one: Driver) -> None:
 
 
 def test_c17_others_decode_on_while_a_slot_is_saved(model_of: ModelOf, tmp_path: Path) -> None:
-    class SlowDisk(Disk):
+    may_sync = threading.Event()
+    may_sync.set()
+
+    class GatedDisk(Disk):
         def sync(self, fd: int) -> None:
-            time.sleep(0.3)
+            assert may_sync.wait(WAIT_S)
             super().sync(fd)
 
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=2048))
-    with running(preset, tmp_path, disk=SlowDisk()) as driver:
+    with running(preset, tmp_path, disk=GatedDisk()) as driver:
         driver.answer(prompt(900, seed=1), 4, slot=0)
         busy = driver.submit(prompt(20), 1900, slot=1)
         driver.until(busy, TokenSampled)
+        may_sync.clear()
         saving = driver.engine.run_slot_command(SaveSlot(0, "a.bin"))
         n_before = len(driver.tokens(busy))
         driver.until(busy, TokenSampled, n_before + 20)
         assert not saving.done()
+        may_sync.set()
         assert saving.result(timeout=60).n_saved > 900
         driver.engine.cancel(busy)
         driver.finish(busy)

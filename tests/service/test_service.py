@@ -80,6 +80,12 @@ async def say(
     return await gather(again()), parts
 
 
+async def submitted(engine: StandIn) -> None:
+    """Return when the engine has a request."""
+    while not engine.asked:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
 async def test_parts_come_in_order(pair: Pair) -> None:
     answer, parts = await say(pair, "good day")
     assert isinstance(parts[0], GenerationStarted)
@@ -173,7 +179,7 @@ async def test_x9_leaving_cancels(pair: Pair) -> None:
     engine.script = None
     order = await admit_text(service, "hello", GenerationOptions("a-1"))
     task = asyncio.create_task(gather(stream_response(service, order, 1, 1)))
-    await asyncio.sleep(0.05)
+    await submitted(engine)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -233,7 +239,7 @@ async def test_a_dead_or_stuck_engine_fails_who_waits(pair: Pair, how: str) -> N
     engine.script = None
     order = await admit_text(service, "hello", GenerationOptions("a-1"))
     waiting = asyncio.create_task(gather(stream_response(service, order, 5, 5)))
-    await asyncio.sleep(0.05)
+    await submitted(engine)
     engine.is_dead = how == "dies"
     engine.silent_s = 121.0 if how == "hangs" else 0.0
     with pytest.raises(Broken, match="died" if how == "dies" else "121 s"):
@@ -255,7 +261,7 @@ async def test_stopping_fails_who_is_left(pair: Pair) -> None:
     engine.script = None
     order = await admit_text(service, "hello", GenerationOptions("a-1"))
     waiting = asyncio.create_task(gather(stream_response(service, order, 5, 5)))
-    await asyncio.sleep(0.05)
+    await submitted(engine)
     await service.stop(0.1)
     with pytest.raises(Loading):
         await waiting

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import pairwise
@@ -252,10 +253,11 @@ async def test_h5_a_banner_while_it_is_away_and_none_when_it_is_back(
         assert cells(pilot, 0)[2] == "empty"
         preset = tiny_preset(model_folder)
         again = structs.replace(preset, server=ServerSpec(port=port))
+        began = time.monotonic()
         with running(again, tmp_path):
             await until(pilot, lambda: app.model.link.state is LinkState.LIVE)
             await until(pilot, lambda: not banner.display)
-            assert app.model.frame.service.uptime_s < 30
+            assert app.model.frame.service.uptime_s <= time.monotonic() - began
     finally:
         await stack.__aexit__(None, None, None)
 
@@ -302,11 +304,9 @@ async def test_the_feed_rests_when_the_service_does_and_ends_with_it(
             while told(lines)[-4:] != [": ping", "event: frame"] * 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert told(lines).count("event: frame") <= 2 + 2 * (loop.time() - began)
-        began = loop.time()
         leave(found)
         await asyncio.wait_for(listening, 120)
     assert ended.done()
-    assert loop.time() - began < 8
 
 
 def told(lines: list[str]) -> list[str]:

@@ -1,13 +1,13 @@
 """Clients that leave, and clients that must wait."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from tests.api.anthropic.speaking import PATH, ask, body, events, in_order, n_prompt
-from tests.api.running import Running
+from tests.api.running import Running, busy_engine, unanswered
 from tests.api.test_streams import n_busy, until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -23,14 +23,13 @@ def test_x9_leaving_a_stream_frees_the_slot(live: Running, http: httpx.Client) -
             next(lines)
     after = until(live, lambda s: n_busy(s) == 0).counters
     assert after.n_cancelled == before.n_cancelled + 1
-    assert after.n_generated_tokens - before.n_generated_tokens < 300
     assert ask(http, body())["usage"]["cache_read_input_tokens"] > 5, "its KV stays as cache"
 
 
 def test_x9_leaving_a_whole_answer_frees_the_slot(live: Running, http: httpx.Client) -> None:
     cancelled = live.service.engine.snapshot().counters.n_cancelled
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(live.url + PATH, json=body(**LONG), timeout=0.3)
+    with unanswered(live.url + PATH, body(**LONG)):
+        until(live, lambda s: n_busy(s) == 1)
     after = until(live, lambda s: n_busy(s) == 0)
     assert after.counters.n_cancelled == cancelled + 1
 
@@ -39,14 +38,14 @@ def test_x20_x21_a_stream_that_waits_begins_with_a_ping(live: Running, http: htt
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(httpx.post, live.url + PATH, json=body(id_slot=0, **LONG), timeout=60)
         until(live, lambda s: s.slots[0].state == "running")
-        began = time.monotonic()
-        with http.stream("POST", PATH, json=body("second", id_slot=0, stream=True)) as answer:
-            took, is_first_done = time.monotonic() - began, first.done()
+        late = body("second", id_slot=0, stream=True)
+        with ExitStack() as stack:
+            with busy_engine(live):
+                answer = stack.enter_context(http.stream("POST", PATH, json=late))
             found = events("".join(answer.iter_text()))
         assert first.result().status_code == 200
-    assert took < 2 or not is_first_done
     in_order(found)
-    if "x-mlx-stack-slot" not in answer.headers:
-        assert found[0] == {"type": "ping"}
+    assert "x-mlx-stack-slot" not in answer.headers
+    assert found[0] == {"type": "ping"}
     last = next(event for event in found if event["type"] == "message_delta")
     assert n_prompt(last["usage"]) > 5
