@@ -66,6 +66,7 @@ from mlxstack.engine.model import loader
 from mlxstack.engine.model.attention_costs import measure_sharing
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
+from mlxstack.engine.model.kernel_choice import choose_kernels
 from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.padded_linear import pad_linear_layers
 from mlxstack.engine.model.runner import ModelParts, ModelRunner
@@ -74,9 +75,10 @@ from mlxstack.engine.remote_prefill import RemotePrefill
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import memory_of, this_memory
+from mlxstack.policy.attention_kernels import PrefillAttention
 from mlxstack.policy.draft_governor import UNMEASURED
 from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing, least_shared
-from mlxstack.policy.scheduler import limits_of
+from mlxstack.policy.scheduler import SchedulerLimits, limits_of
 
 log = logging.getLogger(__name__)
 
@@ -378,7 +380,7 @@ class EngineCore:
             _sharing(preset, runner, maker) if verdict.can_share else NO_SHARING,
         )
         self._exchange = KVExchange(slot_kv, pieces, runner, maker, key)
-        rules = limits_of(preset, plan.kv_budget, plan.score_bytes)
+        rules = self._rules(plan, alone, maker)
         self._turns = EngineLoop(
             Batch(runner, costs, draft_model, rules.pace, _stacker(verdict, runner, slot_kv)),
             slot_kv,
@@ -397,6 +399,13 @@ class EngineCore:
         self._device_memory.wire(preset.device.wired)
         self._publish()
         return facts
+
+    def _rules(self, plan: MemoryPlan, runner: ModelRunner, maker: CacheFactory) -> SchedulerLimits:
+        attention = PrefillAttention(plan.score_bytes)
+        # A follower of another generation computes the same chunks with other kernels.
+        if self._ranks is None:
+            attention = choose_kernels(runner, maker, attention)
+        return limits_of(self._preset, plan.kv_budget, attention)
 
     def _identified(self, facts: ModelFacts, check: BatchingCheck) -> ModelFacts:
         """Facts with the identity of the KV of this rank."""

@@ -21,6 +21,9 @@ from threading import Lock
 
 import mlx.core as mx
 
+from mlxstack.host.macos import macos_version
+from mlxstack.policy.attention_kernels import has_nax
+
 MIN_BOUND = 32 * 2**20
 """Minimum limit of the buffer cache; MLX's own on a CPU.
 
@@ -63,6 +66,11 @@ def clear_traceback_frames(error: BaseException | None) -> None:
 def has_gpu() -> bool:
     """Whether MLX computes on a GPU here."""
     return bool(mx.default_device().type == mx.DeviceType.gpu)
+
+
+def has_nax_units() -> bool:
+    """Whether MLX uses the GPU's matrix units (M5 and later)."""
+    return has_nax(str(mx.device_info().get("architecture", "")), macos_version())
 
 
 def told() -> dict[str, object]:

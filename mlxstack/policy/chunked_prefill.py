@@ -121,7 +121,8 @@ class PrefillPolicy(Struct, frozen=True):
     longest chunk while no request decodes, so that arrivals and cancellations are handled;
     `max_chunk_size` and `block` are tokens; `max_passed` is the number of chunks in a row that may
     pass over the oldest prompt. `score_bytes` is what unfused attention stores per query token and
-    context token, of which `max_score_bytes` may be alive; 0: fused, no bound.
+    context token, of which `max_score_bytes` may be alive; 0: fused, no bound. Chunks of
+    `fused_from` tokens or more are fused too; 0: none.
     """
 
     max_stall_s: Seconds = 0.25
@@ -131,6 +132,7 @@ class PrefillPolicy(Struct, frozen=True):
     max_passed: NonNegativeInt = 3
     score_bytes: NonNegativeInt = 0
     max_score_bytes: NonNegativeInt = 0
+    fused_from: NonNegativeInt = 0
 
 
 def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
@@ -148,7 +150,8 @@ def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: Prefil
     """Tokens of the next prefill chunk, preferably to a block boundary.
 
     While other requests decode, chunk plus decode step stay inside `max_stall_s` at the measured
-    throughput, which says little about far longer chunks.
+    throughput, which says little about far longer chunks. Where that permits `fused_from` tokens,
+    no chunk is shorter, the last one included if the one before it can give way.
     """
     budget = _budget(slot, n_decoding, speed, pace)
     if slot.n_left <= budget:
@@ -157,11 +160,25 @@ def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: Prefil
     aligned = end - end % pace.block
     if aligned <= slot.position:
         aligned = end - end % FINEST
-    return aligned - slot.position
+    n_tokens = aligned - slot.position
+    if not 0 < pace.fused_from <= budget:
+        return n_tokens
+    n_before_last = slot.n_left - pace.fused_from
+    n_tokens = max(n_tokens, pace.fused_from)
+    return n_before_last if pace.fused_from <= n_before_last < n_tokens else n_tokens
 
 
 def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
-    most = tokens_within_scores(slot.position, pace)
+    n_tokens = _tokens_within_stall(slot, n_decoding, speed, pace)
+    if 0 < pace.fused_from <= min(n_tokens, slot.n_left):
+        return n_tokens
+    return min(n_tokens, tokens_within_scores(slot.position, pace))
+
+
+def _tokens_within_stall(
+    slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy
+) -> int:
+    most = pace.max_chunk_size
     if speed.prefill_tps == 0:
         return min(pace.block, most)
     seconds = pace.patience_s
@@ -179,7 +196,7 @@ def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
 def draft_bound(
     plain_s: float, n_rows: int, pace: PrefillPolicy, *, is_prefilling: bool = False
 ) -> float:
-    """Seconds that a decode step may take with drafts; without drafts it takes `plain_s`.
+    """Maximum seconds of a decode step with drafts; without, it takes `plain_s`.
 
     Beside a prefill chunk they take a share of its seconds, out of the headroom of the bound: its
     size stays. Several rows stay within the bound on stalls, and a row alone delays an arrival by

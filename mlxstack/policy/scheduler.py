@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, structs
 
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
+from mlxstack.policy.attention_kernels import FUSED, PrefillAttention
 from mlxstack.policy.chunked_prefill import (
     PrefillPolicy,
     ThroughputModel,
@@ -322,18 +323,18 @@ def _barred(state: SchedulerState, queued: QueuedRequest) -> frozenset[int]:
     return frozenset(e.slot for e in state.actions if e.arrived < queued.arrived)
 
 
-def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> SchedulerLimits:
-    """Scheduler limits of a preset; `budget` is bytes of KV, or none.
-
-    `score_bytes` is what unfused attention stores per query token and context token.
-    """
+def limits_of(
+    preset: Preset, budget: int | None, attention: PrefillAttention = FUSED
+) -> SchedulerLimits:
+    """Scheduler limits of a preset; `budget` is bytes of KV, or none."""
     block = preset.prefix_cache.block_size
     pace = PrefillPolicy(
         max_stall_s=preset.prefill.max_stall_ms / 1000,
         max_chunk_size=preset.prefill.chunk_size,
         block=block,
-        score_bytes=score_bytes,
+        score_bytes=attention.score_bytes,
         max_score_bytes=MAX_SCORE_BYTES,
+        fused_from=attention.fused_from,
     )
     return SchedulerLimits(
         max_active=preset.batch.max_size if preset.batch.enabled else 1,

@@ -1,9 +1,7 @@
 """Bytes of activations, logits and attention scores beside weights and KV."""
 
+from mlxstack.policy.attention_kernels import FULL_DIMS
 from mlxstack.policy.kv_geometry import PLAIN_BITS, Geometry, LayerKind, ModelShape
-
-FUSED_HEAD_DIMS = frozenset({64, 80, 128})
-"""Head dims whose attention is fused on Metal in MLX 0.32."""
 
 SCORE_COPIES = 2
 """Copies of scores without fused attention: scores and their softmax."""
@@ -40,7 +38,7 @@ def peak_score_bytes(shape: ModelShape, bits: int, chunk: int, n_ctx: int) -> in
 
 def _is_fused(geometry: Geometry, bits: int) -> bool:
     return bits == PLAIN_BITS and all(
-        layer.k_dim == layer.v_dim and layer.k_dim in FUSED_HEAD_DIMS
+        (layer.k_dim, layer.v_dim) in FULL_DIMS
         if layer.kind is LayerKind.FULL
         else layer.kind is not LayerKind.LATENT
         for layer in geometry.layers

@@ -247,6 +247,7 @@ def test_scores_of_unfused_attention_bound_the_chunk(
 def test_attention_is_fused_for_some_head_dims_and_16_bit_kv() -> None:
     fused = shape_of_config(LLAMA | {"head_dim": 128})
     assert workspace.score_bytes(fused, 16) == 0
+    assert workspace.score_bytes(shape_of_config(LLAMA | {"head_dim": 96}), 16) == 0
     assert workspace.score_bytes(fused, 8) == 4 * 2 * workspace.SCORE_COPIES
     gemma = shape_of_config(SLIDING | {"head_dim": 256})
     assert workspace.score_bytes(gemma, 16) == 4 * 2 * workspace.SCORE_COPIES

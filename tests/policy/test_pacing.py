@@ -204,3 +204,47 @@ def test_m6_attention_scores_of_a_chunk_are_bounded_in_bytes(
 
 def test_m6_fused_attention_bounds_no_chunk() -> None:
     assert tokens_within_scores(100_000, PrefillPolicy(max_chunk_size=2048)) == 2048
+
+
+m5_paces = st.builds(
+    PrefillPolicy,
+    max_stall_s=st.floats(0.02, 1.0),
+    max_chunk_size=st.sampled_from((512, 2048, 4096)),
+    block=st.sampled_from((16, 128, 256)),
+    score_bytes=st.just(64),
+    max_score_bytes=st.just(2**30),
+    fused_from=st.just(1024),
+)
+
+
+@given(seats, speeds, m5_paces, st.integers(0, 8))
+def test_a6_a_chunk_is_fused_or_its_scores_are_bounded(
+    slot: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
+) -> None:
+    n = chunk_size(slot, n_decoding, speed, pace)
+    is_fused = n >= pace.fused_from
+    assert is_fused or n <= FINEST or n * (slot.position + n) * 64 <= 2**30
+    assert n <= max(FINEST, pace.max_chunk_size)
+
+
+@given(st.integers(0, 200_000), st.integers(1024, 200_000))
+def test_a6_no_chunk_of_a_long_prompt_loses_the_fused_kernel(position: int, n_left: int) -> None:
+    pace = PrefillPolicy(
+        max_chunk_size=2048, block=128, score_bytes=64, max_score_bytes=2**30, fused_from=1024
+    )
+    speed, end, chunks = ThroughputModel(prefill_tps=1e6, n_largest=2048), position + n_left, []
+    while position < end:
+        n = chunk_size(seat(position, end + 1), 0, speed, pace)
+        chunks.append(n)
+        position += n
+    # The last one is shorter only where fewer than two fused chunks were left before.
+    assert all(n >= 1024 for n in chunks)
+
+
+def test_a6_a_stall_bound_below_the_fused_kernel_leaves_the_bound_on_scores() -> None:
+    pace = PrefillPolicy(
+        max_chunk_size=2048, block=128, score_bytes=64, max_score_bytes=2**30, fused_from=1024
+    )
+    speed = ThroughputModel(prefill_tps=2000, decode_s=0.01, n_largest=2048)
+    n = chunk_size(seat(60_000, 120_000), 1, speed, pace)
+    assert n <= tokens_within_scores(60_000, pace) < 1024

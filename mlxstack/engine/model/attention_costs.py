@@ -34,7 +34,7 @@ def measure_sharing(runner: ModelRunner, maker: CacheFactory) -> list[SharingCos
     like = leaf.keys
     dim = like.shape[3] if isinstance(like, mx.array) else like[0].shape[3] * 32 // leaf.bits
     dtype = like.dtype if isinstance(like, mx.array) else like[1].dtype
-    n_heads = max(cache_adapters.parts_of(leaf)[0].shape[1], next(_heads(runner.model), 0))
+    n_heads = n_query_heads(runner.model, leaf)
     queries = mx.random.normal((N_ROWS, n_heads, 1, dim)).astype(dtype)
     return [_measured(queries, leaf, n) for n in LENGTHS]
 
@@ -62,6 +62,11 @@ def _noise(leaf: Any, n_tokens: int, seed: int) -> Any:
     cache = cache_adapters.prefixed(leaf, None, 1)
     cache_adapters.extend_room(cache, n_tokens - 1, seed)
     return cache.keys_and_values()
+
+
+def n_query_heads(model: Any, leaf: Any) -> int:
+    """Query heads of the model, or KV heads of a nonempty cache."""
+    return int(max(cache_adapters.parts_of(leaf)[0].shape[1], next(_heads(model), 0)))
 
 
 def _heads(model: Any) -> Iterator[int]:

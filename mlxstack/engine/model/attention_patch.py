@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mlxstack.engine.decode.row_stack import StackedKVCache
 from mlxstack.engine.decode.row_views import KVView, PaddedKVView, RaggedArray, row_of
-from mlxstack.engine.device import has_gpu
+from mlxstack.engine.device import has_gpu, has_nax_units
 from mlxstack.engine.model.cpu_attention import (
     attend_single,
     attend_tiled,
@@ -27,8 +27,10 @@ from mlxstack.engine.model.cpu_attention import (
     sums,
 )
 from mlxstack.engine.model.prefixed_cache import PrefixedArray, length
+from mlxstack.policy.attention_kernels import N_VECTOR, AttentionCall, Dims, MaskKind, can_force
 
 _original = base.scaled_dot_product_attention
+_forced: set[Dims] = set()
 NO_BIAS = PrefixedArray(None, None)
 
 
@@ -222,6 +224,10 @@ def _attend_alone(
     is_array = isinstance(keys, mx.array)
     if is_array and not has_gpu() and is_tiled(queries, keys, mask):
         return attend_tiled(queries, keys, values, scale, mask, sinks)
+    if is_array and _is_forced(queries, values, mask):
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks, force_fused=True
+        )
     read = _precision(queries, keys, cache)
     if read is not cache:
         # mlx-lm scales the queries of quantized attention in place.
@@ -230,6 +236,23 @@ def _attend_alone(
         queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks
     )
     return out
+
+
+def force_fused(dims: Dims, *, is_forced: bool) -> None:
+    """Force the fused prefill kernel of these head dims, or not.
+
+    The choice is measured and belongs to the device, so all engines of a process share it.
+    """
+    (_forced.add if is_forced else _forced.discard)(dims)
+
+
+def _is_forced(queries: mx.array, values: mx.array, mask: Any) -> bool:
+    dims = queries.shape[3], values.shape[3]
+    if dims not in _forced or queries.shape[2] <= N_VECTOR:
+        return False
+    kind = MaskKind.ARRAY if isinstance(mask, mx.array) else MaskKind.CAUSAL
+    call = AttentionCall(dims, queries.shape[2], kind, queries.dtype != mx.float32)
+    return can_force(call, has_nax=has_nax_units())
 
 
 def _is_plain(keys: Sequence[Any], mask: Any) -> bool:

@@ -1,0 +1,117 @@
+"""Prefill with head dims that Metal fuses by force only; MLX's attention function is imitated."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxstack.core.preset import PrefixCacheSpec
+from mlxstack.engine import device
+from mlxstack.engine.model import attention_patch, kernel_choice
+from mlxstack.policy.attention_kernels import FORCIBLE_DIMS, N_VECTOR, NAX_QUERIES
+from mlxstack.policy.chunked_prefill import PrefillPolicy
+from tests.conftest import ModelOf
+from tests.engine.harness import preset_of, prompt, running
+from tests.mac.test_device_budget import GIB, have_working_set
+from tests.models import LLAMA, write
+
+pytestmark = pytest.mark.mlx
+
+N_SLOWER = 8
+"""Repetitions of the kernel that is to be slower, against noise of the clock."""
+
+N_MEASURED = 96
+
+
+class Metal:
+    """MLX's attention function on a GPU without and with a fast fused kernel of 256."""
+
+    def __init__(self, n_default: int, n_forced: int) -> None:
+        self._real = mx.fast.scaled_dot_product_attention
+        self._repeats = {False: n_default, True: n_forced}
+        self.forced: list[tuple[int, str]] = []
+        """Queries and mask of each call with `force_fused`."""
+
+    def __call__(
+        self, q: mx.array, k: mx.array, v: mx.array, *, force_fused: bool = False, **rest: Any
+    ) -> mx.array:
+        dims = q.shape[3], v.shape[3]
+        if force_fused:
+            if dims not in FORCIBLE_DIMS or q.shape[2] <= N_VECTOR:
+                raise ValueError("force_fused=True but no fused kernel is available")
+            self.forced.append((q.shape[2], str(rest.get("mask"))))
+        if q.shape[2] > N_VECTOR and dims in FORCIBLE_DIMS:
+            for _ in range(self._repeats[force_fused] - 1):
+                mx.eval(self._real(q, k, v, **rest))
+        return self._real(q, k, v, **rest)
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A model with head dim 256."""
+    return write(tmp_path / "wide", LLAMA | {"head_dim": 256, "num_hidden_layers": 2})
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    have_working_set(monkeypatch, 8 * GIB)
+    monkeypatch.setattr(attention_patch, "has_gpu", lambda: True)
+    monkeypatch.setattr(kernel_choice, "N_QUERIES", N_MEASURED)
+    monkeypatch.setattr(kernel_choice, "N_KEYS", 1024)
+    yield
+    for dims in FORCIBLE_DIMS:
+        attention_patch.force_fused(dims, is_forced=False)
+
+
+def pace_of(model: Path, home: Path, n_tokens: int = 0) -> tuple[PrefillPolicy, list[int]]:
+    """Bounds of prefill chunks of an engine, and its answer to a prompt of `n_tokens`."""
+    preset = preset_of(model, prefix_cache=PrefixCacheSpec(enabled=False))
+    with running(preset, home) as driver:
+        answer = driver.answer(prompt(n_tokens), 4) if n_tokens else []
+        return driver.engine._turns._limits.pace, answer
+
+
+def test_a_fused_kernel_that_is_fast_enough_is_forced_and_bounds_no_chunk(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded, cold = pace_of(wide, tmp_path / "cpu", 300)
+    assert bounded.score_bytes
+    metal = Metal(N_SLOWER, 1)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", metal)
+    pace, answer = pace_of(wide, tmp_path / "metal", 300)
+    assert (pace.score_bytes, pace.fused_from) == (0, 0)
+    assert answer == cold
+    in_prefill = [n for n, mask in metal.forced if mask == "causal" and n != N_MEASURED]
+    assert sum(in_prefill) >= 2 * 299, "both layers compute the prompt with the forced kernel"
+
+
+def test_a_slow_fused_kernel_leaves_the_bound(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metal = Metal(1, N_SLOWER)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", metal)
+    pace, _ = pace_of(wide, tmp_path, 40)
+    assert pace.score_bytes and not pace.fused_from
+    assert {n for n, _ in metal.forced} == {N_MEASURED}, "measured once, not served"
+
+
+def test_an_m5_bounds_only_chunks_below_its_fused_kernel(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {**mx.device_info(), "architecture": "applegpu_g17s"}
+    monkeypatch.setattr(mx, "device_info", lambda *_: facts)
+    monkeypatch.setattr(device, "macos_version", lambda: (26, 3))
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", Metal(1, N_SLOWER))
+    pace, _ = pace_of(wide, tmp_path)
+    assert pace.score_bytes and pace.fused_from == NAX_QUERIES
+
+
+def test_usual_head_dims_are_neither_measured_nor_forced(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metal = Metal(N_SLOWER, 1)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", metal)
+    pace_of(model_of("tiny"), tmp_path, 40)
+    assert metal.forced == []
