@@ -42,7 +42,7 @@ class ChatSession:
     """One conversation with one service. Raises what `Client` raises."""
 
     def __init__(self, where: ServiceTarget, agent: str | None, system: str | None) -> None:
-        self._client = Client(where.url, where.api_key)
+        self._client = Client(where.url, where.api_key, member=where.member)
         self._agent = agent
         self._system = system
         self._messages: list[dict[str, Any]] = []

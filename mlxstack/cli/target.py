@@ -1,6 +1,7 @@
 """Target of a verb: service by name, URL, or the only one."""
 
 import os
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -12,6 +13,9 @@ from mlxstack.host import services
 from mlxstack.host.home import Home
 from mlxstack.host.preset_schema import suggestion
 from mlxstack.host.service_state import ServiceSpec, ServiceState, read_json, read_state
+
+if TYPE_CHECKING:
+    from mlxstack.gateway.spec import GatewaySpec
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
 
@@ -27,11 +31,19 @@ class ServedAt(Struct, frozen=True):
 
 
 class ServiceTarget(Struct, frozen=True):
-    """Address, API key and local name of a service."""
+    """Address, API key and local name of a service; of a gateway, the member that is meant."""
 
     url: str
     api_key: str | None = None
     name: str | None = None
+    member: str | None = None
+
+
+class Membership(Struct, frozen=True):
+    """A running gateway, and the name of one of its members."""
+
+    gateway: ServiceState
+    member: str
 
 
 def known_service(home: Home, name: str | None) -> ServiceState:
@@ -54,6 +66,8 @@ def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
         return ServiceTarget(address(url), given)
     live = services.running(home)
     if name is not None:
+        if (found := membership(home, name)) is not None:
+            return _target_of(home, found.gateway, given, found.member)
         live = [state for state in live if state.plan.name == name]
     if not live:
         raise Unreachable(
@@ -61,11 +75,38 @@ def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
             if name
             else "no service is running; start one with `mlx-stack up demo`"
         )
-    plan = _only(live, "run").plan
-    file = home.gateway_file(plan.name) if is_gateway(plan) else home.preset_file(plan.name)
-    served = read_json(file, ServedAt)
+    return _target_of(home, _only(live, "run"), given, None)
+
+
+def membership(home: Home, name: str) -> Membership | None:
+    """Running gateway with a member of this name, model or hub id."""
+    from mlxstack.gateway.spec import names_of
+
+    for state in services.running(home):
+        spec = gateway_spec(home, state)
+        if spec is not None and (member := names_of(spec).get(name)) is not None:
+            return Membership(state, member)
+    return None
+
+
+def gateway_spec(home: Home, state: ServiceState) -> "GatewaySpec | None":
+    """Spec of a gateway; None of another service."""
+    if not is_gateway(state.plan):
+        return None
+    from mlxstack.gateway.spec import GatewaySpec
+
+    return read_json(home.gateway_file(state.plan.name), GatewaySpec)
+
+
+def _target_of(
+    home: Home, state: ServiceState, given: str | None, member: str | None
+) -> ServiceTarget:
+    plan, spec = state.plan, gateway_spec(home, state)
+    served = spec or read_json(home.preset_file(plan.name), ServedAt)
     key = given or (usable_key(served) if served is not None else None)
-    return ServiceTarget(plan.url, key, plan.name)
+    if spec is not None:
+        member = member or spec.default
+    return ServiceTarget(plan.url, key, plan.name, member)
 
 
 def is_gateway(plan: ServiceSpec) -> bool:
@@ -73,7 +114,7 @@ def is_gateway(plan: ServiceSpec) -> bool:
     return GATEWAY in plan.worker
 
 
-def usable_key(served: Preset | ServedAt) -> str | None:
+def usable_key(served: "Preset | ServedAt | GatewaySpec") -> str | None:
     """API key of a preset or gateway; None if stored as hash."""
     texts = (key if isinstance(key, str) else key.key for key in served.server.api_keys)
     return next((text for text in texts if not text.startswith("sha256:")), None)

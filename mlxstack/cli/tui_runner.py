@@ -29,7 +29,7 @@ class Setting(Struct, frozen=True):
 
 async def attach(where: ServiceTarget, record: Path | None, setting: Setting) -> int:
     """Run the dashboard until the user quits; the exit code."""
-    async with Client(where.url, where.api_key, LONGEST_S) as client:
+    async with Client(where.url, where.api_key, LONGEST_S, where.member) as client:
         live: Feed = LiveFeed(client)
         with new_recording(record) if record else nullcontext() as file:
             feed = RecordingWriter(live, file) if file else live
@@ -41,6 +41,6 @@ async def attach(where: ServiceTarget, record: Path | None, setting: Setting) ->
 async def print_pages(where: ServiceTarget, every_s: float) -> None:
     """Print a page every `every_s` seconds, without end."""
     width = shutil.get_terminal_size((120, 40)).columns
-    async with Client(where.url, where.api_key) as client:
+    async with Client(where.url, where.api_key, member=where.member) as client:
         async for page in pages(LiveFeed(client), width, every_s):
             typer.echo(f"{page}\n")

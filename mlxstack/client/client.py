@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 from httpx_sse import EventSource
@@ -31,13 +32,21 @@ RECONNECT_LONGEST_S = 5.0
 class Client:
     """HTTP client of one service.
 
-    `url` is like `http://127.0.0.1:7109`; `timeout_s` bounds the silence of any response. Methods
-    raise Unreachable when nothing answers there, and otherwise the service's own error (a
-    StackError of the kind that its status stands for).
+    `url` is like `http://127.0.0.1:7109`; `timeout_s` bounds the silence of any response; `member`
+    is the member of a gateway that all requests are for. Methods raise Unreachable when nothing
+    answers there, and otherwise the service's own error (a StackError of the kind that its status
+    stands for).
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        member: str | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
+        self._model = "" if member is None else f"model={quote(member, safe='')}"
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0))
         self._http = httpx.AsyncClient(
@@ -164,7 +173,7 @@ class Client:
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> httpx.Response:
         try:
-            return await self._http.request(method, path, json=body)
+            return await self._http.request(method, self._for_member(path), json=body)
         except httpx.TransportError as why:
             raise self._unreachable(why) from why
 
@@ -178,6 +187,7 @@ class Client:
     ) -> AsyncIterator[httpx.Response]:
         timeout = self._http.timeout if timeout_s is None else httpx.Timeout(timeout_s)
         try:
+            path = self._for_member(path)
             async with self._http.stream(method, path, json=body, timeout=timeout) as answer:
                 if not answer.is_success:
                     await answer.aread()
@@ -185,6 +195,9 @@ class Client:
                 yield answer
         except httpx.TransportError as why:
             raise self._unreachable(why) from why
+
+    def _for_member(self, path: str) -> str:
+        return f"{path}{'&' if '?' in path else '?'}{self._model}" if self._model else path
 
     def _unreachable(self, why: httpx.TransportError) -> Unreachable:
         return Unreachable(f"no answer from {self.url} ({str(why) or type(why).__name__})")

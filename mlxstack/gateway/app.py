@@ -26,7 +26,7 @@ from mlxstack.api.swap_middleware import (
 )
 from mlxstack.core.errors import Broken, Busy, Loading, StackError, UnknownModel
 from mlxstack.gateway.agent_members import AgentMembers
-from mlxstack.gateway.listing import is_own, own_app
+from mlxstack.gateway.listing import LOAD, is_own, own_app
 from mlxstack.gateway.members import MemberGate, Members
 from mlxstack.gateway.spec import GatewaySpec, internal_key, names_of
 from mlxstack.gateway.upstream import MemberLost
@@ -68,7 +68,8 @@ class Gateway:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        if is_own(scope["method"], scope["path"]) and _named(scope) is None:
+        is_load = scope["path"].rstrip("/") == LOAD
+        if is_own(scope["method"], scope["path"]) and (is_load or _named(scope) is None):
             await self._own(scope, receive, send)
             return
         response = RelayedResponse(send)

@@ -27,9 +27,11 @@ from mlxstack.core.preset import ServiceKind
 from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.processes import json_of
-from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key
+from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key, names_of
 
 LM_STUDIO = "/api/v0/models"
+LOAD = "/v1/models/load"
+FIXED = "a gateway loads and unloads its members itself; start it again with other members"
 METRICS_TYPE = "text/plain; version=0.0.4"
 
 TheMembers = NamedDependency[Members]
@@ -169,12 +171,28 @@ async def metrics(members: TheMembers) -> Response[bytes]:
     return Response(generate_latest(registry), media_type=METRICS_TYPE)
 
 
-@post(["/v1/models/load", "/v1/models/unload"], opt=OF_ALL)
-async def change_models() -> None:
-    """Refuse changes: the members are fixed at the start."""
-    raise Unsupported(
-        "a gateway loads and unloads its members itself; start it again with other members"
-    )
+@post(LOAD, status_code=200, opt=OF_ALL)
+async def load_member(
+    members: TheMembers, spec: TheSpec, data: dict[str, Any], model: str | None = None
+) -> dict[str, Any]:
+    """Load a member, and wait for it; the query's or the body's `model` names it.
+
+    Raises Unsupported for any other change, and what keeps the member from its start.
+    """
+    wanted = model or data.get("model")
+    name = names_of(spec).get(wanted) if isinstance(wanted, str) else None
+    if name is None or data.keys() - {"model"}:
+        raise Unsupported(FIXED)
+    one = members.by_name[name]
+    await one.enter()
+    one.leave()
+    return {"model": name, "status": {"value": one.phase.value}}
+
+
+@post("/v1/models/unload", opt=OF_ALL)
+async def unload_members() -> None:
+    """Refuse: the gateway unloads its members as memory requires."""
+    raise Unsupported(FIXED)
 
 
 class _Families(Collector):
@@ -282,7 +300,7 @@ async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[s
 
 ROUTES: list[Any] = [
     root, probe, health, list_models, get_model, version, list_tags, list_processes,
-    list_lm_studio_models, get_lm_studio_model, list_agents, metrics, change_models,
+    list_lm_studio_models, get_lm_studio_model, list_agents, metrics, load_member, unload_members,
 ]  # fmt: skip
 AGENTS = "/v1/agents"
 EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path) - {AGENTS}

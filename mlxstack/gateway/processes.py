@@ -11,9 +11,10 @@ import httpx
 import msgspec
 from msgspec import structs
 
-from mlxstack.core.errors import Broken, StackError
+from mlxstack.api.api_keys import as_key
+from mlxstack.core.errors import Broken, Busy, StackError
 from mlxstack.core.preset import Preset
-from mlxstack.gateway.spec import GatewayMember, internal_key
+from mlxstack.gateway.spec import GatewayMember, digest_of, internal_key
 from mlxstack.host import services
 from mlxstack.host.process import free_port, refusal
 from mlxstack.host.service_state import Phase, owner, read_json, read_state, write_json
@@ -42,6 +43,8 @@ class MemberProcess:
             trust_env=False,
             verify=False,
         )
+        self._digest = digest_of(internal_key(secret, None))
+        self._preset = self._read_preset()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self.url = self._plan.url
         self.adopt()
@@ -50,6 +53,12 @@ class MemberProcess:
     def is_running(self) -> bool:
         """Whether its supervisor is alive."""
         return owner(self._plan.home, self._plan.name) is not None
+
+    @property
+    def stranger(self) -> str:
+        """Address of a service of this name that is no member of this gateway; "" without one."""
+        state = owner(self._plan.home, self._plan.name)
+        return "" if state is None or self._read_preset() is not None else state.plan.url
 
     @property
     def worker_pid(self) -> int | None:
@@ -64,8 +73,17 @@ class MemberProcess:
             self._plan, self.url = state.plan, state.plan.url
 
     async def ensure(self) -> str:
-        """Wait until the member answers, started if it does not run; its status. Raises Broken."""
+        """Wait until the member answers, started if it does not run; its status.
+
+        Raises Broken, and Busy where another service has its name.
+        """
         deadline = time.monotonic() + self._member.startup_timeout_s
+        if url := self.stranger:
+            name = self._plan.name
+            raise Busy(
+                f"`{name}` runs at {url} by itself, beside this gateway; `mlx-stack down {name}` "
+                "stops it, and the next request starts the gateway's own"
+            )
         if not self.is_running:
             await asyncio.to_thread(self._start)
         while time.monotonic() < deadline:
@@ -122,7 +140,7 @@ class MemberProcess:
     async def stop(self) -> None:
         """Stop it; its requests and its KV get their time."""
         state = owner(self._plan.home, self._plan.name)
-        if state is not None:
+        if state is not None and not self.stranger:
             patience_s = self._plan.patience.grace_s + STOP_S
             await asyncio.to_thread(services.stop, self._plan.home, state, patience_s)
             await asyncio.to_thread(self._reap)
@@ -160,10 +178,18 @@ class MemberProcess:
         while not self.is_running and time.monotonic() < deadline:
             time.sleep(LOOK_S / 4)
 
+    def _read_preset(self) -> Preset | None:
+        """Preset of the member; None where another service of its name has written its own."""
+        preset = read_json(self._plan.home.preset_file(self._plan.name), Preset)
+        if preset is None:
+            return None
+        is_own = self._digest in {as_key(one).key for one in preset.server.api_keys}
+        return preset if is_own else None
+
     def _place(self) -> None:
         port = int(self._plan.url.rpartition(":")[2])
         file = self._plan.home.preset_file(self._plan.name)
-        preset = read_json(file, Preset)
+        preset = self._preset = self._read_preset() or self._preset
         if preset is None:
             raise Broken(f"{file} cannot be read; start the gateway again")
         if refusal(HOST, port) is not None:

@@ -1,10 +1,10 @@
 """`agents`: list, fork, move, rewind, pin and delete agents."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
+from mlxstack.cli.commands.slots import Name, Question, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import agent_names
 from mlxstack.cli.output import as_json, table
@@ -24,6 +24,7 @@ HEADS = ("AGENT", "WHERE", "TOKENS", "REQUESTS", "REUSED", "SAVED", "IDLE", "SIZ
 LEAST = ("PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
 
 Found = dict[str, Any]
+T = TypeVar("T")
 
 
 @app.callback(invoke_without_command=True)
@@ -36,16 +37,14 @@ def agents(context: typer.Context, name: Name = None, url: Url = None, json: Jso
 @app.command("list")
 def list_agents(name: Name = None, url: Url = None, json: Json = False) -> None:
     """List agents: where their KV is, and how much they reuse."""
-    found = engine_request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))[
-        "data"
-    ]
+    found = _request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))["data"]
     as_json({"agents": found}) if json else table(HEADS, [_row(one) for one in found], LEAST)
 
 
 @app.command()
 def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Show an agent: its KV, its cost and its latest turns."""
-    found = engine_request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
+    found = _request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
     if json:
         as_json(found)
         return
@@ -67,9 +66,7 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
 @app.command()
 def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Print the messages of an agent."""
-    found = engine_request(
-        name, url, lambda client: client.get(_path(agent, "history"), dict[str, Any])
-    )
+    found = _request(name, url, lambda client: client.get(_path(agent, "history"), dict[str, Any]))
     if json:
         as_json(found)
         return
@@ -94,7 +91,7 @@ def remove(
     `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
     """
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
-    done = engine_request(name, url, lambda client: client.delete(path))
+    done = _request(name, url, lambda client: client.delete(path))
     _tell(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)
 
 
@@ -107,7 +104,7 @@ def fork(
     json: Json = False,
 ) -> None:
     """Fork an agent; its KV is shared, not copied."""
-    done = engine_request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
+    done = _request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
     _tell(done, f"{new} is a fork of {agent}", json)
 
 
@@ -122,7 +119,7 @@ def move(
 ) -> None:
     """Move an agent to a peer, with its history and its KV."""
     body = {"to": to, "is_kept": keep}
-    done = engine_request(name, url, lambda client: client.post(_path(agent, "move"), body))
+    done = _request(name, url, lambda client: client.post(_path(agent, "move"), body))
     kv = f"KV of {done['n_tokens']} tokens" if done["n_tokens"] else "no KV"
     _tell(done, f"{agent} is at {to}, with {kv}; {done['n_sent']} bytes were sent", json)
 
@@ -137,7 +134,7 @@ def rewind(
 ) -> None:
     """Go back to an earlier message."""
     body = {"n_messages": n_messages}
-    done = engine_request(name, url, lambda client: client.post(_path(agent, "rewind"), body))
+    done = _request(name, url, lambda client: client.post(_path(agent, "rewind"), body))
     _tell(done, f"{agent} has {n_messages} messages", json)
 
 
@@ -150,9 +147,7 @@ def pin(
     json: Json = False,
 ) -> None:
     """Pin an agent: its KV is never evicted from memory."""
-    done = engine_request(
-        name, url, lambda client: client.post(_path(agent), {"is_pinned": not off})
-    )
+    done = _request(name, url, lambda client: client.post(_path(agent), {"is_pinned": not off}))
     _tell(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
 
 
@@ -165,8 +160,13 @@ def priority(
     json: Json = False,
 ) -> None:
     """Set the priority of an agent: high, normal or low."""
-    done = engine_request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
+    done = _request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
     _tell(done, f"{agent} has priority {level}", json)
+
+
+def _request(name: str | None, url: str | None, question: Question[T]) -> T:
+    """Send one request about agents; a gateway knows the member of each."""
+    return engine_request(name, url, question, is_of_all=True)
 
 
 def _tell(done: object, text: str, json: bool) -> None:

@@ -45,8 +45,11 @@ def chat(
     import asyncio
 
     from mlxstack.cli.chat_session import ChatSession
+    from mlxstack.cli.services.member_start import start_member
 
-    session = ChatSession(_service(model, url), agent, system)
+    where = _service(model, url)
+    start_member(where)
+    session = ChatSession(where, agent, system)
     text = prompt if prompt is not None else _piped()
     if text is None:
         asyncio.run(_talk(session))

@@ -34,17 +34,19 @@ def down(
 ) -> None:
     """Stop services once their running requests have finished."""
     from mlxstack.client import Unreachable
+    from mlxstack.host import services
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
     chosen = _chosen(home, names or [])
+    alive = {state.plan.name for state in services.running(home)}
     if not (chosen or json):
         typer.echo("nothing is running")
     ends, idle = {}, []
     for name in chosen:
-        end = _stop(home, name, timeout)
+        # A gateway has stopped its members already.
+        end = _stop(home, name, timeout) or ("stopped" if name in alive else None)
         if end is None:
-            # A gateway has stopped this member already.
             idle += [f"`{name}`"] if name in (names or ()) else []
             continue
         ends[name] = end
@@ -57,17 +59,18 @@ def down(
 
 
 def _chosen(home: "Home", names: list[str]) -> list[str]:
-    """Named services with what they left, else all running ones; gateways first."""
+    """Named services with their members, else all running ones; gateways first."""
     from mlxstack.cli.target import is_gateway, known_service
     from mlxstack.host import services
 
     if not names:
         found = [name for name in services.names(home) if home.pid_file(name).exists()]
         return sorted(found, key=lambda name: not is_gateway(known_service(home, name).plan))
-    from mlxstack.cli.services.gateway import left_behind
+    from mlxstack.cli.services.gateway import running_members
 
     known = [known_service(home, name).plan.name for name in names]
-    return list(dict.fromkeys(one for name in known for one in (name, *left_behind(home, name))))
+    every = (one for name in known for one in (name, *running_members(home, name)))
+    return list(dict.fromkeys(every))
 
 
 def _stop(home: "Home", name: str, timeout: float | None) -> str | None:

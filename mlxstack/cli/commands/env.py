@@ -64,7 +64,11 @@ def run(
     What follows `--` is for the client: mlx-stack run claude -- -p "hello"
     After `openai` comes the program: mlx-stack run openai -- python script.py
     """
-    setup = _setup(client, _running_or_started(client, name, url, model))
+    from mlxstack.cli.services.member_start import start_member
+
+    where = _running_or_started(client, name, url, model)
+    start_member(where)
+    setup = _setup(client, where)
     words = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
     _warn(setup)
     _write(setup)
@@ -115,8 +119,25 @@ def _setup(client: str, where: "ServiceTarget") -> "ClientSetup":
     from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.home import home_from
 
-    endpoint = asyncio.run(_endpoint(where))
-    return CLIENTS[client](endpoint, _folder(home_from(os.environ), client, endpoint.url))
+    home = home_from(os.environ)
+    endpoint = _member_endpoint(home, where) or asyncio.run(_endpoint(where))
+    return CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
+
+
+def _member_endpoint(home: "Home", where: "ServiceTarget") -> "Endpoint | None":
+    """Endpoint of a gateway's member, which need not run; None for another service."""
+    from mlxstack.cli.target import gateway_spec, known_service
+    from mlxstack.host.coding_clients import Endpoint
+
+    if where.name is None or where.member is None:
+        return None
+    spec = gateway_spec(home, known_service(home, where.name))
+    members = spec.members if spec is not None else ()
+    return next(
+        Endpoint(where.url, one.name, one.service.n_ctx, where.api_key)
+        for one in members
+        if one.name == where.member
+    )
 
 
 async def _endpoint(where: "ServiceTarget") -> "Endpoint":

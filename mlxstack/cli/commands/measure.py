@@ -50,10 +50,14 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     from mlxstack.bench.my_service import measure
+    from mlxstack.cli.services.member_start import start_member
     from mlxstack.cli.services.start_offer import name_of
+    from mlxstack.cli.target import target
     from mlxstack.host.home import home_from
 
-    name = name_of(home_from(os.environ), name, url, model)
+    home = home_from(os.environ)
+    name = name_of(home, name, url, model)
+    start_member(target(home, name, url))
     found = engine_request(name, url, lambda client: measure(client, seconds, note))
     as_json(found) if json else _show(found)
 

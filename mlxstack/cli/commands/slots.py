@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Question = Callable[["Client"], Awaitable[T]]
+
 app = typer.Typer(rich_markup_mode=None)
 
 Name = Annotated[
@@ -98,21 +100,37 @@ def gc(
 
 
 def engine_request(
-    name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]"
+    name: str | None,
+    url: str | None,
+    question: Question[T],
+    *,
+    is_of_all: bool = False,
 ) -> T:
-    """Send one request to the service of this name or URL."""
+    """Send one request to the service of this name or URL.
+
+    A member of a gateway that does not run is started. `is_of_all`: the gateway itself answers.
+    """
     import asyncio
 
+    from mlxstack.cli.services.member_start import start_member
     from mlxstack.cli.target import target
     from mlxstack.client import Client
+    from mlxstack.core.errors import Busy
     from mlxstack.host.home import home_from
 
     where = target(home_from(os.environ), name, url)
+    member = None if is_of_all else where.member
 
     async def call() -> T:
-        async with Client(where.url, where.api_key) as client:
+        async with Client(where.url, where.api_key, member=member) as client:
             return await question(client)
 
+    try:
+        return asyncio.run(call())
+    except Busy:
+        if where.member is None:
+            raise
+    start_member(where)
     return asyncio.run(call())
 
 

@@ -106,11 +106,16 @@ def watch(url: str | None, key: str | None, name: str | None, every_s: float) ->
 
 
 def _target(url: str | None, key: str | None, name: str | None) -> "ServiceTarget":
-    from mlxstack.cli.target import ServiceTarget, key_of, target
+    from msgspec.structs import replace
+
+    from mlxstack.cli.services.member_start import start_member
+    from mlxstack.cli.target import key_of, target
     from mlxstack.host.home import home_from
 
     found = target(home_from(os.environ), name, url)
-    return ServiceTarget(found.url, key_of(key, "--key") or found.api_key, found.name)
+    found = replace(found, api_key=key_of(key, "--key") or found.api_key)
+    start_member(found)
+    return found
 
 
 def _play(path: Path, speed: float, look: "ThemeChoice") -> int:

@@ -189,12 +189,10 @@ def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) ->
     )
 
 
-def left_behind(home: Home, name: str) -> list[str]:
-    """Members that run on after their gateway was killed."""
+def running_members(home: Home, name: str) -> list[str]:
+    """Members that run, of a gateway that runs or was killed."""
     state, spec = read_state(home, name), read_json(home.gateway_file(name), GatewaySpec)
-    if state is None or spec is None:
-        return []
-    if state.phase is Phase.STOPPED or owner(home, name) is not None:
+    if state is None or spec is None or state.phase is Phase.STOPPED:
         return []
     key = digest_of(internal_key(spec.secret, None))
     presets = {one.name: read_json(home.preset_file(one.name), Preset) for one in spec.members}

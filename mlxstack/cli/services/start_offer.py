@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
-from mlxstack.cli.target import ServiceTarget, target
+from mlxstack.cli.target import ServiceTarget, membership, target
 from mlxstack.client import Unreachable
 from mlxstack.core.errors import SetupError
 from mlxstack.host import model_reference, services
@@ -35,10 +35,14 @@ class StartOffer(Struct, frozen=True):
 
 
 def service_of(home: Home, model: str) -> str:
-    """Running service named `model`, or serving that preset or model."""
+    """Service, or member of a gateway, named `model` or serving it; started if there is none."""
     if model in [state.plan.name for state in services.running(home)]:
         return model
+    if (found := membership(home, model)) is not None:
+        return found.member
     reference = model_reference.resolve(model, home)
+    if (found := membership(home, reference.id)) is not None:
+        return found.member
     for name, preset in services.served(home).items():
         if reference.kind is ReferenceKind.MODEL and preset.model.id == reference.id:
             return name

@@ -1,0 +1,94 @@
+"""Two models by `up A B`: every command works at once, and names go to the gateway."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.terminal import Shell
+from tests.ports import unused_port
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+
+
+@pytest.fixture
+def pair(shell: Shell) -> Iterator[Shell]:
+    """Home with a gateway of `demo` and `demo-embedding`, neither started."""
+    del shell.env["MLX_STACK_WORKER"]
+    up = shell.run("up", "demo", "demo-embedding", "--port", str(shell.port))
+    assert up.returncode == 0, up.stderr
+    assert set(shell.services()) == {"gateway"}
+    yield shell
+    shell.run("down")
+
+
+def test_env_needs_no_started_member(pair: Shell) -> None:
+    found = pair.run("env", "openai", "--json")
+    assert found.returncode == 0, found.stderr
+    variables = json.loads(found.stdout)["variables"]
+    assert variables["OPENAI_BASE_URL"].startswith(f"http://127.0.0.1:{pair.port}")
+    named = json.loads(pair.run("env", "openai", "--name", "demo-embedding", "--json").stdout)
+    assert named["variables"]["OPENAI_MODEL"] == "demo-embedding"
+    assert set(pair.services()) == {"gateway"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("chat", "-p", "Hello!"),
+        ("chat", "demo", "-p", "Hello!"),
+        ("run", "openai", "--", "true"),
+        ("bench", "--seconds", "1"),
+        ("slots",),
+        ("cache",),
+    ],
+    ids=" ".join,
+)
+def test_the_first_command_starts_the_member_and_says_so(
+    pair: Shell, words: tuple[str, ...]
+) -> None:
+    done = pair.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "starting demo ..." in done.stderr
+    assert set(pair.services()) == {"gateway", "demo"}
+    again = pair.run(*words)
+    assert again.returncode == 0 and "starting" not in again.stderr
+
+
+def test_chat_with_a_member_starts_no_service_of_its_own(pair: Shell) -> None:
+    for _ in range(2):
+        done = pair.run("chat", "demo", "-p", "Hello!")
+        assert done.returncode == 0, done.stderr
+        assert "is not running" not in done.stderr
+    cards = httpx.get(f"http://127.0.0.1:{pair.port}/v1/models").json()["data"]
+    states = {card["id"]: card["status"]["value"] for card in cards}
+    assert states["demo"] == "loaded", "the gateway's own member has answered"
+    done = pair.run("down")
+    assert done.stdout.splitlines() == ["gateway is stopped", "demo is stopped"]
+
+
+def test_a_name_that_is_taken_is_a_503_with_the_reason_at_once(pair: Shell) -> None:
+    alone = pair.run("up", "demo", "--port", str(unused_port()))
+    assert alone.returncode == 0, alone.stderr
+    url = f"http://127.0.0.1:{pair.port}/v1/chat/completions"
+    refused = httpx.post(url, json=HELLO | {"model": "demo"}, timeout=100)
+    assert refused.status_code == 503 and refused.headers["retry-after"]
+    message = refused.json()["error"]["message"]
+    assert "`demo` runs at http://" in message and "`mlx-stack down demo`" in message
+    assert pair.run("down", "demo").stdout == "demo is stopped\n"
+    assert httpx.post(url, json=HELLO | {"model": "demo"}, timeout=100).status_code == 200
+
+
+def test_down_of_a_gateway_leaves_a_service_that_has_taken_a_name(pair: Shell) -> None:
+    assert pair.run("up", "demo", "--port", str(unused_port())).returncode == 0
+    assert pair.run("down", "gateway").stdout == "gateway is stopped\n"
+    assert pair.services()["demo"]["state"] == "healthy"
+
+
+def test_a_gateway_refuses_to_load_other_models(pair: Shell, tmp_path: Path) -> None:
+    refused = pair.run("swap", "gpt-oss-20b")
+    assert refused.returncode != 0 and "start it again with other members" in refused.stderr
