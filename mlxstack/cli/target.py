@@ -31,7 +31,7 @@ class ServedAt(Struct, frozen=True):
 
 
 class ServiceTarget(Struct, frozen=True):
-    """Address, API key and local name of a service; of a gateway, the member that is meant."""
+    """Address, API key and local name of a service; `member` of a gateway."""
 
     url: str
     api_key: str | None = None

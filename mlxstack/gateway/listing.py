@@ -175,7 +175,7 @@ async def metrics(members: TheMembers) -> Response[bytes]:
 async def load_member(
     members: TheMembers, spec: TheSpec, data: dict[str, Any], model: str | None = None
 ) -> dict[str, Any]:
-    """Load a member, and wait for it; the query's or the body's `model` names it.
+    """Load the member that the query's or body's `model` names.
 
     Raises Unsupported for any other change, and what keeps the member from its start.
     """

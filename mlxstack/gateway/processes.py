@@ -56,7 +56,7 @@ class MemberProcess:
 
     @property
     def stranger(self) -> str:
-        """Address of a service of this name that is no member of this gateway; "" without one."""
+        """Address of another service that has the member's name, else ""."""
         state = owner(self._plan.home, self._plan.name)
         return "" if state is None or self._read_preset() is not None else state.plan.url
 
@@ -179,7 +179,7 @@ class MemberProcess:
             time.sleep(LOOK_S / 4)
 
     def _read_preset(self) -> Preset | None:
-        """Preset of the member; None where another service of its name has written its own."""
+        """Preset of the member; None where another service has overwritten it."""
         preset = read_json(self._plan.home.preset_file(self._plan.name), Preset)
         if preset is None:
             return None

@@ -125,7 +125,7 @@ def _setup(client: str, where: "ServiceTarget") -> "ClientSetup":
 
 
 def _member_endpoint(home: "Home", where: "ServiceTarget") -> "Endpoint | None":
-    """Endpoint of a gateway's member, which need not run; None for another service."""
+    """Endpoint of a gateway's member, running or not, else None."""
     from mlxstack.cli.target import gateway_spec, known_service
     from mlxstack.host.coding_clients import Endpoint
 

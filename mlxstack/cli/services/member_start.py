@@ -14,7 +14,7 @@ LOADED = "loaded"
 
 
 def start_member(where: ServiceTarget) -> None:
-    """Load the member that is meant, and wait for it; no effect on other services.
+    """Load the target's member, and wait for it; no effect without one.
 
     Raises what the gateway answers where it cannot be started.
     """

@@ -35,7 +35,7 @@ class StartOffer(Struct, frozen=True):
 
 
 def service_of(home: Home, model: str) -> str:
-    """Service, or member of a gateway, named `model` or serving it; started if there is none."""
+    """Service or member named `model` or serving it, else a new one."""
     if model in [state.plan.name for state in services.running(home)]:
         return model
     if (found := membership(home, model)) is not None:
