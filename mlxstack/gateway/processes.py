@@ -73,7 +73,7 @@ class MemberProcess:
             self._plan, self.url = state.plan, state.plan.url
 
     async def ensure(self) -> str:
-        """Wait until the member answers, started if it does not run; its status.
+        """Wait until the member answers, started if needed; its status.
 
         Raises Broken, and Busy where another service has its name.
         """
