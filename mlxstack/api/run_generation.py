@@ -40,6 +40,8 @@ from mlxstack.service.stats import expected_timings
 
 T = TypeVar("T")
 
+MAX_HEADER = 1000
+
 # Parameters of handlers.
 AnyRequest = Request[Any, Any, Any]
 TheService = NamedDependency[Service]
@@ -61,7 +63,7 @@ async def answer_whole(
     """All replies at once. Raises ClientDisconnected, which cancels the work."""
     replies = await cancel_on_disconnect(request, _all(service, orders))
     first = replies[0]
-    headers = cache_headers(orders[0].request, first.started, first.ended.work)
+    headers = _headers(orders[0], first.started, first.ended.work)
     return Response(shape(replies), headers=headers, media_type="application/json")
 
 
@@ -76,7 +78,7 @@ async def answer_stream(
     parts = stream_response(service, order, FIRST_S, BEAT_S)
     first = await anext(parts)
     work = expected_timings(service.engine.snapshot(), first)
-    headers = cache_headers(order.request, first, work)
+    headers = _headers(order, first, work)
     chunks = frames(first, _numbered(service, parts, groups), renderer)
     return streamed(chunks, headers, renderer.media_type)
 
@@ -149,6 +151,14 @@ def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
     sampling = structs.replace(request.sampling, seed=None if seed is None else seed + i)
     copy = structs.replace(request, id=f"{request.id}-{i}", agent=None, sampling=sampling)
     return structs.replace(order, request=copy, conversation=None)
+
+
+def _headers(order: AdmittedRequest, first: ResponsePart, work: RequestTimings) -> dict[str, str]:
+    """Headers of the cache, and of schemas that are not enforced."""
+    headers = cache_headers(order.request, first, work)
+    if not order.loose_schemas:
+        return headers
+    return {**headers, PREFIX + "loose-schemas": _line(", ".join(order.loose_schemas))[:MAX_HEADER]}
 
 
 def cache_headers(

@@ -35,6 +35,7 @@ CACHE_HEADERS = tuple(
         "begun-early",
         "slot",
         "agent",
+        "loose-schemas",
     )
 )
 

@@ -59,12 +59,14 @@ class AdmittedRequest(Struct, frozen=True):
 
     `words` is the text processor of the model whose tokens these are; no other model may answer.
     `conversation` is the source of the prompt, unless that was plain text or tokens.
+    `loose_schemas` are parts of the tools' schemas that no grammar enforces.
     """
 
     request: Request
     parsing: ParseConfig
     words: TextProcessor
     conversation: Conversation | None = None
+    loose_schemas: tuple[str, ...] = ()
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -100,7 +102,11 @@ async def admit(
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         service.agent_registry.entitle(name, conversation, options.session_hint)
         order = _named(service, order, structs.replace(options, display_name=name))
-    return structs.replace(_guided(service, order, constraint), conversation=conversation)
+    return structs.replace(
+        _guided(service, order, constraint),
+        conversation=conversation,
+        loose_schemas=words.loose_schemas.of(_callable_tools(options, conversation.tools)),
+    )
 
 
 async def admit_text(
@@ -358,7 +364,7 @@ async def output_constraint(
         if options.response_format is None
         else await words.shape_rules(options.response_format)
     )
-    passage = _passage(words, options, opening)
+    passage = await _passage(words, options, opening)
     if (
         rules is None
         and options.thinking_budget is None
@@ -417,7 +423,7 @@ async def _call_guide(
     return None if rules is None else GrammarConstraint(ConstraintLayout(words.n_vocab), rules)
 
 
-def _passage(
+async def _passage(
     words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
 ) -> ConstraintLayout:
     output_format = words.output_format
@@ -434,7 +440,7 @@ def _passage(
         headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
         forbidden=_forbidden(words, options, opening),
         before=opening.prompt.tokens[-N_TAIL:],
-        calls=words.free_calls(
+        calls=await words.free_calls(
             _callable_tools(options, opening.conversation.tools), is_single=options.is_one_call
         )
         if has_tools

@@ -14,9 +14,11 @@ from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, StackError, TooLong
 from mlxstack.core.preset import Preset
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
+from mlxstack.text.grammar.enforceable import enforceable
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.grammar.lazy_calls import CallTrigger
-from mlxstack.text.grammar.response_format import ResponseConstraint, grammars
+from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, not_objects
+from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
 from mlxstack.text.grammar_check import is_bounded
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt import Prompt, PromptMaker, TokenizeOptions
@@ -30,6 +32,8 @@ N_THREADS = 4
 CHANGED = "the model was changed while this request was prepared; send it again"
 N_COMPILERS = 2
 MAX_TOOL_SETS = 16
+COMPILE_S = 1.0
+"""Seconds that a request waits for the grammar of its optional calls."""
 
 
 class TemplateFacts(Struct, frozen=True):
@@ -69,7 +73,9 @@ class TextProcessor:
         self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
         self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
         self._has_free_rules = preset.structured_output.auto_tool_grammar
+        self._loosener = ToolLoosener(self._grammars.probe)
         self._free_calls: dict[str, list[Future[LLMatcher | None]]] = {}
+        self.loose_schemas = LooseSchemas()
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
@@ -105,14 +111,53 @@ class TextProcessor:
 
     async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
         """Matcher of a response format; None without one. Raises BadRequest."""
-        return await self._compile(lambda: grammars(shape), shape.param)
+        try:
+            return await self._compile(lambda: grammar_of(shape), shape.param)
+        except BadRequest as error:
+            if shape.schema is None:
+                raise
+            work = partial(self._blamed, shape.schema, error)
+        raise await self._run(work, self._compilers)
+
+    def _blamed(self, schema: dict[str, Any], error: BadRequest) -> BadRequest:
+        """The error of a schema, with the first part that cannot be enforced."""
+
+        is_compilable = self._grammars.probe()
+
+        def fits(part: Any) -> bool:
+            try:
+                return is_compilable(schema_grammar(part, "schema"))
+            except BadRequest:
+                return False
+
+        left_out = enforceable(schema, fits).left_out
+        if not left_out:
+            return error
+        return BadRequest(
+            f"{error.message}; this is at {left_out[0]} of the schema: change it or leave it out",
+            error.param,
+        )
 
     async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
-        """Matcher of tool calls; None without one."""
-        return await self._compile(lambda: call_grammars(calls), "tools")
+        """Matcher of tool calls; None without one. Odd schemas are loosened."""
+        loose = not_objects(calls.tools)
+        try:
+            rules = await self._compile(lambda: call_grammar(calls), "tools")
+        except BadRequest as error:
+            if error.param != "tools":
+                raise
+            work = partial(self._loosener.loosened, calls)
+            loosened, left_out = await self._run(work, self._compilers)
+            loose += left_out
+            rules = await self._compile(lambda: call_grammar(loosened), "tools")
+        self.loose_schemas.add(calls.tools, loose)
+        return rules
 
-    def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
-        """Constraint of calls in a free answer; grammars compile in the background."""
+    async def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
+        """Constraint of calls in a free answer; grammars compile in the background.
+
+        Returns when they are compiled, or soon.
+        """
         ways = self.output_format.free_call_marks
         if not ways or self._reason is not None or not self._has_free_rules:
             return None
@@ -127,17 +172,34 @@ class TextProcessor:
         self._free_calls[key] = compiled
         if len(self._free_calls) > MAX_TOOL_SETS:
             del self._free_calls[next(iter(self._free_calls))]
+        # The headers of the response say which schemas are loose.
+        await asyncio.wait(map(asyncio.wrap_future, compiled), timeout=COMPILE_S)
         return self.output_format.call_trigger([partial(_result, one) for one in compiled], tools)
 
     def _free_rules(self, asked: ForcedCalls) -> LLMatcher | None:
-        """Matcher of optional calls; None while it is not compiled."""
+        """Matcher of optional calls; None where they have no grammar."""
+        loose = not_objects(asked.tools)
         try:
-            candidates = call_grammars(asked)
-            if all(map(is_bounded, candidates)):
-                return self._grammars.compile(candidates, "tools")
+            try:
+                rules = self._bounded(asked)
+            except BadRequest as error:
+                if error.param != "tools":
+                    raise
+                loosened, left_out = self._loosener.loosened(asked)
+                loose += left_out
+                rules = self._bounded(loosened)
+            self.loose_schemas.add(asked.tools, loose)
+            return rules
         except BadRequest as error:
             log.info("calls of a free answer have no grammar: %s", error.message)
-        return None
+            return None
+
+    def _bounded(self, calls: ForcedCalls) -> LLMatcher | None:
+        """Matcher of calls. Raises BadRequest if compiling may take long."""
+        grammar = call_grammar(calls)
+        if not is_bounded(grammar):
+            raise BadRequest("tools: compiling their schemas may take long", "tools")
+        return self._grammars.compile(grammar, "tools")
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
@@ -170,11 +232,11 @@ class TextProcessor:
             pool.shutdown(wait=False, cancel_futures=True)
         self._grammars.close()
 
-    async def _compile(self, make: Callable[[], tuple[str, ...]], param: str) -> LLMatcher | None:
-        candidates = await self._run(make, self._compilers)
-        is_slow = self._grammars.needs_check(candidates)
+    async def _compile(self, make: Callable[[], str], param: str) -> LLMatcher | None:
+        grammar = await self._run(make, self._compilers)
+        is_slow = self._grammars.needs_check(grammar)
         pool = self._checkers if is_slow else self._compilers
-        return await self._run(lambda: self._grammars.compile(candidates, param), pool)
+        return await self._run(lambda: self._grammars.compile(grammar, param), pool)
 
     async def _run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
         if self._reason is not None:

@@ -294,21 +294,33 @@ def test_schemas_of_strangers_are_refused_or_served_but_hang_nothing(
 
 def test_a_multiple_of_many_digits_is_refused_in_each_dialect(http: httpx.Client) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 1_000_003}}}
-    tools: Any = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
     said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    named = [{"name": "count", "input_schema": schema}]
     form = {"type": "json_schema", "name": "p", "schema": schema}
     for path, body in [
         (CHAT, asked(schema)),
-        (CHAT, chat_body(tools=tools, tool_choice="required")),
         ("/completion", {"prompt": "once", "json_schema": schema}),
         ("/v1/messages", {**said, "output_config": {"format": form}}),
-        ("/v1/messages", {**said, "tools": named, "tool_choice": {"type": "any"}}),
         ("/v1/responses", {"input": "hi", "text": {"format": form}}),
     ]:
         answer = http.post(path, json=body)
         assert answer.status_code == 400, (path, answer.text)
         assert "multipleOf is 1000003" in answer.json()["error"]["message"]
+
+
+def test_the_header_names_what_no_call_is_held_to(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 1_000_003}}}
+    tools: Any = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
+    named = [{"name": "count", "input_schema": schema}]
+    said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
+    for path, body in [
+        (CHAT, chat_body(tools=tools, tool_choice="required")),
+        (CHAT, chat_body(tools=tools)),
+        ("/v1/messages", {**said, "tools": named, "tool_choice": {"type": "any"}}),
+    ]:
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-mlx-stack-loose-schemas"] == "count/properties/a/multipleOf"
+    assert "count/properties/a/multipleOf" in http.get("/props").json()["loose_schemas"]
 
 
 def test_slow_grammars_do_not_hold_up_other_requests(

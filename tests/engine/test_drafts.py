@@ -308,7 +308,7 @@ def by_schema(driver: Driver) -> dict[str, Any]:
     grammar = LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False})
     eos = frozenset(tokenizer.eos_token_ids)
     layout = ConstraintLayout(n_vocab, eos)
-    return {"eos": eos, "constraint": GrammarConstraint(layout, compiler.compile((grammar,), "s"))}
+    return {"eos": eos, "constraint": GrammarConstraint(layout, compiler.compile(grammar, "s"))}
 
 
 def test_guided_answers_are_the_same_beside_free_ones(pair: tuple[Driver, Driver]) -> None:

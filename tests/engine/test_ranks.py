@@ -419,7 +419,7 @@ def test_a_grammar_rules_the_answer(compare: Callable[[Play], Any]) -> None:
     def scene(driver: Driver) -> str:
         tokenizer = driver.engine.tokenizer
         rules = GrammarCompiler(tokenizer, n_vocab := tokenizer.vocab_size).compile(
-            (grammar,), "schema"
+            grammar, "schema"
         )
         eos = frozenset(tokenizer.eos_token_ids)
         constraint = GrammarConstraint(ConstraintLayout(n_vocab, eos), rules)

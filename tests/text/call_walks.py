@@ -14,7 +14,7 @@ from mlxstack.text.formats.description import is_mark, pieces
 from mlxstack.text.formats.families import FAMILIES, Family
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, GrammarState
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat, named_opening
 from tests.text.formats import FORMATS, SKELETON, Format, made_tokenizer
 from tests.text.invented import INVENTED
@@ -49,7 +49,7 @@ class Walker:
         """The state after the tokens that force a call."""
         marks = self.output_format.call_marks
         assert marks is not None
-        rules = self._compiler.compile(call_grammars(ForcedCalls(tools, marks, is_single)), "tools")
+        rules = self._compiler.compile(call_grammar(ForcedCalls(tools, marks, is_single)), "tools")
         return GrammarConstraint(ConstraintLayout(len(self.tokenizer)), rules).start()
 
     def free(self, tools: tuple[Tool, ...], **layout: Any) -> GrammarState:
@@ -58,7 +58,7 @@ class Walker:
         found = []
         for marks in made.free_call_marks:
             asked = ForcedCalls(tools, marks, is_single=False, is_complete=True)
-            rules = self._compiler.compile(call_grammars(asked), "tools")
+            rules = self._compiler.compile(call_grammar(asked), "tools")
             found.append(partial(_same, rules))
         calls = made.call_trigger(found, tools)
         return GrammarConstraint(

@@ -18,7 +18,7 @@ from mlxstack.text.formats.answer_reader import AnswerReader, Content, Spoken, T
 from mlxstack.text.formats.description import pieces
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_parser import OutputParser, ParseOptions
 from mlxstack.text.special_tokens import nameless
 from tests.text import syntaxes
@@ -49,7 +49,7 @@ def calls(chatml: Any) -> dict[str, str]:
     for name in REGISTERED:
         if name not in found:
             marks = marks_of(name, nameless(chatml))
-            asked = call_grammars(ForcedCalls(GREET, marks, is_single=True))
+            asked = call_grammar(ForcedCalls(GREET, marks, is_single=True))
             rules = compiler.compile(asked, "tools")
             assert rules is not None
             found[name] = marks.forced + written(chatml, rules, Random(name))

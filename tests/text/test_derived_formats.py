@@ -14,7 +14,7 @@ from mlxstack.text.formats import DerivedFormat, FormatSource, derive_format, re
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls
 from mlxstack.text.formats.description import call_marks, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt import PromptMaker
 from tests.text.formats import Format, made_tokenizer, respelled
@@ -93,7 +93,7 @@ def test_a_forced_invented_call_has_valid_arguments(tokenizer: Any) -> None:
     made = OutputFormat(tokenizer)
     tools = (Tool("greet", "", PERSON), Tool("visit", "", PERSON))
     assert made.call_marks is not None
-    asked = call_grammars(ForcedCalls(tools, made.call_marks, is_single=True))
+    asked = call_grammar(ForcedCalls(tools, made.call_marks, is_single=True))
     rules = GrammarCompiler(tokenizer, len(tokenizer)).compile(asked, "tools")
     assert rules is not None
     for walk in range(5):

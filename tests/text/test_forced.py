@@ -13,7 +13,7 @@ from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.formats import read_answer
 from mlxstack.text.grammar.compiler import GrammarCompiler
-from mlxstack.text.grammar.forced_tool_call import CallDelimiters, ForcedCalls, call_grammars
+from mlxstack.text.grammar.forced_tool_call import CallDelimiters, ForcedCalls, call_grammar
 from mlxstack.text.output_format import forced_opening
 from mlxstack.text.special_tokens import nameless
 from mlxstack.text.tool_call_parser import tool_schemas
@@ -125,7 +125,7 @@ def test_every_walk_is_a_call_with_valid_arguments(tokenizer: Any, name: str) ->
             Tool(tool, "", parameters(random, is_flat=name == "function_gemma"))
             for tool in ("greet", "visit")
         )
-        rules = grammars.compile(call_grammars(ForcedCalls(tools, marks, is_single=True)), "tools")
+        rules = grammars.compile(call_grammar(ForcedCalls(tools, marks, is_single=True)), "tools")
         assert rules is not None
         for walk in range(3):
             text = written(tokenizer, rules, Random(walk))
@@ -143,7 +143,7 @@ def test_several_calls_are_read_back_one_by_one(tokenizer: Any, name: str) -> No
     marks = marks_of(name, nameless(tokenizer))
     nothing = {"type": "object", "additionalProperties": False}
     tools = (Tool("greet", "", PERSON), Tool("visit", "", nothing))
-    asked = call_grammars(ForcedCalls(tools, marks, is_single=False))
+    asked = call_grammar(ForcedCalls(tools, marks, is_single=False))
     rules = GrammarCompiler(tokenizer, len(tokenizer)).compile(asked, "tools")
     assert rules is not None
     most = 0
@@ -168,9 +168,9 @@ def test_several_calls_are_read_back_one_by_one(tokenizer: Any, name: str) -> No
 def test_what_a_family_has_no_words_for_is_refused(chatml: Any, name: str, tool: Tool) -> None:
     marks = marks_of(name, {})
     with pytest.raises(BadRequest, match=tool.name):
-        call_grammars(ForcedCalls((tool,), marks, is_single=True))
-    both = call_grammars(ForcedCalls((tool, Tool("other")), marks, is_single=True))
-    assert "other" in both[0]
+        call_grammar(ForcedCalls((tool,), marks, is_single=True))
+    both = call_grammar(ForcedCalls((tool, Tool("other")), marks, is_single=True))
+    assert "other" in both
     assert tool.name not in both[0].replace("function", "")
 
 
@@ -231,9 +231,9 @@ def test_a_schema_that_turns_in_circles_hangs_nothing(chatml: Any) -> None:
         marks = marks_of(name, nameless(chatml))
         if name == "gemma4":
             with pytest.raises(BadRequest, match="5000 rules"):
-                call_grammars(ForcedCalls(tools, marks, is_single=True))
+                call_grammar(ForcedCalls(tools, marks, is_single=True))
         else:
-            assert call_grammars(ForcedCalls(tools, marks, is_single=True))
+            assert call_grammar(ForcedCalls(tools, marks, is_single=True))
 
 
 def test_deep_arguments_are_no_call_rather_than_an_error() -> None:

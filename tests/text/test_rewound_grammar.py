@@ -33,7 +33,7 @@ def test_rewound_it_is_as_before(seed: int, more: dict[str, object]) -> None:
     n_vocab = tokenizer.vocab_size
     compiler = GrammarCompiler(tokenizer, n_vocab)
     rules = compiler.compile(
-        (LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False}),), "schema"
+        LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False}), "schema"
     )
     eos = frozenset(tokenizer.eos_token_ids)
     layout = ConstraintLayout(
@@ -62,7 +62,7 @@ def test_forced_tokens_may_come_in_this_order() -> None:
     tokenizer = load_tokenizer(MODEL_DIR)
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     rules = compiler.compile(
-        (LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False}),), "schema"
+        LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False}), "schema"
     )
     layout = ConstraintLayout(tokenizer.vocab_size, frozenset(tokenizer.eos_token_ids))
     state = GrammarConstraint(layout, rules).start()

@@ -49,7 +49,7 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
         return wrapped[1]
     bare = text.strip()
     if types.is_text:
-        return None if types.others and text in NULLS else text
+        return None if types.others and text in NULLS else _listed(text, types)
     kinds = _kinds(types)
     if kinds == {"boolean"} and not types.texts and bare.casefold() in BOOLEANS:
         return BOOLEANS[bare.casefold()]
@@ -57,8 +57,16 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
     if isinstance(value, float) and kinds <= {"integer", "number"}:
         return _number(value)
     if types.texts and not _fits(value, kinds):
-        return text
+        return _listed(text, types)
     return value
+
+
+def _listed(text: str, types: SchemaTypes) -> str:
+    """Text without the quotes around it, if an enum knows it only without them."""
+    texts = {one for schema in types.texts for one in schema.get("enum", ())}
+    bare = text.strip()
+    is_quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\""
+    return bare[1:-1] if is_quoted and bare not in texts and bare[1:-1] in texts else text
 
 
 def decoded(bare: str, text: str) -> Any:

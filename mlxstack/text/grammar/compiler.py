@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -21,6 +21,10 @@ MOST_BYTES = 64 * 1024 * 1024
 # each second of compiling.
 BYTES_PER_CHAR = 70
 BYTES_PER_S = 50_000_000
+PROBING_S = 2.0
+"""CPU seconds of all grammars that one search for the enforceable part of a schema compiles."""
+MAX_REASON = 400
+"""Characters of a message of llguidance."""
 
 
 class Compiled(Struct, frozen=True):
@@ -48,27 +52,42 @@ class GrammarCompiler:
         self.n_bytes = 0
         self._check: GrammarCheck | None = None
 
-    def needs_check(self, candidates: Sequence[str]) -> bool:
+    def needs_check(self, grammar: str) -> bool:
         """Whether `compile` may wait for the other process, for seconds."""
         with self._lock:
-            unknown = [grammar for grammar in candidates if grammar not in self._known]
-        return not all(is_bounded(grammar) for grammar in unknown)
+            is_known = grammar in self._known
+        return not is_known and not is_bounded(grammar)
 
-    def compile(self, candidates: tuple[str, ...], param: str) -> LLMatcher | None:
-        """First enforceable grammar; None for an unsupported tokenizer.
+    def compile(self, grammar: str, param: str) -> LLMatcher | None:
+        """Matcher of a grammar; None for an unsupported tokenizer.
 
-        Raises BadRequest with what is wrong with the first one, if none can.
+        Raises BadRequest with what is wrong with it.
         """
         words = self._load()
         if words is None:
             return None
-        problem = ""
-        for grammar in candidates:
-            matcher = self._matcher(words, grammar, param)
-            if not matcher.is_error():
-                return matcher
-            problem = problem or matcher.get_error()
-        raise BadRequest(f"{param}: {problem.strip()}", param)
+        matcher = self._matcher(words, grammar, param)
+        if matcher.is_error():
+            raise BadRequest(f"{param}: {_reason(matcher.get_error())}", param)
+        return matcher
+
+    def probe(self) -> Callable[[str], bool]:
+        """Test of whether grammars compile, within a limit for all of them.
+
+        Grammars that may take long, and those after the limit, count as none.
+        """
+        words, left_s = self._load(), PROBING_S
+
+        def is_compilable(grammar: str) -> bool:
+            nonlocal left_s
+            if words is None or left_s <= 0 or not is_bounded(grammar):
+                return False
+            began = time.thread_time()
+            is_error = LLMatcher(words, grammar, log_level=0).is_error()
+            left_s -= time.thread_time() - began
+            return not is_error
+
+        return is_compilable
 
     def close(self) -> None:
         """End the process that checks grammars, if one was needed."""
@@ -120,3 +139,8 @@ class GrammarCompiler:
                 except ValueError:
                     self._is_able = False
             return self._words
+
+
+def _reason(problem: str) -> str:
+    """Message of llguidance without the state of its parser and the grammar."""
+    return problem.partition("<state>")[0].partition("\n\n")[0].strip()[:MAX_REASON]

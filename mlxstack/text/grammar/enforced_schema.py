@@ -2,13 +2,24 @@
 
 Objects that list their `properties` have no others unless the schema says so, as in the converters
 of llama.cpp (its grammars/README.md) and xgrammar: a model could fill an open object without end.
+Numbers have a bounded number of digits. Patterns with lookaround are left out.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mlxstack.text.grammar.schema_types import Schema
+from mlxstack.text.grammar.bounded_values import (
+    DEFINITIONS,
+    INTEGER,
+    NUMBER,
+    VALUE,
+    bounded,
+    definitions,
+    reference,
+    shared,
+)
+from mlxstack.text.grammar.schema_types import Schema, referred
 from mlxstack.text.grammar_check import VALUES
 
 NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
@@ -22,14 +33,47 @@ LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9])")
 """Lookaround and backreferences, which llguidance's regular expressions do not have."""
 
 
-def enforced(schema: Schema, *, is_lenient: bool) -> Schema:
-    """Close objects; with `is_lenient` leave out patterns with lookaround.
+ANNOTATIONS = frozenset(
+    {"$comment", "default", "deprecated", "description", "example", "examples", "readOnly", "title"}
+)
+NAMES = frozenset({"$anchor", "$dynamicAnchor", "$id", "id"})
+"""Keywords that change the meaning of a reference to `#`."""
+
+
+def enforced(schema: Schema) -> Schema:
+    """Close objects, bound numbers, leave out annotations and lookaround.
 
     A schema that describes one object in several places keeps its objects open.
     """
-    if not any(map(_is_spread, _schemas(schema))):
+    schema = dict(_changed(schema, _plain))
+    is_spread = any(map(_is_spread, _schemas(schema)))
+    if not is_spread:
         schema = _changed(schema, _closed)
-    return _changed(schema, _without_lookaround) if is_lenient else schema
+    if is_spread or any(not NAMES.isdisjoint(one) for one in _schemas(schema)):
+        return dict(_changed(schema, bounded))
+    return _defined(_changed(schema, lambda one: bounded(shared(one))))
+
+
+def _defined(schema: Schema) -> Schema:
+    """The schema with the definitions that it refers to."""
+    known = schema.get(DEFINITIONS, {})
+    ours = [reference(name) for name in (VALUE, NUMBER, INTEGER)]
+    if not any(one in ours for one in _schemas(schema)) or not isinstance(known, dict):
+        return schema
+    return {**schema, DEFINITIONS: {**known, **definitions()}}
+
+
+def circular_reference(root: Schema) -> str | None:
+    """Reference that leads back to itself through other references alone."""
+    for schema in _schemas(root):
+        seen: list[str] = []
+        at: Schema | None = schema
+        while at is not None and isinstance(name := at.get("$ref"), str):
+            if name in seen:
+                return name
+            seen.append(name)
+            at = referred(name, root)
+    return None
 
 
 def _schemas(schema: Any) -> Iterator[Schema]:
@@ -68,12 +112,19 @@ def _is_spread(schema: Schema) -> bool:
 
 
 def _closed(schema: Schema) -> Schema:
-    is_open = "properties" not in schema or not OPEN.isdisjoint(schema)
-    return schema if is_open else {**schema, "additionalProperties": False}
-
-
-def _without_lookaround(schema: Schema) -> Schema:
-    pattern = schema.get("pattern")
-    if not isinstance(pattern, str) or not LOOKAROUND.search(pattern):
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not OPEN.isdisjoint(schema):
         return schema
-    return {key: value for key, value in schema.items() if key != "pattern"}
+    required = schema.get("required")
+    names = [one for one in required if isinstance(one, str)] if isinstance(required, list) else []
+    # A required property may be described nowhere.
+    whole = {**properties, **{name: {} for name in names if name not in properties}}
+    return {**schema, "properties": whole, "additionalProperties": False}
+
+
+def _plain(schema: Schema) -> Schema:
+    """The schema without annotations, and without a pattern that has lookaround."""
+    pattern = schema.get("pattern")
+    is_odd = isinstance(pattern, str) and LOOKAROUND.search(pattern) is not None
+    left_out = ANNOTATIONS | {"pattern"} if is_odd else ANNOTATIONS
+    return {key: value for key, value in schema.items() if key not in left_out}

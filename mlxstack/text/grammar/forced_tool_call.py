@@ -1,7 +1,6 @@
 """Grammar of tool calls after the text that opens the first one."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from llguidance import LLMatcher
 from msgspec import Struct
@@ -11,7 +10,7 @@ from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.formats.description import CallSyntax, JsonBody
 from mlxstack.text.grammar.lark_builder import LarkBuilder
-from mlxstack.text.grammar.response_format import JSON_OPTIONS, LENIENT, bound
+from mlxstack.text.grammar.response_format import bound
 from mlxstack.text.grammar.tool_call_formats import ToolCallFormat, format_of
 
 
@@ -41,17 +40,13 @@ class ForcedCalls(Struct, frozen=True):
     is_complete: bool = False
 
 
-def call_grammars(calls: ForcedCalls) -> tuple[str, ...]:
-    """The grammar, and another that leaves out what cannot be enforced.
+def call_grammar(calls: ForcedCalls) -> str:
+    """The grammar of these calls.
 
     A tool that the model has no words for is left out; raises BadRequest if that is every one, or
     if the tools must be complete.
     """
-    return tuple(_grammar(calls, options) for options in (JSON_OPTIONS, LENIENT))
-
-
-def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
-    builder = LarkBuilder(calls.marks.special, options)
+    builder = LarkBuilder(calls.marks.special)
     form = format_of(_after_forced(calls.marks))
     rules = [] if form is None else [(tool, form.call(tool, builder)) for tool in calls.tools]
     known = [(tool, builder.rule(one)) for tool, one in rules if one is not None]

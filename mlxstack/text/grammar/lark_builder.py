@@ -3,9 +3,9 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.enforced_schema import LOOKAROUND
 from mlxstack.text.grammar.response_format import enforced_json
 from mlxstack.text.grammar.schema_types import Schema
 from mlxstack.text.grammar_check import check_multiples
@@ -17,23 +17,14 @@ OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0
 
 
 class LarkBuilder:
-    """Collects Lark rules; `special` are textless tokens by name.
+    """Collects Lark rules; `special` are textless tokens by name."""
 
-    `options` go to every JSON schema; those with "lenient" leave out what cannot be enforced.
-    """
-
-    def __init__(self, special: Mapping[str, int], options: Mapping[str, Any]) -> None:
+    def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
-        self._options = options
         self._rules: list[str] = []
         self._defined: set[str] = set()
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
         self._cuts = re.compile(f"({names})") if names else None
-
-    @property
-    def is_lenient(self) -> bool:
-        """Whether keywords that cannot be enforced are left out."""
-        return bool(self._options.get("lenient"))
 
     def grammar(self, start: str) -> str:
         """The whole of it."""
@@ -72,7 +63,7 @@ class LarkBuilder:
         """JSON of this schema, which may refer to definitions of `root`."""
         known = {key: root[key] for key in DEFINITIONS if key in root}
         whole = {**known, **schema}
-        text = enforced_json(whole, self._options, "tools")
+        text = enforced_json(whole, "tools")
         check_multiples(whole, "tools")
         return f"%json {text}"
 
@@ -88,7 +79,7 @@ class LarkBuilder:
             if not fit:
                 return ""
             return f"{self.rule(' | '.join(map(quoted, fit)))} {self.literal(closes)}"
-        patterns = [] if self.is_lenient else list(_wanted(schema))
+        patterns = list(_wanted(schema))
         # Letters of the mark belong to the lexeme, which else would be as long as it can.
         head = self._cuts.split(closes)[0] if self._cuts else closes
         ending = escaped(head)
@@ -148,8 +139,9 @@ def _wanted(schema: Schema) -> Iterable[str]:
     least, most = schema.get("minLength"), schema.get("maxLength")
     if isinstance(least, int) or isinstance(most, int):
         yield f"(?s:.){{{least or 0},{'' if most is None else most}}}"
-    if isinstance(schema.get("pattern"), str):
-        yield "|".join(_searched(way) for way in _ways(schema["pattern"]))
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and not LOOKAROUND.search(pattern):
+        yield "|".join(_searched(way) for way in _ways(pattern))
 
 
 def _searched(pattern: str) -> str:

@@ -5,7 +5,6 @@ answer with it.
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from llguidance import LLMatcher
@@ -13,15 +12,16 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.enforced_schema import enforced
+from mlxstack.text.grammar.enforced_schema import circular_reference, enforced
 from mlxstack.text.grammar_check import check_multiples
 
 JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
+    # Keywords that llguidance knows and cannot enforce are left out.
+    "lenient": True,
 }
-LENIENT = {**JSON_OPTIONS, "lenient": True}
 MAX_CHARS = 1_000_000
 
 
@@ -36,33 +36,33 @@ class ResponseConstraint(Struct, frozen=True):
     param: str = "response_format"
 
 
-def grammars(shape: ResponseConstraint) -> tuple[str, ...]:
-    """Grammar, and its lenient alternative without unenforceable parts.
-
-    Raises BadRequest for what is no grammar, or is too large.
-    """
+def grammar_of(shape: ResponseConstraint) -> str:
+    """Grammar of a response format. Raises BadRequest for none, and for one too large."""
     if shape.grammar is not None:
         bound(shape.grammar, shape.param)
         try:
-            return (LLMatcher.grammar_from_lark(any_to_lark(shape.grammar)),)
+            return LLMatcher.grammar_from_lark(any_to_lark(shape.grammar))
         except Exception as error:
             raise BadRequest(f"{shape.param}: {error}", shape.param) from None
-    schema = shape.schema or {"type": "object"}
-    bound(json_of(schema, shape.param), shape.param)
-    check_multiples(schema, shape.param)
-    return tuple(
-        LLMatcher.grammar_from_json_schema(enforced_json(schema, options, shape.param))
-        for options in (JSON_OPTIONS, LENIENT)
-    )
+    return schema_grammar(shape.schema or {"type": "object"}, shape.param)
 
 
-def enforced_json(schema: dict[str, Any], options: Mapping[str, Any], param: str) -> str:
-    """Schema for llguidance with its `options`. Raises BadRequest as `json_of` does."""
+def schema_grammar(schema: dict[str, Any], param: str) -> str:
+    """Grammar of a JSON schema. Raises BadRequest as `grammar_of` does."""
+    bound(json_of(schema, param), param)
+    check_multiples(schema, param)
+    return LLMatcher.grammar_from_json_schema(enforced_json(schema, param))
+
+
+def enforced_json(schema: dict[str, Any], param: str) -> str:
+    """Schema for llguidance. Raises BadRequest as `json_of` does, and for a circular reference."""
     try:
-        whole = enforced(schema, is_lenient="lenient" in options)
+        whole = enforced(schema)
     except RecursionError as error:
         raise BadRequest(f"{param} is no schema: {error}", param) from None
-    return json_of({**whole, "x-guidance": dict(options)}, param)
+    if (reference := circular_reference(whole)) is not None:
+        raise BadRequest(f"{param}: {reference} refers to nothing but itself", param)
+    return json_of({**whole, "x-guidance": JSON_OPTIONS}, param)
 
 
 def json_of(schema: dict[str, Any], param: str) -> str:

@@ -13,7 +13,9 @@ Schema = dict[str, Any]
 
 OTHERS = ("object", "array", "number", "integer", "boolean", "null")
 COMBINED = ("anyOf", "oneOf")
+ALL = ("allOf", *COMBINED)
 MAX_SEEN = 100
+MAX_DEPTH = 8
 
 
 class SchemaTypes(Struct, frozen=True):
@@ -59,7 +61,7 @@ def _meant(schema: Schema, root: Schema) -> Schema | None:
     """Resolve a schema that is only a `$ref`."""
     if "$ref" in schema:
         rest = {key: value for key, value in schema.items() if key != "$ref"}
-        return {**(_referred(str(schema["$ref"]), root) or {}), **rest}
+        return {**(referred(str(schema["$ref"]), root) or {}), **rest}
     alone = schema.get("allOf")
     if isinstance(alone, list) and len(alone) == 1 and isinstance(alone[0], dict):
         rest = {key: value for key, value in schema.items() if key != "allOf"}
@@ -68,12 +70,35 @@ def _meant(schema: Schema, root: Schema) -> Schema | None:
 
 
 def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
-    """Schema of each argument in order, and whether it is required."""
-    schemas = parameters.get("properties")
-    known = dict(schemas) if isinstance(schemas, dict) else {}
-    names = parameters.get("required")
-    required = [key for key in names if isinstance(key, str)] if isinstance(names, list) else []
+    """Schema of each argument in order, and whether it is required.
+
+    The arguments may stand behind a `$ref`, or in several alternatives.
+    """
+    known, required = _described(parameters, parameters, MAX_DEPTH)
     return {key: (known.get(key, {}), key in required) for key in (*known, *required)}
+
+
+def _described(schema: Schema, root: Schema, depth: int) -> tuple[dict[str, Any], list[str]]:
+    """Properties of an object, and the names of the required ones."""
+    schemas, names = schema.get("properties"), schema.get("required")
+    known = dict(schemas) if isinstance(schemas, dict) else {}
+    required = [key for key in names if isinstance(key, str)] if isinstance(names, list) else []
+    target = referred(str(schema["$ref"]), root) if "$ref" in schema else None
+    parts = [("allOf", target)] if target is not None else []
+    parts += [(key, part) for key in ALL for part in _list(schema.get(key)) if _is_schema(part)]
+    for key, part in parts if depth else ():
+        more, needed = _described(part, root, depth - 1)
+        known = {**more, **known}
+        required += needed if key == "allOf" else []
+    return known, required
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def declared(parameters: Mapping[str, Any]) -> Schema:
@@ -115,7 +140,7 @@ def _listed(values: list[Any]) -> SchemaTypes:
     )
 
 
-def _referred(reference: str, root: Schema) -> Schema | None:
+def referred(reference: str, root: Schema) -> Schema | None:
     """Schema that `#/a/b` refers to, if it is one."""
     target: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):

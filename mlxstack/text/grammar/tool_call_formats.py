@@ -68,7 +68,7 @@ def json_call(parts: tuple[str, ...], names: str = ".+") -> Writer:
     def call(tool: Tool, builder: LarkBuilder) -> str | None:
         if not re.fullmatch(names, tool.name, re.DOTALL):
             return None
-        arguments = builder.json({"type": "object", **tool.parameters}, {})
+        arguments = builder.json({**tool.parameters, "type": "object"}, {})
         name = json.dumps(tool.name)[1:-1] if names == ".+" else tool.name
         written = [
             arguments if part == ARGUMENTS else builder.call_opening(part, name) for part in parts

@@ -1,5 +1,6 @@
 """Health and properties of the service."""
 
+from contextlib import suppress
 from typing import Any
 
 from litestar import Response, get, head, post
@@ -8,7 +9,7 @@ from mlxstack import __version__
 from mlxstack.api.dialects.llama_server.response_schema import params
 from mlxstack.api.guards import EARLY, UNLOADED, is_unscoped
 from mlxstack.api.run_generation import AnyRequest, TheService
-from mlxstack.core.errors import Loading, Unsupported
+from mlxstack.core.errors import Loading, StackError, Unsupported
 from mlxstack.service.sampling import default_sampling
 from mlxstack.service.service import Service, ServiceHealth
 
@@ -81,6 +82,8 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "chat_template": template.text,
         "chat_template_caps": template.caps,
         "template_notes": template.notes,
+        # Names of tools may say what other agents do.
+        "loose_schemas": _loose_schemas(service) if is_unscoped(request) else [],
         "bos_token": template.bos,
         "eos_token": template.eos,
         "build_info": f"mlx-stack-{__version__}",
@@ -102,6 +105,13 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "max_batch_size": service.preset.batch.max_size,
         "max_entries": service.preset.prefix_cache.max_entries,
     }
+
+
+def _loose_schemas(service: Service) -> list[str]:
+    """Parts of recent tools' schemas that no grammar enforces; none without a model."""
+    with suppress(StackError):
+        return service.text_processor.loose_schemas.paths
+    return []
 
 
 @post("/props", status_code=200)

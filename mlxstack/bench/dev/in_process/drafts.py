@@ -168,7 +168,7 @@ class MeasuredEngine:
         grammar = LLMatcher.grammar_from_json_schema(
             json.dumps(SCHEMA), {"whitespace_flexible": False}
         )
-        rules = GrammarCompiler(tokenizer, n_vocab).compile((grammar,), "schema")
+        rules = GrammarCompiler(tokenizer, n_vocab).compile(grammar, "schema")
         return GrammarConstraint(ConstraintLayout(n_vocab, eos), rules), eos
 
 

@@ -1,0 +1,111 @@
+"""Tools whose odd schemas are loosened, so that one does not spoil the grammar of the others."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Tool
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.enforceable import Enforceable, enforceable
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.text.grammar.schema_types import Schema
+
+log = logging.getLogger("mlxstack.service")
+MAX_KNOWN = 256
+MAX_SETS = 16
+
+
+class ToolLoosener:
+    """Finds the enforceable part of each tool's schema, once per tool. Thread-safe.
+
+    `probe` gives a test of whether grammars compile, in bounded time.
+    """
+
+    def __init__(self, probe: Callable[[], Callable[[str], bool]]) -> None:
+        self._probe = probe
+        self._known: OrderedDict[str, Enforceable] = OrderedDict()
+
+    def loosened(self, calls: ForcedCalls) -> tuple[ForcedCalls, tuple[str, ...]]:
+        """The calls with enforceable schemas, and the paths of what is left out.
+
+        Without any schema, if all of them together are too large.
+        """
+        parts = [self._part(tool, calls) for tool in calls.tools]
+        both = list(zip(calls.tools, parts, strict=True))
+        made = replace(calls, tools=tuple(replace(t, parameters=one.schema) for t, one in both))
+        if _fits(made, self._probe()):
+            return made, tuple(f"{t.name}{path}" for t, one in both for path in one.left_out)
+        bare = tuple(replace(tool, parameters={}) for tool in calls.tools)
+        return replace(calls, tools=bare), tuple(tool.name for tool in calls.tools)
+
+    def _part(self, tool: Tool, calls: ForcedCalls) -> Enforceable:
+        key = repr((tool.name, tool.parameters, calls.marks.forced))
+        part = self._known.get(key)
+        if part is None:
+            alone = replace(calls, tools=(tool,), is_complete=False)
+            is_compilable = self._probe()
+            part = enforceable(tool.parameters, lambda one: _fits(_with(alone, one), is_compilable))
+            self._known[key] = part
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        return part
+
+
+class LooseSchemas:
+    """Paths of schema parts that no grammar enforces, by set of tools. Thread-safe.
+
+    Each set is told once in the log.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def add(self, tools: tuple[Tool, ...], paths: tuple[str, ...]) -> None:
+        """Remember the paths of a set of tools."""
+        key = repr(tools)
+        with self._lock:
+            is_new = key not in self._known
+            self._known[key] = paths
+            if len(self._known) > MAX_SETS:
+                self._known.popitem(last=False)
+        if is_new and paths:
+            log.warning(
+                "tools: calls are not held to these parts of their schemas, which have no grammar: "
+                "%s", ", ".join(paths),
+            )  # fmt: skip
+
+    def of(self, tools: tuple[Tool, ...]) -> tuple[str, ...]:
+        """The paths of a set of tools, as far as they are known."""
+        with self._lock:
+            return self._known.get(repr(tools), ()) if self._known else ()
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all recent sets."""
+        with self._lock:
+            return sorted({path for paths in self._known.values() for path in paths})
+
+
+def not_objects(tools: Iterable[Tool]) -> tuple[str, ...]:
+    """Paths of the types of parameters that are no object; arguments always are one."""
+    return tuple(f"{tool.name}/type" for tool in tools if not _is_object(tool.parameters))
+
+
+def _fits(calls: ForcedCalls, is_compilable: Callable[[str], bool]) -> bool:
+    try:
+        return is_compilable(call_grammar(calls))
+    except BadRequest:
+        return False
+
+
+def _is_object(parameters: Schema) -> bool:
+    kind = parameters.get("type", "object")
+    return "object" in kind if isinstance(kind, list) else kind == "object"
+
+
+def _with(calls: ForcedCalls, parameters: Schema) -> ForcedCalls:
+    return replace(calls, tools=(replace(calls.tools[0], parameters=parameters),))

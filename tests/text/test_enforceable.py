@@ -1,0 +1,164 @@
+"""One odd schema among the tools loosens itself; all others are enforced."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from mlxstack.core.conversation import Tool
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.service.text_processor import TextProcessor
+from mlxstack.text.formats.argument_values import argument_value
+from mlxstack.text.grammar.enforceable import enforceable
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls
+from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.schema_types import properties, schema_types
+
+CITY = {"type": "string", "enum": ["Paris"]}
+GOOD = Tool("weather", "", {"type": "object", "properties": {"city": CITY}, "required": ["city"]})
+ODD: list[tuple[dict[str, Any], str]] = [
+    ({"type": "any"}, "type"),
+    ({"type": "str", "minLength": 1}, "type"),
+    ({"type": "string", "pattern": "^([a-z"}, "pattern"),
+    ({"type": "string", "pattern": "/^a$/i"}, "pattern"),
+    ({"type": "string", "pattern": r"^a\Z"}, "pattern"),
+    ({"type": "string", "pattern": None}, "pattern"),
+    ({"type": "string", "enum": None}, "enum"),
+    ({"type": "string", "minLength": None}, "minLength"),
+    ({"type": "array", "items": None}, "items"),
+    ({"type": "object", "additionalProperties": None}, "additionalProperties"),
+    ({"type": "object", "required": True}, "required"),
+    ({"type": "object", "properties": []}, "properties"),
+    ({"$ref": "#/components/schemas/Foo"}, "$ref"),
+    ({"$ref": "https://example.org/foo.json"}, "$ref"),
+    ({"anyOf": [{"type": "string"}, {"type": "any"}]}, "anyOf/1/type"),
+    ({"type": ["string", "file"]}, "type/1"),
+    ({"type": "object", "properties": {"y": {"type": "int"}, "z": CITY}}, "properties/y/type"),
+    ({"type": "integer", "minimum": "0"}, "minimum"),
+]  # fmt: skip
+odd_parts = pytest.mark.parametrize(("part", "path"), ODD)
+
+
+def tool_with(part: Any) -> Tool:
+    properties = {"city": CITY, "x": part}
+    return Tool("odd", "", {"type": "object", "properties": properties})
+
+
+@pytest.fixture
+def words(chatml: Any) -> Any:
+    made = TextProcessor(chatml, Preset(model=ModelSpec(id="tiny")), len(chatml))
+    yield made
+    made.close(BadRequest("the test is over"))
+
+
+def is_call(words: TextProcessor, rules: Any, name: str, arguments: str) -> bool:
+    """Whether the grammar permits a call, after the mark that begins it."""
+    text = f'\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    tokens = words.tokenizer.encode(text, add_special_tokens=False)
+    matcher = rules.deep_copy()
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens))
+
+
+def check(words: TextProcessor, rules: Any) -> None:
+    assert is_call(words, rules, "weather", '{"city": "Paris"}')
+    assert not is_call(words, rules, "weather", '{"city": "Rome"}')
+    assert is_call(words, rules, "odd", '{"city": "Paris"}')
+    assert not is_call(words, rules, "odd", '{"city": "Rome"}')
+
+
+@odd_parts
+async def test_a_forced_call_leaves_out_the_odd_part_alone(
+    words: TextProcessor, part: Any, path: str
+) -> None:
+    tools = (GOOD, tool_with(part))
+    marks = words.output_format.call_marks
+    assert marks is not None
+    check(words, await words.call_rules(ForcedCalls(tools, marks, is_single=True)))
+    assert words.loose_schemas.of(tools) == (f"odd/properties/x/{path}",)
+
+
+@odd_parts
+async def test_an_optional_call_leaves_out_the_odd_part_alone(
+    words: TextProcessor, part: Any, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = (GOOD, tool_with(part))
+    with caplog.at_level(logging.WARNING, "mlxstack.service"):
+        for _ in range(2):
+            trigger = await words.free_calls(tools, is_single=False)
+    assert trigger is not None
+    check(words, trigger.openings[0].rules())
+    assert words.loose_schemas.paths == [f"odd/properties/x/{path}"]
+    assert [path in record.message for record in caplog.records].count(True) == 1
+
+
+async def test_a_definition_that_refers_to_itself_is_any_value(words: TextProcessor) -> None:
+    odd = tool_with({"$ref": "#/$defs/loop"})
+    loop = {**odd.parameters, "$defs": {"loop": {"$ref": "#/$defs/loop"}}}
+    tools = (GOOD, Tool("odd", "", loop))
+    trigger = await words.free_calls(tools, is_single=False)
+    assert trigger is not None
+    check(words, trigger.openings[0].rules())
+    assert words.loose_schemas.of(tools) == ("odd/$defs/loop/$ref",)
+
+
+async def test_parameters_that_are_no_object_are_one(words: TextProcessor) -> None:
+    tools = (Tool("odd", "", {"type": "array", "items": {"type": "boolean"}}), GOOD)
+    marks = words.output_format.call_marks
+    assert marks is not None
+    rules = await words.call_rules(ForcedCalls(tools, marks, is_single=True))
+    assert is_call(words, rules, "odd", '{"a": 1}')
+    assert not is_call(words, rules, "odd", "[true]")
+    assert words.loose_schemas.of(tools) == ("odd/type",)
+
+
+async def test_a_refused_schema_names_its_odd_part(words: TextProcessor) -> None:
+    properties = {"a": CITY, "x": {"type": "string", "pattern": "^([a-z"}}
+    schema = {"type": "object", "properties": properties}
+    with pytest.raises(BadRequest, match="at /properties/x/pattern of the schema") as error:
+        await words.shape_rules(ResponseConstraint(schema))
+    assert "x-guidance" not in str(error.value)
+    loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    with pytest.raises(BadRequest, match="#/\\$defs/a refers to nothing but itself"):
+        await words.shape_rules(ResponseConstraint(loop))
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "integer"}, {"type": "number"}, {"type": "number", "minimum": 0}, {}]
+)
+async def test_the_digits_of_a_number_end(words: TextProcessor, schema: Any) -> None:
+    rules = await words.shape_rules(ResponseConstraint({"type": "array", "items": schema}))
+    for digits in ("1" * 30, "0." + "0" * 30):
+        tokens = words.tokenizer.encode(f"[{digits}]", add_special_tokens=False)
+        assert rules is not None
+        assert rules.deep_copy().try_consume_tokens(tokens) < len(tokens)
+
+
+def test_the_largest_part_that_fits_is_found() -> None:
+    schema = {"type": "object", "properties": {"a": {"b": [1, {"bad": 0}]}, "c": 1}, "bad": 2}
+    part = enforceable(schema, lambda one: '"bad"' not in json.dumps(one))
+    assert part.schema == {"type": "object", "properties": {"a": {"b": [1]}, "c": 1}}
+    assert part.left_out == ("/properties/a/b/1", "/bad")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/definitions/A", "definitions": {"A": GOOD.parameters}},
+        {"allOf": [GOOD.parameters, {"properties": {}}]},
+    ],
+)
+def test_arguments_behind_a_reference_are_known(parameters: dict[str, Any]) -> None:
+    assert properties(parameters) == {"city": (CITY, True)}
+    either = {"anyOf": [GOOD.parameters, {"properties": {"at": {}}}]}
+    assert set(properties(either)) == {"city", "at"}
+    assert not any(is_required for _, is_required in properties(either).values())
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [('"edit"', "edit"), ("'edit'", "edit"), ('"x"', '"x"')]
+)
+def test_a_listed_text_may_stand_in_quotes(text: str, value: str) -> None:
+    types = schema_types({"type": "string", "enum": ["edit", "write"]}, {})
+    assert argument_value(text, types) == value
