@@ -102,11 +102,11 @@ async def admit(
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         service.agent_registry.entitle(name, conversation, options.session_hint)
         order = _named(service, order, structs.replace(options, display_name=name))
-    return structs.replace(
-        _guided(service, order, constraint),
-        conversation=conversation,
-        loose_schemas=words.loose_schemas.of(_callable_tools(options, conversation.tools)),
-    )
+    order = structs.replace(_guided(service, order, constraint), conversation=conversation)
+    if not conversation.tools:
+        return order
+    tools = _callable_tools(options, conversation.tools)
+    return structs.replace(order, loose_schemas=words.loose_schemas.of(tools))
 
 
 async def admit_text(

@@ -81,7 +81,7 @@ class LooseSchemas:
     def of(self, tools: tuple[Tool, ...]) -> tuple[str, ...]:
         """The paths of a set of tools, as far as they are known."""
         with self._lock:
-            return self._known.get(repr(tools), ()) if self._known else ()
+            return self._known.get(repr(tools), ())
 
     @property
     def paths(self) -> list[str]:
