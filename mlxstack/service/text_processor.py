@@ -120,7 +120,7 @@ class TextProcessor:
         raise await self._run(work, self._compilers)
 
     def _blamed(self, schema: dict[str, Any], error: BadRequest) -> BadRequest:
-        """The error of a schema, with the first part that cannot be enforced."""
+        """Error of a schema with its first unenforceable part."""
 
         is_compilable = self._grammars.probe()
 

@@ -62,7 +62,7 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
 
 
 def _listed(text: str, types: SchemaTypes) -> str:
-    """Text without the quotes around it, if an enum knows it only without them."""
+    """Text without quotes that its enum does not have."""
     texts = {one for schema in types.texts for one in schema.get("enum", ())}
     bare = text.strip()
     is_quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\""

@@ -1,4 +1,4 @@
-"""Bounds of numbers and of free values, so that the digits of every number end.
+"""Bounds of the digits of numbers, in free values too.
 
 A greedy model writes zeros up to `max_tokens` where a grammar permits it. llama.cpp bounds the
 digits of its JSON grammars as well (its common/json-schema-to-grammar.cpp).
@@ -41,7 +41,7 @@ def bounded(schema: Schema) -> Schema:
 
 
 def shared(schema: Schema) -> Schema:
-    """Refer to one definition for plain numbers, and for values of any type."""
+    """Refer to one definition of plain numbers and free values."""
     match schema:
         case {"type": "number"} if len(schema) == 1:
             return reference(NUMBER)
@@ -101,7 +101,7 @@ def _bounds(schema: Schema) -> Schema:
 
 
 def _fit(schema: Schema, key: str) -> None:
-    """Drop a bound beyond the limit; replace one below the smallest unit by zero."""
+    """Drop a bound beyond the limit; round a tiny one."""
     bound = schema[key]
     if abs(bound) > LIMIT:
         del schema[key]

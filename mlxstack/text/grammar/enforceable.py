@@ -33,7 +33,7 @@ def enforceable(schema: Schema, fits: Fits) -> Enforceable:
 
 
 class _Search:
-    """Puts a schema together from its parts, as long as the whole fits."""
+    """Assembles a schema from the parts that fit."""
 
     def __init__(self, fits: Fits) -> None:
         self._fits = fits

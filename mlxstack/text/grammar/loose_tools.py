@@ -1,4 +1,4 @@
-"""Tools whose odd schemas are loosened, so that one does not spoil the grammar of the others."""
+"""Loosens odd schemas of tools, and keeps the grammar of the others."""
 
 import logging
 import threading
@@ -29,7 +29,7 @@ class ToolLoosener:
         self._known: OrderedDict[str, Enforceable] = OrderedDict()
 
     def loosened(self, calls: ForcedCalls) -> tuple[ForcedCalls, tuple[str, ...]]:
-        """The calls with enforceable schemas, and the paths of what is left out.
+        """Calls with enforceable schemas, and the paths left out.
 
         Without any schema, if all of them together are too large.
         """
@@ -55,7 +55,7 @@ class ToolLoosener:
 
 
 class LooseSchemas:
-    """Paths of schema parts that no grammar enforces, by set of tools. Thread-safe.
+    """Paths of unenforced schema parts by set of tools. Thread-safe.
 
     Each set is told once in the log.
     """
@@ -79,7 +79,7 @@ class LooseSchemas:
             )  # fmt: skip
 
     def of(self, tools: tuple[Tool, ...]) -> tuple[str, ...]:
-        """The paths of a set of tools, as far as they are known."""
+        """Known paths of a set of tools."""
         with self._lock:
             return self._known.get(repr(tools), ())
 
@@ -91,7 +91,7 @@ class LooseSchemas:
 
 
 def not_objects(tools: Iterable[Tool]) -> tuple[str, ...]:
-    """Paths of the types of parameters that are no object; arguments always are one."""
+    """Paths of the types of parameters that are no object."""
     return tuple(f"{tool.name}/type" for tool in tools if not _is_object(tool.parameters))
 
 

@@ -37,7 +37,10 @@ class ResponseConstraint(Struct, frozen=True):
 
 
 def grammar_of(shape: ResponseConstraint) -> str:
-    """Grammar of a response format. Raises BadRequest for none, and for one too large."""
+    """Grammar of a response format.
+
+    Raises BadRequest for no grammar, and for one too large.
+    """
     if shape.grammar is not None:
         bound(shape.grammar, shape.param)
         try:
@@ -55,7 +58,10 @@ def schema_grammar(schema: dict[str, Any], param: str) -> str:
 
 
 def enforced_json(schema: dict[str, Any], param: str) -> str:
-    """Schema for llguidance. Raises BadRequest as `json_of` does, and for a circular reference."""
+    """Schema for llguidance.
+
+    Raises BadRequest as `json_of` does, and for a circular reference.
+    """
     try:
         whole = enforced(schema)
     except RecursionError as error:

@@ -108,7 +108,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
 
 
 def _loose_schemas(service: Service) -> list[str]:
-    """Parts of recent tools' schemas that no grammar enforces; none without a model."""
+    """Unenforced schema parts of recent tools; none without a model."""
     with suppress(StackError):
         return service.text_processor.loose_schemas.paths
     return []
