@@ -14,6 +14,27 @@ STORE = "tests/mac/test_store.py::"
 
 MAC = (
     Mutant(
+        "recurrent state of the same rows is not copied", "engine/decode/row_views.py",
+        "stacked if stacked is not None and is_same else", "stacked if False else",
+        "tests/engine/test_graph_nodes.py::test_nodes_that_copy_stay_below_their_ceiling",
+    ),
+    Mutant(
+        "recurrent state of another row is read anew", "engine/decode/row_views.py",
+        "own() is row for", "own() is not None for",
+        "tests/engine/test_stacked_states.py::test_a_row_with_another_state_is_read_anew",
+    ),
+    Mutant(
+        "a slow fused kernel is not forced", "policy/attention_kernels.py",
+        "    return costs.forced_s <= MAX_SLOWDOWN * costs.default_s", "    return True",
+        "tests/mac/test_forced_kernels.py::test_a_slow_fused_kernel_leaves_the_bound",
+    ),
+    Mutant(
+        "the seam forces the fused kernel", "engine/model/attention_patch.py",
+        "if is_array and _is_forced(queries, values, mask):", "if False:",
+        "tests/mac/test_forced_kernels.py"
+        "::test_a_fused_kernel_that_is_fast_enough_is_forced_and_bounds_no_chunk",
+    ),
+    Mutant(
         "the room of KV is reserved once", "engine/model/cache_adapters.py",
         "    if n_more <= 0:\n        return False\n    rebuild(leaf, [_extended(part, n_more)",
         "    if n_more <= 10**9:\n        return False\n    rebuild(leaf, [_extended(part, n_more)",

@@ -9,6 +9,7 @@ one padded row per slot (slots, longest).
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
+from weakref import ReferenceType, ref
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
@@ -161,8 +162,38 @@ class PaddedKVView:
         return None if all(mask is None for mask in masks) else RaggedArray(masks)
 
 
+class StackedStates:
+    """Recurrent states of several rows in one array, found by the slices given out.
+
+    Rows that stay the same read what they wrote without a copy. A stacked state shares its buffer
+    with the slices, and lives no longer than the first of them.
+    """
+
+    def __init__(self) -> None:
+        self._by_first: dict[int, tuple[mx.array, list[ReferenceType[mx.array]]]] = {}
+
+    def split(self, stacked: mx.array) -> list[mx.array]:
+        """Slice of each row."""
+        rows = [stacked[i : i + 1] for i in range(stacked.shape[0])]
+        key = id(rows[0])
+        first = ref(rows[0], lambda _: self._by_first.pop(key, None))
+        self._by_first[key] = stacked, [first, *map(ref, rows[1:])]
+        return rows
+
+    def join(self, rows: list[mx.array]) -> mx.array:
+        """Stacked state of these rows: the one they are slices of, or a copy."""
+        stacked, slices = self._by_first.get(id(rows[0]), (None, []))
+        is_same = len(slices) == len(rows) and all(
+            own() is row for own, row in zip(slices, rows, strict=True)
+        )
+        return stacked if stacked is not None and is_same else mx.concatenate(rows, axis=0)
+
+
+STACKED_STATES = StackedStates()
+
+
 class RecurrentStateView(ArraysCache):  # type: ignore[misc]
-    """A layer's recurrent state: gathered when read, scattered when written. Fixed size.
+    """A layer's recurrent state: joined when read, split when written. Fixed size.
 
     Of mlx-lm's class, because some models write their state to nothing else; `lengths` is how
     these models are told of padding.
@@ -180,11 +211,11 @@ class RecurrentStateView(ArraysCache):  # type: ignore[misc]
         if known is None:
             return None
         filled = [mx.zeros_like(known) if state is None else state for state in states]
-        return mx.concatenate(filled, axis=0)
+        return STACKED_STATES.join(filled)
 
     def __setitem__(self, index: int, value: mx.array) -> None:
-        for i, cache in enumerate(self.caches):
-            cache[index] = value[i : i + 1]
+        for cache, state in zip(self.caches, STACKED_STATES.split(value), strict=True):
+            cache[index] = state
 
 
 class CacheListView:

@@ -25,7 +25,7 @@ STEP = 2048
 
 
 def floor(trial: SingleFloor, loaded: LoadedModel) -> BenchResult:
-    """Prefill all but the last new token, then feed it and read the next one, as mlx-lm does."""
+    """Prefill, then decode the next token, as mlx-lm does."""
     caches = filled(loaded.model, trial.n_context) if trial.n_context else []
     times = []
     for i in range(trial.passes + 1):

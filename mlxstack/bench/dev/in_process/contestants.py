@@ -59,7 +59,8 @@ class Ours:
     def newcomer(self, caches: list[Any]) -> BatchRow:
         """A row that may join."""
         context = SlotContext(self._maker)
-        context.caches, context.tokens = caches, [0] * caches[0].offset
+        n_tokens = max(getattr(leaf, "offset", 0) for leaf in cache_adapters.leaves(caches))
+        context.caches, context.tokens = caches, [0] * n_tokens
         slot = max((row.slot for row in self._batch.rows), default=-1) + 1
         return BatchRow(slot, context, Sampler(SamplingParams(), SEEN, 0), FIRST)
 

@@ -54,7 +54,7 @@ class Quote(Struct, frozen=True):
 
 
 class QuoteState:
-    """Progress of an answer. No grammar: nothing is forced, so that drafts are guesses."""
+    """Progress of an answer without a grammar: all drafts are guesses."""
 
     is_ruled = False
 
@@ -101,7 +101,7 @@ class MeasuredEngine:
         return self._engine.snapshot().counters
 
     def answer(self, trial: Drafts, texts: Sequence[str], seed: int) -> dict[str, float]:
-        """The figures of one answer to each text: seconds, passes and draft tokens."""
+        """Seconds, passes and draft tokens of one answer per text."""
         before = self.counters
         for request in self._requests(trial, texts, seed):
             self._engine.submit(request)
@@ -128,7 +128,7 @@ class MeasuredEngine:
         }
 
     def check(self, *, is_drafting: bool) -> None:
-        """Raise Broken if the other path ran than the one that is measured."""
+        """Raise Broken if another path ran than the measured one."""
         snapshot = self._engine.snapshot()
         if snapshot.is_drafting != is_drafting:
             raise Broken("the self-check found that this model cannot draft: nothing to measure")
@@ -173,7 +173,7 @@ class MeasuredEngine:
 
 
 def drafts(trial: Drafts, model: str) -> BenchResult:
-    """The figures of both sides for each scene, once per pass, by turns.
+    """Figures of both sides for each scene, pass by pass.
 
     Each pass loads both sides anew, the other one first: of two engines in one process the place of
     its weights in memory makes one faster by some percent.
