@@ -143,10 +143,11 @@ wheel: setup ## Build the wheel, install it into an empty environment, walk thro
 signature: setup ## Sizes, cycles and annotations of the house
 	@$(BIN)/python -m tests.signature
 
-shots: setup ## Redraw the dashboard pictures, and the one of the README
+shots: setup ## Redraw the pictures of the dashboard and the web page
 	@$(BIN)/python -m pytest -q --soak tests/tui --snapshot-update
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "cairosvg>=2.8"
 	@$(BIN)/python -m tests.pages.dashboard_picture
+	@$(BIN)/python -m tests.pages.web_page_picture
 
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all

@@ -20,6 +20,7 @@ from mlxstack.api.json_body import mended_body
 from mlxstack.api.openapi import with_openapi
 from mlxstack.api.registry import DIALECTS, dialect_of
 from mlxstack.api.run_generation import is_disconnect
+from mlxstack.api.web_page import page_file
 from mlxstack.service.service import Service
 
 # nginx's status for a client that did not wait.
@@ -43,7 +44,7 @@ class JSONRequest(Request[Any, Any, Any]):
 def create_app(service: Service) -> Litestar:
     """Application with all routes; its owner starts and stops the service."""
     server = service.preset.server
-    routes = chain(*(dialect.routes for dialect in DIALECTS), [metrics_route(service)])
+    routes = chain(*(dialect.routes for dialect in DIALECTS), [metrics_route(service), page_file])
     return Litestar(
         route_handlers=[with_openapi(route) for route in routes],
         dependencies={"service": Provide(lambda: service, sync_to_thread=False)},

@@ -22,6 +22,7 @@ from mlxstack.api.dialects.ollama.response_schema import (
 )
 from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
+from mlxstack.api.web_page import page_file, page_or
 from mlxstack.core.errors import UnknownModel, Unsupported
 from mlxstack.core.preset import ServiceKind
 from mlxstack.gateway.agent_members import AgentMembers
@@ -40,9 +41,9 @@ TheAgentMembers = NamedDependency[AgentMembers]
 
 
 @get("/", opt=PUBLIC)
-async def root() -> dict[str, str]:
-    """Name, version and status of the gateway."""
-    return {"name": "mlx-stack", "version": __version__, "status": "ok"}
+async def root(request: Request[Any, Any, Any]) -> Response[Any]:
+    """Name, version and status of the gateway; for a browser the web page."""
+    return page_or(request, {"name": "mlx-stack", "version": __version__, "status": "ok"})
 
 
 @head(
@@ -301,10 +302,11 @@ async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[s
 ROUTES: list[Any] = [
     root, probe, health, list_models, get_model, version, list_tags, list_processes,
     list_lm_studio_models, get_lm_studio_model, list_agents, metrics, load_member, unload_members,
+    page_file,
 ]  # fmt: skip
 AGENTS = "/v1/agents"
 EXACT = frozenset(path for route in ROUTES for path in route.paths if "{" not in path) - {AGENTS}
-PREFIXES = ("/v1/models/", "/models/", "/api/v0/models/")
+PREFIXES = ("/v1/models/", "/models/", "/api/v0/models/", "/static/")
 
 
 def is_own(method: str, path: str) -> bool:

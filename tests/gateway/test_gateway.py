@@ -67,6 +67,14 @@ def test_foreign_hosts_and_pages_are_refused(site: Site, headers: dict[str, str]
     assert workers(site) == 0
 
 
+def test_a_browser_gets_the_page(site: Site) -> None:
+    page = httpx.get(site.url, headers={"accept": "text/html"})
+    assert page.headers["content-type"].startswith("text/html")
+    assert httpx.get(f"{site.url}/static/page.js").status_code == 200
+    assert httpx.get(site.url).json()["name"] == "mlx-stack"
+    assert httpx.get(site.url, headers={"host": "evil.com"}).status_code == 403
+
+
 def test_preflights_are_answered_without_a_member(site: Site) -> None:
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-a"}
     with httpx.Client(base_url=site.url, timeout=60) as plain:

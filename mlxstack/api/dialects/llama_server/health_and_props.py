@@ -9,15 +9,17 @@ from mlxstack import __version__
 from mlxstack.api.dialects.llama_server.response_schema import params
 from mlxstack.api.guards import EARLY, UNLOADED, is_unscoped
 from mlxstack.api.run_generation import AnyRequest, TheService
+from mlxstack.api.web_page import page_or
 from mlxstack.core.errors import Loading, StackError, Unsupported
 from mlxstack.service.sampling import default_sampling
 from mlxstack.service.service import Service, ServiceHealth
 
 
 @get("/", opt=EARLY)
-async def root(service: TheService) -> dict[str, str]:
-    """Name, version and status of the service."""
-    return {"name": "mlx-stack", "version": __version__, "status": service.health.value}
+async def root(request: AnyRequest, service: TheService) -> Response[Any]:
+    """Name, version and status of the service; for a browser the web page."""
+    status = service.health.value
+    return page_or(request, {"name": "mlx-stack", "version": __version__, "status": status})
 
 
 @head(["/", "/api/hello"], opt=EARLY)

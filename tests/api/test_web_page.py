@@ -1,0 +1,122 @@
+"""The web page at `/`: for browsers only, loads nothing from elsewhere, and chats."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import structs
+
+from mlxstack.core.preset import ServerSpec
+from mlxstack.demo import MODEL_DIR
+from mlxstack.host.coding_clients import CLIENTS
+from tests.api.running import Running, running, tiny_preset
+from tests.tui.browser import CHROMIUM, Browser, chromium
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+STATIC = Path(__file__).parents[2] / "mlxstack" / "api" / "static"
+KEY = "secret"
+
+
+def test_a_browser_gets_the_page_and_a_program_the_facts(http: httpx.Client) -> None:
+    page, facts = http.get("/", headers=BROWSER), http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert page.headers["vary"] == facts.headers["vary"] == "accept"
+    assert facts.json()["name"] == "mlx-stack"
+
+
+def test_the_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
+    text = http.get("/", headers=BROWSER).text
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', text)
+    assert {"/static/page.js", "/static/page.css"} < set(addresses)
+    for address in addresses:
+        assert address.startswith("/")
+        assert http.get(address).status_code == 200
+    for path in STATIC.iterdir():
+        assert not re.search(r"(?:import|url\(|https?://)\s*['\"(]*https?:", path.read_text())
+
+
+@pytest.mark.parametrize("name", ["index.html", "__init__.py", "..%2fapp.py", "other.js"])
+def test_no_other_file_is_served(http: httpx.Client, name: str) -> None:
+    assert http.get(f"/static/{name}").status_code in (400, 404)
+
+
+def test_the_page_is_refused_to_another_host(http: httpx.Client) -> None:
+    for path in ("/", "/static/page.js"):
+        assert http.get(path, headers={**BROWSER, "host": "evil.com"}).status_code == 403
+
+
+def test_the_page_names_every_client() -> None:
+    line = re.search(r"const CLIENTS = (\[.*\]);", (STATIC / "page.js").read_text())
+    assert line is not None
+    assert json.loads(line[1]) == list(CLIENTS)
+
+
+def value(browser: Browser, expression: str) -> Any:
+    """Value of a JavaScript expression in the page."""
+    return browser.call("Runtime.evaluate", expression=expression)["result"].get("value")
+
+
+def wait_for(browser: Browser, expression: str) -> Any:
+    """Wait in the page until the expression is true, and return its value."""
+    code = f"""new Promise((resolve) => {{
+        const look = () => {{ const is = {expression}; is ? resolve(is) : setTimeout(look, 20); }};
+        look();
+    }})"""
+    answer = browser.call("Runtime.evaluate", expression=code, awaitPromise=True)
+    return answer["result"].get("value")
+
+
+def send(browser: Browser, text: str) -> None:
+    """Type a message and send it."""
+    browser.call("Runtime.evaluate", expression="document.getElementById('prompt').focus()")
+    browser.call("Input.insertText", text=text)
+    browser.press("Enter")
+
+
+FIGURES = "document.querySelectorAll('.figures')"
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Any:
+    """A service of the demo model with an API key."""
+    preset = structs.replace(
+        tiny_preset(MODEL_DIR), name="demo", server=ServerSpec(port=0, api_keys=(KEY,))
+    )
+    with running(preset, tmp_path / "home") as live:
+        yield live
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_chromium_chats_and_shows_the_reuse_of_the_second_turn(
+    demo: Running, tmp_path: Path
+) -> None:
+    with chromium(tmp_path / "profile") as browser:
+        browser.open(demo.url)
+        wait_for(browser, "document.getElementById('model')?.value")
+        send(browser, "Hello!")
+        wait_for(browser, "!document.getElementById('key-form').hidden")
+        set_key = f"""document.getElementById('key').value = {KEY!r};
+            document.getElementById('key-form').requestSubmit();"""
+        browser.call("Runtime.evaluate", expression=set_key)
+        wait_for(browser, "document.getElementById('stop').hidden")
+        send(browser, "Hello!")
+        first = wait_for(browser, f"{FIGURES}[0]?.textContent")
+        assert re.match(r"\d+ prompt tokens, 0 reused \(0 %\), \d+ generated", first)
+        answer = value(browser, "document.querySelectorAll('li.assistant')[1].textContent")
+        assert answer.partition(first)[0].strip()
+        wait_for(browser, "document.getElementById('stop').hidden")
+        send(browser, "And again: hello!")
+        second = wait_for(browser, f"{FIGURES}[1]?.textContent")
+        reused = re.match(r"\d+ prompt tokens, (\d+) reused", second)
+        assert reused is not None and int(reused[1]) > 0
+        assert all(url.startswith(demo.url) for url in browser.requests)
+        snippets = value(browser, "document.getElementById('snippets').textContent")
+        assert f"mlx-stack run claude --url {demo.url}" in snippets
+        assert KEY not in snippets
