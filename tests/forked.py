@@ -173,7 +173,7 @@ def _popen(start: Callable[[Program, Sequence[int]], int]) -> Callable[..., None
         rest = preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell
         pipes = p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
         last = restore_signals, gid, gids, uid, umask, start_new_session, process_group
-        if not (isinstance(args, list | tuple) and close_fds) or executable or shell or pass_fds:
+        if not isinstance(args, list | tuple) or executable or shell or pass_fds:
             return _exec(self, args, executable, *rest, *pipes, *last)
         program = Program(
             [os.fsdecode(word) for word in args],

@@ -31,7 +31,7 @@ from tests.api.running import running
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MOST_FILES_OF_A_CHAT = 71
+MOST_FILES_OF_A_CHAT = 73
 MOST_FILES_OF_A_PARKED_TURN = 83
 
 PACKAGE = Path(mlxstack.__file__).parent

@@ -27,6 +27,7 @@ STATUSES: ErrorTable[int] = {
     errors.BadRequest: 400,
     errors.InvalidSlot: 400,
     errors.TooLong: 400,
+    errors.TemplateOverrun: 400,
     errors.TooLarge: 413,
     errors.Unsupported: 501,
     errors.Unauthorized: 401,

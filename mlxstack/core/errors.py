@@ -4,6 +4,7 @@ StackError
 ├── BadRequest             the caller sent something that cannot work
 │   ├── TooLong            the prompt does not fit the context of a slot
 │   ├── InvalidSlot        no slot has this number
+│   ├── TemplateOverrun    the chat template exceeds a limit for this conversation
 │   ├── TooLarge           the body is bigger than the service accepts
 │   └── Unsupported        a feature that this model or preset does not serve
 ├── Unauthorized           no key, or a wrong one
@@ -49,6 +50,17 @@ class TooLong(BadRequest):
         )
         self.got = got
         self.limit = limit
+
+
+class TemplateOverrun(BadRequest):
+    """Rendering beyond a limit; `reason` is the predicate that names it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the chat template of this model {reason} for this conversation; send a shorter "
+            "one, or serve a model with another template"
+        )
+        self.reason = reason
 
 
 class TooLarge(BadRequest):

@@ -1,11 +1,12 @@
-"""Checks a chat template in a child process with a CPU limit.
+"""Checks of tokenizer and chat template in a child under limits.
 
-A template is a program: one that loops for ever would keep a thread of the service for ever.
+Both are programs of its author. A template has limits at every rendering; a tokenizer that makes
+ten letters of one has none in the service.
 """
 
 import math
+import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -14,20 +15,33 @@ from pathlib import Path
 
 from mlx_lm import utils as mlx_utils
 
-from mlxstack.core.errors import SetupError
+from mlxstack.core.errors import SetupError, TemplateOverrun
+from mlxstack.text.limited_process import (
+    LOOK_S,
+    NO_MEMORY,
+    Overrun,
+    check_size,
+    describe_exit,
+    limit_memory,
+)
 from mlxstack.text.prompt import PromptMaker
 
+LOAD_CPU_S = 60
+"""CPU seconds for loading a tokenizer; the slowest take ten."""
 CPU_S = 10
 """CPU seconds for the probing conversations of `text.template`."""
+MAX_BYTES = 4 * 1024**3
 STALL_S = 120.0
 """Seconds for the whole process, slow disks included."""
+OVERRUN = 78
+"""Exit status after a template's overrun, with the reason on stdout."""
 READ = frozenset({".json", ".jinja"})
 
 
 def check_template(folder: Path) -> None:
-    """Raise SetupError when a model's chat template does not terminate.
+    """Raise SetupError for a tokenizer or chat template beyond its limits.
 
-    Whatever else is wrong with it is reported by the load.
+    Whatever else is wrong with them is reported by the load.
     """
     files = sorted(file for file in folder.iterdir() if file.suffix in READ)
     _check(folder, tuple((str(file), file.stat().st_mtime_ns) for file in files))
@@ -37,34 +51,67 @@ def check_template(folder: Path) -> None:
 def _check(folder: Path, _files: tuple[tuple[str, int], ...]) -> None:
     """Check once per state of the files; refusals are not cached."""
     command = [sys.executable, "-m", __spec__.name, str(folder), str(CPU_S)]
-    nothing = subprocess.DEVNULL
-    try:
-        code = subprocess.run(
-            command, stdin=nothing, stdout=nothing, stderr=nothing, timeout=STALL_S, check=False
-        ).returncode
-    except subprocess.TimeoutExpired as error:
-        raise SetupError(
-            f"the tokenizer at {folder} was not loaded within {STALL_S:g} s"
-        ) from error
-    if code == -signal.SIGXCPU:
-        raise SetupError(
-            f"the chat template of the model at {folder} does not end within {CPU_S} s of CPU "
-            "time; choose a model with another template"
-        )
-    if code < 0:
-        raise SetupError(
-            f"trying the chat template of the model at {folder} was ended by "
-            f"{signal.Signals(-code).name}"
-        )
+    # Without `close_fds` CPython spawns on macOS instead of forking a process with a model.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        close_fds=False,
+    )
+    with process:
+        try:
+            code = _wait(process, folder)
+        except BaseException:
+            process.kill()
+            raise
+        assert process.stdout is not None
+        reason = process.stdout.read().decode(errors="replace")
+    if code == OVERRUN:
+        raise _refusal("the chat template", folder, reason)
+    if code < 0 or code == NO_MEMORY:
+        raise _refusal("the tokenizer", folder, describe_exit(code, CPU_S, MAX_BYTES))
+
+
+def _wait(process: "subprocess.Popen[bytes]", folder: Path) -> int:
+    """Exit status. Raises SetupError for a large or slow child."""
+    deadline = time.monotonic() + STALL_S
+    while True:
+        try:
+            return process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                raise SetupError(
+                    f"the tokenizer at {folder} was not loaded within {STALL_S:g} s"
+                ) from None
+        try:
+            check_size(process.pid, MAX_BYTES)
+        except Overrun as overrun:
+            raise _refusal("the tokenizer", folder, str(overrun)) from None
+
+
+def _refusal(part: str, folder: Path, reason: str) -> SetupError:
+    return SetupError(f"{part} of the model at {folder} {reason}; choose another model")
+
+
+def _limit_cpu(cpu_s: int) -> None:
+    limit = math.ceil(time.process_time()) + cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
 def main() -> None:
-    """`python -m mlxstack.engine.template_check FOLDER SECONDS`: render, within CPU seconds."""
-    tokenizer = mlx_utils.load_tokenizer(Path(sys.argv[1]))
-    limit = math.ceil(time.process_time()) + int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    PromptMaker(tokenizer)
+    """`python -m mlxstack.engine.template_check FOLDER SECONDS`: probe within CPU seconds."""
+    limit_memory(MAX_BYTES)
+    try:
+        _limit_cpu(LOAD_CPU_S)
+        tokenizer = mlx_utils.load_tokenizer(Path(sys.argv[1]))
+        _limit_cpu(int(sys.argv[2]))
+        PromptMaker(tokenizer)
+    except MemoryError:
+        os._exit(NO_MEMORY)
+    except TemplateOverrun as overrun:
+        sys.stdout.write(overrun.reason)
+        sys.exit(OVERRUN)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ T = TypeVar("T")
 
 STALLED_S = 10.0
 """Seconds without a step, despite work, until the service is stalled."""
+TEXT_STALLED_S = 30.0
+"""Seconds in which no thread ends its prompt, while all have one, until it is stalled too."""
 GIVE_UP_S = 120.0
 """Seconds without a step until all waiting requests fail."""
 WATCH_S = 1.0
@@ -227,9 +229,18 @@ class Service:
             return ServiceHealth.SWAPPING
         if self._health is ServiceHealth.UNLOADED and self.change is not None:
             return ServiceHealth.SWAPPING
-        if self._health is ServiceHealth.OK and self.engine.stalled_s() > STALLED_S:
+        if self._health is ServiceHealth.OK and self.stall:
             return ServiceHealth.STALLED
         return self._health
+
+    @property
+    def stall(self) -> str:
+        """The reason why requests make no progress; "" while they do."""
+        if self.engine.stalled_s() > STALLED_S:
+            return "the engine has work but finishes no step"
+        if self._words is not None and self._words.stalled_s() > TEXT_STALLED_S:
+            return "all threads that make prompts are busy, and none has finished one"
+        return ""
 
     @property
     def is_unloaded(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from functools import partial
@@ -11,7 +12,7 @@ from llguidance import LLMatcher
 from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Tool
-from mlxstack.core.errors import BadRequest, Busy, StackError, TooLong
+from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
 from mlxstack.core.preset import Preset
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.enforceable import enforceable
@@ -22,6 +23,7 @@ from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of
 from mlxstack.text.grammar_check import is_bounded
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt import Prompt, PromptMaker, TokenizeOptions
+from mlxstack.text.template_rendering import RENDERERS
 from mlxstack.text.template_report import notes
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
@@ -53,13 +55,21 @@ class TemplateFacts(Struct, frozen=True):
 
 
 class TextProcessor:
-    """Prompts, tokens and pieces of one model, callable from the event loop."""
+    """Prompts, tokens and pieces of one model, callable from the event loop.
+
+    Raises SetupError for a chat template that exceeds its limits already when it is probed.
+    """
 
     def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
         self.tokenizer = tokenizer
         n_ctx = preset.slots.n_ctx
-        self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
-        self.output_format = OutputFormat(tokenizer)
+        try:
+            self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
+            self.output_format = OutputFormat(tokenizer)
+        except TemplateOverrun as overrun:
+            raise SetupError(
+                f"the chat template of {preset.model.id} {overrun.reason}; choose another model"
+            ) from overrun
         capabilities = self.maker.template.capabilities
         self.template_notes = notes(capabilities, self.output_format.description)
         for note in self.template_notes:
@@ -68,6 +78,7 @@ class TextProcessor:
         self._n_ctx = n_ctx
         self._grammars = GrammarCompiler(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
+        self._began_at: dict[object, float] = {}
         self._reason: StackError | None = None
         # Slow grammars delay neither prompts nor the grammars that are known to be quick.
         self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
@@ -90,6 +101,11 @@ class TextProcessor:
     async def text(self, conversation: Conversation) -> str:
         """The rendered template."""
         return await self._run(lambda: self.maker.text(conversation))
+
+    def stalled_s(self) -> float:
+        """Seconds without a new job, while all threads are busy."""
+        began_at = tuple(self._began_at.values())
+        return time.monotonic() - max(began_at) if len(began_at) >= N_THREADS else 0.0
 
     async def read(self, convert: Callable[[], T]) -> T:
         """Run `convert`, which takes long for a large body."""
@@ -241,14 +257,27 @@ class TextProcessor:
     async def _run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
         if self._reason is not None:
             raise self._reason
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool or self._pool, work)
+            if pool is None:
+                return await loop.run_in_executor(self._pool, self._budgeted, work)
+            return await loop.run_in_executor(pool, work)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # `close` cancelled the queued work, not the caller.
             raise self._reason or Busy(CHANGED) from None
+
+    def _budgeted(self, work: Callable[[], T]) -> T:
+        """Run a job with one budget for its renderings."""
+        job = object()
+        self._began_at[job] = time.monotonic()
+        try:
+            with RENDERERS.budget():
+                return work()
+        finally:
+            del self._began_at[job]
 
     @property
     def facts(self) -> TemplateFacts:

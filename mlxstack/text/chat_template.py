@@ -7,14 +7,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import jinja2
 import msgspec
 from msgspec import Struct, field
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.text.formats import ReasoningMarks, derive_format
-from mlxstack.text.jinja_environment import Renderer, compiled, free_variables
 from mlxstack.text.normalize_messages import split_thoughts
 from mlxstack.text.special_token_escape import SpecialTokenEscaper
 from mlxstack.text.special_tokens import SpecialTokens
@@ -24,6 +22,12 @@ from mlxstack.text.template_adaptation import (
     adapt_to_template,
 )
 from mlxstack.text.template_probes import TemplateProbe, find_capabilities
+from mlxstack.text.template_rendering import (
+    RENDERERS,
+    TemplateRefusal,
+    render_chat,
+    template_source,
+)
 from mlxstack.text.template_switches import NO_SWITCHES, TemplateSwitches, find_switches
 from mlxstack.text.tool_definitions import completed
 
@@ -31,7 +35,6 @@ log = logging.getLogger("mlxstack.text")
 Turn = dict[str, Any]
 
 REFUSALS = (
-    jinja2.TemplateError,
     TypeError,
     ValueError,
     LookupError,
@@ -102,7 +105,6 @@ class ChatTemplate:
         self._own_guard = SpecialTokenEscaper(
             special_tokens.structure - special_tokens.calls, special_tokens.normalize
         )
-        self._renderers: dict[str, Renderer] = {}
         self._marks = derive_format(tokenizer).reasoning or ReasoningMarks("", "")
         self.capabilities, self.switches = TemplateCapabilities(), NO_SWITCHES
         if tokenizer.has_chat_template:
@@ -114,13 +116,13 @@ class ChatTemplate:
     @property
     def source(self) -> str:
         """The template for conversations with tools, "" where it is no text."""
-        return self._source(has_tools=True)
+        return template_source(self._tokenizer, has_tools=True)
 
     def render(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
         """The prompt text of adapted messages, guard marks included.
 
-        Raises BadRequest with the words of a template that refuses, and Unsupported when the
-        model has none.
+        Raises BadRequest with the words of a template that refuses, TemplateOverrun for one that
+        takes too long, and Unsupported when the model has none.
         """
         if not self._tokenizer.has_chat_template:
             raise Unsupported("this model has no chat template; use the text completion endpoint")
@@ -170,25 +172,18 @@ class ChatTemplate:
     def _probe(self) -> TemplateFindings:
         self.capabilities = find_capabilities(self.probe)
         try:
-            variables = free_variables(self.source)
-        except jinja2.TemplateError:
+            variables = RENDERERS.free_variables(self.source)
+        except TemplateRefusal:
             variables = {}
         switches = find_switches(self.tried, variables)
         return TemplateFindings(self.capabilities, switches)
 
     def _digest(self, special_tokens: SpecialTokens) -> bytes:
         marks = [self._marks.opens, self._marks.closes]
-        facts = [self._source(has_tools=False), self.source, marks,
+        facts = [template_source(self._tokenizer, has_tools=False), self.source, marks,
                  sorted(special_tokens.structure), sorted(special_tokens.calls),
                  repr(self._special_texts()), str(self._own_renderer())]  # fmt: skip
         return hashlib.blake2b(json.dumps(facts).encode("utf-8", "surrogatepass")).digest()
-
-    def _source(self, *, has_tools: bool) -> str:
-        """The template of the tokenizer, which may have another one for tools."""
-        template = getattr(self._tokenizer, "chat_template", None)
-        if isinstance(template, dict):
-            template = (template.get("tool_use") if has_tools else None) or template.get("default")
-        return template if isinstance(template, str) else ""
 
     def _own_renderer(self) -> Any:
         """Render function of mlx-lm for a model without Jinja template."""
@@ -207,21 +202,8 @@ class ChatTemplate:
             "tools": tools,
             "add_generation_prompt": inputs.add_generation_prompt and not inputs.continue_final,
         }
-        if (own := self._own_renderer()) is not None:
-            messages = variables.pop("messages")
-            text = str(own(messages, continue_final_message=False, **variables))
-        else:
-            source = self._source(has_tools=bool(tools))
-            text = self._renderer(source)(
-                **{**self._special_texts(), "documents": None, **variables}
-            )
+        text = render_chat(self._tokenizer, **variables)
         return self._until_open_end(text) if inputs.continue_final else text
-
-    def _renderer(self, source: str) -> Renderer:
-        renderer = self._renderers.get(source)
-        if renderer is None:
-            renderer = self._renderers[source] = compiled(source)
-        return renderer
 
     def _opened(self, turns: list[Turn]) -> list[Turn]:
         """Turns with a final mark, which protects trailing white space."""

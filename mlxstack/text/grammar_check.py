@@ -4,24 +4,23 @@ llguidance bounds the work of a grammar, except for `multipleOf`: a schema of 20
 several of them takes minutes and gigabytes, and a thread in it cannot be stopped.
 """
 
-import json
 import math
 import re
-import subprocess
-import sys
 import threading
-import weakref
 from collections import OrderedDict
-from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, Busy
+from mlxstack.text.limited_process import LimitedProcess, Overrun
 
 LIMIT_S = 2.0
 """CPU seconds that a grammar may take in the process."""
+MAX_BYTES = 4 * 1024**3
+"""Memory that the process may take, its vocabulary included."""
 MAX_MULTIPLE = 10_000
 """Largest `multipleOf`, counted in units of its last decimal place."""
 COSTLY = "multipleOf"
@@ -76,76 +75,39 @@ def _check_multiple(given: Any, param: str) -> None:
 
 
 class GrammarCheck:
-    """Compiles grammars of one tokenizer under a time limit. Thread-safe.
-
-    The process is started at the first check, and again after it had to be killed.
-    """
+    """Compiles grammars of one tokenizer under limits, in a process. Thread-safe."""
 
     def __init__(self, tokenizer: TokenizerData) -> None:
-        self._tokenizer = tokenizer
+        opening = msgspec.json.encode(tokenizer)
+        self._process = LimitedProcess("mlxstack.text.grammar_worker", MAX_BYTES, opening)
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._refused: OrderedDict[str, str] = OrderedDict()
 
     def check(self, grammar: str, param: str) -> None:
         """Raise BadRequest when compiling `grammar` takes too long, Busy without a process."""
         with self._lock:
-            if grammar not in self._refused:
-                if self._compiles(grammar):
-                    return
-                self._refused[grammar] = None
-                if len(self._refused) > MOST_REFUSED:
-                    self._refused.popitem(last=False)
+            reason = self._refused.get(grammar) or self._problem(grammar)
+            if reason is None:
+                return
+            self._refused[grammar] = reason
+            if len(self._refused) > MOST_REFUSED:
+                self._refused.popitem(last=False)
         raise BadRequest(
-            f"{param}: compiling this grammar takes longer than {LIMIT_S:g} s; use a "
-            "smaller schema, or fewer and smaller values of multipleOf",
+            f"{param}: compiling this grammar {reason}; use a smaller schema, or fewer and "
+            "smaller values of multipleOf",
             param,
         )
 
     def close(self) -> None:
         """End the process."""
-        self._end()
+        self._process.close()
 
-    def _compiles(self, grammar: str) -> bool:
+    def _problem(self, grammar: str) -> str | None:
+        """The limit that compiling exceeds, if any."""
         try:
-            process = self._running()
-            self._send(process, {"grammar": grammar, "limit_s": LIMIT_S})
-            assert process.stdout is not None
-            if process.stdout.readline():
-                return True
+            self._process.request(grammar.encode(errors="surrogatepass"), LIMIT_S)
+        except Overrun as overrun:
+            return str(overrun)
         except OSError as error:
-            self._end()
             raise Busy(f"the grammar cannot be checked now: {error.strerror}") from error
-        self._end()
-        return False
-
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is not None and self._process.poll() is not None:
-            self._end()
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlxstack.text.grammar_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            weakref.finalize(self, _kill, self._process)
-            data = self._tokenizer
-            first = {"tokenizer": data.tokenizer, "n_vocab": data.n_vocab, "eos": data.eos}
-            self._send(self._process, first)
-        return self._process
-
-    def _send(self, process: "subprocess.Popen[bytes]", message: dict[str, Any]) -> None:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(message).encode() + b"\n")
-        process.stdin.flush()
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            _kill(process)
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    # What was not written yet cannot be any more.
-    with suppress(BrokenPipeError), process:
-        process.kill()
+        return None

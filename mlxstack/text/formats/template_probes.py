@@ -5,9 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import jinja2
-
 from mlxstack.text.formats.description import pieces
+from mlxstack.text.template_rendering import render_chat
 
 Turn = dict[str, Any]
 NAMES = ("probe_alpha", "probe_beta")
@@ -23,7 +22,7 @@ TYPED: dict[str, Any] = {
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 VARIABLES = {"enable_thinking": True, "thinking": True}
 REFUSALS = (
-    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
     RecursionError,
 )  # fmt: skip
 _PROPERTIES = {
@@ -73,16 +72,15 @@ class TemplateProbes:
 
     def _render(self, turns: Sequence[Turn], *, opens: bool) -> str | None:
         try:
-            text: str = self._tokenizer.apply_chat_template(
+            return render_chat(
+                self._tokenizer,
                 list(turns),
                 tools=self._tools,
-                tokenize=False,
                 add_generation_prompt=opens,
                 **self._variables,
             )
         except REFUSALS:
             return None
-        return text
 
     def turn(self, content: Any = "", calls: Sequence[Turn] = (), **fields: Any) -> str | None:
         """Rendered assistant turn with its opening; None if refused."""

@@ -42,7 +42,7 @@ async def health(service: TheService) -> dict[str, str]:
         case ServiceHealth.STOPPING:
             raise Loading("the service is shutting down")
         case ServiceHealth.STALLED:
-            raise Loading("the engine has work but finishes no turn; see the service log")
+            raise Loading(f"{service.stall}; see the service log")
     raise Loading(f"{service.trouble}; see the service log")
 
 

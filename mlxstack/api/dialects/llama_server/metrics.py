@@ -15,6 +15,7 @@ from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.status import MissSums
 from mlxstack.service.service import Service
 from mlxstack.service.stats import decode_rate, n_processing, prompt_rate
+from mlxstack.text.template_rendering import RENDERERS
 
 # Litestar adds the charset to every text.
 MEDIA_TYPE = "text/plain; version=0.0.4"
@@ -91,6 +92,11 @@ def own_counters(now: Counters, service: Service) -> Numbers:
             "unparsed_calls",
             "Tool calls that made no sense and became text",
             service.stats.n_unparsed_calls,
+        ),
+        (
+            "template_overruns",
+            "Renderings of a chat template that exceeded a limit",
+            RENDERERS.n_overruns,
         ),
     )
 

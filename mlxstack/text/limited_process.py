@@ -1,0 +1,202 @@
+"""Child process that answers requests under limits of CPU time and memory.
+
+Templates, grammars and tokenizers of a model's authors are programs. A thread in one of them
+cannot be stopped; a process can.
+"""
+
+import os
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO
+
+import psutil
+
+LOOK_S = 0.05
+"""Seconds between two looks at the size of a child that has not answered."""
+STALL_S = 60.0
+"""Seconds for a request in all; a busy computer is no fault of the request."""
+MOST_ANSWERED = 64 * 1024 * 1024
+"""Maximum bytes of an answer."""
+CHUNK = 1024 * 1024
+HEADER = struct.Struct(">dQ")
+"""CPU seconds (allowed in a request, used in an answer), and bytes of the payload."""
+LEAST_S = 0.001
+"""Shortest limit; a timer of no time would be none."""
+NO_MEMORY = 77
+"""Exit status of a child whose allocation was refused."""
+
+
+class Overrun(Exception):
+    """A request ended its child; the text says by which limit."""
+
+
+class LimitedProcess:
+    """Child running a module that calls `serve`.
+
+    One thread uses it at a time. It is started by the first request, and again after an overrun;
+    `opening` is then its first message. It may hold `max_bytes` of memory. `close` may be called by
+    any thread.
+    """
+
+    def __init__(self, module: str, max_bytes: int, opening: bytes | None = None) -> None:
+        self._module = module
+        self._max_bytes = max_bytes
+        self._opening = opening
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def request(self, payload: bytes, limit_s: float) -> tuple[bytes, float]:
+        """The answer and its CPU seconds, of `limit_s`.
+
+        Raises Overrun, or OSError without a process.
+        """
+        try:
+            process = self._running()
+            with suppress(BrokenPipeError):
+                assert process.stdin is not None
+                write_frame(process.stdin, payload, limit_s)
+            return self._answer(process, limit_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the child."""
+        process, self._process = self._process, None
+        if process is not None:
+            _kill(process)
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
+            # Without `close_fds` CPython may use posix_spawn, which copies no memory map.
+            # Descriptors of Python are not inherited anyway.
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-m", self._module, str(self._max_bytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                close_fds=False,
+            )
+            weakref.finalize(self, _kill, process)
+            if self._opening is not None:
+                assert process.stdin is not None
+                write_frame(process.stdin, self._opening)
+        return self._process
+
+    def _answer(self, process: "subprocess.Popen[bytes]", limit_s: float) -> tuple[bytes, float]:
+        assert process.stdout is not None
+        pipe, data, n_whole, cpu_s = process.stdout.fileno(), bytearray(), HEADER.size, 0.0
+        ready = select.poll()
+        ready.register(pipe, select.POLLIN)
+        deadline = time.monotonic() + STALL_S
+        while len(data) < n_whole:
+            if not ready.poll(1000 * LOOK_S):
+                check_size(process.pid, self._max_bytes)
+                if time.monotonic() > deadline:
+                    raise Overrun(f"takes longer than {STALL_S:g} s")
+                continue
+            if not (chunk := os.read(pipe, CHUNK)):
+                raise Overrun(describe_exit(process.wait(), limit_s, self._max_bytes))
+            is_header = len(data) < HEADER.size
+            data += chunk
+            if is_header and len(data) >= HEADER.size:
+                cpu_s, n_bytes = HEADER.unpack_from(data)
+                n_whole += n_bytes
+                if n_bytes > MOST_ANSWERED:
+                    raise Overrun(f"makes more than {MOST_ANSWERED >> 20} MB")
+        return bytes(memoryview(data)[HEADER.size :]), cpu_s
+
+
+def check_size(pid: int, max_bytes: int) -> None:
+    """Raise Overrun for a child that holds more than `max_bytes` of memory.
+
+    For systems that keep no RLIMIT_DATA.
+    """
+    try:
+        n_bytes = psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return
+    if n_bytes > max_bytes:
+        raise Overrun(_too_big(max_bytes))
+
+
+def describe_exit(code: int, limit_s: float, max_bytes: int) -> str:
+    """The reason why a child under limits ended."""
+    if code in (-signal.SIGPROF, -signal.SIGXCPU):
+        return f"takes longer than {limit_s:g} s of CPU time"
+    # An allocator without a way to fail, as Rust's, aborts.
+    if code in (NO_MEMORY, -signal.SIGABRT):
+        return _too_big(max_bytes)
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with status {code}"
+
+
+def _too_big(max_bytes: int) -> str:
+    return f"takes more than {max_bytes / 2**30:g} GB of memory"
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    # An unwritten request cannot be written any more.
+    with suppress(BrokenPipeError), process:
+        process.kill()
+
+
+def write_frame(pipe: IO[bytes], payload: bytes, cpu_s: float = 0.0) -> None:
+    """Write one message. Raises OSError when the other side is gone."""
+    pipe.write(HEADER.pack(cpu_s, len(payload)))
+    pipe.write(payload)
+    pipe.flush()
+
+
+def read_frame(pipe: IO[bytes]) -> tuple[float, bytes] | None:
+    """CPU seconds and payload of a message; None at the end."""
+    header = pipe.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    cpu_s, n_bytes = HEADER.unpack(header)
+    payload = pipe.read(n_bytes)
+    return (cpu_s, payload) if len(payload) == n_bytes else None
+
+
+def limit_memory(n_bytes: int) -> None:
+    """Bound the memory of this process, if the kernel can.
+
+    macOS refuses or ignores it; there the parent watches the size of its child.
+    """
+    for kind, limit in ((resource.RLIMIT_DATA, n_bytes), (resource.RLIMIT_CORE, 0)):
+        with suppress(OSError, ValueError):
+            resource.setrlimit(kind, (limit, limit))
+
+
+def serve(answer: Callable[[bytes], bytes]) -> None:
+    """Answer every request of the parent until it ends.
+
+    A request over its CPU seconds ends the process by SIGPROF, also inside C code.
+    """
+    # The default action of the timer's signal ends the process. Ctrl-C and a stop reach the whole
+    # group, but the parent, which may drain, decides when this process ends.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        while (request := read_frame(requests)) is not None:
+            limit_s, payload = request
+            began = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, max(limit_s, LEAST_S))
+            result = answer(payload)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            write_frame(answers, result, time.process_time() - began)
+    except MemoryError:
+        os._exit(NO_MEMORY)
+    except BrokenPipeError:
+        os._exit(0)

@@ -1,0 +1,129 @@
+"""Rendering a chat template takes bounded time and memory, whatever its author wrote."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import TemplateOverrun
+from mlxstack.text import limited_process, template_rendering
+from mlxstack.text.jinja_environment import compiled
+from mlxstack.text.prompt import PromptMaker
+from mlxstack.text.template_rendering import (
+    RENDERERS,
+    TemplateRefusal,
+    TemplateRenderers,
+)
+from tests.text.conftest import CHATML
+from tests.text.formats import Format, made_tokenizer
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+LATE = "{% if messages|length > 8 %}" + LOOP + "{% endif %}"
+TURNS = [{"role": ("user", "assistant")[at % 2], "content": f"turn {at}"} for at in range(9)]
+
+
+@pytest.fixture
+def renderers() -> Iterator[TemplateRenderers]:
+    made = TemplateRenderers()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_rendering, "LIMIT_S", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (LOOP, "0.5 s of CPU time"),
+        ("{{ ('x' * 3000000000)|length }}", "1 GB of memory"),
+        ("{{ 'ab'|batch(3000000000, 'x')|list|length }}", "1 GB of memory"),
+        ("{{ 'x' * (99999999 * deep) }}", "more than 64 MB"),
+    ],
+)
+def test_a_rendering_beyond_a_limit_ends_and_the_next_one_is_served(
+    renderers: TemplateRenderers, source: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "CPU" not in reason:
+        monkeypatch.setattr(template_rendering, "LIMIT_S", 30)
+    with pytest.raises(TemplateOverrun, match=reason):
+        renderers.render("{% if deep %}" + source + "{% endif %}", {"deep": True})
+    assert renderers.render("{{ messages[2].content }}", {"messages": TURNS}) == "turn 2"
+    assert renderers.n_overruns == 1
+
+
+def test_the_watch_of_a_child_ends_it_where_the_kernel_keeps_no_limit(
+    renderers: TemplateRenderers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert renderers.render("{{ 1 }}", {}) == "1"
+    monkeypatch.setattr(renderers._idle[0], "_max_bytes", 1)
+    with pytest.raises(TemplateOverrun, match="of memory"):
+        renderers.render(LOOP, {})
+
+
+def test_a_repeated_overrun_is_refused_at_once(renderers: TemplateRenderers) -> None:
+    for _ in range(3):
+        with pytest.raises(TemplateOverrun, match="of CPU time"):
+            renderers.render(LOOP, {"messages": TURNS})
+    assert renderers.n_overruns == 1
+
+
+def test_all_renderings_of_a_request_share_one_budget(renderers: TemplateRenderers) -> None:
+    slow = "{% for i in range(n) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
+    with renderers.budget(), pytest.raises(TemplateOverrun):
+        for n in range(100_000):
+            renderers.render(slow, {"n": 100 + n % 2})
+    with renderers.budget():
+        assert renderers.render("{{ messages|length }}", {"messages": TURNS}) == "9"
+
+
+def test_a_process_that_is_gone_is_replaced(renderers: TemplateRenderers) -> None:
+    assert renderers.render("{{ 1 }}", {}) == "1"
+    child: Any = renderers._idle[0]._process
+    child.kill()
+    child.wait()
+    assert renderers.render("{{ 2 }}", {}) == "2"
+
+
+def test_the_text_is_that_of_the_template(renderers: TemplateRenderers) -> None:
+    odd = [*TURNS, {"role": "user", "content": "half \ud83d and 日本 \ufdd4"}]
+    given = {"messages": odd, "tools": [{"n": 2**70, "x": 1.5, "y": None}]}
+    assert renderers.render(CHATML, given) == compiled(CHATML)(**given)
+    with pytest.raises(TemplateRefusal, match="only two turns"):
+        renderers.render("{{ raise_exception('only two turns') }}", {})
+    with pytest.raises(TemplateRefusal):
+        renderers.render("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", {})
+    assert renderers.n_overruns == 0
+
+
+def test_a_template_that_loops_in_long_conversations_is_tried_once_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    maker = PromptMaker(made_tokenizer(Format(""), LATE + CHATML))
+    monkeypatch.setattr(RENDERERS, "_overran_at", -template_rendering.WARY_S)
+    short = Conversation((Message(Role.USER, "Hello"),))
+    roles = (Role.USER, Role.ASSISTANT)
+    long = Conversation(tuple(Message(roles[at % 2], f"turn {at}") for at in range(9)))
+    before = RENDERERS.n_overruns
+    text = maker.make(short).text
+    for work in (maker.make, maker.text):
+        with pytest.raises(TemplateOverrun, match="the chat template of this model takes longer"):
+            work(long)
+    assert RENDERERS.n_overruns == before + 1
+    assert maker.make(short).text == text
+
+
+def test_a_template_that_never_ends_is_refused_when_it_is_probed() -> None:
+    with pytest.raises(TemplateOverrun):
+        PromptMaker(made_tokenizer(Format(""), LOOP + CHATML))
+
+
+def test_an_answer_without_end_is_not_read_whole(
+    renderers: TemplateRenderers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited_process, "MOST_ANSWERED", 1000)
+    with pytest.raises(TemplateOverrun, match="makes more than"):
+        renderers.render("{{ 'x' * 2000 }}", {})
