@@ -170,6 +170,7 @@ def cache_headers(
         return agent
     miss = _miss_headers(first, first.miss, work) if first.miss else {}
     early = {PREFIX + "begun-early": _begun(first.early)} if first.early else {}
+    replayed = {PREFIX + "replayed": str(first.n_replayed)} if first.n_replayed else {}
     return {
         PREFIX + "cache-hit": "true" if first.n_cached else "false",
         PREFIX + "cache-prefix-tokens": str(first.n_cached),
@@ -178,6 +179,7 @@ def cache_headers(
         PREFIX + "slot": str(first.slot),
         **miss,
         **early,
+        **replayed,
         **agent,
     }
 

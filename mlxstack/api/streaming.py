@@ -33,6 +33,7 @@ CACHE_HEADERS = tuple(
         "cache-lost-tokens",
         "cache-lost-ms",
         "begun-early",
+        "replayed",
         "slot",
         "agent",
         "loose-schemas",

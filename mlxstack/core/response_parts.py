@@ -18,11 +18,15 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class GenerationStarted(Struct, frozen=True):
-    """Request has its `slot`; `n_cached` of its `n_prompt` tokens are reused."""
+    """Request has its `slot`; `n_cached` of its `n_prompt` tokens are reused.
+
+    `n_replayed` answers and calls of the prompt are the sampled tokens, not the template's.
+    """
 
     slot: int
     n_prompt: int
     n_cached: int
+    n_replayed: int = 0
     source: KVSource = KVSource.NONE
     miss: CacheMiss | None = None
     early: EarlyUse | None = None

@@ -41,7 +41,8 @@ class ParseConfig(Struct, frozen=True):
 
     `forced` are tokens of the answer that the prompt ends with. `may_fill_context`: the request set
     no limit below the remaining context. `is_prefill`: only the prompt is computed. `anchor`: the
-    place of the answer in the prompt, if the answer is to be replayed.
+    place of the answer in the prompt, if the answer is to be replayed. `n_replayed`: replayed
+    answers and calls of the prompt.
     """
 
     parse_options: ParseOptions
@@ -52,6 +53,7 @@ class ParseConfig(Struct, frozen=True):
     has_progress: bool = False
     is_prefill: bool = False
     anchor: AnswerAnchor | None = None
+    n_replayed: int = 0
 
 
 class AdmittedRequest(Struct, frozen=True):
@@ -95,7 +97,9 @@ async def admit(
         before=prompt.before,
     )
     options = structs.replace(options, is_first_turn=conversation.is_first_turn)
-    parsing = ParseConfig(parse_options, forced or (), anchor=prompt.anchor)
+    parsing = ParseConfig(
+        parse_options, forced or (), anchor=prompt.anchor, n_replayed=prompt.n_replayed
+    )
     order = _order(service, prompt, parsing, options)
     order = structs.replace(order, request=structs.replace(order.request, prediction=prediction))
     if options.agent is None:

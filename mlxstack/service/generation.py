@@ -171,6 +171,7 @@ class ResponseAssembler:
             slot=assigned.slot,
             n_prompt=len(self._request.tokens),
             n_cached=assigned.n_cached,
+            n_replayed=self._parsing.n_replayed,
             source=assigned.source,
             miss=assigned.miss,
             early=assigned.early,

@@ -5,7 +5,8 @@ prompt had, with other spaces. Every difference would cost the rest of the cache
 
 An answer stands where the prompt it answered ended: if the text up to there is still the same,
 the place is known. Where it ends is seen in the rendering of the conversation up to this answer.
-Only this stretch is replaced, from the opening of the answer to the end of the turn.
+Only this stretch is replaced, from the opening of the answer to the end of the turn. All other
+text of a prompt is the template's for the request alone, whatever is remembered.
 """
 
 import hashlib
@@ -33,6 +34,8 @@ from mlxstack.text.tool_call_replay import Scope, digest_of
 _WORD = re.compile(r"\w+")
 Render = Callable[[Sequence[Message], TemplateInputs], str]
 
+PROBE, PROBE_THOUGHT = "text", "sxthought0"
+MAX_PROBES = 64
 ANSWER_BYTES = 1024
 """Bytes of an answer beside its tokens: digests, thought, containers."""
 
@@ -66,6 +69,25 @@ class WrittenAnswer(Struct, frozen=True):
     key: bytes
     n_chars: int = 0
     digest: bytes = b""
+
+
+class AnswerPlace(Struct, frozen=True):
+    """Answer `at` in a conversation, rendered with `inputs`, whose digest is `key`."""
+
+    messages: Sequence[Message]
+    at: int
+    inputs: TemplateInputs
+    key: bytes
+
+    @property
+    def message(self) -> Message:
+        """The answer as the client sent it."""
+        return self.messages[self.at]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a user turn follows; templates may drop the thought."""
+        return any(message.role is Role.USER for message in self.messages[self.at + 1 :])
 
 
 class AnswerEntry:
@@ -183,6 +205,7 @@ class AnswerSplicer:
         self._render = render
         self._encoder = encoder
         self._pieces = TokenBytes(tokenizer)
+        self._keeps: dict[bytes, bool] = {}
         self._eos_ids = frozenset(tokenizer.eos_token_ids)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._eos = [added[at].content for at in self._eos_ids if at in added]
@@ -202,6 +225,7 @@ class AnswerSplicer:
     ) -> list[Splice]:
         """The remembered answers in `marked`, the rendering of a conversation, in order."""
         splices: list[Splice] = []
+        key = _key(inputs)
         running, n_read = hashlib.blake2b(digest_size=16), 0
         for at, entry in sorted(known.items(), key=lambda item: item[1].n_chars):
             if entry.n_chars > len(marked):
@@ -210,42 +234,56 @@ class AnswerSplicer:
             n_read = entry.n_chars
             if running.digest() != entry.digest or (splices and splices[-1].end > entry.n_chars):
                 continue
-            end = self._end(conversation.messages, at, entry, inputs, marked)
+            place = AnswerPlace(conversation.messages, at, inputs, key)
+            end = self._end(place, entry, marked)
             if end > entry.n_chars:
                 splices.append(Splice(entry.n_chars, end, tuple(entry.tokens)))
         return splices
 
-    def _end(
-        self,
-        messages: Sequence[Message],
-        at: int,
-        entry: AnswerEntry,
-        inputs: TemplateInputs,
-        marked: str,
-    ) -> int:
+    def _end(self, place: AnswerPlace, entry: AnswerEntry, marked: str) -> int:
         """Character where the answer ends; 0 after another rendering."""
-        key = _key(inputs)
+        key = place.key + bytes([place.is_answered])
         written = entry.written
         if written is None or written.key != key:
-            text = self._alone(messages[: at + 1], entry, inputs, marked)
-            if not text and not (entry.reasoning and _is_answered(messages, at)):
+            text = self._alone(place, entry, marked)
+            if not text and not (entry.reasoning and place.is_answered):
                 text = self._closed(entry, marked)
             written = entry.written = WrittenAnswer(key, len(text), digest_of_text(text))
         end = entry.n_chars + written.n_chars
         text = marked[entry.n_chars : end]
         if digest_of_text(text) != written.digest:
             return 0
-        # A template that writes no thoughts gets them back only until the user speaks again.
-        is_kept = entry.reasoning.strip() in unescape(text) or not _is_answered(messages, at)
+        # A thought that the template does not keep comes back only until the user speaks again.
+        is_kept = (
+            not place.is_answered
+            or entry.reasoning.strip() in unescape(text)
+            or (not place.message.reasoning and self._keeps_thought(place))
+        )
         return end if is_kept else 0
 
-    def _alone(
-        self, messages: Sequence[Message], entry: AnswerEntry, inputs: TemplateInputs, marked: str
-    ) -> str:
+    def _keeps_thought(self, place: AnswerPlace) -> bool:
+        """Whether the template writes a thought of such an answer after the user spoke again."""
+        key = place.key + bytes([bool(place.message.tool_calls)])
+        keeps = self._keeps.get(key)
+        if keeps is None:
+            calls = place.message.tool_calls[:1]
+            results = [Message(Role.TOOL, PROBE, tool_call_id=c.id, name=c.name) for c in calls]
+            answer = Message(Role.ASSISTANT, PROBE, reasoning=PROBE_THOUGHT, tool_calls=calls)
+            user = Message(Role.USER, PROBE)
+            try:
+                text = self._render((user, answer, *results, user), _closed_inputs(place.inputs))
+            except BadRequest:
+                text = ""
+            keeps = PROBE_THOUGHT in unescape(text)
+            if len(self._keeps) >= MAX_PROBES:
+                self._keeps.clear()
+            self._keeps[key] = keeps
+        return keeps
+
+    def _alone(self, place: AnswerPlace, entry: AnswerEntry, marked: str) -> str:
         """Answer as rendered last; "" if the prompt has another."""
-        bare = replace(inputs, add_generation_prompt=False, continue_final=False)
         try:
-            closed = self._render(messages, bare)
+            closed = self._render(place.messages[: place.at + 1], _closed_inputs(place.inputs))
         except BadRequest:
             return ""
         body = len(closed.rstrip())
@@ -303,9 +341,8 @@ class AnswerSplicer:
         return data.decode(errors="replace")
 
 
-def _is_answered(messages: Sequence[Message], at: int) -> bool:
-    """Whether a user turn follows; templates may drop the thought."""
-    return any(message.role is Role.USER for message in messages[at + 1 :])
+def _closed_inputs(inputs: TemplateInputs) -> TemplateInputs:
+    return replace(inputs, add_generation_prompt=False, continue_final=False)
 
 
 def _words(text: str) -> list[str]:

@@ -28,12 +28,16 @@ PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
 
 
 class Encoded(Struct, frozen=True):
-    """Text as tokens; piece i starts at `chars[i]` and `places[i]`."""
+    """Text as tokens; piece i starts at `chars[i]` and `places[i]`.
+
+    `n_replaced` splices have other tokens than their text.
+    """
 
     text: str
     tokens: tuple[int, ...]
     chars: tuple[int, ...]
     places: tuple[int, ...]
+    n_replaced: int = 0
 
     def piece_from(self, char: int) -> int:
         """Index of the first piece from `char` on, or their number."""
@@ -121,14 +125,18 @@ class CachedTokenizer:
         spliced = {splice.start: splice for splice in kept}
         tokens: list[int] = []
         chars, places = [], []
+        n_replaced = 0
         for start, end in self._segments(text, cuts, kept):
             chars.append(start)
             places.append(len(tokens))
-            if start in spliced:
-                tokens.extend(spliced[start].tokens)
+            own = self._segment(text, cuts, start, end)
+            splice = spliced.get(start)
+            if splice is None or splice.tokens == tuple(own):
+                tokens.extend(own)
             else:
-                tokens.extend(self._segment(text, cuts, start, end))
-        return Encoded(text, tuple(tokens), tuple(chars), tuple(places))
+                tokens.extend(splice.tokens)
+                n_replaced += 1
+        return Encoded(text, tuple(tokens), tuple(chars), tuple(places), n_replaced)
 
     def at_least(self, texts: Iterable[str], enough: int) -> int:
         """Lower bound of the tokens of `texts`, counted until above `enough`."""

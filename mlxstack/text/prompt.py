@@ -51,11 +51,11 @@ MIN_COUNTED_CHARS = 200_000
 class Prompt(Struct, frozen=True):
     """A prompt in tokens.
 
-    `text` is what was rendered, None for a prompt that came as tokens; the tokens of a call may
-    be others, which were sampled for it. `cuts` are token
-    positions worth a checkpoint, ascending, between 0 and the last token: the end of system
-    and tools, the ends of the last user and tool turns, the end of the messages before the
-    opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
+    `text` is what was rendered, None for a prompt that came as tokens. It depends on the request
+    alone; `n_replayed` answers and calls in it have other tokens, which were sampled for them.
+    `checkpoint_positions`: ascending token positions between 0 and the last token, namely the end
+    of system and tools, the ends of the last user and tool turns, the end of the messages before
+    the opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
     `before` are the last tokens, when the answer goes on in the middle of a text. `may_think`:
     neither the request nor the preset switches thinking off. `anchor`: where the answer begins,
     by which it comes back in later prompts as it was sampled.
@@ -68,10 +68,11 @@ class Prompt(Struct, frozen=True):
     before: tuple[int, ...] = ()
     may_think: bool = True
     anchor: AnswerAnchor | None = None
+    n_replayed: int = 0
 
 
 class EncodedConversation(Struct, frozen=True):
-    """Conversation with its thoughts as tokens; messages end at `end`."""
+    """Conversation as tokens; messages end at `end`."""
 
     conversation: Conversation
     inputs: TemplateInputs
@@ -138,6 +139,7 @@ class PromptMaker:
             before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
             may_think=self._may_think(conversation),
             anchor=self._anchor(conversation, done.inputs, encoded, end),
+            n_replayed=encoded.n_replaced,
         )
 
     def expected(
@@ -158,7 +160,6 @@ class PromptMaker:
         self._refuse_too_long(_heard(conversation))
         conversation = _paired(conversation)
         known = self.answers.known(scope, conversation.messages)
-        conversation = _with_thoughts(conversation, known)
         inputs = self._inputs(conversation)
         messages, marked = self._rendered(conversation, inputs)
         self._refuse_too_long([marked])
@@ -430,22 +431,6 @@ def _heard(conversation: Conversation) -> list[str]:
 
 def _paired(conversation: Conversation) -> Conversation:
     return msgspec.structs.replace(conversation, messages=pair_results(conversation.messages))
-
-
-def _with_thoughts(conversation: Conversation, known: Mapping[int, AnswerEntry]) -> Conversation:
-    """Conversation with the thoughts that clients left out of answers."""
-    left_out = {
-        at: entry.reasoning
-        for at, entry in known.items()
-        if entry.reasoning and not conversation.messages[at].reasoning
-    }
-    if not left_out:
-        return conversation
-    messages = tuple(
-        msgspec.structs.replace(message, reasoning=left_out[at]) if at in left_out else message
-        for at, message in enumerate(conversation.messages)
-    )
-    return msgspec.structs.replace(conversation, messages=messages)
 
 
 def _continued(conversation: Conversation, answer: Message) -> Conversation:

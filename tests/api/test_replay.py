@@ -25,7 +25,13 @@ class Stage(Struct):
     engine: StandIn
     http: httpx.Client
 
-    def ask(self, *turns: Any, key: str = "plain", **more: str) -> Any:
+    headers: list[httpx.Headers] = []
+
+    def replayed(self) -> str | None:
+        """Number of replayed answers and calls of the latest prompt, as the header tells it."""
+        return self.headers[-1].get("x-mlx-stack-replayed")
+
+    def ask(self, *turns: Any, key: str = "plain", **more: Any) -> Any:
         """The answer's message, and the tokens that the engine was given."""
         user = {"role": "user", "content": "How is it in Ulm?"}
         body = {
@@ -35,7 +41,7 @@ class Stage(Struct):
             **more,
         }
         made = self.http.post("/v1/chat/completions", json=body, headers={"x-api-key": key})
-        made.raise_for_status()
+        self.headers.append(made.raise_for_status().headers)
         return made.json()["choices"][0]["message"], self.engine.asked[-1].tokens
 
 
@@ -60,6 +66,30 @@ def test_c4_the_next_prompt_holds_the_sampled_tokens(stage: Stage) -> None:
     assert following[: len(sampled)] == sampled
     _, later = stage.ask(answer, result, {"role": "assistant", "content": "Fine."})
     assert later[: len(sampled)] == sampled
+
+
+def test_the_header_tells_what_was_replayed(stage: Stage) -> None:
+    answer, _ = stage.ask()
+    result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "sunny"}
+    assert stage.replayed() is None
+    stage.ask(answer, result)
+    assert stage.replayed() == "1"
+    stage.ask(answer, result, agent="other")
+    assert stage.replayed() is None
+
+
+def test_a_thought_comes_back_with_its_sampled_answer_or_not_at_all(stage: Stage) -> None:
+    """Other tools change the prompt before the answer, which is then the template's."""
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    tokenizer = stage.engine.tokenizer
+    stage.engine.script = tokenizer.encode(f"Hm.</think>{CALL}", add_special_tokens=False)
+    answer, _ = stage.ask(**thinking)
+    assert answer.pop("reasoning_content") == "Hm."
+    result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "sunny"}
+    _, same = stage.ask(answer, result, **thinking)
+    others = [TOOLS[0], {"type": "function", "function": {"name": "lookup"}}]
+    _, other = stage.ask(answer, result, tools=others, **thinking)
+    assert ["Hm." in tokenizer.decode(list(tokens)) for tokens in (same, other)] == [True, False]
 
 
 def test_redteam_8_no_call_of_one_tenant_or_agent_reaches_another(stage: Stage) -> None:
