@@ -1,6 +1,7 @@
 """Shared by all tests: tiny models, built and checked once; an interrupt for every process."""
 
 import gc
+import os
 import signal
 import sys
 from collections import Counter
@@ -16,6 +17,11 @@ ModelOf = Callable[[str], Path]
 LENGTHS = {"slow": 4.0, "mlx": 2.0, "net": 2.0}
 UNMARKED = 0.1
 """Seconds that a test is expected to take by its marker, to order the files."""
+
+DEVICE = os.environ.get("MLX_STACK_TEST_DEVICE", "cpu")
+"""`gpu` runs the tests marked `metal` alone. Others compare exactly: batch to row, hit to cold."""
+if DEVICE != "gpu":
+    os.environ["MLX_STACK_CPU"] = "1"
 
 # A shell that starts us in the background ignores it for us, and for every program that we start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,6 +48,14 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def pinned_device() -> None:
+    """Compute on the CPU, also where no engine is imported."""
+    if DEVICE != "gpu" and "mlx.core" in sys.modules:
+        mx = sys.modules["mlx.core"]
+        mx.set_default_device(mx.cpu)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def self_checks() -> Iterator[None]:
     """Remember the verdicts of the engine's self-check, where an engine may start in here."""
     if "mlxstack.engine.core" not in sys.modules:
@@ -60,7 +74,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave repetition to `make soak`; run long files first, so that no worker waits at the end."""
+    """Leave repetition to `make soak`; run long files first, so that no worker waits at the end.
+
+    On a GPU only tests that allow its rounding run.
+    """
+    if DEVICE == "gpu":
+        exact = [item for item in items if not item.get_closest_marker("metal")]
+        config.hook.pytest_deselected(items=exact)
+        items[:] = [item for item in items if item.get_closest_marker("metal")]
     if not config.getoption("--soak"):
         repeated = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=repeated)

@@ -1,5 +1,6 @@
 """Memory budget for models on this machine or an imagined one."""
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import SetupError
 
 VARIABLE = "MLX_STACK_MEMORY"
+CPU_VARIABLE = "MLX_STACK_CPU"
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
 POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 LEAST_BYTES, MOST_BYTES = 2**20, 2**50
@@ -46,15 +48,16 @@ def this_memory(env: Mapping[str, str]) -> MemoryBudget:
     if given:
         return replace(memory_of(bytes_of(given)), owner=f"this machine ({VARIABLE}={given})")
     memory = memory_of(psutil.virtual_memory().total)
-    wired = _wired_limit() if sys.platform == "darwin" else 0
+    is_metal = sys.platform == "darwin" and memory.half_bytes == 2
+    wired = _wired_limit() if is_metal else 0
     return replace(memory, usable=memory_limit(wired)) if wired else memory
 
 
 def memory_of(total: int) -> MemoryBudget:
     """Budget of this computer, if it had `total` bytes."""
     half_bytes = 4 if _computes_on_cpu() else 2
-    is_mac = sys.platform == "darwin"
-    usable = memory_limit(mac_share(total)) if is_mac else int(total * LINUX_SHARE)
+    is_metal = sys.platform == "darwin" and half_bytes == 2
+    usable = memory_limit(mac_share(total)) if is_metal else int(total * LINUX_SHARE)
     return MemoryBudget(total, usable, half_bytes, "this machine")
 
 
@@ -105,6 +108,8 @@ def _wired_limit() -> int:
 
 
 def _computes_on_cpu() -> bool:
+    if os.environ.get(CPU_VARIABLE):
+        return True
     return sys.platform != "darwin" and not any(_is_installed(one) for one in CUDA_PACKAGES)
 
 

@@ -25,10 +25,11 @@ from mlxstack.host.yaml_source import Keys, SourcedDocument, SourceLocation
 
 PREFIX = "MLX_STACK_"
 OTHERS = (
-    "API_KEY", "CLIENT_KEY", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY", "WORKER",
-    "AGENTS", "BIN", "CAPTURES", "CLIENTS", "CODEX", "FORMATS", "TEST_AHEAD",
+    "API_KEY", "CLIENT_KEY", "CPU", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY",
+    "WORKER",
+    "AGENTS", "BIN", "CAPTURES", "CLIENTS", "CODEX", "FORMATS", "TEST_AHEAD", "TEST_DEVICE",
 )  # fmt: skip
-"""Variables of the package and, in the second line, of its tests that are no keys of presets."""
+"""Variables of the package and, in the last line, of its tests that are no keys of presets."""
 
 
 class Override(Struct, frozen=True):

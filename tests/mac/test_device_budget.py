@@ -12,6 +12,7 @@ from mlxstack.core.errors import OutOfMemory, SetupError
 from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.host.memory_budget import (
+    CPU_VARIABLE,
     MAX_BUFFER_CACHE_BYTES,
     buffer_cache_limit,
     mac_memory,
@@ -112,6 +113,7 @@ def test_planner_and_engine_leave_the_same_room_for_freed_buffers(
     assert mac.usable == memory_limit(48 * GIB) == 48 * GIB - buffer_cache_limit(48 * GIB)
     assert buffer_cache_limit(96 * GIB) == MAX_BUFFER_CACHE_BYTES
     monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.delenv(CPU_VARIABLE)
     assert this_memory({"MLX_STACK_MEMORY": "64GB"}).usable == mac.usable
 
 

@@ -18,7 +18,7 @@ from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.models import CONFIGS, HYBRID, LATENT, LLAMA, SLIDING, VOCAB, _spread
 
-pytestmark = pytest.mark.mlx
+pytestmark = [pytest.mark.mlx, pytest.mark.metal]
 
 ROUNDING = {mx.float16: 2**-11, mx.bfloat16: 2**-8}
 CASES = [

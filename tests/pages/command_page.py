@@ -35,6 +35,7 @@ VARIABLES = """\
 | `MLX_STACK_…` | a key of the preset, such as `MLX_STACK_SLOTS_COUNT` ([presets](presets.md)) |
 | `MLX_STACK_API_KEY` | the key that every verb sends; needed where the preset has only digests |
 | `MLX_STACK_PEER_KEY` | the key that a service sends to peers without a `key_file` |
+| `MLX_STACK_CPU` | compute on the CPU of a Mac, if set: an error that remains is not the GPU's |
 | `MLX_STACK_MEMORY` | the memory to plan and serve with instead of this machine's, such as `48GB` |
 | `NO_COLOR` | no colors |
 
