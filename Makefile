@@ -145,9 +145,10 @@ signature: setup ## Sizes, cycles and annotations of the house
 
 shots: setup ## Redraw the pictures of the dashboard and the web page
 	@$(BIN)/python -m pytest -q --soak tests/tui --snapshot-update
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "cairosvg>=2.8"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "cairosvg>=2.8" pyte pillow
 	@$(BIN)/python -m tests.pages.dashboard_picture
 	@$(BIN)/python -m tests.pages.web_page_picture
+	@$(BIN)/python -m tests.pages.animation
 
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all

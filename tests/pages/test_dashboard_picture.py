@@ -4,6 +4,7 @@ import json
 import re
 import struct
 
+from tests.pages.animation import ANIMATION
 from tests.pages.dashboard_picture import PICTURE, svg
 from tests.pages.recording import CAST, COLUMNS, LINES
 from tests.tui import scenes, shots
@@ -42,3 +43,14 @@ def test_the_recording_plays_and_shows_a_second_agent_that_reuses_its_prompt() -
     before, _, after = shown.partition("claude · shop-web")
     assert "claude · shop-api" in before
     assert re.search(r"9[5-9]%", after)
+
+
+def test_the_animation_is_that_of_the_recording() -> None:
+    """As wide as the README shows it, and as many frames as the recording has pauses."""
+    content = ANIMATION.read_bytes()
+    width, height = struct.unpack("<HH", content[6:10])
+    assert content.startswith(b"GIF89a") and width >= 1000 and height >= 500
+    ats = [json.loads(line)[0] for line in CAST.read_text(encoding="utf-8").splitlines()[1:]]
+    n_frames = content.count(b"\x21\xf9\x04")
+    assert len(ats) / 2 < n_frames <= len(ats)
+    assert len(content) < 1_000_000
