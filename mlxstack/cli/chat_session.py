@@ -3,54 +3,85 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, Self
 
 from msgspec import Struct
 
 from mlxstack.cli.target import ServiceTarget
 from mlxstack.client import CallUsage, ChatResponse, Client
-from mlxstack.core.errors import NotFound
-from mlxstack.core.formatting import printable_lines
+from mlxstack.core.errors import NotFound, Unsupported
+from mlxstack.core.formatting import printable
+from mlxstack.core.repetition import LOOK, repeated
 
 Say = Callable[[str], None]
 
+LOOK_EVERY = 64
+"""Characters between two looks for repetition."""
+
 
 class ChatTurn(Struct, frozen=True):
-    """Cost of an answer: tokens, seconds to first token, generation rate."""
+    """Cost of an answer: tokens, seconds to first token, generation rate.
+
+    `repeated` is the phrase that ended an answer which repeated it; `is_cut` at `max_tokens`.
+    """
 
     usage: CallUsage
     ttft_s: float
     tps: float
     is_stopped: bool = False
+    is_cut: bool = False
+    repeated: str = ""
 
     @property
     def summary(self) -> str:
         """One line of reused and new prompt tokens, and generation rate."""
+        if self.repeated:
+            phrase = printable(" ".join(self.repeated.split()), 40)
+            return (
+                f"[stopped: the answer repeated {phrase!r}; ask again, or take a larger model or "
+                "one of more bits]"
+            )
         if self.is_stopped:
             return "[stopped]"
         usage, cached = self.usage, self.usage.cached_tokens
         new, made = usage.prompt_tokens - cached, usage.completion_tokens
         rate = f", {self.tps:.1f} tok/s" if self.tps else ""
+        cut = "; cut there, --max-tokens N allows more" if self.is_cut else ""
         return (
             f"[prompt: {cached} tokens reused, {new} new; first token after {self.ttft_s:.2f} s; "
-            f"{made} tokens generated{rate}]"
+            f"{made} tokens generated{rate}{cut}]"
         )
 
 
 class ChatSession:
     """One conversation with one service. Raises what `Client` raises."""
 
-    def __init__(self, where: ServiceTarget, agent: str | None, system: str | None) -> None:
+    def __init__(
+        self,
+        where: ServiceTarget,
+        agent: str | None,
+        system: str | None,
+        max_tokens: int,
+    ) -> None:
         self._client = Client(where.url, where.api_key, member=where.member)
         self._agent = agent
         self._system = system
+        self._max_tokens = max_tokens
+        self._text = ""
+        self.is_base = False
         self._messages: list[dict[str, Any]] = []
         self.title = where.url
 
     async def __aenter__(self) -> Self:
         props = await self._client.props()
         self.title = f"{props.model_alias or props.model_path} at {self._client.url}"
+        self.is_base = props.is_base_model
+        if self.is_base:
+            self.title += ", a base model: it continues your text"
+            if self._agent or self._system:
+                raise Unsupported("a base model has no agents and no system prompt")
         if self._agent is not None:
             await self.continue_agent(self._agent)
         else:
@@ -61,7 +92,8 @@ class ChatSession:
         await self._client.__aexit__(None, None, None)
 
     def start_over(self, system: str | None = None) -> None:
-        """Forget the messages and the agent."""
+        """Forget the messages, the text and the agent."""
+        self._text = ""
         self._system, self._agent = system or self._system, None
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
@@ -80,15 +112,14 @@ class ChatSession:
         return f"{agent} continues after {len(self._messages)} messages"
 
     async def answer(self, text: str, say: Say) -> ChatTurn:
-        """Stream the answer into `say`; Ctrl-C ends it, and keeps what came."""
+        """Stream the answer into `say`; Ctrl-C ends it, and keeps what came.
+
+        A base model continues all text so far.
+        """
         messages = [*self._messages, {"role": "user", "content": text}]
+        prompt = f"{self._text}\n{text}" if self._text else text
         received: list[str] = []
-
-        def receive(piece: str) -> None:
-            received.append(piece)
-            say(printable_lines(piece))
-
-        task = asyncio.ensure_future(self._stream(messages, receive, say))
+        task = asyncio.ensure_future(self._stream(messages, prompt, received, say))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, task.cancel)
         try:
@@ -99,36 +130,67 @@ class ChatSession:
             loop.remove_signal_handler(signal.SIGINT)
         if received:
             answer = {"role": "assistant", "content": "".join(received)}
-            self._messages = [*messages, answer]
+            self._messages, self._text = [*messages, answer], prompt + "".join(received)
         return turn
 
-    async def _stream(self, messages: list[dict[str, Any]], receive: Say, say: Say) -> ChatTurn:
+    def _chunks(
+        self, messages: list[dict[str, Any]], prompt: str
+    ) -> AsyncGenerator[ChatResponse, None]:
+        if self.is_base:
+            return self._client.text_stream(prompt, max_tokens=self._max_tokens)
+        more = {"agent": self._agent} if self._agent else {}
+        return self._client.chat_stream(messages, max_tokens=self._max_tokens, **more)
+
+    async def _stream(
+        self, messages: list[dict[str, Any]], prompt: str, received: list[str], say: Say
+    ) -> ChatTurn:
         began = time.monotonic()
         first = tps = 0.0
-        usage, is_thinking = CallUsage(), False
-        more = {"agent": self._agent} if self._agent else {}
-        async for chunk in self._client.chat_stream(messages, **more):
-            usage = chunk.usage or usage
-            tps = (chunk.timings or {}).get("predicted_per_second", tps)
-            thought, content = _pieces(chunk)
-            if not (thought or content):
-                continue
-            first = first or time.monotonic()
-            if thought:
-                say("" if is_thinking else "<think>\n")
-                say(printable_lines(thought))
-            elif is_thinking:
-                say("\n</think>\n")
-            is_thinking = bool(thought)
-            if content:
-                receive(content)
+        usage, is_thinking, is_cut = CallUsage(), False, False
+        watch = RepetitionWatch()
+        async with aclosing(self._chunks(messages, prompt)) as chunks:
+            async for chunk in chunks:
+                usage = chunk.usage or usage
+                tps = (chunk.timings or {}).get("predicted_per_second", tps)
+                is_cut = is_cut or any(one.finish_reason == "length" for one in chunk.choices)
+                thought, content = _pieces(chunk)
+                if not (thought or content):
+                    continue
+                first = first or time.monotonic()
+                if thought:
+                    say(thought if is_thinking else f"<think>\n{thought}")
+                elif is_thinking:
+                    say("\n</think>\n")
+                is_thinking = bool(thought)
+                if content:
+                    received.append(content)
+                    say(content)
+                if phrase := watch.feed(thought + content):
+                    return ChatTurn(usage, first - began, tps, repeated=phrase)
         if is_thinking:
             say("\n</think>\n")
-        return ChatTurn(usage, max(0.0, first - began), tps)
+        return ChatTurn(usage, max(0.0, first - began), tps, is_cut=is_cut)
+
+
+class RepetitionWatch:
+    """Looks for repetition in a stream, now and then."""
+
+    def __init__(self) -> None:
+        self._text, self._n_unseen = "", 0
+
+    def feed(self, piece: str) -> str:
+        """The phrase that the text repeats by now, or ""."""
+        self._text = (self._text + piece)[-LOOK:]
+        self._n_unseen += len(piece)
+        if self._n_unseen < LOOK_EVERY:
+            return ""
+        self._n_unseen = 0
+        return repeated(self._text)
 
 
 def _pieces(chunk: ChatResponse) -> tuple[str, str]:
-    """Reasoning and content of one chunk."""
+    """Reasoning and content, or continued text, of one chunk."""
     deltas = [choice.delta for choice in chunk.choices]
     thought = "".join(delta.reasoning_content or "" for delta in deltas)
-    return thought, "".join(delta.content or "" for delta in deltas)
+    content = "".join((one.delta.content or "") + one.text for one in chunk.choices)
+    return thought, content

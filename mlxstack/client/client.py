@@ -116,10 +116,18 @@ class Client:
         self, messages: list[dict[str, Any]], **body: Any
     ) -> AsyncGenerator[ChatResponse, None]:
         """Stream the chunks of a generation; leaving the iteration cancels it."""
-        options = {"stream_options": {"include_usage": True}}
-        asked = {"messages": messages, "stream": True, **options, **body}
+        async for chunk in self._chunks("/v1/chat/completions", {"messages": messages, **body}):
+            yield chunk
+
+    async def text_stream(self, prompt: str, **body: Any) -> AsyncGenerator[ChatResponse, None]:
+        """Stream the continuation of a text, as `chat_stream` does."""
+        async for chunk in self._chunks("/v1/completions", {"prompt": prompt, **body}):
+            yield chunk
+
+    async def _chunks(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatResponse, None]:
+        asked = {"stream": True, "stream_options": {"include_usage": True}, **body}
         async with (
-            self._stream("POST", "/v1/chat/completions", asked) as answer,
+            self._stream("POST", path, asked) as answer,
             contextlib.aclosing(_events(answer)) as stream,
         ):
             async for one in stream:

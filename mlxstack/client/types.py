@@ -24,7 +24,7 @@ class PropsResponse(Struct, frozen=True):
 
     `why_not_batching` is the reason why running slots do not share a forward pass. MLX holds
     `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers. `template_notes` are the
-    words of `mlx-stack template` on what the chat template lacks.
+    words of `mlx-stack template` on what the chat template lacks; a base model has none.
     """
 
     total_slots: int
@@ -41,6 +41,7 @@ class PropsResponse(Struct, frozen=True):
     mlx_cache_bytes: int = 0
     template_notes: tuple[str, ...] = ()
     is_sleeping: bool = False
+    is_base_model: bool = False
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -137,11 +138,12 @@ class ClientMessage(Struct, frozen=True):
 
 
 class ClientChoice(Struct, frozen=True):
-    """`message` in a whole reply, `delta` in a stream."""
+    """`message` in whole replies, `delta` in streams, `text` in completions."""
 
     index: int = 0
     message: ClientMessage = ClientMessage()
     delta: ClientMessage = ClientMessage()
+    text: str = ""
     finish_reason: str | None = None
 
 

@@ -43,7 +43,7 @@ class TemplateFacts(Struct, frozen=True):
 
     `text` is as the model's authors wrote it, `caps` are llama-server's `chat_template_caps`, found
     by trying it; `bos` and `eos` are the texts of these tokens, "" where there is none. `notes` say
-    what it cannot do.
+    what it cannot do. A base model has no template: it continues text.
     """
 
     text: str
@@ -52,6 +52,7 @@ class TemplateFacts(Struct, frozen=True):
     eos: str
     has_thoughts: bool
     notes: tuple[str, ...]
+    is_base: bool = False
 
 
 class TextProcessor:
@@ -291,6 +292,7 @@ class TextProcessor:
             eos=str(getattr(self.tokenizer, "eos_token", None) or ""),
             has_thoughts=answer.reasoning is not None or answer.channels is not None,
             notes=self.template_notes,
+            is_base=not self.tokenizer.has_chat_template,
         )
 
     def _caps(self, *, has_template: bool) -> dict[str, bool]:

@@ -125,7 +125,10 @@ class ChatTemplate:
         takes too long, and Unsupported when the model has none.
         """
         if not self._tokenizer.has_chat_template:
-            raise Unsupported("this model has no chat template; use the text completion endpoint")
+            raise Unsupported(
+                "this model has no chat template: it is a base model, which continues text; send "
+                "a prompt to /v1/completions"
+            )
         if reserved := RESERVED & inputs.variables.keys():
             names = ", ".join(sorted(reserved))
             raise BadRequest(f"{names} cannot be set for the template", "chat_template_kwargs")

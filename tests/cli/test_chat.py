@@ -29,10 +29,10 @@ SUMMARY = re.compile(
 class Terminal:
     """A terminal in which one `mlx-stack chat` runs."""
 
-    def __init__(self, shell: Shell, *words: str) -> None:
+    def __init__(self, shell: Shell, *words: str, **env: str) -> None:
         self.text = ""
         self._ours, theirs = pty.openpty()
-        env = shell.env | {"TERM": "dumb", "NO_COLOR": "1"}
+        env = shell.env | (env or {"TERM": "dumb", "NO_COLOR": "1"})
         self.process = subprocess.Popen(
             [*CLI, *words],
             env=env,
@@ -46,6 +46,9 @@ class Terminal:
 
     def type(self, line: str) -> None:
         os.write(self._ours, f"{line}\n".encode())
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
 
     def until(self, words: str, seconds: float = 120) -> str:
         """Everything up to `words`; what was read before is gone."""
@@ -109,7 +112,7 @@ def test_turns_reuse_what_was_computed_and_commands_work(demo: Shell) -> None:
     chat.until("reviewer continues after 2 messages")
     chat.type("What is the magic word?")
     assert "tutorialdemo" in chat.until("tok/s]")
-    chat.type("/nonsense")
+    chat.type("/help")
     chat.until("/agent NAME")
     assert chat.close() == 0
     history = json.loads(demo.run("agents", "history", "reviewer", "--json").stdout)
@@ -174,7 +177,8 @@ def test_a_model_that_does_not_run_is_started(shell: Shell) -> None:
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Running]:
     """A model that says a very long answer."""
-    with playing(tmp_path / "slow", [{"when": ".", "say": "and so on " * 3000}], 65536) as found:
+    counting = " ".join(map(str, range(9000)))
+    with playing(tmp_path / "slow", [{"when": ".", "say": counting}], 65536) as found:
         yield found
 
 
@@ -182,7 +186,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(slow: Running, shell: Shell
     chat = Terminal(shell, "chat", "--url", slow.url)
     chat.until("> ")
     chat.type("tell me everything")
-    chat.until("and so on")
+    chat.until("1 2 3")
     os.kill(chat.process.pid, signal.SIGINT)
     chat.until("[stopped]")
     chat.until("> ")
@@ -223,3 +227,107 @@ def test_piped_input_that_is_not_utf8_is_refused_with_the_place(demo: Shell) -> 
     assert done.returncode == 1, done.stderr
     assert done.stderr.endswith(b"is not valid UTF-8\n") and b"f\\udcfcr mich" in done.stderr
     assert len(done.stderr) < 200
+
+
+XTERM = {"TERM": "xterm-256color"}
+PASTE, PASTED = b"\x1b[200~", b"\x1b[201~"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+LONG = " ".join(f"word{n}" for n in range(40))
+CODE = "Look:\n```python\nimport os\n```\ndone"
+SCRIPT = [
+    {"when": "one\ntwo\nthree", "say": "three lines came"},
+    {"when": "code", "say": CODE},
+    {"when": "long", "say": LONG},
+    {"when": "endless", "say": "the same again, " * 400},
+    {"when": ".", "say": "a single line came"},
+]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Running]:
+    """A model whose answers depend on the prompt."""
+    with playing(tmp_path / "scripted", SCRIPT, 65536) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        PASTE + b"one\rtwo\rthree" + PASTED + b"\r",
+        b"one\x1b\rtwo\x1b\rthree\r",
+        b'"""one\rtwo\rthree"""\r',
+        b'"""\rone\rtwo\rthree\r"""\r',
+    ],
+    ids=["bracketed paste", "alt-enter", "quotes", "quotes on lines of their own"],
+)
+def test_several_lines_are_one_prompt(scripted: Running, shell: Shell, keys: bytes) -> None:
+    chat = Terminal(shell, "chat", "--url", scripted.url, **XTERM)
+    chat.until("> ")
+    chat.press(keys)
+    assert "three lines came" in chat.until("tok/s]")
+    assert chat.close() == 0
+    assert len(scripted.service.request_log.requests()) == 1
+
+
+def test_edit_opens_the_editor(scripted: Running, shell: Shell) -> None:
+    editor = shell.folder / "editor"
+    editor.write_text("#!/bin/sh\nprintf 'one\\ntwo\\nthree\\n' > \"$1\"\n")
+    editor.chmod(0o755)
+    chat = Terminal(shell, "chat", "--url", scripted.url, EDITOR=str(editor), VISUAL="", **XTERM)
+    chat.until("> ")
+    chat.type("/edit")
+    assert "three lines came" in chat.until("tok/s]")
+    assert chat.close() == 0
+
+
+def test_words_wrap_at_the_margin(scripted: Running, shell: Shell) -> None:
+    chat = Terminal(shell, "chat", "--url", scripted.url, COLUMNS="40", **XTERM)
+    chat.until("> ")
+    chat.type("long")
+    lines = ESCAPES.sub("", chat.until("tok/s]")).splitlines()
+    assert chat.close() == 0
+    answer = [line for line in lines if "word" in line]
+    assert max(map(len, lines)) <= 40 and len(answer) > 5
+    assert " ".join(" ".join(answer).split()) == LONG
+
+
+def test_code_has_colors_in_a_terminal_and_none_in_a_pipe(scripted: Running, shell: Shell) -> None:
+    chat = Terminal(shell, "chat", "--url", scripted.url, **XTERM)
+    chat.until("> ")
+    chat.type("code")
+    shown = chat.until("tok/s]")
+    assert chat.close() == 0
+    assert re.search(r"\x1b\[[0-9;]+mimport\x1b", shown)
+    assert "import os" in ESCAPES.sub("", shown)
+    plain = shell.run("chat", "--url", scripted.url, "-p", "code")
+    assert plain.stdout == f"{CODE}\n"
+
+
+def test_an_answer_that_repeats_itself_is_stopped_with_a_remark(
+    scripted: Running, shell: Shell
+) -> None:
+    done = shell.run("chat", "--url", scripted.url, "-p", "endless", "--max-tokens", "60000")
+    assert done.returncode == 0, done.stderr
+    assert "[stopped: the answer repeated" in done.stderr and "same again," in done.stderr
+    assert len(done.stdout) < len("the same again, ") * 200
+
+
+def test_an_answer_is_bounded(slow: Running, shell: Shell) -> None:
+    done = shell.run("chat", "--url", slow.url, "-p", "go", "--max-tokens", "7")
+    assert "7 tokens generated" in done.stderr
+    assert "cut there, --max-tokens N allows more" in done.stderr
+
+
+def test_an_unknown_command_is_named_with_the_nearest(scripted: Running, shell: Shell) -> None:
+    chat = Terminal(shell, "chat", "--url", scripted.url)
+    chat.until("> ")
+    for typed, told in (
+        ("/clear", "unknown: /clear; did you mean /new?"),
+        ("/hepl", "unknown: /hepl; did you mean /help?"),
+        ("/model", "unknown: /model; /help lists commands"),
+        ("/agent", "/agent needs NAME"),
+        ("/etc/hosts holds what?", "a single line came"),
+    ):
+        chat.type(typed)
+        chat.until(told)
+    assert chat.close() == 0

@@ -12,12 +12,24 @@ from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
 
 if TYPE_CHECKING:
-    from mlxstack.cli.chat_session import ChatSession
+    from mlxstack.cli.chat_session import ChatSession, ChatTurn
     from mlxstack.cli.target import ServiceTarget
 
-HELP = """/agent NAME  continue this agent, or start it    /new     start a new conversation
-/system TEXT  set the system prompt                /help    show this
-/exit         leave; so does Ctrl-D. Ctrl-C stops an answer."""
+MAX_TOKENS = 2048
+"""Default bound of an answer; small models do not always end."""
+
+COMMANDS = {
+    "/agent NAME": "continue this agent, or start it",
+    "/new": "start a new conversation",
+    "/system TEXT": "set the system prompt",
+    "/edit": "write the prompt in $EDITOR",
+    "/help": "show this",
+    "/exit": "leave; so does Ctrl-D. Ctrl-C stops an answer.",
+}
+SAME = {"clear": "new", "reset": "new", "bye": "exit", "quit": "exit", "?": "help"}
+"""Commands of similar tools."""
+
+MORE_LINES = 'More lines: Alt-Enter, or between """ and """. A paste is one prompt.'
 
 
 def chat(
@@ -36,6 +48,9 @@ def chat(
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="Answer this prompt and exit.")
     ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, metavar="N", help="Longest answer, in tokens.")
+    ] = MAX_TOKENS,
 ) -> None:
     """Chat with a model in the terminal.
 
@@ -49,7 +64,7 @@ def chat(
 
     where = _service(model, url)
     start_member(where)
-    session = ChatSession(where, agent, system)
+    session = ChatSession(where, agent, system, max_tokens)
     text = prompt if prompt is not None else _piped()
     if text is None:
         asyncio.run(_talk(session))
@@ -78,56 +93,58 @@ def _piped() -> str | None:
 
 async def _answer_once(session: "ChatSession", text: str) -> None:
     async with session:
-        turn = await session.answer(text, lambda piece: typer.echo(piece, nl=False))
-        typer.echo()
+        turn = await _streamed(session, text)
         note(turn.summary)
         if turn.is_stopped:
             raise KeyboardInterrupt
 
 
+async def _streamed(session: "ChatSession", text: str) -> "ChatTurn":
+    from mlxstack.cli.answer_printer import AnswerPrinter
+
+    printer = AnswerPrinter()
+    try:
+        return await session.answer(text, printer.feed)
+    finally:
+        printer.finish()
+
+
 async def _talk(session: "ChatSession") -> None:
+    from mlxstack.cli.chat_input import PromptReader
+
+    reader = PromptReader()
     async with session:
         note(f"{session.title}. /help lists commands, Ctrl-D leaves.")
-        while (line := _read_line()) is not None:
-            if line.startswith("/"):
-                if not await _command(session, line):
+        while (text := reader.read()) is not None:
+            # A path is no command.
+            if text.startswith("/") and "/" not in text[1:].partition(" ")[0]:
+                if not await _command(session, text):
                     return
-            elif line.strip():
-                await _turn(session, line)
+            elif text.strip():
+                await _turn(session, text)
 
 
 async def _turn(session: "ChatSession", text: str) -> None:
+    import shutil
+    import textwrap
+
     from mlxstack.core.errors import StackError
 
     try:
-        turn = await session.answer(text, lambda piece: typer.echo(piece, nl=False))
+        turn = await _streamed(session, text)
     except (StackError, ConnectionError) as why:
         note(f"error: {why}")
         return
-    typer.echo()
     is_plain = "NO_COLOR" in os.environ
-    note(turn.summary if is_plain else typer.style(turn.summary, dim=True))
-
-
-def _read_line() -> str | None:
-    """Input line; None at the end. Ctrl-C clears the line."""
-    import readline  # noqa: F401 - gives input() its line editing
-
-    while True:
-        try:
-            return input("> ")
-        except EOFError:
-            typer.echo()
-            return None
-        except KeyboardInterrupt:
-            typer.echo()
+    summary = textwrap.fill(turn.summary, max(20, shutil.get_terminal_size().columns))
+    note(summary if is_plain else typer.style(summary, dim=True))
 
 
 async def _command(session: "ChatSession", line: str) -> bool:
     """Run a command of the chat; False ends it."""
     verb, _, rest = line[1:].strip().partition(" ")
-    match verb:
-        case "exit" | "quit" | "bye":
+    match verb if SAME.get(verb) == "new" else SAME.get(verb, verb):
+        case "exit":
             return False
         case "agent" if rest.strip():
             note(await session.continue_agent(rest.strip()))
@@ -137,6 +154,42 @@ async def _command(session: "ChatSession", line: str) -> bool:
         case "system" if rest.strip():
             session.start_over(rest.strip())
             note("new conversation with this system prompt")
+        case "edit":
+            await _edit(session, rest)
+        case "help":
+            _help()
         case _:
-            note(HELP)
+            note(_unknown(verb))
     return True
+
+
+async def _edit(session: "ChatSession", text: str) -> None:
+    from mlxstack.cli.chat_input import edited
+    from mlxstack.core.errors import SetupError
+
+    try:
+        prompt = edited(text)
+    except SetupError as why:
+        note(f"error: {why}")
+        return
+    if prompt.strip():
+        note(f"> {prompt}")
+        await _turn(session, prompt)
+
+
+def _help() -> None:
+    wide = max(map(len, COMMANDS))
+    for command, text in COMMANDS.items():
+        note(f"{command:<{wide}}  {text}")
+    note(MORE_LINES)
+
+
+def _unknown(verb: str) -> str:
+    from mlxstack.host.preset_schema import nearest
+
+    for command in COMMANDS:
+        name, _, argument = command[1:].partition(" ")
+        if verb == name:
+            return f"/{verb} needs {argument}"
+    near = SAME.get(verb) or nearest(verb, [one[1:].split()[0] for one in COMMANDS])
+    return f"unknown: /{verb}; " + (f"did you mean /{near}?" if near else "/help lists commands")

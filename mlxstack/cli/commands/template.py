@@ -50,6 +50,10 @@ def template(
 
     preset, folder = _found(wanted)
     tokenizer = load_tokenizer(folder)
+    if not tokenizer.has_chat_template and render is None and parse is None:
+        none = "none: a base model, which continues text (/v1/completions)"
+        as_json({"template": None}) if json else table(("WHAT", "FOUND"), [("template", none)])
+        return
     if render is not None:
         _each(render, _rendering(preset, tokenizer))
     elif parse is not None:

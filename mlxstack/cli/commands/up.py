@@ -33,6 +33,7 @@ KvBits = Annotated[int | None, typer.Option("--kv-bits", help="KV precision: 16,
 FRONT = "gateway"
 """Name of a gateway that has none."""
 
+TEXT = '{"prompt": "The capital of France is", "max_tokens": 60}'
 CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -295,6 +296,7 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
 
     from mlxstack.cli.services import launch
     from mlxstack.cli.services.probe import running_props
+    from mlxstack.core.preset import ServiceKind
 
     began = time.monotonic()
     with spinner(f"starting {plan.name}") as turn:
@@ -312,9 +314,12 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     )
     for remark in props.remarks:
         note(f"warning: {remark}")
-    for finding in props.template_notes:
+    for finding in () if props.is_base_model else props.template_notes:
         note(f"warning: chat template: {finding}")
-    typer.echo(f"Try it:\n  {_curl(plan, preset)}")
+    is_base = props.is_base_model and preset.kind is ServiceKind.CHAT
+    if is_base:
+        note("warning: a base model: it continues text and answers no chat (no chat template)")
+    typer.echo(f"Try it:\n  {_curl(plan, preset, is_base)}")
 
 
 def _settle_for(owner: "ServiceState", port: int | None, preset: "Preset", json: bool) -> None:
@@ -365,13 +370,15 @@ def _facts(state: "ServiceState", began: float) -> dict[str, object]:
     }
 
 
-def _curl(plan: "ServiceSpec", preset: "Preset") -> str:
+def _curl(plan: "ServiceSpec", preset: "Preset", is_base: bool) -> str:
     key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
     from mlxstack.core.preset import ServiceKind
 
     path, body = "chat/completions", CHAT
     if preset.kind is ServiceKind.EMBEDDING:
         path, body = "embeddings", '{"input": "Hello!"}'
+    elif is_base:
+        path, body = "completions", TEXT
     return (
         f"curl {plan.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
     )

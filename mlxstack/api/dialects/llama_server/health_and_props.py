@@ -86,6 +86,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "template_notes": template.notes,
         # Names of tools may say what other agents do.
         "loose_schemas": _loose_schemas(service) if is_unscoped(request) else [],
+        "is_base_model": template.is_base,
         "bos_token": template.bos,
         "eos_token": template.eos,
         "build_info": f"mlx-stack-{__version__}",
