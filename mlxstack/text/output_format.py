@@ -82,6 +82,7 @@ class OutputFormat:
             at for at in self.special if not any(added[at].content in mark for mark in marks)
         )
         self.has_headers = self.description.channels is not None
+        self.trigger_mark = trigger_mark(self.description)
         self.answer_tokens = self._tokens(self._answer_opening())
         self.thought_tokens = _single(self._tokens(self._thought_opening()))
         self.forced_opening = forced_opening(self.description)
@@ -92,7 +93,6 @@ class OutputFormat:
         self.message_opening = self._message_opening()
         self.call_sequences = self._call_sequences()
         self.call_marks = self._call_marks(nameless(tokenizer))
-        self.trigger_mark = trigger_mark(self.description)
         self.free_call_marks = self._free_call_marks()
 
     def _tokens(self, text: str) -> tuple[int, ...]:
@@ -120,7 +120,10 @@ class OutputFormat:
         if channels is not None and not channels.call_head:
             recipient = self._tokens(f"{channels.starts} to")
             return (self.call_opening[:2], recipient) if self.call_opening else ()
-        sequences = {self._tokens(mark) for mark in trigger_marks(syntax)}
+        shared = _shared_marks(self.description)
+        marks = trigger_marks(syntax) - shared
+        whole = {self.trigger_mark} if shared & trigger_marks(syntax) else set()
+        sequences = {self._tokens(mark) for mark in marks | whole}
         return tuple(sorted(one for one in sequences if one and one != tuple(self.mark_tokens)))
 
     def _call_marks(self, special: dict[str, int]) -> CallDelimiters | None:
@@ -142,7 +145,8 @@ class OutputFormat:
             return (forced,) if named_opening(self.description, "") else ()
         is_last = forced.is_last and not forced.head
         ways = [replace(forced, forced=self.trigger_mark, head="", is_last=is_last)]
-        for mark in sorted(strict_marks(syntax) - {self.trigger_mark}):
+        shared = _shared_marks(self.description)
+        for mark in sorted(strict_marks(syntax) - shared - {self.trigger_mark}):
             # The first mark of a section is left out now and then.
             if is_mark(mark) and len(self._tokens(mark)) == 1 and not forced.is_last:
                 alone = replace(syntax, section_opens="", section_closes="")
@@ -216,22 +220,26 @@ def forced_opening(description: DerivedFormat) -> str:
         return ""
     if description.channels is not None:
         return description.channels.call_head.partition(NAME)[0] or syntax.opens
-    whole = f"{syntax.section_opens}{syntax.opens}"
-    return first_mark(whole) or "{"
+    return trigger_mark(description) or first_mark(f"{syntax.section_opens}{syntax.opens}") or "{"
 
 
 def trigger_mark(description: DerivedFormat) -> str:
     """The text that only calls begin with; "" where nothing announces them."""
-    syntax, marks, channels = description.calls, description.reasoning, description.channels
+    syntax = description.calls
     if syntax is None or syntax.is_bare:
         return ""
     whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
     mark = first_mark(whole)
+    return mark if is_mark(mark) and mark not in _shared_marks(description) else whole
+
+
+def _shared_marks(description: DerivedFormat) -> set[str]:
+    """First marks of what is no call."""
+    marks, channels = description.reasoning, description.channels
     others = [*description.wrappers, *description.strays, *description.turn_ends]
     others += [] if marks is None else [marks.opens]
     others += [] if channels is None else [channels.answer]
-    is_shared = any(first_mark(one) == mark for one in others)
-    return mark if is_mark(mark) and not is_shared else whole
+    return {first_mark(one) for one in others}
 
 
 def named_opening(description: DerivedFormat, name: str) -> str:

@@ -17,10 +17,10 @@ from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat, named_opening
 from tests.text.formats import FORMATS, SKELETON, Format, made_tokenizer
-from tests.text.invented import INVENTED
+from tests.text.invented import INVENTED, NESTED
 from tests.text.test_forced import parameters, tokens_in
 
-ALL = {**FORMATS, **INVENTED}
+ALL = {**FORMATS, **INVENTED, **NESTED}
 REGISTERED = {one.format.name: one for one in FAMILIES}
 EVERY = (*ALL, *REGISTERED)
 WORDS = "So:\n"

@@ -78,4 +78,65 @@ INVENTED = {
         reminder="<|batch|><|/batch|>",
         thoughts=thinking("[SCRATCH]", "[/SCRATCH]"),
     ),
+    # The content has a section of its own, which closes before that of the calls opens.
+    "sections": Format(
+        "{{- '<|out|>say<|as|>' }}{%- if m.tool_calls %}{{- '<|in|>acts<|as|>' }}" + EACH
+        + "{{- '<|in|>act of=\"' + f.name + '\" nr=\"' + (loop.index | string) + '\"<|as|>' }}"
+        + PAIRS
+        + "{{- '<|in|>part key=\"' + k + '\" type=\"' + ('string' if v is string else 'null'"
+        " if v is none else 'data') + '\"<|as|>' + " + TEXT + " + '<|out|>part<|as|>' }}"
+        "{%- endfor %}{{- '<|out|>act<|as|>' }}{%- endfor %}{{- '<|out|>acts<|as|>' }}"
+        "{%- endif %}{{- '<|out|>turn<|as|>' }}",
+        special=("<|in|>", "<|out|>", "<|as|>"),
+        reminder="<|in|>acts<|as|>",
+        thoughts=thinking("<|in|>muse<|as|>", "<|out|>muse<|as|>") + "{{- '<|in|>say<|as|>' }}",
+    ),
 }  # fmt: skip
+
+VALUE = (
+    """
+{%- macro tags(v, p) -%}
+{%- if v is mapping -%}
+{%- for k, one in v.items() -%}
+{{- p + '<' + k + '>' + tags(one, p) + p + '</' + k + '>' }}
+{%- endfor -%}
+{%- elif v is iterable and v is not string -%}
+{%- for one in v %}{{- p + '<entry>' + tags(one, p) + p + '</entry>' }}{%- endfor -%}
+{%- else -%}
+{{- """
+    + TEXT
+    + """ -}}
+{%- endif -%}
+{%- endmacro -%}
+"""
+)
+
+
+def nested(prefix: str) -> str:
+    """Calls whose objects and lists are nested tags, each behind a prefix."""
+    return (
+        VALUE
+        + "{%- if m.tool_calls %}{%- set p = '"
+        + prefix
+        + "' %}{{- p + '<orders>\\n' }}"
+        + EACH
+        + "{{- p + '<order to=\"' + f.name + '\">' + tags(f.arguments, p) }}"
+        "{{- p + '</order>\\n' }}{%- endfor %}{{- p + '</orders>' }}{%- endif %}"
+    )
+
+
+NESTED = {
+    "prefixed": Format(
+        nested("]<]own[>["),
+        special=("]<]own[>[",),
+        reminder="]<]own[>[<orders>]<]own[>[</orders>",
+        thoughts=thinking("<mull>", "</mull>"),
+    ),
+    "unprefixed": Format(
+        nested(""),
+        added=("<orders>", "</orders>"),
+        reminder="<orders></orders>",
+        thoughts=thinking("<mull>", "</mull>"),
+    ),
+}  # fmt: skip
+"""Formats of nested tags, which lose the types that the schema does not tell."""

@@ -41,6 +41,10 @@ class ArgumentTypes:
             }
         return self._known[name].get(key, TEXT if self._known[name] else ANY)
 
+    def root(self, name: str) -> dict[str, Any]:
+        """The parameters of a tool."""
+        return dict(self._tools.get(name, {}))
+
 
 def argument_value(text: str, types: SchemaTypes) -> Any:
     """Bare argument by its types; text keeps its white space."""
@@ -50,7 +54,7 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
     bare = text.strip()
     if types.is_text:
         return None if types.others and text in NULLS else _listed(text, types)
-    kinds = _kinds(types)
+    kinds = type_names(types)
     if kinds == {"boolean"} and not types.texts and bare.casefold() in BOOLEANS:
         return BOOLEANS[bare.casefold()]
     value = decoded(bare, text)
@@ -94,8 +98,8 @@ def object_of(text: str) -> Any:
             raise ValueError(str(error)) from error
 
 
-def _kinds(types: SchemaTypes) -> set[str]:
-    """The names of the types that are no text."""
+def type_names(types: SchemaTypes) -> set[str]:
+    """Names of the types that are no text."""
     kinds: set[str] = set()
     for schema in types.others:
         named = schema.get("type", list(OTHERS))

@@ -22,6 +22,7 @@ from mlxstack.text.formats.description import (
     ReasoningMarks,
     TaggedBody,
 )
+from mlxstack.text.formats.reasoning_derivation import TurnMarks
 from mlxstack.text.formats.template_probes import (
     CONTENT,
     IDS,
@@ -51,7 +52,7 @@ class WrittenCall(Struct, frozen=True):
 
 
 def derive_calls(
-    probes: TemplateProbes, turn_end: str, reasoning: ReasoningMarks | None
+    probes: TemplateProbes, turn: TurnMarks, reasoning: ReasoningMarks | None
 ) -> CallSyntax | None:
     """Call syntax of a template; None for an unknown one."""
     one = _one_call(probes)
@@ -60,8 +61,8 @@ def derive_calls(
     written = _written(probes, one, 0)
     if written is None:
         return None
-    before = _before(probes, one[: written.start], reasoning)
-    after = _after(probes, one[written.end :], turn_end)
+    before = _outside(_before(probes, one[: written.start], reasoning), turn)
+    after = _after(probes, one[written.end :], turn)
     if isinstance(written.body, PythonBody):
         return CallSyntax(written.body, opens=before, closes=after, between=", ")
     return _framed(probes, written, (before, after))
@@ -295,7 +296,8 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     opening = "".join(argument_opens[n:])
     head = head[: len(head) - len(opening)]
     value_closes = "".join(closes).rstrip()
-    types = _types(probes, value_opens)
+    item = "" if has_json else _item(probes, opening, value_opens, value_closes)
+    types = (value_opens, ()) if item else _types(probes, value_opens)
     start, before = _id_before(text, name, 0 if text.startswith(NAMES[0], name) else 1)
     body = TaggedBody(
         (*before, NAME, *_head_parts(head, 0)),
@@ -304,6 +306,7 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
         value_closes=value_closes,
         types=types[1],
         has_json_text=has_json,
+        item=item,
     )
     if not has_json and not (opening.strip() and value_closes.strip()):
         return None
@@ -311,6 +314,17 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     ending = value_closes.replace(KEY, KEYS[1])
     end = text.find(ending, end) + len(ending)
     return WrittenCall(start, end, body)
+
+
+def _item(probes: TemplateProbes, opens: str, value_opens: str, closes: str) -> str:
+    """Name of the tags of list items, if values are nested tags; else ""."""
+    member = f"{opens}key_in{value_opens}value_in{closes.replace(KEY, 'key_in')}"
+    listed = probes.turn("", probes.calls({"key_array": ["item_one"]})) or ""
+    nested = probes.turn("", probes.calls({"key_object": {"key_in": "value_in"}})) or ""
+    name = re.search(rf"{re.escape(opens)}([\w.-]+){re.escape(value_opens)}item_one", listed)
+    if member.replace("\n", "") not in nested.replace("\n", "") or name is None:
+        return ""
+    return name[1] if name[1] != "key_array" else ""
 
 
 def _shared_mark(opens: list[str], after: list[str]) -> int:
@@ -321,14 +335,14 @@ def _shared_mark(opens: list[str], after: list[str]) -> int:
 
 def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Opening of a value with its type slot, and type names."""
-    opened = {"string": value_opens}
+    opened, last = {"string": value_opens}, tokens(value_opens)[-1]
     for kind, value in TYPED.items():
         key = f"key_{kind}"
         text = probes.turn("", probes.calls({key: value})) or ""
         at = text.find(key)
-        scalar = re.search(_SCALAR[kind], text[at + len(key) :]) if at >= 0 else None
-        if scalar is not None:
-            opened[kind] = text[at + len(key) :][: scalar.start()]
+        opening = _value_opening(text[at + len(key) :], kind, last) if at >= 0 else None
+        if opening is not None:
+            opened[kind] = opening
     if len(set(opened.values())) == 1 or not all(
         tokens(one)[:1] == tokens(value_opens)[:1] for one in opened.values()
     ):
@@ -342,6 +356,12 @@ def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[s
     words = {kind: one[start : len(one) - end] for kind, one in opened.items()}
     tail = value_opens[len(value_opens) - end :]
     return value_opens[:start] + TYPE + tail, tuple(words.items())
+
+
+def _value_opening(text: str, kind: str, last: str) -> str | None:
+    """Text before a value of this type, which ends as others do; None without one."""
+    found = [text[: match.start()] for match in re.finditer(_SCALAR[kind], text)]
+    return next((one for one in found if one.endswith(last)), next(iter(found), None))
 
 
 def _common(texts: Any) -> int:
@@ -388,13 +408,23 @@ def _before(probes: TemplateProbes, text: str, reasoning: ReasoningMarks | None)
     return before.lstrip()
 
 
-def _after(probes: TemplateProbes, text: str, turn_end: str) -> str:
+def _outside(before: str, turn: TurnMarks) -> str:
+    """Text before calls without the marks that close the content."""
+    for mark in turn.wrappers[1:]:
+        before = before.removeprefix(mark).lstrip()
+    return before
+
+
+def _after(probes: TemplateProbes, text: str, turn: TurnMarks) -> str:
     """Text after a call, without the end of the turn."""
     cuts = [text.find(eos) for eos in probes.eos if eos in text]
     text = text[: min(cuts)] if cuts else text
-    ending = tokens(turn_end.strip())
+    ending = tokens(turn.end.strip())
     after = tokens(text.rstrip())
     same = shared_end(after, ending)
     if same and len(same) == len(ending):
         after = after[: len(after) - len(same)]
-    return "".join(after).rstrip()
+    rest = "".join(after).rstrip()
+    for mark in reversed(turn.wrappers[1:]):
+        rest = rest.removesuffix(mark).rstrip()
+    return rest

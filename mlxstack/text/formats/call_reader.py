@@ -33,6 +33,7 @@ from mlxstack.text.formats.description import (
     pieces,
 )
 from mlxstack.text.formats.gemma_values import parse_gemma_call
+from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, scalar
 from mlxstack.text.formats.python_calls import parse_python_calls
 from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed
 from mlxstack.text.tool_call_parser import UNREADABLE, checked_call, parse_calls, tool_schemas
@@ -70,6 +71,8 @@ class CallReader:
         closes = [one for one in (syntax.section_closes, syntax.closes) if one.strip()]
         self._closings = MarkSet(pieces(one)[-1] for one in closes)
         self._head = _head_groups(syntax.body)
+        if isinstance(syntax.body, TaggedBody):
+            self._nested = NestedTags(feed, syntax.body)
 
     def section(self, at: int, *, is_lenient: bool = False) -> Reading[ReadCalls | None]:
         """The calls that begin at a mark; None if there are none."""
@@ -264,14 +267,25 @@ class CallReader:
                 inside = None if stop is None else (yield from feed.literal(after, stop.start))
             if inside is None:
                 return None
-            read = yield from self._value(body, key, inside)
-            if read is None:
+            value = yield from self._argument(body, (fields["name"], key, kind), inside)
+            if value is None:
                 return None
-            text, at = read
-            arguments[key] = self._typed(body, fields["name"], key, kind, text)
+            arguments[key], at = value
         if at < len(feed.text) and not (yield from self._closes_at(at)):
             return None
         return _one(fields, arguments, at)
+
+    def _argument(
+        self, body: TaggedBody, names: tuple[str, str, str], at: int
+    ) -> Reading[tuple[Any, int] | None]:
+        """Value of an argument of a tool and its written type, and the position after it."""
+        name, key, kind = names
+        if body.item:
+            place = TypedPlace(self._types.of(name, key), self._types.root(name))
+            if (yield from self._nested.begins(at, place)):
+                return (yield from self._nested.container(key, at, place))
+        read = yield from self._value(body, key, at)
+        return None if read is None else (self._typed(body, name, key, kind, read[0]), read[1])
 
     def _value(self, body: TaggedBody, key: str, at: int) -> Reading[tuple[str, int] | None]:
         """Text of an argument, closing marks included where more follows."""
@@ -350,7 +364,7 @@ class CallReader:
             return text if is_text else _json_or_text(text)
         if body.has_json_text:
             return _json_or_text(text)
-        return argument_value(text, types)
+        return scalar(text, types) if body.item else argument_value(text, types)
 
     def _python(self, at: int) -> Reading[ReadCalls | None]:
         """Python list of calls, up to the first plausible closing mark."""

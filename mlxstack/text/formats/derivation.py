@@ -70,7 +70,7 @@ def _derive(tokenizer: Any) -> DerivedFormat:
     reasoning = derive_reasoning(probes)
     turn = derive_turn(probes, reasoning)
     base = DerivedFormat(reasoning=reasoning, wrappers=turn.wrappers, turn_ends=turn.ends)
-    calls = derive_calls(probes, turn.end, reasoning)
+    calls = derive_calls(probes, turn, reasoning)
     if calls is not None:
         name = SYNTAXES[type(calls.body)]
         derived = replace(base, name=name, source=FormatSource.DERIVED, calls=calls)
@@ -129,7 +129,8 @@ def _problems(derived: DerivedFormat, probes: TemplateProbes) -> tuple[str, ...]
     problems = []
     for name, arguments in CHECKED.items():
         turn = probes.turn("", probes.calls(arguments))
-        if turn is None or NAMES[0] not in turn:
+        if turn is None or any(word not in turn for word in (NAMES[0], *arguments)):
+            # A template may leave null out.
             continue
         text = probes.answer(turn)
         cuts = [text.find(eos) for eos in probes.eos if eos in text]

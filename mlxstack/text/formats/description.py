@@ -13,8 +13,12 @@ NAME, ID, INDEX, ARGUMENTS = "{name}", "{id}", "{index}", "{arguments}"
 TYPE, KEY, COUNT = "{type}", "{key}", "{count}"
 """Slots among the literal parts of a written call."""
 
-_PIECE = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
-_MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+# A token before a tag belongs to it.
+_PREFIX = r"(?:\]<\][^\s<>\[\]]+\[>\[)?"
+_PIECE = re.compile(
+    rf"{_PREFIX}<(?!\][^\s<>\[\]]+\[>\[)[^<>\s]*>?|\[[^\[\]\s]*\]?|(?:(?!\]<\])[^\s<\[])+|\]"
+)
+_MARK = re.compile(rf"{_PREFIX}<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
 class FormatSource(StrEnum):
@@ -64,7 +68,8 @@ class TaggedBody(Struct, frozen=True):
 
     `value_opens` stands between key and value and may hold `{type}`, whose words `types` gives
     by JSON type; `value_closes` may hold `{key}`. Text is written as it is, or as JSON if
-    `has_json_text`: then `value_closes` may be empty, and `argument_opens` mere white space.
+    `has_json_text`: then `value_closes` may be empty, and `argument_opens` mere white space. With
+    `item` objects are nested arguments, and lists are nested arguments of this name.
     """
 
     parts: tuple[str, ...]
@@ -73,6 +78,7 @@ class TaggedBody(Struct, frozen=True):
     value_closes: str
     types: tuple[tuple[str, str], ...] = ()
     has_json_text: bool = False
+    item: str = ""
 
 
 class PythonBody(Struct, frozen=True):

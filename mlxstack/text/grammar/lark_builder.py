@@ -93,6 +93,14 @@ class LarkBuilder:
         self._rules.append(f"{name.upper()}: ({' & '.join([*known, *unwanted])}){others}")
         return f"{name} {self.literal(closes.removeprefix(head))}"
 
+    def free_text(self, avoided: str) -> str:
+        """Text, perhaps none, without the first letters of `avoided`."""
+        head = self._cuts.split(avoided)[0] if self._cuts else avoided
+        name = f"T{len(self._rules)}"
+        rest = f" & ~/{_slashed(containing(head))}/" if head else ""
+        self._rules.append(f"{name}: /(?s:.+)/{rest}")
+        return f"{name}?"
+
     def _part(self, text: str) -> str:
         return f"<[{self._special[text]}]>" if text in self._special else quoted(text)
 

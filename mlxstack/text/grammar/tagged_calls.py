@@ -9,6 +9,10 @@ from mlxstack.core.conversation import Tool
 from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed
 from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, properties, schema_types
 
+FREE = "free_tags"
+SCALARS = ("number", "integer", "boolean", "null")
+NO_ARGUMENTS: Schema = dict.fromkeys(("properties", "required", "allOf", "anyOf", "oneOf", "$ref"))
+ANY = schema_types({}, {})
 NULL = ("null|None",)
 # What json.loads or ast.literal_eval could take for something else than text.
 NO_TEXT = (
@@ -25,7 +29,8 @@ class TagFormat(Struct, frozen=True):
     `{name}`, `{index}`, `{key}` and `{type}` are filled in; names and keys match `names`. Text
     never contains one of `never`, and never matches one of `avoided`, because the parser would
     take it for something else. `types` are the words of `{type}` by JSON type, which also tell text
-    from everything else; `has_json_text` writes text as JSON.
+    from everything else; `has_json_text` writes text as JSON. With `item` objects are nested
+    arguments, and lists are nested arguments of this name.
     """
 
     opens: str
@@ -37,6 +42,7 @@ class TagFormat(Struct, frozen=True):
     names: str = r"[^\s<>\"&']+"
     types: tuple[tuple[str, str], ...] = ()
     has_json_text: bool = False
+    item: str = ""
 
 
 def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
@@ -82,13 +88,22 @@ def _values(
 ) -> list[tuple[str, str]]:
     """Type and rule of an argument's values, up to its end."""
     values, ending = [], builder.literal(closes)
+    if tags.item and types == ANY:
+        return [("object", f"{_free_value(tags, builder)} {ending}")]
     for schema in types.texts:
         if tags.has_json_text:
             rule = builder.json({**schema, "type": "string"}, root)
             values.append(("string", f"{rule} {ending}"))
         elif rule := builder.text(schema, _avoided(tags, types), closes, _words(tags, types)):
             values.append(("string", rule))
+    if tags.item and types.texts:
+        return values
     for schema in types.others:
+        if tags.item:
+            values += [
+                ("object", f"{one} {ending}") for one in _nested(tags, schema, root, builder)
+            ]
+            continue
         named = schema.get("type")
         kind = named if isinstance(named, str) else "object"
         values.append((kind, f"{builder.json(schema, root)} {ending}"))
@@ -96,6 +111,66 @@ def _values(
             # As templates print them that know no JSON.
             values.append((kind, f'("True" | "False") {ending}'))
     return values
+
+
+def _nested(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> list[str]:
+    """Rules of a value that is no text, with containers as nested tags."""
+    named = schema.get("type", [])
+    types = named if isinstance(named, list) else [named]
+    plain = [one for one in schema.get("enum", ()) if not isinstance(one, dict | list)]
+    scalars = [one for one in types if one in SCALARS]
+    rules = []
+    if plain or ("enum" not in schema and scalars):
+        scalar = {"enum": plain} if plain else {**schema, "type": scalars}
+        rules.append(builder.json(scalar, root))
+    if "enum" in schema:
+        return rules
+    if "object" in types:
+        rules.append(_nested_object(tags, schema, root, builder))
+    if "array" in types:
+        rules.append(_nested_list(tags, schema, root, builder))
+    return [one for one in rules if one]
+
+
+def _nested_object(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> str:
+    if not schema.get("properties"):
+        return f"({_free_member(tags, builder)})*"
+    items = _arguments(tags, {**root, **NO_ARGUMENTS, **schema}, builder)
+    return "" if items is None else listed(items, "")
+
+
+def _nested_list(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> str:
+    items = schema.get("items", {})
+    if not items or items is True:
+        item = _free_member(tags, builder, tags.item)
+    else:
+        closes = tags.argument_closes.replace("{key}", tags.item)
+        values = _values(tags, schema_types(items, root), root, closes, builder)
+        item = builder.rule(" | ".join(_argument(tags, tags.item, one, builder) for one in values))
+    least, most = schema.get("minItems", 0), schema.get("maxItems", "")
+    return f"({item}){{{least},{most}}}" if least or most != "" else f"({item})*"
+
+
+def _free_member(tags: TagFormat, builder: LarkBuilder, key: str = "") -> str:
+    """A nested argument of any type, of this name or of any."""
+    opens, _, middle = tags.argument.partition("{key}")
+    closes, _, last = tags.argument_closes.partition("{key}")
+    name = builder.literal(key) if key else "/[\\w.-]+/"
+    closing = f"{builder.literal(closes)} {name if last else ''} {builder.literal(last)}"
+    return (
+        f"{builder.literal(opens)} {name} {builder.literal(middle)} "
+        f"{_free_value(tags, builder)} {closing}"
+    )
+
+
+def _free_value(tags: TagFormat, builder: LarkBuilder) -> str:
+    """Text or nested arguments, recursively through one rule."""
+    if builder.define(FREE):
+        mark = tags.argument.partition("{key}")[0].strip()
+        text = builder.free_text(mark)
+        item, member = _free_member(tags, builder, tags.item), _free_member(tags, builder)
+        builder.complete(FREE, f"{text} | ({item})+ | ({member})+")
+    return FREE
 
 
 def _words(tags: TagFormat, kinds: SchemaTypes) -> list[str]:

@@ -91,4 +91,5 @@ def _tags(syntax: CallSyntax, body: TaggedBody) -> TagFormat:
         names=NAMES,
         types=body.types,
         has_json_text=body.has_json_text,
+        item=body.item,
     )

@@ -1,0 +1,112 @@
+"""Reads objects and lists that are written as nested tags, typed by the schema."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.text.formats.argument_values import ANY, argument_value, type_names
+from mlxstack.text.formats.description import KEY, TaggedBody
+from mlxstack.text.formats.text_feed import MarkSet, Reading, TextFeed
+from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, schema_types
+
+MAX_DEPTH = 32
+CONTAINERS = frozenset({"object", "array"})
+
+
+class TypedPlace(Struct, frozen=True):
+    """The types of a value in the parameters `root`, inside of `depth` others."""
+
+    types: SchemaTypes
+    root: Schema
+    depth: int = 0
+
+    @property
+    def containers(self) -> frozenset[str]:
+        """The containers that may stand here; none beside text, which may hold any tags."""
+        is_text = bool(self.types.texts) and self.types != ANY
+        return frozenset() if is_text else CONTAINERS & type_names(self.types)
+
+    def member(self, key: str) -> "TypedPlace":
+        """The place of a member of the object."""
+        return self._inner([_member(one, key) for one in self.types.others])
+
+    def item(self) -> "TypedPlace":
+        """The place of an item of the list."""
+        return self._inner([one.get("items") for one in self.types.others])
+
+    def _inner(self, schemas: list[Any]) -> "TypedPlace":
+        known = [schema_types(one, self.root) for one in schemas if isinstance(one, dict)]
+        texts = tuple(text for one in known for text in one.texts)
+        others = tuple(other for one in known for other in one.others)
+        types = SchemaTypes(texts, others) if known else ANY
+        return TypedPlace(types, self.root, self.depth + 1)
+
+
+class NestedTags:
+    """Reads the value of one tag of a body with an `item` tag."""
+
+    def __init__(self, feed: TextFeed, body: TaggedBody) -> None:
+        self._feed = feed
+        self._body = body
+        self._key_end = MarkSet([body.value_opens.strip()])
+
+    def begins(self, at: int, place: TypedPlace) -> Reading[bool]:
+        """Whether a container stands here that the schema allows."""
+        if not place.containers or place.depth > MAX_DEPTH:
+            return False
+        feed, opens = self._feed, self._body.argument_opens.strip()
+        at = yield from feed.space(at)
+        return (yield from feed.starts(opens, at)) and not (yield from feed.starts(f"{opens}/", at))
+
+    def container(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int] | None]:
+        """The object or list in a tag, and the position after the tag; None if it breaks off."""
+        feed, body = self._feed, self._body
+        closes = body.value_closes.replace(KEY, key)
+        members: list[tuple[str, Any]] = []
+        while True:
+            end = yield from feed.literal(closes, at)
+            if end is not None:
+                return _joined(members, body.item, place), end
+            start = yield from feed.literal(body.argument_opens, at)
+            mark = None if start is None else (yield from feed.find(self._key_end, start))
+            if start is None or mark is None:
+                return None
+            name = feed.text[start : mark.start].strip()
+            is_item = name == body.item and "array" in place.containers
+            inner = place.item() if is_item else place.member(name)
+            read = yield from self._value(name, mark.end, inner)
+            if read is None:
+                return None
+            value, at = read
+            members.append((name, None if is_item and value == "" else value))
+
+    def _value(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int] | None]:
+        if (yield from self.begins(at, place)):
+            return (yield from self.container(key, at, place))
+        closes = self._body.value_closes.strip().replace(KEY, key)
+        mark = yield from self._feed.find(MarkSet([closes]), at)
+        if mark is None:
+            return None
+        return scalar(self._feed.text[at : mark.start], place.types), mark.end
+
+
+def scalar(text: str, types: SchemaTypes) -> Any:
+    """Value of a tag without tags; an empty one may be an empty container."""
+    if not text.strip() and not types.texts:
+        names = type_names(types)
+        return {} if "object" in names else [] if "array" in names else None
+    return argument_value(text, types)
+
+
+def _member(schema: Schema, key: str) -> Any:
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    return known.get(key, schema.get("additionalProperties"))
+
+
+def _joined(members: list[tuple[str, Any]], item: str, place: TypedPlace) -> Any:
+    """A list of all items, or else an object."""
+    is_list = bool(members) and all(name == item for name, _ in members)
+    if is_list and "array" in place.containers:
+        return [value for _, value in members]
+    return dict(members)
