@@ -317,7 +317,7 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
 
 
 def _item(probes: TemplateProbes, opens: str, value_opens: str, closes: str) -> str:
-    """Name of the tags of list items, if values are nested tags; else ""."""
+    """Name of list item tags, if values are nested tags."""
     member = f"{opens}key_in{value_opens}value_in{closes.replace(KEY, 'key_in')}"
     listed = probes.turn("", probes.calls({"key_array": ["item_one"]})) or ""
     nested = probes.turn("", probes.calls({"key_object": {"key_in": "value_in"}})) or ""
@@ -359,7 +359,7 @@ def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[s
 
 
 def _value_opening(text: str, kind: str, last: str) -> str | None:
-    """Text before a value of this type, which ends as others do; None without one."""
+    """Text before a value of this type; None without one."""
     found = [text[: match.start()] for match in re.finditer(_SCALAR[kind], text)]
     return next((one for one in found if one.endswith(last)), next(iter(found), None))
 

@@ -278,7 +278,7 @@ class CallReader:
     def _argument(
         self, body: TaggedBody, names: tuple[str, str, str], at: int
     ) -> Reading[tuple[Any, int] | None]:
-        """Value of an argument of a tool and its written type, and the position after it."""
+        """Value of an argument, and the position after it."""
         name, key, kind = names
         if body.item:
             place = TypedPlace(self._types.of(name, key), self._types.root(name))

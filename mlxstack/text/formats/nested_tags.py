@@ -1,4 +1,4 @@
-"""Reads objects and lists that are written as nested tags, typed by the schema."""
+"""Reads objects and lists written as nested tags."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CONTAINERS = frozenset({"object", "array"})
 
 
 class TypedPlace(Struct, frozen=True):
-    """The types of a value in the parameters `root`, inside of `depth` others."""
+    """Types of a value in parameters `root`, inside `depth` others."""
 
     types: SchemaTypes
     root: Schema
@@ -22,7 +22,7 @@ class TypedPlace(Struct, frozen=True):
 
     @property
     def containers(self) -> frozenset[str]:
-        """The containers that may stand here; none beside text, which may hold any tags."""
+        """Containers that may stand here; none beside text."""
         is_text = bool(self.types.texts) and self.types != ANY
         return frozenset() if is_text else CONTAINERS & type_names(self.types)
 
@@ -43,7 +43,7 @@ class TypedPlace(Struct, frozen=True):
 
 
 class NestedTags:
-    """Reads the value of one tag of a body with an `item` tag."""
+    """Reads values of a tagged body with an `item` tag."""
 
     def __init__(self, feed: TextFeed, body: TaggedBody) -> None:
         self._feed = feed
@@ -59,7 +59,7 @@ class NestedTags:
         return (yield from feed.starts(opens, at)) and not (yield from feed.starts(f"{opens}/", at))
 
     def container(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int] | None]:
-        """The object or list in a tag, and the position after the tag; None if it breaks off."""
+        """Object or list in a tag, and the position after it."""
         feed, body = self._feed, self._body
         closes = body.value_closes.replace(KEY, key)
         members: list[tuple[str, Any]] = []
@@ -91,7 +91,7 @@ class NestedTags:
 
 
 def scalar(text: str, types: SchemaTypes) -> Any:
-    """Value of a tag without tags; an empty one may be an empty container."""
+    """Value of a tag without tags, maybe an empty container."""
     if not text.strip() and not types.texts:
         names = type_names(types)
         return {} if "object" in names else [] if "array" in names else None

@@ -114,7 +114,7 @@ def _values(
 
 
 def _nested(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> list[str]:
-    """Rules of a value that is no text, with containers as nested tags."""
+    """Rules of a value without text; containers are nested tags."""
     named = schema.get("type", [])
     types = named if isinstance(named, list) else [named]
     plain = [one for one in schema.get("enum", ()) if not isinstance(one, dict | list)]
