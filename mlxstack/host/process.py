@@ -22,7 +22,7 @@ class ProcessId(Struct, frozen=True):
     """Process identity that a reused number cannot match.
 
     `born` is its creation in seconds since the boot with the id `boot`, where the system has such
-    ids (Linux); else in seconds since the epoch.
+    ids (Linux); else in seconds since the epoch, by the clock of that time.
     """
 
     pid: int
@@ -180,7 +180,10 @@ def _footprint_bytes(pid: int) -> int | None:
 def _birth(process: psutil.Process) -> tuple[float, str]:
     """Birth on Linux since the boot: wall time jumps with the clock."""
     if not BOOT_ID.exists():
-        return process.create_time(), ""
+        # psutil adds the steps of the clock since its import to `create_time()`: a process would
+        # change its birth. Its platform module has what the kernel wrote down.
+        born: float = process._proc.create_time(monotonic=True)  # type: ignore[attr-defined]
+        return born, ""
     return process.create_time() - psutil.boot_time(), BOOT_ID.read_text().strip()
 
 

@@ -147,6 +147,7 @@ def claim(state: ServiceState) -> None:
     """Claim a service name for the supervisor in `state`. Raises Taken."""
     home, name = state.plan.home, state.plan.name
     with _ours(home):
+        refuse_other_case(home, name)
         other = owner(home, name)
         if other is not None:
             raise SlotTaken(
@@ -155,6 +156,23 @@ def claim(state: ServiceState) -> None:
             )
         write_json(home.state_file(name), state)
         write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+
+
+def refuse_other_case(home: Home, name: str) -> None:
+    """Raise SlotTaken for a running service whose name differs by case only.
+
+    On a Mac both have the same files.
+    """
+    for file in home.run.glob("*.json"):
+        state = read_json(file, ServiceState)
+        other = file.stem if state is None else state.plan.name
+        is_same_file = other != name and other.casefold() == name.casefold()
+        if is_same_file and owner(home, other) is not None:
+            raise SlotTaken(
+                f"`{other}` is running, and its name differs from `{name}` by case only: on a Mac "
+                f"they have the same files; stop it with `mlx-stack down {other}`, or choose "
+                "another --name"
+            )
 
 
 def release(home: Home, name: str) -> None:

@@ -88,7 +88,8 @@ def launchd(job: LoginJob, home: Path, user: int) -> ServiceUnit:
         start=(("launchctl", "bootstrap", domain, str(path)),),
         stop=(("launchctl", "bootout", f"{domain}/{label}"),),
         probe=("launchctl", "print", f"{domain}/{label}"),
-        remark="it starts when you log in and ends when you log out",
+        remark="it starts when you log in at the screen and ends when you log out; by SSH alone, "
+        "without that login, launchctl says `125: Domain does not support specified action`",
     )
 
 

@@ -18,6 +18,7 @@ from mlxstack.host.service_state import (
     owner,
     read_json,
     read_state,
+    refuse_other_case,
     write_json,
 )
 
@@ -69,6 +70,7 @@ def starting(home: Home, name: str, waits: bool) -> Iterator[None]:
             raise SlotTaken(
                 f"`{name}` is being started by another command; wait for that"
             ) from None
+        refuse_other_case(home, name)
         yield
 
 

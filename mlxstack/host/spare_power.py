@@ -40,7 +40,10 @@ def is_warm(level: int | None) -> bool:
 def thermal_level() -> int | None:
     """Thermal pressure level of macOS; None where unknown."""
     try:
-        done = subprocess.run(THERMAL, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        # Without close_fds CPython spawns instead of forking a process that maps a model.
+        done = subprocess.run(
+            THERMAL, capture_output=True, text=True, timeout=WAIT_S, check=False, close_fds=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = THERMAL_LEVEL.match(done.stdout)

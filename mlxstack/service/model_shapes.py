@@ -23,6 +23,7 @@ def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
         return []
     env = {**os.environ, **for_mlx(os.environ)}
     try:
+        # Without close_fds CPython spawns instead of forking a process that maps a model.
         done = subprocess.run(
             [sys.executable, "-P", str(PROGRAM)],
             input=msgspec.json.encode(list(configs)),
@@ -30,6 +31,7 @@ def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
             capture_output=True,
             timeout=LONGEST_S,
             check=True,
+            close_fds=False,
         )
         return msgspec.json.decode(done.stdout, type=list[ShapeReply])
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as why:

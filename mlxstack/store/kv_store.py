@@ -3,6 +3,7 @@
 import logging
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from mlxstack.store.atomic_write import (
     touch,
     write_atomic,
 )
+from mlxstack.store.backup_exclusion import exclude_from_backups
 from mlxstack.store.disk_io import MORE_SPACE, Disk, refused
 from mlxstack.store.kv_file_format import decode, encode, head_of, read_head, read_into
 
@@ -55,7 +57,11 @@ class DiskKVStore:
         self.root = root
         self.disk = disk or Disk()
         self._writing = Lock()
+        is_new = not root.exists()
         open_private(root, self.disk)
+        if is_new:
+            # Gigabytes that can be computed again, with the text of conversations in them.
+            exclude_from_backups(root, sys.platform)
         clear_leftovers(root.rglob(TEMPORARY + "*"))
         for old in root.rglob("*" + ASIDE):
             old.unlink(missing_ok=True)

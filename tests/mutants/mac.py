@@ -14,6 +14,22 @@ STORE = "tests/mac/test_store.py::"
 
 MAC = (
     Mutant(
+        "a step of the clock changes no process", "host/process.py",
+        "process._proc.create_time(monotonic=True)", "process.create_time()",
+        "tests/mac/test_processes.py::test_a_process_lives_on_after_a_step_of_the_clock",
+    ),
+    Mutant(
+        "names of running services differ by more than case", "host/service_state.py",
+        "        if is_same_file and", "        if False and",
+        "tests/mac/test_processes.py"
+        "::test_a_name_that_differs_by_case_from_a_running_service_is_refused",
+    ),
+    Mutant(
+        "KV on disk is not backed up", "store/kv_store.py",
+        "        if is_new:\n", "        if False:\n",
+        "tests/mac/test_backup_exclusion.py::test_a_new_folder_of_kv_is_excluded_once",
+    ),
+    Mutant(
         "recurrent state of the same rows is not copied", "engine/decode/row_views.py",
         "stacked if stacked is not None and is_same else", "stacked if False else",
         "tests/engine/test_graph_nodes.py::test_nodes_that_copy_stay_below_their_ceiling",

@@ -38,13 +38,13 @@ from mlxstack.engine.model.loader import LoadedModel
 
 
 def main() -> None:
-    """One job: a JSON `BenchJob` on stdin, a list of `BenchResult` on stdout."""
+    """One JSON `BenchJob` on stdin, `BenchResult`s on stdout."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=BenchJob)
     sys.stdout.buffer.write(msgspec.json.encode(run(job)))
 
 
 def run(job: BenchJob) -> list[BenchResult]:
-    """The findings of all trials, in order. The model is loaded when a trial first needs it."""
+    """Findings of all trials; a trial loads the model when needed."""
     loaded: LoadedModel | None = None
     found = []
     for trial in job.trials:

@@ -67,7 +67,7 @@ def timed(side: Side, n_steps: int) -> float:
 
 
 def grown(build: Callable[[], Any]) -> tuple[Any, int]:
-    """Build a batch; return it and the growth of MLX's active memory in bytes."""
+    """Build a batch; return it and its bytes of memory."""
     before = _active()
     built = build()
     return built, _active() - before

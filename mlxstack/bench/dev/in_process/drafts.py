@@ -42,7 +42,7 @@ SCHEMA = {
 
 
 class Quote(Struct, frozen=True):
-    """Allows only the next token of `text` for `n_quoted` tokens, then any for `n_free`."""
+    """Allows `n_quoted` tokens of `text` alone, then `n_free` of any."""
 
     text: tuple[int, ...]
     n_quoted: int

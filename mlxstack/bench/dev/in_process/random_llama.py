@@ -57,6 +57,6 @@ def _config(trial: BuildModel, n_vocab: int) -> dict[str, Any]:
 
 
 def _digits_only(head: mx.array, tokenizer: Tokenizer) -> mx.array:
-    """The head with zero rows for all tokens but digits: one of ten others always beats 0."""
+    """Output head with zero rows for all tokens but digits."""
     is_digit = [tokenizer.id_to_token(i) in DIGITS for i in range(head.shape[0])]
     return mx.where(mx.array(is_digit)[:, None], head, 0.0)
