@@ -17,6 +17,7 @@ StackError
 │   └── OutOfMemory        the KV budget cannot hold this now
 ├── Loading                the model is not there yet
 ├── Broken                 the engine failed; the request was not at fault
+│   └── DeviceError        the GPU failed; the KV of running requests is lost
 ├── DiskFull               the disk, or the share of it that the preset allows, is full
 ├── Damaged                a stored file is not what it claims to be
 │   ├── Unreadable         the disk would not read it now; it may be sound
@@ -121,6 +122,10 @@ class Loading(StackError):
 
 class Broken(StackError):
     """The engine failed; the request was not at fault."""
+
+
+class DeviceError(Broken):
+    """The GPU failed a computation; the KV of all running requests is lost."""
 
 
 class DiskFull(StackError):

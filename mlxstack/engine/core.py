@@ -29,6 +29,7 @@ from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import (
     Broken,
     Busy,
+    DeviceError,
     InvalidSlot,
     Loading,
     SetupError,
@@ -46,6 +47,7 @@ from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.draft_model import DraftModel
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.row_stack import RowStacker
+from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error, raise_device_error
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.distributed.mirrors import (
@@ -131,6 +133,8 @@ class EngineCore:
         self._drain_until: float | None = None
         self._turned_at = time.monotonic()
         self._has_work = False
+        self._n_device_errors = 0
+        self._failure = ""
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._turns: EngineLoop
         self._archive: DiskTier
@@ -215,7 +219,11 @@ class EngineCore:
 
     @property
     def trouble(self) -> str:
-        """Reason why another rank was lost; empty while none was."""
+        """Why the engine ended or lost another rank; empty while it serves."""
+        return self._lost_rank or self._failure
+
+    @property
+    def _lost_rank(self) -> str:
         return self._ranks.lost if self._ranks is not None else ""
 
     def stop(self, drain_s: float) -> Future[None]:
@@ -223,7 +231,7 @@ class EngineCore:
         if self._thread.ident is None and not self._stopped.done():
             self._stopped.set_result(None)
         until = time.monotonic() + drain_s
-        if self.trouble:
+        if self._lost_rank:
             # The thread may wait for another rank for ever.
             gone: Future[None] = Future()
             gone.set_result(None)
@@ -247,6 +255,7 @@ class EngineCore:
                 future.set_result(work(self._turns))
             except Exception as error:
                 future.set_exception(error)
+                raise_device_error(error)
 
         self._owe(future)
         self._post(run)
@@ -263,6 +272,7 @@ class EngineCore:
                 work(future)
             except Exception as error:
                 future.set_exception(describe_error(error, "an exchange of KV"))
+                raise_device_error(error)
 
         self._owe(future)
         self._post(begin)
@@ -311,7 +321,7 @@ class EngineCore:
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
-        device.release()
+        device.settle()
 
     def _live(self) -> None:
         try:
@@ -319,7 +329,7 @@ class EngineCore:
         except Exception as error:
             device.clear_traceback_frames(error)
             with suppress(InvalidStateError):
-                self._loaded.set_exception(error)
+                self._loaded.set_exception(device_error(error) or error)
             return
         with suppress(InvalidStateError):
             self._loaded.set_result(facts)
@@ -471,12 +481,16 @@ class EngineCore:
     def _serve(self) -> None:
         n_failures = 0
         while not (self.trouble or self._is_done()):
+            n_generated = self._turns.ledger.counters.n_generated_tokens
             try:
                 self._listen()
                 self._turns.step(self._tell)
                 if self._ranks is not None:
                     self._ranks.flush()
                 n_failures = 0
+                self._check_device(n_generated)
+            except DeviceError as error:
+                self._lose_kv(error)
             except Exception as error:
                 n_failures += 1
                 log.exception("a turn broke")
@@ -488,6 +502,22 @@ class EngineCore:
         if self.trouble:
             self._turns.end_all(Broken(self.trouble))
             self._turns.flush(self._tell)
+
+    def _check_device(self, n_generated: int) -> None:
+        """Forget earlier device errors once a token was decoded. Raises DeviceError."""
+        if self._n_device_errors and self._turns.ledger.counters.n_generated_tokens > n_generated:
+            # An error of this step may surface only when MLX waits.
+            device.synchronize()
+            self._n_device_errors = 0
+
+    def _lose_kv(self, error: DeviceError) -> None:
+        """Fail the requests in slots; the engine ends when only a new process helps."""
+        self._n_device_errors += 1
+        log.error("%s", error.message)
+        self._turns.lose_kv(error)
+        self._turns.flush(self._tell)
+        if self._n_device_errors >= MOST_DEVICE_ERRORS:
+            self._failure = error.message
 
     def _listen(self) -> None:
         """Handle all messages; wait for one when there is nothing to do."""

@@ -21,6 +21,8 @@ from threading import Lock
 
 import mlx.core as mx
 
+from mlxstack.core.errors import DeviceError
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.host.macos import macos_version
 from mlxstack.policy.attention_kernels import has_nax
 
@@ -35,19 +37,29 @@ LOADING = Lock()
 
 
 def synchronize() -> None:
-    """Wait for all kernels; a failed computation was reported before."""
-    with suppress(RuntimeError):
+    """Wait for all kernels. Raises DeviceError; other errors were reported before."""
+    try:
         mx.synchronize()
+    except RuntimeError as error:
+        raise_device_error(error)
 
 
 def release() -> None:
-    """Empty MLX's buffer cache, on the MLX thread between kernels.
+    """Empty MLX's buffer cache, on the MLX thread between kernels. Raises DeviceError.
 
     A buffer may be freed only when no kernel uses it.
     """
     synchronize()
     with LOADING:
         mx.clear_cache()
+
+
+def settle() -> None:
+    """Empty MLX's buffer cache after the work of the kernels was given up."""
+    with suppress(DeviceError):
+        synchronize()
+    with suppress(DeviceError):
+        release()
 
 
 def active_bytes() -> int:

@@ -5,6 +5,7 @@ before that. A CPU recommends nothing: there every limit stays as it is.
 """
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import psutil
 from mlx_lm.utils import load_config
 from msgspec import Struct
 
-from mlxstack.core.errors import SetupError, Unsupported
+from mlxstack.core.errors import DeviceError, SetupError, Unsupported
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import AUTO, Preset, Wired
@@ -100,7 +101,8 @@ class DeviceMemory:
         Call it before the weights are dropped: each wired buffer that is freed changes a residency
         set.
         """
-        device.synchronize()
+        with suppress(DeviceError):
+            device.synchronize()
         if self._is_wired:
             mx.set_wired_limit(0)
             self._is_wired = False

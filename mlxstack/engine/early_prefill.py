@@ -12,6 +12,7 @@ from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.prefill import prefill_chunk
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.stats import EngineStats
+from mlxstack.policy import scheduler_state
 from mlxstack.policy.early_history import (
     EarlyHistory,
     first_history,
@@ -20,6 +21,7 @@ from mlxstack.policy.early_history import (
     note_used,
 )
 from mlxstack.policy.prefix_index import common_prefix
+from mlxstack.policy.scheduler_state import EarlyTurn, SchedulerState
 
 MOST_AGENTS = 256
 MOST_HISTORIES = 2 * MOST_AGENTS
@@ -59,6 +61,17 @@ class EarlyPrefill:
     def is_current(self, slot: int) -> bool:
         """Whether the context is still as the early turn left it."""
         return self._prompts[slot].version == self._slot_kv.slots[slot].version
+
+    def advance(self, state: SchedulerState, turn: EarlyTurn, n_tokens: int) -> SchedulerState:
+        """Begin an early turn, or prefill its next chunk; the state after that."""
+        if turn.position is None:
+            start = self.prepare(turn.slot)
+            if start is None:
+                return scheduler_state.end_early(state, turn.slot)
+            return scheduler_state.advance_early(state, turn, start, start)
+        idle = [slot for slot in scheduler_state.idle_slots(state) if slot != turn.slot]
+        end = self.compute(turn.slot, n_tokens, idle)
+        return scheduler_state.advance_early(state, turn, end, turn.position)
 
     def prepare(self, slot: int) -> int | None:
         """Find the cached prefix; its length, None for a worthless rest."""

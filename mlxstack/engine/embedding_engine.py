@@ -5,6 +5,7 @@ made of language models are trained: https://huggingface.co/Qwen/Qwen3-Embedding
 """
 
 import gc
+import logging
 import os
 import queue
 import threading
@@ -16,14 +17,17 @@ from typing import Any
 import mlx.core as mx
 
 from mlxstack.core.engine_snapshot import Snapshot
-from mlxstack.core.errors import SetupError
+from mlxstack.core.errors import DeviceError, SetupError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.engine import device
+from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error
 from mlxstack.engine.device_memory import DeviceMemory
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.host.memory_budget import this_memory
+
+log = logging.getLogger(__name__)
 
 MOST_TOKENS = 4096
 """Tokens of one forward pass, padding included; a longer text goes alone."""
@@ -42,6 +46,8 @@ class EmbeddingEngine:
         self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._runner: ModelRunner | None = None
+        self._n_device_errors = 0
+        self._failure = ""
         self._device_memory = DeviceMemory(this_memory(os.environ).total)
         self.tokenizer: Any = None
 
@@ -59,8 +65,11 @@ class EmbeddingEngine:
                 try:
                     assert self._runner is not None, "texts come after the model is loaded"
                     future.set_result(embed(self._runner, texts))
+                    self._n_device_errors = 0
                 except Exception as error:
-                    future.set_exception(error)
+                    failure = device_error(error)
+                    future.set_exception(failure or error)
+                    self._note(failure)
 
         self._inbox.put(work)
         return future
@@ -75,12 +84,12 @@ class EmbeddingEngine:
 
     @property
     def trouble(self) -> str:
-        """As `EngineCore.trouble`: no other rank takes part."""
-        return ""
+        """Why the engine ended; empty while it serves."""
+        return self._failure
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._failure
 
     def stop(self, drain_s: float) -> Future[None]:
         """End the thread after what it was given."""
@@ -92,20 +101,28 @@ class EmbeddingEngine:
     def _run(self) -> None:
         try:
             self._loaded.set_result(self._load())
-            while (work := self._inbox.get()) is not None:
+            while not self._failure and (work := self._inbox.get()) is not None:
                 self._began = time.monotonic()
                 work()
                 self._began = None
         except Exception as error:
-            self._loaded.set_exception(error)
+            self._loaded.set_exception(device_error(error) or error)
         finally:
             self._device_memory.restore()
             self._runner = None
             gc.collect()
-            device.release()
+            device.settle()
             # Without this MLX aborts the process at exit: its stream threads are still running.
             mx.clear_streams()
             self._stopped.set_result(None)
+
+    def _note(self, failure: DeviceError | None) -> None:
+        """Count device errors; the engine ends when only a new process helps."""
+        if failure is not None:
+            log.error("%s", failure.message)
+            self._n_device_errors += 1
+            if self._n_device_errors >= MOST_DEVICE_ERRORS:
+                self._failure = failure.message
 
     def _load(self) -> ModelFacts:
         loaded = loader.load(self._preset.model, self._preset.kv)

@@ -27,6 +27,7 @@ class RequestState:
         self.n_loads = 0
         self.is_fetched = False
         self.is_assigned = False
+        self.ended_step = -1
         self.seated_at = request.arrived
         self.running_at = 0.0
         self.first_at = 0.0

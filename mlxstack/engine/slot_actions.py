@@ -20,6 +20,7 @@ from mlxstack.core.commands import (
     SlotRestoreResult,
 )
 from mlxstack.core.errors import StackError, describe_error
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -143,3 +144,4 @@ class SlotActionRunner:
         if not isinstance(error, StackError):
             log.exception("a slot action failed", exc_info=error)
         future.set_exception(describe_error(error, "this slot action"))
+        raise_device_error(error)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFinished, RequestTimings
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
 from mlxstack.engine.request_state import RequestState
 from mlxstack.policy.cache_stats import CacheStats, RequestSums
@@ -103,6 +104,21 @@ class EngineStats:
     def expected_s(self, start: int, n_tokens: int) -> float:
         """Prefill seconds from position `start`, as measured; 0 if unknown."""
         return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, start, n_tokens)
+
+
+def batch_counters(counters: Counters, batch: Batch) -> Counters:
+    """Counters with those of the batch and its draft model."""
+    model = batch.draft_model
+    return replace(
+        counters,
+        n_decode_calls=batch.n_calls,
+        n_decode_rows=batch.n_rows,
+        n_drafts=batch.n_drafts,
+        n_drafted_tokens=batch.n_drafted,
+        n_accepted_tokens=batch.n_accepted,
+        n_model_drafted_tokens=model.n_drafted if model else 0,
+        n_model_accepted_tokens=model.n_accepted if model else 0,
+    )
 
 
 def build_snapshot(

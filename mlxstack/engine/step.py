@@ -6,6 +6,7 @@ No thread and no queue here: `EngineLoop` is driven by `engine.core`, and by tes
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import mlx.core as mx
@@ -23,40 +24,31 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
-from mlxstack.core.errors import Broken, Busy, OutOfMemory, StackError, describe_error
+from mlxstack.core.errors import (
+    Broken,
+    Busy,
+    DeviceError,
+    OutOfMemory,
+    StackError,
+    describe_error,
+)
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import drafter_of, prefill_chunk, row_of
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.remote_prefill import RemotePrefill
 from mlxstack.engine.request_state import RequestState, queued_request_of
-from mlxstack.engine.stats import EngineStats, build_snapshot
+from mlxstack.engine.stats import EngineStats, batch_counters, build_snapshot
 from mlxstack.policy import scheduler, scheduler_state
 from mlxstack.policy.chunked_prefill import stall_left
 from mlxstack.policy.reuse_plan import ReusePlan
-from mlxstack.policy.scheduler import (
-    AssignSlot,
-    EarlyChunk,
-    Expire,
-    RunSlotAction,
-    SchedulerLimits,
-    is_full,
-    may_compute_early,
-    next_early_chunk,
-    next_prefill_chunk,
-    schedule,
-)
-from mlxstack.policy.scheduler_state import (
-    ACTIVE,
-    EarlyTurn,
-    QueuedRequest,
-    SchedulerState,
-    SlotState,
-)
+from mlxstack.policy.scheduler import Action, AssignSlot, EarlyChunk, Expire, RunSlotAction
+from mlxstack.policy.scheduler_state import ACTIVE, EarlyTurn, QueuedRequest, SlotState
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +79,7 @@ class EngineLoop:
         batch: Batch,
         slot_kv: SlotKVManager,
         n_ctx: int,
-        limits: SchedulerLimits,
+        limits: scheduler.SchedulerLimits,
         max_cached_bytes: int = device.MIN_BOUND,
         *,
         is_drafting: bool = False,
@@ -125,7 +117,7 @@ class EngineLoop:
     @property
     def has_early_turn(self) -> bool:
         """Whether an early turn can begin now, without other work."""
-        return may_compute_early(self._state)
+        return scheduler.may_compute_early(self._state)
 
     @property
     def is_only_loading(self) -> bool:
@@ -145,7 +137,7 @@ class EngineLoop:
         if queued.n_bytes > self.slot_kv.memory.budget:
             self._refuse(request, self.slot_kv.too_big(request))
             return
-        if is_full(self._state, queued, time.monotonic(), self._limits):
+        if scheduler.is_full(self._state, queued, time.monotonic(), self._limits):
             wait = scheduler.retry_after(self._state, self.ledger.seconds_per_request)
             n = len(self._state.waiting)
             self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
@@ -214,8 +206,12 @@ class EngineLoop:
         if any(isinstance(event, TokenSampled) for event in self._events):
             # A first token that needed no pass waits for none.
             self.flush(deliver)
-        self._state, chunk = next_prefill_chunk(self._state, self.ledger.speed, self._limits.pace)
-        self._state, early = next_early_chunk(self._state, self.ledger.speed, self._limits.pace)
+        self._state, chunk = scheduler.next_prefill_chunk(
+            self._state, self.ledger.speed, self._limits.pace
+        )
+        self._state, early = scheduler.next_early_chunk(
+            self._state, self.ledger.speed, self._limits.pace
+        )
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()
         is_prefilling = chunk is not None or early is not None
@@ -257,50 +253,61 @@ class EngineLoop:
     def fail_all(self, error: StackError) -> None:
         """Fail every request with an error; other slots stay."""
         self.end_early()
+        self._fail_these(list(self._live), error)
+
+    def lose_kv(self, error: DeviceError) -> None:
+        """Fail the requests in slots; drop KV that a failed kernel may have written."""
+        # An error surfaces a step late: a request that ended in the last step counts too.
+        recent = {slot for slot, x in self._last.items() if x.ended_step >= self._n_steps - 1}
+        suspects = {turn.slot for turn in self._state.early}
+        suspects |= recent.intersection(scheduler_state.idle_slots(self._state))
+        self.end_early()
+        self._fail_these([one.request.id for one in self._live.values() if one.is_assigned], error)
+        for slot in suspects:
+            self._clear(slot, error)
+            self.renew(slot)
+
+    def _fail_these(self, request_ids: list[str], error: StackError) -> None:
         self.batch.reset()
-        for request_id in list(self._live):
-            self._fail(request_id, error)
+        for request_id in request_ids:
+            with suppress(DeviceError):  # once more, where the end of a request computes
+                self._fail(request_id, error)
         for slot in self._state.slots:
             # A request whose end raised still occupies its slot.
-            if slot.state in ACTIVE:
+            if slot.state in ACTIVE and not (slot.queued and slot.queued.request in self._live):
                 self._clear(slot.id, error)
                 self.release(slot.id)
-        device.release()
+        device.settle()
 
     def snapshot(self) -> Snapshot:
         """Immutable state for other threads."""
-        model = self.batch.draft_model
-        counters = replace(
-            self.ledger.counters,
-            n_decode_calls=self.batch.n_calls,
-            n_decode_rows=self.batch.n_rows,
-            n_drafts=self.batch.n_drafts,
-            n_drafted_tokens=self.batch.n_drafted,
-            n_accepted_tokens=self.batch.n_accepted,
-            n_model_drafted_tokens=model.n_drafted if model else 0,
-            n_model_accepted_tokens=model.n_accepted if model else 0,
-            n_evicted=self.slot_kv.memory.index.n_evicted,
-        )
+        n_evicted = self.slot_kv.memory.index.n_evicted
+        counters = replace(batch_counters(self.ledger.counters, self.batch), n_evicted=n_evicted)
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
         return build_snapshot(self._state, self.slots, shown, counters, self.n_ctx, self._n_steps)
 
     def _schedule(self) -> None:
         now = time.monotonic()
         shared, promised = self._matches.shared, self._matches.promised
-        self._state, actions = schedule(
+        self._state, actions = scheduler.schedule(
             self._state, now, self._limits, shared, promised, self._saved_bytes
         )
-        for action in actions:
-            if isinstance(action, AssignSlot):
-                queued = action.queued
-                self._guard(queued.request, partial(self._assign_slot, queued, action.slot))
-            elif isinstance(action, Expire):
-                late = Busy("the request took longer than the preset's queue.timeout_s")
-                request = action.queued.request
-                self._end(self._live[request], RequestFailed(request, late))
-            elif isinstance(action, RunSlotAction):
-                work, _ = self._works.pop(action.action.id)
-                work(self.slots[action.action.slot])
+        with ExitStack() as stack:
+            # The state holds all of them already: each runs, also after a device error.
+            for action in reversed(actions):
+                stack.callback(self._act, action)
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, AssignSlot):
+            queued = action.queued
+            self._guard(queued.request, partial(self._assign_slot, queued, action.slot))
+        elif isinstance(action, Expire):
+            late = Busy("the request took longer than the preset's queue.timeout_s")
+            request = action.queued.request
+            self._end(self._live[request], RequestFailed(request, late))
+        elif isinstance(action, RunSlotAction):
+            work, _ = self._works.pop(action.action.id)
+            work(self.slots[action.action.slot])
 
     def _saved_bytes(self, request_id: str, slot: int) -> int:
         """Bytes of KV that sharing saves with this request in the slot.
@@ -436,26 +443,17 @@ class EngineLoop:
             self._state = scheduler_state.end_early(self._state, turn.slot)
             return
         try:
-            self._state = self._advance_early(turn, chunk.n_tokens)
+            self._state = self._early.advance(self._state, turn, chunk.n_tokens)
         except OutOfMemory as error:
             log.info("a turn was not begun early: %s", error)
             self._state = scheduler_state.end_early(self._state, turn.slot)
             self.release(turn.slot)
         except Exception as error:  # any error concerns this early turn only
+            raise_device_error(error)
             log.exception("a turn could not be begun early")
             self._state = scheduler_state.end_early(self._state, turn.slot)
             self._clear(turn.slot, describe_error(error, "an early turn"))
             self.renew(turn.slot)
-
-    def _advance_early(self, turn: EarlyTurn, n_tokens: int) -> SchedulerState:
-        if turn.position is None:
-            start = self._early.prepare(turn.slot)
-            if start is None:
-                return scheduler_state.end_early(self._state, turn.slot)
-            return scheduler_state.advance_early(self._state, turn, start, start)
-        idle = [slot for slot in scheduler_state.idle_slots(self._state) if slot != turn.slot]
-        end = self._early.compute(turn.slot, n_tokens, idle)
-        return scheduler_state.advance_early(self._state, turn, end, turn.position)
 
     def _advance(self, live: RequestState, position: int) -> None:
         """Record the prefill position; the last token joins the batch."""
@@ -474,16 +472,17 @@ class EngineLoop:
                     self._end(live, last)
 
     def _decode(self, advance: Advance, deliver: Deliver | None = None) -> None:
-        """Run or collect a step; an exception fails only its rows."""
+        """Run or collect a step; an exception fails only its rows. Raises DeviceError."""
         if not self.batch.is_busy:
             return
         began = time.perf_counter()
         try:
             sampled = advance()
         except Exception as error:
+            raise_device_error(error)
             slots = [row.slot for row in self.batch.rows]
             self.batch.reset()
-            self._break(slots, error)
+            self._break_slots(slots, error)
             return
         seconds = time.perf_counter() - began
         self.ledger.decoded(seconds, len(sampled), self.batch.plain_share)
@@ -494,10 +493,10 @@ class EngineLoop:
         for last in ended.values():
             self._end(self._live[last.request], last, deliver)
         for row, reason in self.batch.take_broken():
-            self._break([row.slot], reason)
+            self._break_slots([row.slot], reason)
 
     def _admit_growth(self) -> None:
-        """Fail rows without device memory: Metal would end the process."""
+        """Fail rows without device memory: the GPU would fail all of them."""
         for row in tuple(self.batch.rows):
             queued = self._state.slot(row.slot).queued
             assert queued is not None
@@ -534,6 +533,7 @@ class EngineLoop:
                     answer = self.slots[live.slot].tokens[len(live.request.tokens) :]
                     self.slot_kv.siblings.remember(live.request, answer)
                 self._last[live.slot] = live
+                live.ended_step = self._n_steps
                 self.ledger.served(live.work(now), now - live.seated_at)
             self._state = scheduler_state.release_slot(
                 self._state, live.slot, len(self.slots[live.slot]), now
@@ -546,35 +546,35 @@ class EngineLoop:
             self._keep(live.slot)
 
     def _keep(self, slot: int) -> None:
-        """Store a finished request's context; an error is only logged."""
+        """Store a finished request's context; an error is only logged. Raises DeviceError."""
         try:
             self.batch.leave(slot)
             self.slot_kv.end_request(slot)
         except Exception as error:
+            raise_device_error(error)
             log.exception("the context of slot %d could not be stored after a request", slot)
             self._clear(slot, describe_error(error, "keeping this slot"))
             self.release(slot)
 
     def _guard(self, request_id: str, work: Callable[[], None]) -> None:
-        """Run `work`; an exception fails this request alone and resets its slot."""
+        """Run `work`; an exception fails this request alone. Raises DeviceError."""
         try:
             work()
         except Exception as error:  # any error concerns this request only
-            self._log(request_id, error)
-            self._fail(request_id, error)
+            self._break(request_id, error)
 
-    def _break(self, slots: list[int], error: Exception) -> None:
-        for slot in slots:
-            queued = self._state.slot(slot).queued
+    def _break_slots(self, slots: list[int], error: Exception) -> None:
+        for queued in [self._state.slot(slot).queued for slot in slots]:
             if queued is not None:
-                self._log(queued.request, error)
-                self._fail(queued.request, error)
+                self._break(queued.request, error)
 
-    def _log(self, request_id: str, error: Exception) -> None:
-        """Log an internal error with its traceback and request id."""
+    def _break(self, request_id: str, error: Exception) -> None:
+        """Fail a request, and log an internal error. Raises DeviceError."""
+        raise_device_error(error)
         if not isinstance(error, StackError) or isinstance(error, Broken):
             request = self._live[request_id].request.request_id or request_id
             log.error("request %s failed in the engine: %s", request, error, exc_info=error)
+        self._fail(request_id, error)
 
     def _fail(self, request_id: str, error: Exception) -> None:
         live, plain = self._live[request_id], describe_error(error, "this request")

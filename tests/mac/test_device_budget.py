@@ -1,4 +1,4 @@
-"""KV budget and admission on a device with a working set: Metal ends a process that exceeds it."""
+"""KV budget and admission on a device with a working set: beyond it the GPU fails all rows."""
 
 from pathlib import Path
 

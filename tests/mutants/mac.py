@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 BUFFERS = "tests/mac/test_buffer_cache.py::"
 WIRED = "tests/mac/test_wired_limit.py::"
+DEVICE = "tests/mac/test_device_errors.py::"
 PRESSURE = "tests/mac/test_pressure.py::"
 BUDGET = "tests/mac/test_device_budget.py::"
 AHEAD = "tests/mac/test_step_ahead.py::"
@@ -94,6 +95,26 @@ MAC = (
         WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
     ),
     Mutant(
+        "a device error costs all rows their KV", "engine/core.py",
+        "        self._turns.lose_kv(error)\n", "        self._turns.end_all(error)\n",
+        DEVICE + "test_all_rows_fail_and_their_kv_is_dropped",
+    ),
+    Mutant(
+        "a device that stays broken ends the engine", "engine/core.py",
+        "        if self._n_device_errors >= MOST_DEVICE_ERRORS:\n", "        if False:\n",
+        DEVICE + "test_decode_steps_that_always_fail_end_the_engine_although_prompts_are_computed",
+    ),
+    Mutant(
+        "a decoded token proves the device", "engine/core.py",
+        "            self._n_device_errors = 0\n\n", "            pass\n\n",
+        DEVICE + "test_two_errors_with_an_answer_between_them_end_nothing",
+    ),
+    Mutant(
+        "a device error of a load is no error of the setup", "engine/core.py",
+        "set_exception(device_error(error) or error)", "set_exception(error)",
+        DEVICE + "test_an_error_while_the_model_loads_is_no_error_of_the_setup",
+    ),
+    Mutant(
         "stalls of a Linux overrule the share of memory", "host/memory_pressure.py",
         "else of_psi(_psi())", "else None",
         PRESSURE + "test_on_linux_the_stalls_of_the_kernel_alone_decide",
@@ -125,9 +146,9 @@ MAC = (
         "        for last in ended.values():\n"
         "            self._end(self._live[last.request], last, deliver)\n"
         "        for row, reason in self.batch.take_broken():\n"
-        "            self._break([row.slot], reason)\n",
+        "            self._break_slots([row.slot], reason)\n",
         "        for row, reason in self.batch.take_broken():\n"
-        "            self._break([row.slot], reason)\n"
+        "            self._break_slots([row.slot], reason)\n"
         "        for last in ended.values():\n"
         "            self._end(self._live[last.request], last, deliver)\n",
         AHEAD + "test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept",

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.runner import Example, ModelParts, ModelRunner, SlotTokens, zeros
@@ -192,7 +193,8 @@ class DraftModel:
             self.record = governor.charged(self.record, time.perf_counter() - began)
 
     def fail(self, error: Exception, contexts: Sequence[SlotContext]) -> None:
-        """Stop drafting for good; no request fails for it."""
+        """Stop drafting for good; no request fails for it. Raises DeviceError."""
+        raise_device_error(error)
         log.error("the draft model %s drafts no more: %s", self.name, error, exc_info=error)
         self.is_broken = True
         for context in contexts:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged, Unsupported, describe_error
 from mlxstack.core.ports import KVFileHeader, Manifest
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.segments import Layout, check_cover, layout_of_head, layouts, record_of
@@ -67,6 +68,7 @@ class KVExchange:
                 copy_outcome(self._write(tokens, salt), result)
             except Exception as why:
                 result.set_exception(describe_error(why, "an export of KV"))
+                raise_device_error(why)
 
         self._pieces.run(packing.go_on, end)
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.ports import CallSoon
 from mlxstack.core.request import Request
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.prefix_cache import PrefixCache
@@ -272,6 +273,7 @@ class BackgroundSteps:
             is_more = step()
         except Exception as error:
             end(error)
+            raise_device_error(error)
             return
         if not is_more:
             end(None)

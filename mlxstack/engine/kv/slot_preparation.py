@@ -13,6 +13,7 @@ from mlxstack.core.preset import Persist
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.prefill import room_for
 from mlxstack.engine.decode.sibling_answers import MOST_BYTES, SiblingAnswers
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
@@ -352,7 +353,7 @@ class SlotKVManager:
         return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
 
     def _refuse_beyond_device(self, n_bytes: int) -> None:
-        """Raise OutOfMemory without device memory: Metal would end the process."""
+        """Raise OutOfMemory without device memory: the GPU would fail all rows."""
         if self._is_beyond_device(n_bytes):
             self.drop_copies()
         held = int(mx.get_active_memory())
@@ -408,7 +409,8 @@ class SlotKVManager:
                     raise error
                 if packing.is_current:
                     self.store(context, is_deferred=True)
-            except Exception:
+            except Exception as why:
+                raise_device_error(why)
                 log.exception("what an answer left in its slot could not be stored")
 
         def step() -> bool:

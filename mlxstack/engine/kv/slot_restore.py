@@ -22,6 +22,7 @@ from mlxstack.core.commands import SlotRestoreResult
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
 from mlxstack.core.ports import KVFile, KVFileHeader, KVStore, Manifest, SlotFileStore
 from mlxstack.engine import device
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.segments import BY_NAME, check_cover, meta_of, part_of
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
@@ -289,6 +290,7 @@ class SlotRestore:
                 step(future.result())
             except Exception as error:
                 result.set_exception(error)
+                raise_device_error(error)
 
         # The future is handed on and not held by its own callback: nothing waits for the collector.
         done.add_done_callback(lambda found: self._post(lambda: run(found)))

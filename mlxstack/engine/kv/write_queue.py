@@ -13,6 +13,7 @@ from msgspec import Struct
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Busy, StackError, describe_error
 from mlxstack.core.ports import CallSoon, KVStore
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import PrefixSegment, file_of
 from mlxstack.policy import prefix_index
@@ -197,6 +198,9 @@ class WriteQueue:
                 return
             except Exception as error:
                 due.future.set_exception(describe_error(error, "writing to disk"))
+                self._due.popleft()
+                raise_device_error(error)
+                continue
             self._due.popleft()
 
     def _on_capacity(self) -> None:

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
 from mlxstack.engine.decode.row_stack import RowStack
+from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_factory import CacheFactory, describe
@@ -106,12 +107,14 @@ def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
             alone = [_alone(runner, c, p) for c, p in _rows(runner, maker, prompts)]
             allowed = _allowed(runner, maker, prompts[1], alone[1], dtype)
         except Exception as error:
+            raise_device_error(error)
             raise SetupError(_cannot(maker, error)) from error
         contexts = [context for context, _ in _rows(runner, maker, prompts)]
         kv = describe(contexts[0].caches)
         try:
             together = _together(runner, contexts, [fed for _, fed in alone])
         except Exception as error:
+            raise_device_error(error)
             why = f"the row view cannot serve it: {_words(error)}"
             return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
         comparisons.append(_compare([logits for logits, _ in alone], together))
@@ -158,8 +161,9 @@ def _stacked(
         stack.stack_more()
     try:
         return _together(runner, contexts, fed, stack)
-    except Exception:
+    except Exception as error:
         # A model may use keys outside of the attention function in ways of its own.
+        raise_device_error(error)
         return None
 
 
@@ -179,8 +183,9 @@ def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
             context.adopt(prefix)
         try:
             together = _together(runner, shared, [fed for _, fed in alone])
-        except Exception:
+        except Exception as error:
             # A model may use keys outside of the attention function in ways that no view knows.
+            raise_device_error(error)
             return False
         if _compare([logits for logits, _ in alone], together).is_same(allowed, dtype):
             return True
@@ -204,7 +209,8 @@ def _can_draft(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
         try:
             drafted = _drafted(runner, contexts, [fed for _, fed in alone], n_vocab)
             drafted += _execute(runner, [single], [sequence])
-        except Exception:
+        except Exception as error:
+            raise_device_error(error)
             return False
         if _compare([*(one for one, _ in alone), expected], drafted).is_same(allowed, dtype):
             return True

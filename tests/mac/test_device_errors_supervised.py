@@ -1,0 +1,122 @@
+"""A service on a device that stays broken: a new process, or a supervisor that gives up."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mlxstack.core.preset import AgentsSpec, Persist, ServerSpec
+from mlxstack.host import services
+from mlxstack.host.home import Home, make_home
+from mlxstack.host.process import kill
+from mlxstack.host.service_state import (
+    Phase,
+    RestartPolicy,
+    ServiceSpec,
+    ServiceState,
+    read_state,
+    write_json,
+)
+from tests.api.running import tiny_preset
+from tests.api.speaking import chat_body
+from tests.api.test_agents import history, turn, user
+from tests.ports import unused_port
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+QUICK = RestartPolicy(first_s=0.05, longest_s=0.1, max_crashes=2, window_s=300.0)
+LONGEST_S = 120.0
+
+
+class Supervised:
+    """A supervisor, and the service of its worker."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self.home, port = Home(folder / "home"), unused_port()
+        make_home(self.home)
+        agents = AgentsSpec(persist=Persist.AFTER_TURN)
+        preset = tiny_preset(folder / "tiny", server=ServerSpec(port=port), agents=agents)
+        write_json(self.home.preset_file("one"), preset)
+        file, self.url = str(self.home.preset_file("one")), f"http://127.0.0.1:{port}"
+        command = (sys.executable, "-m", "tests.mac.faulty_worker", file, str(self.home.root))
+        spec = ServiceSpec(
+            name="one",
+            root=str(self.home.root),
+            preset="one",
+            url=self.url,
+            worker=command,
+            env={**env, "PYTHONPATH": str(ROOT)},
+            patience=QUICK,
+        )
+        self.process = services.start(spec)
+
+    @property
+    def state(self) -> ServiceState | None:
+        return read_state(self.home, "one")
+
+    @property
+    def log(self) -> str:
+        return self.home.log_file("one").read_text()
+
+    def is_healthy(self) -> bool:
+        try:
+            return httpx.get(self.url + "/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@contextmanager
+def supervised(folder: Path, **env: str) -> Iterator[Supervised]:
+    one = Supervised(folder, env)
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.wait()
+        if one.state and one.state.worker:
+            kill(one.state.worker)
+
+
+def until(question: Callable[[], object]) -> None:
+    end = time.monotonic() + LONGEST_S
+    while not question():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_new_process_serves_the_agents_of_the_broken_one(tmp_path: Path) -> None:
+    with supervised(tmp_path) as one, httpx.Client(base_url=one.url, timeout=60) as http:
+        until(one.is_healthy)
+        before = turn(http, "bob", user("remember this " * 20))
+        assert one.state is not None
+        assert one.state.worker is not None
+        first = one.state.worker.pid
+        os.kill(first, signal.SIGUSR1)
+        for _ in range(2):
+            try:
+                http.post("/v1/chat/completions", json=chat_body("and this"))
+            except httpx.TransportError:
+                break
+        until(lambda: one.state and one.state.worker and one.state.worker.pid != first)
+        until(one.is_healthy)
+        assert [message["role"] for message in history(http, "bob")] == ["user", "assistant"]
+        assert turn(http, "bob", user("go on"))["agent"]["n_tokens"] > before["agent"]["n_tokens"]
+        assert "the GPU did not finish its work" in one.log
+        assert one.state.exit_code == 1
+
+
+def test_a_supervisor_gives_up_on_a_device_that_fails_at_every_start(tmp_path: Path) -> None:
+    with supervised(tmp_path, FAULTY="1") as one:
+        one.process.wait(LONGEST_S)
+        assert one.state is not None
+        assert one.state.phase is Phase.CRASHED
+        assert one.state.n_crashes == 2
+        assert "SubmissionsIgnored" in one.log
+        assert "giving up. Read the lines above" in one.log
