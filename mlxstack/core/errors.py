@@ -125,7 +125,7 @@ class Broken(StackError):
 
 
 class DeviceError(Broken):
-    """The GPU failed a computation; the KV of all running requests is lost."""
+    """The GPU failed a computation; KV of running requests is lost."""
 
 
 class DiskFull(StackError):

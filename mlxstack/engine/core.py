@@ -511,7 +511,7 @@ class EngineCore:
             self._n_device_errors = 0
 
     def _lose_kv(self, error: DeviceError) -> None:
-        """Fail the requests in slots; the engine ends when only a new process helps."""
+        """Fail requests in slots; end the engine at the second error."""
         self._n_device_errors += 1
         log.error("%s", error.message)
         self._turns.lose_kv(error)

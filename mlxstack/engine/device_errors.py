@@ -1,4 +1,4 @@
-"""Errors of the device: kernels that a GPU refused or did not finish.
+"""Device errors: kernels that a GPU refused or did not finish.
 
 MLX stores the error of a command buffer and raises it once, as a RuntimeError, in a later call that
 encodes or waits (`device.cpp` of its Metal backend). So it may surface in the work of another

@@ -256,7 +256,7 @@ class EngineLoop:
         self._fail_these(list(self._live), error)
 
     def lose_kv(self, error: DeviceError) -> None:
-        """Fail the requests in slots; drop KV that a failed kernel may have written."""
+        """Fail requests in slots; drop KV that failed kernels may have written."""
         # An error surfaces a step late: a request that ended in the last step counts too.
         recent = {slot for slot, x in self._last.items() if x.ended_step >= self._n_steps - 1}
         suspects = {turn.slot for turn in self._state.early}
@@ -472,7 +472,7 @@ class EngineLoop:
                     self._end(live, last)
 
     def _decode(self, advance: Advance, deliver: Deliver | None = None) -> None:
-        """Run or collect a step; an exception fails only its rows. Raises DeviceError."""
+        """Run or collect a step; exceptions fail its rows. Raises DeviceError."""
         if not self.batch.is_busy:
             return
         began = time.perf_counter()
