@@ -23,7 +23,8 @@ class Hub:
     It knows the model `name`, and GATED, whose files need a license. `fetched` are the files that
     were asked for with GET, `resumed` where ranges of them began. `refuses` is a status and a
     message for every question about the model, `served` are bytes of files in place of those
-    that it lists, `n_cuts` how many answers end in the middle.
+    that it lists, `n_cuts` how many answers end in the middle. `forged` are names in its answers
+    (`sha256` of weights, `etag` of other files, `commit`) in place of the right ones.
     """
 
     def __init__(self, files: dict[str, bytes], name: str = MODEL) -> None:
@@ -36,6 +37,7 @@ class Hub:
         self.refuses: tuple[int, str] | None = None
         self.served: dict[str, bytes] = {}
         self.n_cuts = 0
+        self.forged: dict[str, str] = {}
         self.has_ranges = True
         self.url = ""
 
@@ -100,7 +102,8 @@ class _Answers(BaseHTTPRequestHandler):
             tree = [{"type": "file", "path": n, "size": len(b), "oid": n} for n, b in files.items()]
             self._send(json.dumps(tree).encode())
         elif path.startswith(f"/api/models/{self.hub.name}"):
-            told = {"id": self.hub.name, "modelId": self.hub.name, "sha": COMMIT, "private": False}
+            commit = self.hub.forged.get("commit", COMMIT)
+            told = {"id": self.hub.name, "modelId": self.hub.name, "sha": commit, "private": False}
             self._send(json.dumps({**told, "siblings": [*map(self._told, files)]}).encode())
         elif name in files:
             self._give(name, is_head)
@@ -120,7 +123,10 @@ class _Answers(BaseHTTPRequestHandler):
             if rest and self.hub.n_cuts and name.endswith(".safetensors"):
                 self.hub.n_cuts -= 1
                 rest = rest[: len(rest) // 2]
-            self._send(rest, len(body), begin, _etag(self.hub.files[name]))
+            etag = _etag(self.hub.files[name])
+            if not name.endswith(".safetensors"):
+                etag = self.hub.forged.get("etag", etag)
+            self._send(rest, len(body), begin, etag)
 
     def _refuse(self, status: int, code: str, message: str = "") -> None:
         self.send_response(status)
@@ -133,7 +139,8 @@ class _Answers(BaseHTTPRequestHandler):
     def _told(self, name: str) -> dict[str, Any]:
         """A file in the answer about its model; weights have the hash of their bytes."""
         body = self.hub.files[name]
-        lfs = {"sha256": _etag(body), "size": len(body), "pointerSize": 1}
+        digest = self.hub.forged.get("sha256", _etag(body))
+        lfs = {"sha256": digest, "size": len(body), "pointerSize": 1}
         return {"rfilename": name, **({"lfs": lfs} if name.endswith(".safetensors") else {})}
 
     def _send(self, body: bytes, size: int | None = None, begin: int = 0, etag: str = "") -> None:

@@ -4,9 +4,7 @@ Both are programs of its author. A template has limits at every rendering; a tok
 ten letters of one has none in the service.
 """
 
-import math
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from mlxstack.text.limited_process import (
     Overrun,
     check_size,
     describe_exit,
+    limit_cpu,
     limit_memory,
 )
 from mlxstack.text.prompt import PromptMaker
@@ -50,7 +49,7 @@ def check_template(folder: Path) -> None:
 @lru_cache(maxsize=64)
 def _check(folder: Path, _files: tuple[tuple[str, int], ...]) -> None:
     """Check once per state of the files; refusals are not cached."""
-    command = [sys.executable, "-m", __spec__.name, str(folder), str(CPU_S)]
+    command = [sys.executable, "-m", __spec__.name, str(folder), str(CPU_S), str(MAX_BYTES)]
     # Without `close_fds` CPython spawns on macOS instead of forking a process with a model.
     process = subprocess.Popen(
         command,
@@ -94,18 +93,13 @@ def _refusal(part: str, folder: Path, reason: str) -> SetupError:
     return SetupError(f"{part} of the model at {folder} {reason}; choose another model")
 
 
-def _limit_cpu(cpu_s: int) -> None:
-    limit = math.ceil(time.process_time()) + cpu_s
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-
-
 def main() -> None:
-    """`python -m mlxstack.engine.template_check FOLDER SECONDS`: probe within CPU seconds."""
-    limit_memory(MAX_BYTES)
+    """`python -m mlxstack.engine.template_check FOLDER SECONDS BYTES`: probe within limits."""
+    limit_memory(int(sys.argv[3]))
     try:
-        _limit_cpu(LOAD_CPU_S)
+        limit_cpu(LOAD_CPU_S)
         tokenizer = mlx_utils.load_tokenizer(Path(sys.argv[1]))
-        _limit_cpu(int(sys.argv[2]))
+        limit_cpu(int(sys.argv[2]))
         PromptMaker(tokenizer)
     except MemoryError:
         os._exit(NO_MEMORY)

@@ -1,9 +1,11 @@
 """Sampling that the card of a model recommends: its generation_config.json."""
 
-import json
+import math
 from pathlib import Path
 
+from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import SamplingDefaults
+from mlxstack.host.foreign_json import read_object
 
 FILE = "generation_config.json"
 
@@ -15,10 +17,8 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
     temperature, and vLLM does not read it.
     """
     try:
-        config = json.loads((folder / FILE).read_bytes())
-    except (OSError, ValueError):
-        return SamplingDefaults()
-    if not isinstance(config, dict):
+        config = read_object(folder / FILE)
+    except SetupError:
         return SamplingDefaults()
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0)
@@ -28,4 +28,6 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
 
 def _is_number(config: dict[str, object], name: str) -> bool:
     value = config.get(name)
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)

@@ -1,7 +1,6 @@
 """Hugging Face hub: configs, sizes, downloads and their errors."""
 
 import errno
-import json
 import logging
 import shutil
 import time
@@ -23,6 +22,8 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
+from mlxstack.host import hub_answers
+from mlxstack.host.foreign_json import read_object
 from mlxstack.host.weight_download import (
     PART,
     WEIGHTS,
@@ -55,6 +56,7 @@ DISK_RESERVE = 2**30
 
 # Its warnings are said better by the refusals here.
 logging.getLogger("huggingface_hub").setLevel("ERROR")
+hub_answers.install()
 
 
 class Download(Struct, frozen=True):
@@ -142,8 +144,10 @@ def weight_files_with(model: str, is_wanted: Callable[[str], bool]) -> list[str]
         return [SINGLE]
     except Exception as error:
         raise refusal(model, error) from error
-    files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    return sorted({file for name, file in files.items() if is_wanted(name)})
+    files = read_object(index).get("weight_map")
+    if not isinstance(files, dict):
+        raise SetupError(f"{index} names no weights")
+    return sorted({str(file) for name, file in files.items() if is_wanted(name)})
 
 
 def is_cached(model: str, names: Sequence[str]) -> bool:

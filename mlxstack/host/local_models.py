@@ -1,6 +1,5 @@
 """Models on this machine: the hub's cache and LM Studio's folders."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +10,8 @@ from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 from msgspec import Struct
 
+from mlxstack.core.errors import SetupError
+from mlxstack.host.foreign_json import read_config_object
 from mlxstack.host.hub import cache_folder
 from mlxstack.host.model_files import CONFIG, measured, quantization_in
 from mlxstack.host.model_reference import lm_studio_folders
@@ -107,7 +108,6 @@ def _is_whole(path: Path) -> bool:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((path / CONFIG).read_bytes())
-    except (OSError, ValueError):
+        return read_config_object(path / CONFIG)
+    except SetupError:
         return {}
-    return found if isinstance(found, dict) else {}

@@ -1,6 +1,5 @@
 """Config and weight sizes of a local model, without loading it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
+from mlxstack.host.foreign_json import parse_object, read_config_object, read_object
 from mlxstack.host.preset_paths import BUILTIN_MODEL, expanded, is_folder
 
 CONFIG = "config.json"
@@ -44,11 +44,11 @@ def find_model(spec: ModelSpec, excerpts: Path, asks_hub: bool = False) -> Model
     """
     folder = _folder(spec)
     if folder is not None and (folder / CONFIG).is_file():
-        files = ModelFiles(_read(folder / CONFIG), folder / CONFIG, weights=measured(folder))
+        files = read_config(folder)
         if files.weights is not None or is_folder(spec.id) or not asks_hub:
             return files
     for file in sorted(excerpts.glob("*.json")):
-        config = _read(file)
+        config = read_config_object(file)
         if config.get("excerpt_of") == spec.id:
             return ModelFiles(config, file, is_excerpt=True)
     if not asks_hub:
@@ -59,7 +59,8 @@ def find_model(spec: ModelSpec, excerpts: Path, asks_hub: bool = False) -> Model
     from mlxstack.host import hub  # noqa: PLC0415 - slow, and rarely needed
 
     source = hub.fetch_config(spec.id, spec.revision)
-    return ModelFiles(_read(source), source, hub_bytes=hub.plan(spec.id, spec.revision).n_weights)
+    n_bytes = hub.plan(spec.id, spec.revision).n_weights
+    return ModelFiles(read_config_object(source), source, hub_bytes=n_bytes)
 
 
 def whole_snapshot(model: str, revision: str | None = None) -> Path | None:
@@ -92,7 +93,7 @@ def read_config(path: Path) -> ModelFiles:
     if path.is_dir():
         refuse_gguf(path)
     file = path / CONFIG if path.is_dir() else path
-    return ModelFiles(_read(file), file, weights=measured(file.parent))
+    return ModelFiles(read_config_object(file), file, weights=measured(file.parent))
 
 
 def measured(folder: Path) -> Weights | None:
@@ -105,12 +106,12 @@ def measured(folder: Path) -> Weights | None:
         return None
     sums = {"packed": 0, "n_half": 0, "n_single": 0}
     for file in files:
-        for name, tensor in _header(file).items():
-            if name == "__metadata__" or name.removeprefix("model.").startswith(VISION + AUDIO):
-                continue
-            begin, end = tensor["data_offsets"]
-            width = FLOAT_BYTES.get(tensor["dtype"], 1)
-            sums[{1: "packed", 2: "n_half", 4: "n_single"}[width]] += (end - begin) // width
+        try:
+            _add_tensors(sums, _header(file))
+        except (TypeError, ValueError, LookupError) as why:
+            raise SetupError(f"the header of {file} is damaged: {why}") from why
+        except OSError as why:
+            raise SetupError(f"{file} cannot be read: {why.strerror}") from why
     return Weights(**sums)
 
 
@@ -147,28 +148,23 @@ def _folder(spec: ModelSpec) -> Path | None:
 
 def _names(folder: Path) -> set[str]:
     index = folder / INDEX
-    return set(_read(index).get("weight_map", {}).values()) if index.is_file() else set()
+    weight_map = read_object(index).get("weight_map") if index.is_file() else None
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    return {name for name in names if isinstance(name, str)}
+
+
+def _add_tensors(sums: dict[str, int], header: dict[str, Any]) -> None:
+    """Add the sizes of the tensors that mlx-lm loads."""
+    for name, tensor in header.items():
+        if name == "__metadata__" or name.removeprefix("model.").startswith(VISION + AUDIO):
+            continue
+        begin, end = tensor["data_offsets"]
+        width = FLOAT_BYTES.get(tensor["dtype"], 1)
+        sums[{1: "packed", 2: "n_half", 4: "n_single"}[width]] += (end - begin) // width
 
 
 def _header(file: Path) -> dict[str, Any]:
     """Header of a safetensors file: 8 bytes of length, then JSON."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        return _parsed(stream.read(min(length, LONGEST_HEADER)), file)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return _parsed(file.read_bytes(), file)
-    except OSError as why:
-        raise SetupError(f"{file} cannot be read: {why.strerror}") from why
-
-
-def _parsed(data: bytes, file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except ValueError as why:
-        raise SetupError(f"{file} is not what it should be: {why}") from why
-    if not isinstance(found, dict):
-        raise SetupError(f"{file} holds no JSON object")
-    return found
+        return parse_object(stream.read(min(length, LONGEST_HEADER)), file)

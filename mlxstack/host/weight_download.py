@@ -7,6 +7,8 @@ the SHA-256 of its bytes, once they have been hashed.
 
 import hashlib
 import os
+import re
+import reprlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -29,6 +31,7 @@ from mlxstack.core.errors import SetupError
 WEIGHTS = ".safetensors"
 PART = ".part.incomplete"
 N_AT_ONCE = 4
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Report = Callable[[int], None]
 
@@ -65,7 +68,7 @@ def missing_weights(model: str, revision: str | None, names: Sequence[str]) -> l
         WeightFile(
             hf_hub_url(model, one.rfilename, revision=info.sha),
             one.lfs.size,
-            blobs_folder(model) / one.lfs.sha256,
+            blobs_folder(model) / _checked(one.lfs.sha256, one.rfilename),
             locks / f"{one.lfs.sha256}.lock",
         )
         for one in info.siblings or ()
@@ -146,6 +149,13 @@ def _append_rest(file: WeightFile, part: BinaryIO, counting: Any) -> None:
         # The file of the hub ends before the bytes that are here, which their hash will show.
         if error.response.status_code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
+
+
+def _checked(digest: str, name: str) -> str:
+    """SHA-256 of the hub, a file name here. Raises SetupError."""
+    if not SHA256.fullmatch(digest):
+        raise SetupError(f"the hub names no SHA-256 for {reprlib.repr(name)}; nothing was written")
+    return digest
 
 
 def _folder_name(model: str) -> str:

@@ -4,6 +4,7 @@ Templates, grammars and tokenizers of a model's authors are programs. A thread i
 cannot be stopped; a process can.
 """
 
+import math
 import os
 import resource
 import select
@@ -175,6 +176,12 @@ def limit_memory(n_bytes: int) -> None:
     for kind, limit in ((resource.RLIMIT_DATA, n_bytes), (resource.RLIMIT_CORE, 0)):
         with suppress(OSError, ValueError):
             resource.setrlimit(kind, (limit, limit))
+
+
+def limit_cpu(limit_s: float) -> None:
+    """Let the kernel end this process after further CPU seconds."""
+    limit = math.ceil(time.process_time() + limit_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
 def serve(answer: Callable[[bytes], bytes]) -> None:

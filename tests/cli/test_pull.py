@@ -300,3 +300,17 @@ def _until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["sha256", "etag", "commit"])
+def test_a_name_of_the_hub_is_no_path(tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    with hub.serving(model_files()) as here:
+        digest = hashlib.sha256(here.files[WEIGHTS]).hexdigest()
+        paths = {"sha256": f"{victim}/{digest}", "etag": f"{victim}/name", "commit": f"{victim}"}
+        here.forged = {name: paths[name]}
+        done = run(tmp_path, "pull", hub.MODEL, **here.env(tmp_path / "hf"))
+    assert done.returncode == 5 and "nothing" in done.stderr and "was written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(victim.iterdir()) == []

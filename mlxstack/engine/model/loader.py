@@ -23,6 +23,7 @@ from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.hub_download import fetch, fetch_head
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
+from mlxstack.host.foreign_json import check_folder
 from mlxstack.host.generation_config import sampling_defaults
 from mlxstack.host.preset_paths import expanded
 from mlxstack.store import kv_file_format
@@ -58,6 +59,7 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     half-precision matrices on a CPU an order of magnitude slower.
     """
     path = locate(spec)
+    check_folder(path)
     n_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     log.info("loading %s, %s of weights", spec.id, size(n_bytes))
     try:

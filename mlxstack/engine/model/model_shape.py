@@ -28,6 +28,7 @@ from mlxstack.policy.kv_geometry import (
     ModelShape,
     ShapeReply,
 )
+from mlxstack.text.limited_process import limit_cpu, limit_memory
 
 Config = Mapping[str, Any]
 
@@ -256,11 +257,14 @@ def _widths(args: Any, config: Config) -> list[int]:
 
 
 def _answer() -> None:
-    """Answer the configs on stdin with shapes or reasons."""
+    """Answer configs on stdin, within CPU seconds and bytes of argv."""
     # mlx-lm's own __init__ imports transformers, which takes seconds; its models need none of it.
     sys.modules[PACKAGE] = importlib.util.module_from_spec(_package())
     replies = []
-    for config in msgspec.json.decode(sys.stdin.buffer.read(), type=list[dict[str, Any]]):
+    configs = msgspec.json.decode(sys.stdin.buffer.read(), type=list[dict[str, Any]])
+    limit_cpu(float(sys.argv[1]))
+    limit_memory(int(sys.argv[2]))
+    for config in configs:
         try:
             replies.append(ShapeReply(shape=shape_of_config(config)))
         except Unsupported as why:
