@@ -156,7 +156,7 @@ class OutputParser:
                     name,
                     stretch.raw,
                 )
-                return [ContentPart(stretch.raw)]
+                return self._part(Content(stretch.raw))
             case Cut():
                 self.is_cut = True
         return []

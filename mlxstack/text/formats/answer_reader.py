@@ -18,6 +18,12 @@ from mlxstack.text.tool_call_parser import checked_call
 MAX_HEADER = 300
 """The most characters of a channel header."""
 
+CODE_MARK = "<|python_tag|>"
+"""Mark of code in Llama's answers, which may stand before a bare call too."""
+
+LEAST_MARK = 2
+"""Least characters of the beginning of a mark."""
+
 MAX_IN_VAIN = 64
 """Maximum calls searched for up to the end of a text."""
 
@@ -143,8 +149,14 @@ class AnswerReader:
         feed = self._feed
         while True:
             mark = marks.search(feed.text, 0, is_final=feed.is_final)
-            end = len(feed.text) if feed.is_final else marks.hold(feed.text, 0)
+            is_whole = feed.is_final and self._is_whole
+            end = len(feed.text) if is_whole else marks.hold(feed.text, 0)
+            if feed.is_final and len(feed.text) - end < LEAST_MARK:
+                end = len(feed.text)
             self._tell(feed.text[: mark.start if mark else end])
+            if mark is None and feed.is_final:
+                # A mark that the end of a cut answer began is no text.
+                end = len(feed.text)
             feed.drop(mark.start if mark else end)
             if mark is not None or feed.is_final:
                 return mark
@@ -182,9 +194,16 @@ class AnswerReader:
                 yield from self._bare_calls()
         elif self._calls is not None and mark in self._calls.strict and not self._is_shared(mark):
             self._unparsed((yield from self._calls.unreadable(0)))
+        elif is_call and self._is_cut_call(0):
+            self._unparsed(len(self._feed.text))
         else:
             self._tell(mark)
             self._feed.drop(len(mark))
+
+    def _is_cut_call(self, at: int) -> bool:
+        """Whether the answer was cut inside a call."""
+        is_cut = self._feed.is_final and not self._is_whole
+        return is_cut and self._calls is not None and self._calls.is_named(self._feed.text[at:])
 
     @property
     def _structure(self) -> tuple[str, ...]:
@@ -229,13 +248,24 @@ class AnswerReader:
     def _quoted_call(self, mark: str) -> Reading[None]:
         """Calls in a thought count if the whole answer ends with them."""
         section = yield from self._section(is_lenient=False)
-        end = None if section is None else (yield from self._feed.space(section.end))
+        end = None if section is None else (yield from self._after_turn(section.end))
         if section is not None and end == len(self._feed.text) and self._is_whole:
             self.is_reasoning = False
             self._finish_calls(section.calls, section.end, is_closed=section.is_closed)
             return
         self._tell(mark)
         self._feed.drop(len(mark))
+
+    def _after_turn(self, at: int) -> Reading[int]:
+        """Position after the marks that end a turn."""
+        ends = (*self._format.wrappers[1:], *self._format.turn_ends, *self._format.strays)
+        while True:
+            at = start = yield from self._feed.space(at)
+            for literal in ends:
+                end = yield from self._feed.literal(literal, at)
+                at = at if end is None else end
+            if at == start:
+                return at
 
     def _call(self) -> Reading[bool]:
         """Whether calls begin here; then they are emitted."""
@@ -261,7 +291,7 @@ class AnswerReader:
             one.strip() for one in (self._format.calls.closes, self._format.calls.section_closes)
         )
         if not self._is_whole and self._feed.is_final and not is_closed and has_end:
-            calls = calls[:-1]
+            calls, end = calls[:-1], len(self._feed.text)
             self._spoken.append(Cut())
         self._finish_calls(calls, end, is_closed=is_closed)
 
@@ -278,9 +308,8 @@ class AnswerReader:
     def _unparsed(self, end: int) -> None:
         raw = self._feed.text[:end]
         self._feed.drop(end)
-        self._spoken.append(Break())
         if not self._is_whole and not self._feed.text:
-            self._spoken.append(Cut())
+            self._spoken += [Break(), Cut()]
             return
         self._spoken.append(Unparsed(raw))
 
@@ -290,10 +319,14 @@ class AnswerReader:
             return
         start = yield from self._feed.space(0)
         self.is_in_call = True
+        code = yield from self._feed.literal(CODE_MARK, start)
+        start = start if code is None else (yield from self._feed.space(code))
         section = yield from self._calls.section(start)
         if section is not None:
             self._feed.drop(start)
             self._end_calls(section.calls, section.end - start, is_closed=section.is_closed)
+        elif self._is_cut_call(start):
+            self._unparsed(len(self._feed.text))
         self.is_in_call = False
 
     def _read_channels(self, channels: Channels, *, is_open: bool) -> Generator[None, None, None]:
@@ -324,7 +357,7 @@ class AnswerReader:
             self._headless(channels)
             return False
         call = re.search(channels.call, header)
-        if call is not None and self._calls is not None:
+        if call is not None and self._calls is not None and self._is_call(call):
             self.is_in_call = True
             yield from self._channel_call(channels, call["name"], mark.end)
             self.is_in_call = False
@@ -332,6 +365,12 @@ class AnswerReader:
         self.is_reasoning = re.search(channels.reasoning, header) is not None
         feed.drop(mark.end)
         return True
+
+    def _is_call(self, header: re.Match[str]) -> bool:
+        """Whether the recipient of a message is a tool."""
+        assert self._calls is not None
+        is_plain = "space" in header.groupdict() and not header["space"]
+        return not is_plain or self._calls.knows(header["name"])
 
     def _headless(self, channels: Channels) -> None:
         """Text without a header is content, unless it only begins one."""
@@ -402,7 +441,7 @@ def read_answer(
             case Calls():
                 calls += stretch.calls
             case Unparsed():
-                text += stretch.raw
+                text += content.push(stretch.raw)
                 n_unparsed += 1
             case Break():
                 content.finish()

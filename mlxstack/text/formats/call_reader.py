@@ -41,6 +41,8 @@ from mlxstack.text.tool_call_parser import UNREADABLE, checked_call, parse_calls
 MAX_HEAD = 300
 """The most characters between the mark of a call and its arguments."""
 _SLOT = re.compile(r"[^\s<>\"'{}\[\](),=]+")
+_NAMED = re.compile(r'[\[{].*?"name"\s*:\s*"([^"]+)"', re.DOTALL)
+_BRACKETS = re.compile(r"[\s}\]]*")
 _KEY = re.compile(r"[^\s<>/][^<>]*")
 QUOTES = ('"',)
 PYTHON_QUOTES = ('"', "'")
@@ -107,6 +109,18 @@ class CallReader:
         is_closed = is_closed and not (has_section and syntax.section_closes.strip())
         return ReadCalls(tuple(calls), end, is_closed) if calls else None
 
+    def knows(self, name: str) -> bool:
+        """Whether a tool of this name is offered."""
+        return self._types.has(name)
+
+    def is_named(self, text: str) -> bool:
+        """Whether a text begins as an unmarked call of an offered tool."""
+        head = text.lstrip()[:MAX_HEAD]
+        name = _NAMED.match(head) if self._syntax.is_bare else None
+        for mark in self.lenient:
+            name = name or (_SLOT.match(head, len(mark)) if head.startswith(mark) else None)
+        return name is not None and self._types.has(name[name.lastindex or 0])
+
     def unreadable(self, at: int) -> Reading[int]:
         """End of an unparsable section: its closing mark, or the text's end."""
         mark = yield from self._feed.find(self._closings, at)
@@ -148,9 +162,21 @@ class CallReader:
             return (yield from self._foreign(start))
         if is_lenient and not is_marked and not self._knows(body):
             return None
-        end = yield from feed.optional(syntax.closes, body.end)
+        end = yield from self._closing(body.end)
         is_closed = not syntax.closes.strip() or end > body.end
         return ReadCalls(body.calls, end, is_closed)
+
+    def _closing(self, at: int) -> Reading[int]:
+        """Position after the closing mark, and after brackets too many."""
+        feed, syntax = self._feed, self._syntax
+        end = yield from feed.optional(syntax.closes, at)
+        if end > at or not isinstance(syntax.body, JsonBody | NamedBody):
+            return end
+        rest = yield from feed.after(_BRACKETS, at)
+        if not syntax.closes.strip():
+            return rest if rest == len(feed.text) else at
+        after = yield from feed.literal(syntax.closes, rest)
+        return at if after is None else after
 
     def _foreign(self, at: int) -> Reading[ReadCalls | None]:
         """A call that is JSON between the marks of another syntax."""
@@ -197,7 +223,26 @@ class CallReader:
         items = value if isinstance(value, list) else [value]
         calls = tuple(_json_call(body, item) for item in items)
         checked = tuple(call for call in calls if call is not None)
-        return ReadCalls(checked, end) if checked and len(checked) == len(calls) else None
+        if not checked or len(checked) < len(calls):
+            return None
+        rest = (yield from self._next_object(body, end)) if self._syntax.closes.strip() else None
+        return (
+            ReadCalls(checked, end) if rest is None else ReadCalls(checked + rest.calls, rest.end)
+        )
+
+    def _next_object(self, body: JsonBody, at: int) -> Reading[ReadCalls | None]:
+        """Calls of more objects between the same pair of marks."""
+        feed = self._feed
+        at = yield from feed.space(at)
+        for separator in SEPARATORS:
+            if (yield from feed.starts(separator, at)):
+                at = yield from feed.space(at + 1)
+        if not (yield from feed.starts("{", at)):
+            return None
+        try:
+            return (yield from self._json(body, at))
+        except UNREADABLE:
+            return None
 
     def _opens_json(self, body: JsonBody, at: int) -> Reading[bool]:
         """Whether JSON begins here; unmarked objects need a known key."""

@@ -137,7 +137,8 @@ FALLBACK_CALLS = CallSyntax(
 class Channels(Struct, frozen=True):
     """Answer of several messages, each behind a header before `message`.
 
-    `reasoning` and `call` are regular expressions of headers; `call` has a group `name`.
+    `reasoning` and `call` are regular expressions of headers; `call` has a group `name`, and maybe
+    `space`, without which only the name of an offered tool makes a call.
     `starts` opens a header after one of `ends`; `answer` is the header of a plain answer, and
     `call_head` that of a call, where the call itself stands in the message.
     """

@@ -46,7 +46,7 @@ HARMONY = Channels(
     message="<|message|>",
     ends=("<|end|>", "<|call|>", "<|return|>"),
     reasoning=r"analysis\s*$|analysis\s*<",
-    call=r"to=functions\.(?P<name>[^\s<>]+)",
+    call=r"to=(?P<space>functions\.)?(?P<name>[^\s<>]+)",
     answer="<|channel|>final<|message|>",
 )
 MUSE = Channels(

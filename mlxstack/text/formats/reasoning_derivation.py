@@ -10,6 +10,7 @@ from mlxstack.text.formats.template_probes import (
     THOUGHT,
     THOUGHT_FIELDS,
     TWO,
+    USER,
     TemplateProbes,
     common_start,
     tokens,
@@ -53,11 +54,21 @@ def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> Tur
     if ends and (opening := probes.prompt[common_start(probes.bare, probes.prompt) :].strip()):
         # An answer of several turns, as a model writes it on without a pause.
         ends = (f"{ends[0]}{opening}", *ends)
+    # A model may spell what ends its turn, or begins the next one.
+    ends = tuple(dict.fromkeys((*ends, *probes.eos, *_next_opening(probes, after))))
     closes = _units(inside)
     opens = opens.strip() if first_mark(opens) and is_mark(first_mark(opens)) else ""
     if not opens:
         return TurnMarks((), (*closes, *ends), after)
     return TurnMarks((opens, *closes), ends, after)
+
+
+def _next_opening(probes: TemplateProbes, after: str) -> tuple[str, ...]:
+    """Mark that opens the turn after an answer, if nothing closes that."""
+    turns = [USER, {"role": "assistant", "content": CONTENT}, USER]
+    rest = (probes.text(turns, opens=False) or "").rpartition(CONTENT)[2]
+    mark = first_mark(rest)
+    return (mark,) if is_mark(mark) and not after.strip() else ()
 
 
 def _units(text: str) -> tuple[str, ...]:

@@ -77,9 +77,9 @@ class TextFeed:
 
     def space(self, at: int) -> Reading[int]:
         """The position after white space."""
-        return (yield from self._after(_SPACE, at))
+        return (yield from self.after(_SPACE, at))
 
-    def _after(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
+    def after(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
         """The position after the longest match."""
         while True:
             hit = pattern.match(self.text, at)
@@ -101,7 +101,7 @@ class TextFeed:
         for piece in pieces(literal):
             at = yield from self.space(at)
             if piece == COUNT:
-                end = yield from self._after(_DIGITS, at)
+                end = yield from self.after(_DIGITS, at)
             else:
                 end = at + len(piece) * (yield from self.starts(piece, at))
             if end == at:

@@ -1,0 +1,148 @@
+"""Calls written a little otherwise than by templates, and answers cut inside of calls."""
+
+from typing import Any
+
+import pytest
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text.formats import DerivedFormat, derive_format, read_answer
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Cut, Unparsed
+from mlxstack.text.formats.families import FAMILIES
+from tests.text.formats import EACH, Format, made_tokenizer, tokenizer_of
+
+TOOLS = (Tool("bash", "", {"type": "object", "properties": {"command": {"type": "string"}}}),)
+CALL = '{"name": "bash", "arguments": {"command": "ls"}}'
+OTHER = '{"name": "bash", "arguments": {"command": "pwd"}}'
+LS, PWD = ("bash", {"command": "ls"}), ("bash", {"command": "pwd"})
+BARE = Format(
+    EACH + "{{- '{\"name\": \"' + f.name + '\", \"parameters\": ' + (f.arguments | tojson) + '}' }}"
+    "{%- endfor %}",
+    reminder="",
+)
+FLAT = '{"name": "bash", "parameters": {"command": "ls"}}'
+
+
+@pytest.fixture(scope="module")
+def marked() -> DerivedFormat:
+    return derive_format(tokenizer_of("json"))
+
+
+@pytest.fixture(scope="module")
+def bare() -> DerivedFormat:
+    return derive_format(made_tokenizer(BARE))
+
+
+def harmony() -> DerivedFormat:
+    return next(one.format for one in FAMILIES if one.format.name == "harmony")
+
+
+def calls_of(output_format: DerivedFormat, raw: str) -> list[Any]:
+    read = read_answer(output_format, raw, TOOLS)
+    assert (read.content.strip(), read.n_unparsed) == ("", 0)
+    return [(call.name, call.arguments) for call in read.tool_calls]
+
+
+def cut(output_format: DerivedFormat, raw: str) -> str:
+    """The content of an answer that ends in the middle; all else of it is cut."""
+    reader = AnswerReader(output_format, TOOLS)
+    spoken = [*reader.feed(raw), *reader.finish(is_whole=False)]
+    assert not [one for one in spoken if isinstance(one, Calls | Unparsed)]
+    return "".join(one.text for one in spoken if isinstance(one, Content))
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        (CALL + "}", [LS]),
+        (CALL + "}\n}", [LS]),
+        (f"{CALL}\n{OTHER}", [LS, PWD]),
+        (f"{CALL},\n{OTHER}", [LS, PWD]),
+        (f"{CALL}\n{OTHER}}}", [LS, PWD]),
+    ],
+)
+def test_a_pair_of_marks_may_hold_more_or_less(
+    marked: DerivedFormat, inside: str, expected: list[Any]
+) -> None:
+    raw = f"<tool_call>\n{inside}\n</tool_call>"
+    assert calls_of(marked, raw) == expected
+    assert calls_of(marked, f"{raw}\n<tool_call>\n{OTHER}\n</tool_call>") == [*expected, PWD]
+
+
+@pytest.mark.parametrize("lead", ["", "<|python_tag|>", "<|python_tag|>\n"])
+def test_a_bare_call_may_follow_the_mark_of_code(bare: DerivedFormat, lead: str) -> None:
+    typed = FLAT.replace("{", '{"type": "function", ', 1)
+    for call in (FLAT, typed, FLAT + "}"):
+        assert calls_of(bare, lead + call) == [LS]
+    code = "<|python_tag|>print(1)"
+    assert read_answer(bare, code, TOOLS).content == code
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=bash",
+        "<|channel|>commentary to=functions.bash",
+        " to=bash<|channel|>commentary json",
+    ],
+)
+def test_a_recipient_may_be_the_bare_name_of_a_tool(header: str) -> None:
+    assert calls_of(harmony(), header + '<|message|>{"command": "ls"}') == [LS]
+    other = header.replace("bash", "python").replace("functions.", "")
+    assert read_answer(harmony(), other + "<|message|>print(1)", TOOLS).content == "print(1)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["To call a tool write <tool_call> and its name.", "Use  <tool_call> x </tool_call>  twice."],
+)
+def test_prose_about_a_mark_keeps_its_white_space(marked: DerivedFormat, text: str) -> None:
+    assert read_answer(marked, text, TOOLS).content == text
+
+
+@pytest.mark.parametrize("ending", ["<|im_end|>", "<|im_end|>\n", "\n<|im_end|>"])
+def test_the_end_of_a_turn_is_never_content(marked: DerivedFormat, ending: str) -> None:
+    assert read_answer(marked, "Hello." + ending, TOOLS).content.strip() == "Hello."
+    raw = f"<tool_call>\n{CALL}\n</tool_call>{ending}"
+    assert calls_of(marked, raw) == [LS]
+    thought = f"<think>Now.{raw}"
+    read = read_answer(derive_format(made_tokenizer(THINKING)), thought, TOOLS)
+    assert (len(read.tool_calls), read.content.strip()) == (1, "")
+
+
+THINKING = Format(
+    EACH + '{{- \'<tool_call>{"name": "\' + f.name + \'", "arguments": \' }}'
+    "{{- (f.arguments | tojson) + '}</tool_call>' }}{%- endfor %}",
+    added=("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    thoughts="{%- if m.reasoning_content %}{{- '<think>' + m.reasoning_content + '</think>' }}"
+    "{%- endif %}",
+)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "<tool_",
+        "<tool_call>",
+        '<tool_call>\n{"na',
+        f"<tool_call>\n{CALL[:30]}",
+        f"<tool_call>\n{CALL}\n</tool",
+    ],
+)
+def test_a_cut_answer_shows_no_part_of_a_call(marked: DerivedFormat, end: str) -> None:
+    assert cut(marked, "So: " + end).strip() == "So:"
+    assert cut(marked, "a <").strip() == "a <"
+
+
+def test_a_cut_bare_call_is_no_content(bare: DerivedFormat) -> None:
+    for raw in (FLAT[:-5], FLAT[:20], "<|python_tag|>" + FLAT[:30]):
+        assert cut(bare, raw) == ""
+    other = '{"name": "Ulm", "size": 1'
+    assert cut(bare, other) == other
+
+
+def test_a_cut_call_without_its_first_mark_is_no_content() -> None:
+    coder = derive_format(tokenizer_of("coder"))
+    reader = AnswerReader(coder, TOOLS)
+    spoken = [*reader.feed("<function=bash>\n<parameter=comm"), *reader.finish(is_whole=False)]
+    assert any(isinstance(one, Cut) for one in spoken)
+    assert not any(isinstance(one, Content) for one in spoken)
