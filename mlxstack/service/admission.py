@@ -95,6 +95,7 @@ async def admit(
         stops=options.stop,
         is_in_thinking=prompt.is_in_thinking,
         before=prompt.before,
+        has_grammar=forced is None and constraint is not None and constraint.has_grammar,
     )
     options = structs.replace(options, is_first_turn=conversation.is_first_turn)
     parsing = ParseConfig(
@@ -385,7 +386,12 @@ async def _text_constraint(
     if options.response_format is None:
         return None
     rules = await words.shape_rules(options.response_format)
-    return None if rules is None else GrammarConstraint(ConstraintLayout(words.n_vocab), rules)
+    layout = ConstraintLayout(words.n_vocab, banned=_banned(options))
+    return None if rules is None else GrammarConstraint(layout, rules)
+
+
+def _banned(options: GenerationOptions) -> frozenset[int]:
+    return frozenset(token for token, bias in options.sampling.logit_bias if bias == FORBIDDEN)
 
 
 def _check_tool_choice(options: GenerationOptions, tools: tuple[Tool, ...]) -> None:
@@ -424,7 +430,8 @@ async def _call_guide(
         return None
     is_single = options.is_one_call or options.forced_tool is not None
     rules = await words.call_rules(ForcedCalls(_callable_tools(options, tools), marks, is_single))
-    return None if rules is None else GrammarConstraint(ConstraintLayout(words.n_vocab), rules)
+    layout = ConstraintLayout(words.n_vocab, banned=_banned(options))
+    return None if rules is None else GrammarConstraint(layout, rules)
 
 
 async def _passage(
@@ -449,6 +456,7 @@ async def _passage(
         )
         if has_tools
         else None,
+        banned=_banned(options),
     )
     if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
         return before

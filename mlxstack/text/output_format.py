@@ -37,7 +37,8 @@ class ParseOptions(Struct, frozen=True):
     `tools` are all offered tools, deferred ones too; without any, the marks of a tool call are
     words, as llama-server has it. `stops` count in the answer, not in thoughts or calls.
     `is_in_thinking` and `before` come from the prompt. `is_raw` gives a text completion:
-    nothing is a marker and nothing is trimmed.
+    nothing is a marker and nothing is trimmed. `has_grammar`: a grammar rules the content, in
+    which only tokens that no grammar spells are marks.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -45,6 +46,7 @@ class ParseOptions(Struct, frozen=True):
     is_in_thinking: bool = False
     before: tuple[int, ...] = ()
     is_raw: bool = False
+    has_grammar: bool = False
 
 
 class ModelMarkers(Struct, frozen=True):
@@ -65,7 +67,8 @@ class OutputFormat:
 
     `eos` and `hidden` are tokens that never become text; the hidden ones only matter inside a
     tool call, whose parser may need them. `special` are all that carry no text of their own.
-    `mark_tokens` are those of `call_tokens` that begin nothing but a call.
+    `unspellable` are the tokens that no grammar spells. `mark_tokens` are those of `call_tokens`
+    that begin nothing but a call.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -77,6 +80,7 @@ class OutputFormat:
         self.pieces = TokenBytes(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         marks = (*self.description.marks, *self.model_markers.optional_marks)
+        self.unspellable = frozenset(nameless(tokenizer).values())
         self.special = frozenset(at for at, token in added.items() if token.special)
         self.hidden = frozenset(
             at for at in self.special if not any(added[at].content in mark for mark in marks)

@@ -30,6 +30,7 @@ from mlxstack.text.formats.answer_reader import (
 from mlxstack.text.formats.call_writer import CallArguments, CallEnded, CallEvent, CallOpened
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.special_token_escape import ESCAPE_CHAR, unescape
 from mlxstack.text.tool_call_replay import Block
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class OutputParser:
         self.blocks: list[Block] = []
         self._output_format = output_format
         self._is_raw = parse_options.is_raw
+        self._has_grammar = parse_options.has_grammar
         self._make_id = make_id
         self._ids: set[str] = set()
         self._calls: list[ToolCall] = []
@@ -82,7 +84,10 @@ class OutputParser:
             return []
         self._letters.add_token(token)
         was_reasoning = self._reader.is_reasoning
-        parts = self._parts(self._reader.feed(self._new_text()))
+        text = self._new_text()
+        if token not in self._output_format.unspellable:
+            text = self._guarded(text)
+        parts = self._parts(self._reader.feed(text))
         self.n_reasoning += was_reasoning or self._reader.is_reasoning
         return parts
 
@@ -91,12 +96,18 @@ class OutputParser:
         if self._is_over():
             return []
         self._letters.finalize()
-        spoken = self._reader.feed(self._new_text().rstrip("\ufffd"))
+        spoken = self._reader.feed(self._guarded(self._new_text().rstrip("\ufffd")))
         spoken += self._reader.finish(is_whole=reason is FinishReason.EOS)
         parts = self._parts(spoken)
         if not self._is_over():
             parts = _joined([*parts, *_content(self._saying.finish())])
         return parts
+
+    def _guarded(self, text: str) -> str:
+        """Text in which nothing is a mark, where a grammar rules the content."""
+        if not self._has_grammar or self._reader.is_reasoning or self._reader.is_in_call:
+            return text
+        return "".join(ESCAPE_CHAR + character for character in text)
 
     def _is_over(self) -> bool:
         return self._saying.stop is not None
@@ -140,7 +151,7 @@ class OutputParser:
                 thought = self._thoughts.push(stretch.text)
                 return [ReasoningPart(thought)] if thought else []
             case Content():
-                return _content(self._saying.push(stretch.text))
+                return _content(self._saying.push(unescape(stretch.text)))
             case Break():
                 self._thoughts.finish()
                 return _content(self._saying.leave())

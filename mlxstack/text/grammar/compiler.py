@@ -1,5 +1,6 @@
 """Compiler and cache of llguidance grammars for one tokenizer."""
 
+import json
 import threading
 import time
 from collections import OrderedDict
@@ -8,11 +9,12 @@ from copy import copy
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
 from msgspec import Struct
+from transformers import PreTrainedTokenizerFast
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar_check import GrammarCheck, TokenizerData, is_bounded
+from mlxstack.text.special_tokens import nameless
 
 MOST_KNOWN = 64
 MOST_BYTES = 64 * 1024 * 1024
@@ -23,6 +25,8 @@ BYTES_PER_CHAR = 70
 BYTES_PER_S = 50_000_000
 PROBING_S = 2.0
 """CPU seconds of all grammars that one search for the enforceable part of a schema compiles."""
+UNSPELLABLE = "\ufdd0"
+"""Noncharacter in the names of tokens that no grammar spells."""
 MAX_REASON = 400
 """Characters of a message of llguidance."""
 
@@ -121,11 +125,9 @@ class GrammarCompiler:
     def _checker(self) -> GrammarCheck:
         with self._lock:
             if self._check is None:
-                backend = copy(self._tokenizer.backend_tokenizer)
-                backend.no_padding()
-                backend.no_truncation()
                 eos = sorted(self._tokenizer.eos_token_ids)
-                self._check = GrammarCheck(TokenizerData(backend.to_str(), self.n_vocab, eos))
+                spelled = without_marks(self._tokenizer)
+                self._check = GrammarCheck(TokenizerData(spelled, self.n_vocab, eos))
             return self._check
 
     def _load(self) -> LLTokenizer | None:
@@ -133,14 +135,39 @@ class GrammarCompiler:
         with self._lock:
             if self._words is None and self._is_able:
                 inner = getattr(self._tokenizer, "_tokenizer", self._tokenizer)
-                eos = sorted(self._tokenizer.eos_token_ids)
-                try:
-                    self._words = from_tokenizer(inner, n_vocab=self.n_vocab, eos_token=eos)
-                except ValueError:
-                    self._is_able = False
+                self._is_able = isinstance(inner, PreTrainedTokenizerFast)
+                if self._is_able:
+                    eos = sorted(self._tokenizer.eos_token_ids)
+                    spelled = without_marks(self._tokenizer)
+                    self._words = LLTokenizer(spelled, n_vocab=self.n_vocab, eos_token=eos)
             return self._words
+
+
+def without_marks(tokenizer: Any) -> str:
+    """JSON of a fast tokenizer in which no text spells a special token or a mark.
+
+    llguidance reads forced text as the tokenizer does, special tokens included, and then refuses
+    them. Grammars mean these tokens by number.
+    """
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    data: dict[str, Any] = json.loads(backend.to_str())
+    model = data["model"]
+    names = {text: f"<{UNSPELLABLE}{at}>" for text, at in nameless(tokenizer).items()}
+    names.pop(model.get("unk_token"), None)
+    for token in data["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(piece, piece): at for piece, at in vocabulary.items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), *rest] for piece, *rest in vocabulary]
+    data["post_processor"] = None
+    return json.dumps(data)
 
 
 def _reason(problem: str) -> str:
     """Message of llguidance without the state of its parser and the grammar."""
-    return problem.partition("<state>")[0].partition("\n\n")[0].strip()[:MAX_REASON]
+    reason = problem.partition("<state>")[0].partition("\n\n")[0]
+    return reason.partition("; following special tokens")[0].strip()[:MAX_REASON]

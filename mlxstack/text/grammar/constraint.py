@@ -24,7 +24,7 @@ class ConstraintLayout(Struct, frozen=True):
     answer before its grammar began, unless `may_end`. With `headers` an answer begins with one of
     these; the grammar follows the one that equals `closes`, and none follows another. No sequence
     of `forbidden` is completed where no grammar rules; `before` are the last tokens of the prompt.
-    `calls` may come wherever the answer is free.
+    `calls` may come wherever the answer is free. `banned` are tokens that the request forbids.
     """
 
     n_vocab: int
@@ -39,6 +39,7 @@ class ConstraintLayout(Struct, frozen=True):
     forbidden: tuple[tuple[int, ...], ...] = ()
     before: tuple[int, ...] = ()
     calls: CallTrigger | None = None
+    banned: frozenset[int] = frozenset()
 
 
 class GrammarConstraint:
@@ -132,7 +133,20 @@ class GrammarState:
             self._calls.rewind(position.calls)
 
     def mask(self) -> bytes | None:
-        """Bit mask of the allowed tokens, lowest first; None: all."""
+        """Bit mask of the allowed tokens, lowest first; None: all.
+
+        Raises BadRequest when the request forbids each of them.
+        """
+        mask, banned = self._mask(), self._passage.banned
+        if mask is not None and banned and not any(_without(mask, banned)):
+            raise BadRequest(
+                "logit_bias forbids every token that the answer may have here; remove some of "
+                "the biases, or change the grammar",
+                "logit_bias",
+            )
+        return mask
+
+    def _mask(self) -> bytes | None:
         if self._call is not None and (mask := self._call.mask()) is not None:
             return mask
         if self._at is ConstraintPhase.HEADER:
