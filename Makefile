@@ -108,6 +108,9 @@ soak: setup $(VENV)/litellm/ready ## The long runs: a crowd, a siege, a small bu
 chaos: setup ## Random clients and faults for MINUTES=30, by SEED=1; a failing run can be repeated
 	@$(FAST) $(BIN)/python -m tests.endurance.chaos $(SEED) $(MINUTES)
 
+fidelity: setup ## Greedy answers of a disturbed service against those from cold, MINUTES=30, SEED=1
+	@$(FAST) $(BIN)/python -m tests.endurance.fidelity --minutes $(MINUTES) --seed $(SEED)
+
 fuzz: setup ## Look for bodies, files and texts that break something, MINUTES=20 for each kind
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
 	@$(FAST) $(BIN)/python -m tests.fuzz $(MINUTES)

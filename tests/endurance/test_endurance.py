@@ -12,6 +12,7 @@ from mlxstack.demo import MODEL_DIR
 from tests.conftest import ModelOf
 from tests.endurance.crowd import crowd
 from tests.endurance.cuts import cuts
+from tests.endurance.fidelity import fidelity
 from tests.endurance.kills import kills
 from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
@@ -117,3 +118,11 @@ def test_a9_a_worker_killed_under_load_is_back_by_itself_and_agents_kept_their_k
     assert outcome.n_returns == 10
     assert outcome.least_share > 0
     assert outcome.talk.n_cut > 0
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("kind", ["demo", *in_soak("sliding", "hybrid")])
+def test_answers_of_a_busy_service_are_those_from_cold(tmp_path: Path, kind: str) -> None:
+    outcome = fidelity(tmp_path, kind, seconds=0, seed=1, n_least=12)
+    assert not outcome.differences, "\n".join(outcome.differences)
+    assert outcome.counts["compared from cold"] > 4

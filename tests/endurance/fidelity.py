@@ -1,0 +1,297 @@
+"""Greedy answers of a busy service against those from cold: `python -m tests.endurance.fidelity`.
+
+Random conversations over HTTP with forks, rewinds, several choices, tools, thoughts, grammars, stop
+words, agents and salts, on a service with drafts, live sharing and early turns, while it changes
+between two presets of its model, is restarted and killed. An answer whose prompt replays none is
+compared with that of a service with one slot and nothing kept, any other one with the same service
+without its cache.
+"""
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.preset import (
+    Anticipation,
+    LiveSharingMode,
+    ModelSpec,
+    PrefixCacheSpec,
+    Preset,
+    ServerSpec,
+    SlotSpec,
+    Speculation,
+)
+from mlxstack.demo import MODEL_DIR
+from tests import models
+from tests.endurance.talks import Talks
+from tests.ports import unused_port
+
+KINDS = ("demo", "sliding", "hybrid")
+N_CLIENTS = 4
+N_CTX = 2048
+WAIT_S = 240.0
+SWAP_EVERY_S, RESTART_EVERY_S = 8.0, 45.0
+REPLAYED = "x-mlx-stack-replayed"
+CALM = {200, 409, 503, 529}
+"""Statuses of a sound request: answered, an agent is busy, a model or worker is being changed."""
+
+Body = dict[str, Any]
+
+
+class Outcome(Struct, frozen=True):
+    """Counts of a run, and a description of each difference."""
+
+    counts: dict[str, int]
+    differences: tuple[str, ...]
+
+
+class Worker:
+    """A service process over a home of its own."""
+
+    def __init__(self, root: Path, preset: Preset) -> None:
+        self.home = root / "home"
+        (self.home / "presets").mkdir(parents=True)
+        self._source = root / "preset.json"
+        server = ServerSpec(port=unused_port(), drain_s=2)
+        self.url = f"http://127.0.0.1:{server.port}"
+        self._source.write_bytes(msgspec.json.encode(replace(preset, server=server)))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start, and wait until it is healthy. Raises AssertionError with its log."""
+        command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(self._source)]
+        env = {**os.environ, "MLX_STACK_HOME": str(self.home)}
+        with (self.home / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end and self._process.poll() is None:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health").is_success:
+                    return
+            time.sleep(0.05)
+        raise AssertionError((self.home / "log").read_text()[-4000:])
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End the process by a signal."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(WAIT_S)
+
+
+class Differ:
+    """Asks both services, and counts. Callable by any thread."""
+
+    def __init__(self, hot: Worker, cold: Worker) -> None:
+        self._hot, self._cold = hot, cold
+        self._lock = threading.Lock()
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.differences: list[str] = []
+
+    def note(self, name: str, n: int = 1) -> None:
+        with self._lock:
+            self.counts[name] += n
+
+    def ask(self, client: httpx.Client, body: Body, extras: Body) -> Body | None:
+        """First choice of the hot service; `extras` are no matter of the answer."""
+        answer = self._post(client, self._hot, {**body, **extras})
+        if answer is None:
+            return None
+        usage = answer.json()["usage"]
+        self.note("tokens reused", usage["prompt_tokens_details"]["cached_tokens"])
+        if REPLAYED in answer.headers:
+            again = {**body, **extras, "n": 1, "cache_prompt": False}
+            self._compare("without its cache", body, answer, self._post(client, self._hot, again))
+        else:
+            fresh = {**body, "cache_salt": uuid.uuid4().hex}
+            self._compare("from cold", body, answer, self._post(client, self._cold, fresh))
+        return dict(answer.json()["choices"][0]["message"])
+
+    def _post(self, client: httpx.Client, worker: Worker, body: Body) -> httpx.Response | None:
+        try:
+            answer = client.post(f"{worker.url}/v1/chat/completions", json=body)
+        except httpx.HTTPError as error:
+            self.note(type(error).__name__)
+            return None
+        if answer.status_code == 200:
+            return answer
+        self.note(f"status {answer.status_code}")
+        if answer.status_code not in CALM and not _is_refused(answer):
+            self._differ(f"status {answer.status_code}: {answer.text[:300]}", body)
+        return None
+
+    def _compare(
+        self, name: str, body: Body, answer: httpx.Response, other: httpx.Response | None
+    ) -> None:
+        if other is None:
+            return
+        if answer.headers.get(REPLAYED) != other.headers.get(REPLAYED):
+            # Answers were forgotten in between, as in a change of the model.
+            self.note("other memory")
+            return
+        self.note(f"compared {name}")
+        expected, found = other.json(), answer.json()
+        wanted = _said(expected["choices"][0])
+        counts = [one["usage"]["prompt_tokens"] for one in (found, expected)]
+        for choice in found["choices"]:
+            if _said(choice) != wanted or counts[0] != counts[1]:
+                told = f"{name}: {counts}\n  {_said(choice)}\n  {wanted}\n  {dict(answer.headers)}"
+                self._differ(told, body)
+
+    def _differ(self, told: str, body: Body) -> None:
+        with self._lock:
+            self.counts["DIFFERENT"] += 1
+            self.differences.append(f"{told}\n  {json.dumps(body)}")
+
+
+def _is_refused(answer: httpx.Response) -> bool:
+    """Whether a prompt was too long."""
+    return answer.status_code == 400 and "n_ctx" in answer.text
+
+
+def _said(choice: Body) -> tuple[Any, ...]:
+    message = choice["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    return (
+        choice["finish_reason"],
+        message.get("content"),
+        message.get("reasoning_content"),
+        [(call["name"], call["arguments"]) for call in calls],
+    )
+
+
+def fidelity(root: Path, kind: str, seconds: float, seed: int, n_least: int = 0) -> Outcome:
+    """Run for `seconds`, and until `n_least` answers are compared."""
+    model = ModelSpec(id=_model(root, kind), alias="model")
+    hot = Worker(root / "hot", _hot_preset(model, 3))
+    for name, n_slots in (("one", 3), ("two", 2)):
+        text = msgspec.yaml.encode(replace(_hot_preset(model, n_slots), name=name))
+        (hot.home / "presets" / f"{name}.yaml").write_bytes(text)
+    cold = Worker(root / "cold", _cold_preset(model))
+    differ, end = Differ(hot, cold), time.monotonic() + seconds
+    try:
+        hot.start()
+        cold.start()
+        clients = [
+            threading.Thread(target=_converse, args=(differ, Random(seed * 100 + n), end, n_least))
+            for n in range(N_CLIENTS)
+        ]
+        for thread in clients:
+            thread.start()
+        _disturb(differ, hot, Random(seed), clients)
+        for thread in clients:
+            thread.join()
+    finally:
+        hot.end()
+        cold.end()
+    return Outcome(dict(sorted(differ.counts.items())), tuple(differ.differences))
+
+
+def _converse(differ: Differ, random: Random, end: float, n_least: int) -> None:
+    """One client with several conversations."""
+    talks = Talks(random)
+    with httpx.Client(timeout=WAIT_S) as client:
+        while time.monotonic() < end or _n_compared(differ) < n_least:
+            body, extras = talks.next_request()
+            message = differ.ask(client, body, extras)
+            if message is not None:
+                talks.go_on(message)
+            if message is None or random.random() < 0.2:
+                # A pause, in which an early turn begins or the service comes back.
+                time.sleep(0.5)
+
+
+def _n_compared(differ: Differ) -> int:
+    return sum(n for name, n in differ.counts.items() if name.startswith("compared"))
+
+
+def _disturb(differ: Differ, hot: Worker, random: Random, clients: list[threading.Thread]) -> None:
+    """Change the preset, restart and kill while any client asks."""
+    began = time.monotonic()
+    next_swap, next_restart = began + SWAP_EVERY_S, began + RESTART_EVERY_S
+    presets = itertools.cycle(("two", "one"))
+    while any(thread.is_alive() for thread in clients):
+        time.sleep(0.1)
+        if time.monotonic() > next_restart:
+            number = random.choice([signal.SIGTERM, signal.SIGKILL])
+            hot.end(number)
+            hot.start()
+            differ.note(number.name)
+            next_restart = time.monotonic() + RESTART_EVERY_S
+        elif time.monotonic() > next_swap:
+            body = {"preset": next(presets), "drain_s": random.choice([0, 2])}
+            try:
+                done = httpx.post(f"{hot.url}/v1/models/load", json=body, timeout=WAIT_S)
+                differ.note(f"swaps {done.status_code}")
+            except httpx.TimeoutException:
+                differ.note("swaps too slow")
+            next_swap = time.monotonic() + SWAP_EVERY_S
+
+
+def _model(root: Path, kind: str) -> str:
+    if kind == "demo":
+        return str(MODEL_DIR)
+    config = {"sliding": models.SLIDING, "hybrid": models.HYBRID}[kind]
+    return str(models.write(root / kind, {**config, "vocab_size": 1024}))
+
+
+def _hot_preset(model: ModelSpec, n_slots: int) -> Preset:
+    return Preset(
+        model=model,
+        name="one",
+        slots=SlotSpec(count=n_slots, n_ctx=N_CTX),
+        speculation=Speculation.AUTO,
+        prefix_cache=PrefixCacheSpec(
+            live_sharing=LiveSharingMode.AUTO, anticipate=Anticipation.AUTO
+        ),
+    )
+
+
+def _cold_preset(model: ModelSpec) -> Preset:
+    return Preset(
+        model=model,
+        name="cold",
+        slots=SlotSpec(count=1, n_ctx=N_CTX),
+        prefix_cache=PrefixCacheSpec(enabled=False, anticipate=Anticipation.OFF),
+    )
+
+
+def main() -> int:
+    """Print counts and differences; 1 if there are any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all models together")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--models", nargs="+", choices=KINDS, default=KINDS)
+    args = parser.parse_args()
+    n_different = 0
+    for kind in args.models:
+        root = Path(tempfile.mkdtemp(prefix=f"fidelity-{kind}-"))
+        seconds = 60 * args.minutes / len(args.models)
+        outcome = fidelity(root, kind, seconds, args.seed)
+        print(kind, outcome.counts, flush=True)
+        for difference in outcome.differences:
+            print(difference, flush=True)
+        n_different += len(outcome.differences)
+    print(f"{n_different} differences", flush=True)
+    return int(n_different > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

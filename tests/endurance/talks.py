@@ -1,0 +1,145 @@
+"""Random conversations of one client, for comparing a service with itself."""
+
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+MOST_TALKS = 12
+MOST_MESSAGES = 12
+WORDS = (
+    "alpha", "beta", "gamma", "lake", "boat", "pear", "stone", "river", "house", "magic", "word",
+    "remember", "hello", "weather", "Paris", "tool", "call", "<tool_call>", "</think>", "json", "1",
+)  # fmt: skip
+QUESTIONS = ("What is the magic word?", "Hello! Who are you?", "What is the weather in Paris?")
+NAMES = ("lookup", "read_file", "weather")
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+
+Body = dict[str, Any]
+
+
+class Talk(Struct, frozen=True):
+    """A conversation, and the options that most of its requests have."""
+
+    messages: tuple[Body, ...]
+    options: Body
+    extras: Body
+
+
+def _tool(name: str) -> Body:
+    properties = {"q": {"type": "string"}, "k": {"type": "integer"}}
+    parameters = {"type": "object", "properties": properties, "required": ["q"]}
+    function = {"name": name, "description": f"Look up {name}", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+class Talks:
+    """Conversations that begin alike, fork, go back and go on."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._heads = [words(Random(n), 120) for n in range(3)]
+        self._talks: list[Talk] = []
+        self._latest = Talk((), {}, {})
+
+    def next_request(self) -> tuple[Body, Body]:
+        """A greedy request, and fields that must not change its answer."""
+        random = self._random
+        talk = self._continued()
+        if not talk.extras or random.random() < 0.2:
+            talk = replace(talk, options=self._manner(), extras=self._extras())
+        self._latest = talk
+        body: Body = {"messages": list(talk.messages), "temperature": 0, **talk.options}
+        body["max_tokens"] = random.choice([1, 8, 40, 90, 90])
+        return body | self._options("tools" in body), dict(talk.extras)
+
+    def go_on(self, message: Body) -> None:
+        """The client keeps an answer, with its thought or without, and the results of its calls."""
+        random = self._random
+        kept = {key: value for key, value in message.items() if value is not None}
+        if random.random() < 0.5:
+            kept.pop("reasoning_content", None)
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": words(random, 12)}
+            for call in kept.get("tool_calls") or []
+        ]
+        random.shuffle(results)
+        talk = replace(self._latest, messages=(*self._latest.messages, kept, *results))
+        if len(self._talks) < MOST_TALKS:
+            self._talks.append(talk)
+        else:
+            self._talks[random.randrange(MOST_TALKS)] = talk
+
+    def _continued(self) -> Talk:
+        """A conversation that goes on, after a rewind or from its beginning now and then."""
+        random = self._random
+        choice = random.random()
+        talk = random.choice(self._talks) if self._talks and choice < 0.85 else Talk((), {}, {})
+        messages = list(talk.messages)
+        if choice < 0.2:
+            messages = messages[: max(1, len(messages) - 2 * random.randrange(1, 3))]
+        if not messages or len(messages) > MOST_MESSAGES:
+            messages = [{"role": "system", "content": random.choice(self._heads)}]
+        while messages and messages[-1]["role"] == "user":
+            messages.pop()
+        is_in_loop = messages and messages[-1]["role"] == "tool" and random.random() < 0.7
+        if not is_in_loop:
+            messages.append(self._question())
+        return replace(talk, messages=tuple(messages))
+
+    def _manner(self) -> Body:
+        random = self._random
+        manner: Body = {}
+        if random.random() < 0.6:
+            manner["tools"] = [_tool(name) for name in NAMES[: random.randrange(1, 4)]]
+        if random.random() < 0.5:
+            manner["chat_template_kwargs"] = {"enable_thinking": True}
+        return manner
+
+    def _extras(self) -> Body:
+        random = self._random
+        extras: Body = {"n": random.choice([1, 1, 1, 2])}
+        if random.random() < 0.3:
+            extras["agent"] = f"agent-{random.randrange(4)}"
+        if random.random() < 0.2:
+            extras["cache_salt"] = f"salt-{random.randrange(2)}"
+        return extras
+
+    def _question(self) -> Body:
+        random = self._random
+        word = random.choice(WORDS)
+        remember = f"Remember the magic word: {word}. Reply with one short sentence."
+        asked = random.choice([words(random, random.randrange(3, 60)), remember, *QUESTIONS])
+        return {"role": "user", "content": asked}
+
+    def _options(self, has_tools: bool) -> Body:
+        random = self._random
+        options: Body = {}
+        choice = random.random()
+        if choice < 0.12:
+            shape = {"name": "x", "schema": SCHEMA}
+            options["response_format"] = {"type": "json_schema", "json_schema": shape}
+        elif choice < 0.2 and has_tools:
+            options["tool_choice"] = "required"
+        if random.random() < 0.1:
+            options["stop"] = [random.choice(WORDS)]
+        if random.random() < 0.15:
+            options["ignore_eos"] = True
+        if random.random() < 0.1:
+            options["repetition_penalty"] = 1.3
+        if random.random() < 0.1:
+            options["logit_bias"] = {str(random.randrange(900)): random.choice([-5, 5])}
+        if random.random() < 0.1:
+            options["prediction"] = {"type": "content", "content": words(random, 8)}
+        return options
+
+
+def words(random: Random, n: int) -> str:
+    """A text of `n` random words."""
+    return " ".join(random.choice(WORDS) for _ in range(n))
