@@ -1,4 +1,4 @@
-"""Help page of a screen: explanation, keys, actions."""
+"""Help page of a screen: keys, actions, explanation."""
 
 from mlxstack.tui.actions import ACTIONS
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
@@ -17,13 +17,13 @@ KEYS = (
 
 
 def help_lines(explains: str) -> tuple[Line, ...]:
-    """A page of text."""
-    words: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
+    """Keys and actions of a screen, then its explanation."""
+    paragraphs: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
     actions = [
         _key(action.key, f"{action.label} ({action.target}): {action.help}") for action in ACTIONS
     ]
     keys = [_key(key, told) for key, told in KEYS]
-    return (*words, (), (TextCell("Keys", CellStyle.STRONG),), *keys, *actions)
+    return (*keys, *actions, (), *paragraphs)
 
 
 def _key(key: str, told: str) -> Line:

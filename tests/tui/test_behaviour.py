@@ -258,7 +258,7 @@ async def test_the_palette_erases_the_slot_chosen_on_another_screen() -> None:
 
 async def test_a_question_mark_explains_each_screen() -> None:
     app = on_tape(scenes.busy())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 70)) as pilot:
         await settled(pilot)
         for key, word in (("1", "tiles"), ("2", "miss"), ("3", "conversation"), ("4", "finished")):
             await pilot.press(key, "question_mark")

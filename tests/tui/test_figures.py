@@ -4,6 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from mlxstack.core.engine_events import CacheMiss
+from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot, WaitingView
+from mlxstack.core.request import Priority
 from mlxstack.core.status import MissView, RequestView, StatusFrame
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import costs
@@ -34,8 +37,8 @@ def test_a_stacked_chart_has_its_size_and_hides_no_computed_token(
         assert any(part in {1, 2} for line in lines for _, part in line)
 
 
-def test_a_chart_is_empty_where_nothing_was_seen() -> None:
-    assert plot_stacked([None, 0.0], [None, 0.0], 1) == (((" ", 0), ("▁", 0)),)
+def test_a_chart_is_empty_where_nothing_was_seen_or_done() -> None:
+    assert plot_stacked([None, 0.0], [None, 0.0], 1) == (((" ", 0), (" ", 0)),)
 
 
 def test_cells_are_sorted_by_what_they_mean() -> None:
@@ -75,6 +78,28 @@ def test_costs_are_those_of_ten_minutes_ranked_by_seconds() -> None:
     found = costs.ranked(model)
     assert [(one.request, one.lost_s) for one in found] == [("r1", 3.0), ("r2", 2.0)]
     assert found[1].why == "prompt changed at token 7: `a` -> `b`"
+
+
+def test_costs_of_now_come_first_and_less_than_a_second_is_none() -> None:
+    snapshot = Snapshot(
+        waiting=(
+            WaitingView("r5", "eve", Priority.NORMAL, 100, 12.0),
+            WaitingView("r6", "fay", Priority.NORMAL, 100, 0.9, pin=1),
+        ),
+        slots=(
+            SlotView(0, 4096, RequestPhase.PREFILLING, "r7", "gus", n_prompt=1000, n_cached=200,
+                     miss=CacheMiss("evicted", n_lost=400), elapsed_s=30.0),
+            SlotView(1, 4096, RequestPhase.PREFILLING, "r8", "hal", n_prompt=1000, elapsed_s=30.0),
+        ),
+    )  # fmt: skip
+    finished = (RequestView("r1", "ann", queued_s=60.0, age_s=10.0),)
+    frame = StatusFrame(at=1.0, snapshot=snapshot, snapshot_age_s=2.0, requests=finished)
+    found = costs.ranked(DashboardState(frame=frame))
+    assert [(one.request, one.lost_s) for one in found] == [
+        ("r7", 16.0), ("r5", 14.0), ("r1", 60.0)
+    ]  # fmt: skip
+    shown = costs.costs(DashboardState(frame=frame), 120)
+    assert "now 30s, ten minutes 1m" in "".join(cell.text for cell in shown.title)
 
 
 def test_an_age_is_coarse() -> None:

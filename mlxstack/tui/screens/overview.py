@@ -9,7 +9,7 @@ from textual.widget import Widget
 
 from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
-from mlxstack.tui.screens.text_page import TextPage
+from mlxstack.tui.screens.requests import why_page
 from mlxstack.tui.views import costs, overview, requests, tiles
 from mlxstack.tui.widgets.sparkline import DECODE, PREFILL, SparklineChart
 from mlxstack.tui.widgets.text_lines import TextLines, TileBox
@@ -61,4 +61,4 @@ class OverviewScreen(BaseScreen):
         """Explain a finished request."""
         one = requests.request(self.model, key) if section in {"costs", "finished"} else None
         if one is not None:
-            await self.app.push_screen(TextPage("Why", requests.why(one)))
+            await self.app.push_screen(why_page(one))

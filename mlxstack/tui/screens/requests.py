@@ -5,10 +5,16 @@ from typing import ClassVar
 
 from textual.widget import Widget
 
+from mlxstack.core.status import RequestView
 from mlxstack.tui.screens.base import BaseScreen
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.views import requests
 from mlxstack.tui.widgets.titled_table import TitledTable
+
+
+def why_page(one: RequestView) -> TextPage:
+    """Page that explains the times of a finished request; its headers are shown by v."""
+    return TextPage("Why", requests.why(one), more=requests.response_headers(one))
 
 
 class RequestsScreen(BaseScreen):
@@ -19,7 +25,7 @@ class RequestsScreen(BaseScreen):
         "The last finished requests, the latest on top. `queue` is the time until it had a slot, "
         "`prefill` the time to compute the rest of its prompt, `decode` the time to generate its "
         "answer, `ttft` the time from its arrival to its first token.\n\n"
-        "Enter shows the values of its response headers, and why it reused no more."
+        "Enter shows why it reused no more, and v there the values of its response headers."
     )
 
     def compose_body(self) -> Iterable[Widget]:
@@ -31,4 +37,4 @@ class RequestsScreen(BaseScreen):
         del section
         one = requests.request(self.model, key)
         if one is not None:
-            await self.app.push_screen(TextPage("Why", requests.why(one)))
+            await self.app.push_screen(why_page(one))

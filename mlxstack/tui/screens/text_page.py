@@ -14,14 +14,22 @@ from mlxstack.tui.widgets.styles import content
 
 
 class TextPage(ModalScreen[None]):
-    """Closed by escape, enter, q or a click outside."""
+    """Closed by escape, enter, q or a click outside; `more` lines are shown by v."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter,question_mark", "close", "Close")
+        Binding("escape,q,enter,question_mark", "close", "Close"),
+        Binding("v", "show_more", "More"),
     ]
 
-    def __init__(self, heading: str, lines: tuple[Line, ...], is_at_end: bool = False) -> None:
+    def __init__(
+        self,
+        heading: str,
+        lines: tuple[Line, ...],
+        is_at_end: bool = False,
+        more: tuple[Line, ...] = (),
+    ) -> None:
         super().__init__()
+        self._more = more
         self._is_at_end = is_at_end
         self._heading = heading
         self._lines = lines
@@ -30,13 +38,21 @@ class TextPage(ModalScreen[None]):
         """The lines in a box that scrolls."""
         with VerticalScroll(classes="box") as box:
             box.border_title = self._heading
-            box.border_subtitle = "esc closes"
+            box.border_subtitle = "v shows more, esc closes" if self._more else "esc closes"
             yield Static(content(self._lines), markup=False)
 
     def on_mount(self) -> None:
         """Show the end of a log, where the last lines are."""
         if self._is_at_end:
             self.query_one(VerticalScroll).scroll_end(animate=False)
+
+    def action_show_more(self) -> None:
+        """Add the further lines, once."""
+        more, self._more = self._more, ()
+        if more:
+            self._lines = (*self._lines, (), *more)
+            self.query_one(Static).update(content(self._lines))
+            self.query_one(VerticalScroll).border_subtitle = "esc closes"
 
     def action_close(self) -> None:
         """Back to the screen; a second key closes no other one."""

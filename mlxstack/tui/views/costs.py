@@ -1,7 +1,8 @@
-"""Losses of the last ten minutes, ranked by seconds."""
+"""Losses now and of the last ten minutes, ranked by seconds."""
 
 from msgspec import Struct
 
+from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
 from mlxstack.core.formatting import printable
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
@@ -19,22 +20,22 @@ from mlxstack.tui.views.table_data import (
 
 WIDE = 112
 WINDOW_S = 600.0
-LEAST_S = 0.05
+LEAST_S = 1.0
 MOST_TEXT = 24
 
 
 class Cost(Struct, frozen=True):
-    """Seconds that a request lost, and why."""
+    """Seconds that a request lost, and why; without an age it still loses them."""
 
     request: str
     agent: str | None
     lost_s: float
     why: str
-    age_s: float
+    age_s: float | None = None
 
 
 def costs(model: DashboardState, width: int) -> TableData:
-    """Losses of the last ten minutes, the largest first."""
+    """Losses now, then those of the last ten minutes, the largest first."""
     columns = (
         TableColumn("lost", 6, is_right=True),
         TableColumn("agent", 24 if width >= WIDE else 14),
@@ -43,17 +44,22 @@ def costs(model: DashboardState, width: int) -> TableData:
     )
     found = ranked(model)
     rows = tuple(TableRow(one.request, _row(one, model)) for one in found)
-    total = span(sum(one.lost_s for one in found))
-    head = title("What cost time", f"{total} in ten minutes, enter explains" if rows else "")
-    note = "" if not model.has_frame else "Nothing lost time in the last ten minutes."
+    now, past = (
+        span(sum(one.lost_s for one in found if (one.age_s is None) is is_now))
+        for is_now in (True, False)
+    )
+    sums = f"now {now}, ten minutes {past}, enter explains"
+    head = title("What cost time", sums if rows else "")
+    note = "" if not model.has_frame else "No request lost a second in the last ten minutes."
     return TableData(head, fitted(columns, width), rows, note)
 
 
 def ranked(model: DashboardState) -> tuple[Cost, ...]:
-    """Misses and waits of finished requests, by seconds lost."""
+    """Requests that wait or recompute now, then finished ones, each by seconds lost."""
     recent = (one for one in model.frame.requests or () if one.age_s <= WINDOW_S)
-    found = [cost for one in recent for cost in _of(one)]
-    return tuple(sorted(found, key=lambda one: -one.lost_s))
+    found = [*_live(model), *(cost for one in recent for cost in _of(one))]
+    lasting = (one for one in found if one.lost_s >= LEAST_S)
+    return tuple(sorted(lasting, key=lambda one: (one.age_s is not None, -one.lost_s)))
 
 
 def reason(miss: MissView) -> str:
@@ -79,12 +85,36 @@ def _change(miss: MissView) -> str:
     return f": `{before}` -> `{now}`"
 
 
+def _live(model: DashboardState) -> list[Cost]:
+    snapshot, late_s = model.frame.snapshot, model.frame.snapshot_age_s
+    waits = [_wait(view, late_s) for view in snapshot.waiting]
+    # The queue lists the others.
+    longest = sorted(waits, key=lambda one: -one.lost_s)[:1]
+    return longest + [
+        _recomputation(view, late_s)
+        for view in snapshot.slots
+        if view.state is RequestPhase.PREFILLING and view.miss is not None and view.miss.n_lost
+    ]
+
+
+def _wait(view: WaitingView, late_s: float) -> Cost:
+    place = "all slots are busy" if view.pin is None else f"slot {view.pin} is busy"
+    return Cost(view.request, view.agent, view.waited_s + late_s, place)
+
+
+def _recomputation(view: SlotView, late_s: float) -> Cost:
+    """A prompt that is computed in part although it was in the cache; its texts come later."""
+    assert view.miss is not None
+    miss = MissView(view.miss.reason, view.miss.at, n_lost=view.miss.n_lost)
+    share = min(1.0, view.miss.n_lost / max(1, view.n_prompt - view.n_cached))
+    lost_s = (view.elapsed_s + late_s) * share
+    return Cost(view.request or "", view.agent, lost_s, reason(miss))
+
+
 def _of(one: RequestView) -> list[Cost]:
-    found = []
-    if one.miss is not None and one.miss.lost_s >= LEAST_S:
+    found = [Cost(one.id, one.agent, one.queued_s, "waited for a free slot", one.age_s)]
+    if one.miss is not None:
         found.append(Cost(one.id, one.agent, one.miss.lost_s, reason(one.miss), one.age_s))
-    if one.queued_s >= LEAST_S:
-        found.append(Cost(one.id, one.agent, one.queued_s, "waited for a free slot", one.age_s))
     return found
 
 
@@ -93,5 +123,7 @@ def _row(one: Cost, model: DashboardState) -> tuple[TextCell, ...]:
         TextCell(short_time(one.lost_s), CellStyle.WARN),
         TextCell(agent_name(model, one.agent)),
         TextCell(one.why),
-        TextCell(age(one.age_s), CellStyle.FAINT),
+        TextCell("now", CellStyle.BUSY)
+        if one.age_s is None
+        else TextCell(age(one.age_s), CellStyle.FAINT),
     )

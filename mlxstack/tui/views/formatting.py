@@ -129,4 +129,4 @@ def _stack(level: tuple[int, int] | None, row: int) -> tuple[str, int]:
         return STEPS[lower - 1], 2
     if both:
         return STEPS[both - 1], 1
-    return ("▁" if row == 0 else " "), 0
+    return " ", 0

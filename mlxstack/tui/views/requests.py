@@ -59,17 +59,8 @@ def request(model: DashboardState, name: str) -> RequestView | None:
 
 
 def why(one: RequestView) -> tuple[Line, ...]:
-    """Details of one request: times, miss, headers."""
+    """Details of one request: times and miss."""
     n_new = one.n_prompt - one.n_cached
-    headers = {
-        "cache-hit": "true" if one.n_cached else "false",
-        "cache-prefix-tokens": str(one.n_cached),
-        "cache-new-tokens": str(n_new),
-        "ttft-saved-ms": f"{one.saved_s * 1000:.0f}",
-        **({"slot": str(one.slot)} if one.slot is not None else {}),
-        **({"agent": one.agent} if one.agent else {}),
-        **(_miss_headers(one.miss) if one.miss else {}),
-    }
     times = (
         ("waited in the queue", one.queued_s),
         ("computed the prompt", one.prefill_s),
@@ -88,11 +79,23 @@ def why(one: RequestView) -> tuple[Line, ...]:
         ),
         (),
         *(miss_lines(one.miss) if one.miss else (_all_reused(one, n_new),)),
-        (),
-        *(
-            (TextCell(f"  {HEADER}{k}: ", CellStyle.FAINT), TextCell(printable(v, 70)))
-            for k, v in headers.items()
-        ),
+    )
+
+
+def response_headers(one: RequestView) -> tuple[Line, ...]:
+    """The headers that the response of a request had, but for those of its place in the queue."""
+    headers = {
+        "cache-hit": "true" if one.n_cached else "false",
+        "cache-prefix-tokens": str(one.n_cached),
+        "cache-new-tokens": str(one.n_prompt - one.n_cached),
+        "ttft-saved-ms": f"{one.saved_s * 1000:.0f}",
+        **({"slot": str(one.slot)} if one.slot is not None else {}),
+        **({"agent": one.agent} if one.agent else {}),
+        **(_miss_headers(one.miss) if one.miss else {}),
+    }
+    return tuple(
+        (TextCell(f"  {HEADER}{k}: ", CellStyle.FAINT), TextCell(printable(v, 70)))
+        for k, v in headers.items()
     )
 
 
