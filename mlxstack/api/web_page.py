@@ -1,4 +1,4 @@
-"""Web page of a service: a chat and snippets for clients, from files in the package."""
+"""Web page of a service: a chat and client snippets."""
 
 from importlib.resources import files
 from typing import Any

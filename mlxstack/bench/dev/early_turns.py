@@ -197,7 +197,7 @@ async def _others(
 
 
 async def _until_begun(caller: Caller, n_before: float, *, is_whole: bool = True) -> None:
-    """Wait for more tokens begun early, and for all of them. Raises Broken without any."""
+    """Wait until early prefill is done. Raises Broken without any."""
     deadline = caller.clock() + WAIT_S
     while caller.clock() < deadline:
         slots = await caller.get("/slots")

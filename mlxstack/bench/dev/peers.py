@@ -17,7 +17,7 @@ OURS, PEER = "mlx-stack", "mlx_lm.server"
 
 
 async def run(stage: Sandbox, plan: ServePlan) -> Results:
-    """Run both servers by turns, each floor right after the scene it is compared to."""
+    """Run both servers by turns, each floor after its scene."""
     floors: Found = {}
 
     async def after(scene: str, found: dict[str, Found]) -> None:
@@ -44,7 +44,7 @@ async def run(stage: Sandbox, plan: ServePlan) -> Results:
 def _floors(
     scene: str, ours: Found, plan: ServePlan
 ) -> dict[str, tuple[SingleFloor | Steps | BatchAnswers, str, str]]:
-    """Floors of one pass of a scene, with the figure that counts; they see as many tokens."""
+    """Floors of one pass of a scene over equal token counts."""
     if scene == "turns":
         known, n_next = round(ours["n known"][-1]), round(ours["n next turn"][-1])
         follow_up = SingleFloor(max(1, known - n_next), max(2, n_next), 1)

@@ -24,7 +24,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 
 
 def svg(chart: BarChart) -> str:
-    """One picture: bars from zero, those of mlx-stack in color, all where no bar names it."""
+    """Bar chart from zero; bars of mlx-stack are colored."""
     most = max((bar.value for bar in chart.bars), default=0.0) or 1.0
     start = EDGE + LETTER * max((len(bar.label) for bar in chart.bars), default=0) + GAP
     room = WIDTH - EDGE - VALUE - start

@@ -22,7 +22,7 @@ TOGETHER = frozenset({"crowds", "short", "joining", "counts", "team"})
 def taken_path(
     scene: str, before: Mapping[str, float], after: Mapping[str, float]
 ) -> dict[str, tuple[float, ...]]:
-    """Counts of one pass of a scene; none of a server without these counters."""
+    """Counts of one pass of a scene; none without counters."""
     if not set(COUNTERS.values()) <= set(before):
         return {}
     counts = {what: after[name] - before[name] for what, name in COUNTERS.items()}
@@ -30,7 +30,7 @@ def taken_path(
 
 
 def check_path(figures: Mapping[str, tuple[float, ...]], scenes: Iterable[str]) -> None:
-    """Raise Broken where the service did not do what a scene is there to measure."""
+    """Raise Broken where a scene measured something else."""
     for scene in scenes:
         counts = {what: sum(figures[f"path {scene}: {what}"]) for what in COUNTERS}
         if scene in REUSING and not counts["reused"]:

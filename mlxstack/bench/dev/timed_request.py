@@ -39,7 +39,7 @@ Pieces = Sequence[tuple[float, bytes]]
 
 
 class ServerUnderTest(Struct, frozen=True):
-    """Address of a server; `model` is the name in the request body, `pid` its process if known."""
+    """Address of a server, model name in requests, process if known."""
 
     name: str
     url: str
@@ -142,7 +142,7 @@ class Caller:
         return answer.json()
 
     async def counters(self) -> dict[str, float]:
-        """Samples of `/metrics` without labels; none where the server has no such page."""
+        """Samples of `/metrics` without labels; none without the page."""
         answer = await self._http.get("/metrics")
         if not answer.is_success or "# TYPE" not in answer.text:
             return {}

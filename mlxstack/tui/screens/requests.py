@@ -13,7 +13,7 @@ from mlxstack.tui.widgets.titled_table import TitledTable
 
 
 def why_page(one: RequestView) -> TextPage:
-    """Page that explains the times of a finished request; its headers are shown by v."""
+    """Page with the times of a request; v shows its headers."""
     return TextPage("Why", requests.why(one), more=requests.response_headers(one))
 
 

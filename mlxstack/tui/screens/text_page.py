@@ -14,7 +14,7 @@ from mlxstack.tui.widgets.styles import content
 
 
 class TextPage(ModalScreen[None]):
-    """Closed by escape, enter, q or a click outside; `more` lines are shown by v."""
+    """Text in a box; v shows the `more` lines."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter,question_mark", "close", "Close"),

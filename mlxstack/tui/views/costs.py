@@ -25,7 +25,7 @@ MOST_TEXT = 24
 
 
 class Cost(Struct, frozen=True):
-    """Seconds that a request lost, and why; without an age it still loses them."""
+    """Seconds that a request lost; no age while it runs."""
 
     request: str
     agent: str | None
@@ -55,7 +55,7 @@ def costs(model: DashboardState, width: int) -> TableData:
 
 
 def ranked(model: DashboardState) -> tuple[Cost, ...]:
-    """Requests that wait or recompute now, then finished ones, each by seconds lost."""
+    """Running requests, then finished ones, each by seconds lost."""
     recent = (one for one in model.frame.requests or () if one.age_s <= WINDOW_S)
     found = [*_live(model), *(cost for one in recent for cost in _of(one))]
     lasting = (one for one in found if one.lost_s >= LEAST_S)
@@ -103,7 +103,7 @@ def _wait(view: WaitingView, late_s: float) -> Cost:
 
 
 def _recomputation(view: SlotView, late_s: float) -> Cost:
-    """A prompt that is computed in part although it was in the cache; its texts come later."""
+    """Share of a running prefill that the cache once held."""
     assert view.miss is not None
     miss = MissView(view.miss.reason, view.miss.at, n_lost=view.miss.n_lost)
     share = min(1.0, view.miss.n_lost / max(1, view.n_prompt - view.n_cached))

@@ -83,7 +83,7 @@ def why(one: RequestView) -> tuple[Line, ...]:
 
 
 def response_headers(one: RequestView) -> tuple[Line, ...]:
-    """The headers that the response of a request had, but for those of its place in the queue."""
+    """Response headers of a finished request."""
     headers = {
         "cache-hit": "true" if one.n_cached else "false",
         "cache-prefix-tokens": str(one.n_cached),

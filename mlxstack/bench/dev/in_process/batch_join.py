@@ -1,4 +1,4 @@
-"""Cost of joining and leaving a batch, by the KV it already holds."""
+"""Cost of joining and leaving a batch, by its KV."""
 
 import time
 from collections.abc import Callable

@@ -26,7 +26,7 @@ ENDLESS = 1 << 30
 
 
 def filled(model: Any, n_tokens: int, seed: int = 0) -> list[Any]:
-    """Ordinary caches with KV of `n_tokens`, random but for the first: that costs no prefill."""
+    """Ordinary caches with random KV of `n_tokens`."""
     caches: list[Any] = make_prompt_cache(model)
     model(mx.array([SEEN[: min(n_tokens, len(SEEN))]]), cache=caches)
     for i, leaf in enumerate(cache_adapters.leaves(caches)):
@@ -65,7 +65,7 @@ class Ours:
         return BatchRow(slot, context, Sampler(SamplingParams(), SEEN, 0), FIRST)
 
     def join(self, row: BatchRow) -> None:
-        """The row takes part in the next step; all KV is in its place."""
+        """Add a row whose KV is in place to the next step."""
         self._batch.join(row)
         self._settle()
 
@@ -89,7 +89,7 @@ class Ours:
 
 
 class Theirs:
-    """mlx-lm's batch, as its BatchGenerator drives it: one padded cache for all rows."""
+    """Padded batch as mlx-lm's BatchGenerator drives it."""
 
     who = "theirs"
 
@@ -100,13 +100,13 @@ class Theirs:
         self.finish()
 
     def newcomer(self, caches: list[Any]) -> Any:
-        """A batch of one row that may be joined to the running one."""
+        """Batch of one row to merge into the running one."""
         alone = self._new([caches])
         self.finish()
         return alone
 
     def join(self, row: Any) -> None:
-        """The row takes part in the next step; all KV is in its place."""
+        """Add a row whose KV is in place to the next step."""
         with mx.stream(generation_stream):
             self._batch.extend(row)
             evaluate(self._batch.prompt_cache)

@@ -22,7 +22,7 @@ STRETCH = 5
 
 
 def steps(trial: Steps, loaded: LoadedModel) -> BenchResult:
-    """Both batches live side by side; each pass times a few steps of one, then of the other."""
+    """Time a few steps of both batches by turns."""
     model, contexts = loaded.model, trial.contexts
 
     def caches() -> list[list[Any]]:
@@ -46,7 +46,7 @@ def steps(trial: Steps, loaded: LoadedModel) -> BenchResult:
 
 
 def by_turns(sides: Sequence[Side], n_steps: int) -> dict[str, float]:
-    """Seconds per step, in short stretches that alternate: what disturbs one disturbs both."""
+    """Seconds per step, from short alternating stretches."""
     stretches = max(1, n_steps // STRETCH)
     total = {side.who: 0.0 for side in sides}
     for i in range(stretches):
@@ -56,7 +56,7 @@ def by_turns(sides: Sequence[Side], n_steps: int) -> dict[str, float]:
 
 
 def timed(side: Side, n_steps: int) -> float:
-    """Seconds of `n` steps, nothing in flight after; the pipeline is filled before."""
+    """Seconds of `n` steps with a filled pipeline."""
     side.step()
     side.finish()
     began = time.perf_counter()

@@ -47,7 +47,7 @@ class On(Ours):
 
 
 def shared_rows(trial: SharedRows, loaded: LoadedModel) -> BenchResult:
-    """All sides live together; each pass times a few steps of one, then of the next."""
+    """Time a few steps of each contestant by turns."""
     model = loaded.model
 
     def rows() -> list[list[Any]]:
@@ -70,7 +70,7 @@ def shared_rows(trial: SharedRows, loaded: LoadedModel) -> BenchResult:
 
 
 def forks(trial: Forks, loaded: LoadedModel) -> BenchResult:
-    """The third row on each prefix: the first fork moved it to where it is shared."""
+    """Third row on each shared prefix."""
     maker = CacheFactory(loaded.model, KVSpec())
     found = least_shared(measure_sharing(ModelRunner(loaded.model), maker))
     samples = [TrialSamples("policy", "least shared tokens", (float(found or 0),))]

@@ -22,7 +22,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def follow_up(trial: FollowUp, loaded: LoadedModel) -> BenchResult:
-    """Each pass has a history of its own, and a maker that has seen nothing."""
+    """Passes with a new history and an empty cache each."""
     times: dict[tuple[str, str], list[float]] = {}
     for seed in range(trial.passes):
         history = _history(PromptMaker(loaded.tokenizer), Random(seed), trial.n_tokens)
