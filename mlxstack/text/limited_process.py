@@ -53,17 +53,20 @@ class LimitedProcess:
         self._opening = opening
         self._process: subprocess.Popen[bytes] | None = None
 
-    def request(self, payload: bytes, limit_s: float) -> tuple[bytes, float]:
+    def request(
+        self, payload: bytes, limit_s: float, look: Callable[[], None] | None = None
+    ) -> tuple[bytes, float]:
         """The answer and its CPU seconds, of `limit_s`.
 
-        Raises Overrun, or OSError without a process.
+        `look` is called while the answer is not there, and ends the child by an error. Raises
+        Overrun, or OSError without a process.
         """
         try:
             process = self._running()
             with suppress(BrokenPipeError):
                 assert process.stdin is not None
                 write_frame(process.stdin, payload, limit_s)
-            return self._answer(process, limit_s)
+            return self._answer(process, limit_s, look)
         except BaseException:
             self.close()
             raise
@@ -92,7 +95,12 @@ class LimitedProcess:
                 write_frame(process.stdin, self._opening)
         return self._process
 
-    def _answer(self, process: "subprocess.Popen[bytes]", limit_s: float) -> tuple[bytes, float]:
+    def _answer(
+        self,
+        process: "subprocess.Popen[bytes]",
+        limit_s: float,
+        look: Callable[[], None] | None,
+    ) -> tuple[bytes, float]:
         assert process.stdout is not None
         pipe, data, n_whole, cpu_s = process.stdout.fileno(), bytearray(), HEADER.size, 0.0
         ready = select.poll()
@@ -101,6 +109,8 @@ class LimitedProcess:
         while len(data) < n_whole:
             if not ready.poll(1000 * LOOK_S):
                 check_size(process.pid, self._max_bytes)
+                if look is not None:
+                    look()
                 if time.monotonic() > deadline:
                     raise Overrun(f"takes longer than {STALL_S:g} s")
                 continue

@@ -21,11 +21,15 @@ from mlxstack.text.template_worker import REFUSED
 
 log = logging.getLogger("mlxstack.text")
 
-LIMIT_S = 2.0
+LIMIT_S = 1.0
 """CPU seconds for all renderings of a request; usual ones take milliseconds."""
 WARY_LIMIT_S = 0.25
 """The same, for `WARY_S` after an overrun: further ones shall not occupy every thread."""
 WARY_S = 60.0
+QUICK_S = 1.0
+"""Seconds, on a busy computer too, after which a rendering is slow."""
+MOST_SLOW = 2
+"""Slow renderings at a time; a further one is refused, so that threads are left for others."""
 MAX_BYTES = 1024**3
 """Maximum memory of a rendering process."""
 MOST_IDLE = 2
@@ -34,6 +38,28 @@ MOST_REFUSED = 256
 
 class TemplateRefusal(ValueError):
     """The template raised an error: it refuses the conversation, or is none."""
+
+
+class SlowLane:
+    """Place of one rendering among the slow ones, taken when it becomes slow."""
+
+    def __init__(self, places: threading.Semaphore) -> None:
+        self._places = places
+        self._began_at = time.monotonic()
+        self._has_place = False
+
+    def look(self) -> None:
+        """Take a place for a rendering that is slow. Raises Busy."""
+        if self._has_place or time.monotonic() - self._began_at < QUICK_S:
+            return
+        self._has_place = self._places.acquire(blocking=False)
+        if not self._has_place:
+            raise Busy("the chat template is slow, and busy with other conversations; try again")
+
+    def leave(self) -> None:
+        """Give the place back."""
+        if self._has_place:
+            self._places.release()
 
 
 class _Budget(threading.local):
@@ -51,6 +77,7 @@ class TemplateRenderers:
         self._idle: list[LimitedProcess] = []
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._budget = _Budget()
+        self._slow = threading.BoundedSemaphore(MOST_SLOW)
         self._overran_at = -WARY_S
         self.n_overruns = 0
 
@@ -96,13 +123,17 @@ class TemplateRenderers:
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or LimitedProcess("mlxstack.text.template_worker", MAX_BYTES)
+        lane = SlowLane(self._slow)
         try:
-            data, used_s = process.request(payload, limit_s if left_s is None else left_s)
+            allowed_s = limit_s if left_s is None else left_s
+            data, used_s = process.request(payload, allowed_s, lane.look)
         except Overrun as overrun:
             self._note(payload, str(overrun))
             raise TemplateOverrun(str(overrun)) from overrun
         except OSError as error:
             raise Busy(f"the prompt cannot be rendered now: {error.strerror}") from error
+        finally:
+            lane.leave()
         self._release(process)
         if left_s is not None:
             self._budget.left_s = left_s - used_s

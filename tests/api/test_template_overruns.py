@@ -64,10 +64,12 @@ def test_a_conversation_without_end_is_refused_and_the_others_are_served(
         before = n_overruns(http)
         with ThreadPoolExecutor(2 * N_THREADS) as pool:
             refused = list(pool.map(send, [grown(at) for at in range(2 * N_THREADS)]))
+        too_long = [answer for answer in refused if answer.status_code == 400]
         for answer in refused:
-            assert answer.status_code == 400, answer.text
-            assert "the chat template of this model takes longer than" in answer.text
-        assert n_overruns(http) == before + len(refused)
+            # Slow ones beyond two at a time are asked to come again.
+            expected = "takes longer than" if answer in too_long else "the chat template is slow"
+            assert expected in answer.text, answer.text
+        assert too_long and n_overruns(http) == before + len(too_long)
         assert send(SHORT).status_code in (200, 201)
         assert http.get("/health").json() == {"status": "ok"}
 

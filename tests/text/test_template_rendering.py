@@ -1,12 +1,13 @@
 """Rendering a chat template takes bounded time and memory, whatever its author wrote."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.core.errors import TemplateOverrun
+from mlxstack.core.errors import Busy, TemplateOverrun
 from mlxstack.text import limited_process, template_rendering
 from mlxstack.text.jinja_environment import compiled
 from mlxstack.text.prompt import PromptMaker
@@ -127,3 +128,22 @@ def test_an_answer_without_end_is_not_read_whole(
     monkeypatch.setattr(limited_process, "MOST_ANSWERED", 1000)
     with pytest.raises(TemplateOverrun, match="makes more than"):
         renderers.render("{{ 'x' * 2000 }}", {})
+
+
+def test_slow_renderings_leave_threads_for_others(
+    renderers: TemplateRenderers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_rendering, "LIMIT_S", 30)
+    monkeypatch.setattr(template_rendering, "WARY_LIMIT_S", 30)
+    monkeypatch.setattr(template_rendering, "QUICK_S", 0.1)
+    monkeypatch.setattr(limited_process, "STALL_S", 3.0)
+    n_slow = template_rendering.MOST_SLOW
+
+    def render(at: int) -> str:
+        return renderers.render(LOOP, {"at": at})
+
+    with ThreadPoolExecutor(2 * n_slow) as pool:
+        jobs = [pool.submit(render, at) for at in range(2 * n_slow)]
+    errors = [type(job.exception()) for job in jobs]
+    assert errors.count(Busy) == errors.count(TemplateOverrun) == n_slow
+    assert renderers.render("{{ 1 }}", {}) == "1"
