@@ -35,7 +35,7 @@ STATUSES: ErrorTable[int] = {
     errors.NotFound: 404,
     errors.UnknownModel: 404,
     errors.Conflict: 409,
-    errors.SlotTaken: 409,
+    errors.Taken: 409,
     errors.Busy: 503,
     errors.OutOfMemory: 503,
     errors.Loading: 503,

@@ -30,9 +30,6 @@ GRACE_S = ceil(ANSWER_S) + 3
 # A thread that is stuck in a template or a grammar does not delay the exit.
 EXIT_S = 2.0
 
-# EX_CONFIG of sysexits.h: a restart would not help.
-CANNOT_START = 78
-
 
 def run(preset: Preset, home: Path, source: Path | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns 0, or 78 for bad configuration.
@@ -46,7 +43,7 @@ def run(preset: Preset, home: Path, source: Path | None = None) -> int:
         return uvloop.run(_run(preset, home, source))
     except SetupError as error:
         log.error("%s", error.message)
-        return CANNOT_START
+        return os.EX_CONFIG
     except StackError as error:
         log.error("%s", error.message)
         return 1
@@ -104,7 +101,7 @@ async def serve(
         return 1
     except StackError as error:
         log.error("%s", error.message)
-        return CANNOT_START if isinstance(error, SetupError) else 1
+        return os.EX_CONFIG if isinstance(error, SetupError) else 1
     finally:
         tasks.cancel()
         server.should_exit = True

@@ -1,8 +1,9 @@
 """Exit codes of `mlx-stack`, and the errors that lead to them."""
 
+import os
 from enum import IntEnum
 
-from mlxstack.core.errors import SetupError, SlotTaken, StackError
+from mlxstack.core.errors import SetupError, StackError, Taken
 
 
 class Misuse(Exception):
@@ -33,7 +34,7 @@ class Exit(IntEnum):
     NOT_RUNNING = 3
     TAKEN = 4
     SETUP = 5
-    HOPELESS = 78
+    HOPELESS = os.EX_CONFIG
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
@@ -46,4 +47,4 @@ def exit_of(error: Misuse | StackError | ConnectionError) -> Exit:
         return Exit.NOT_RUNNING
     if isinstance(error, SetupError):
         return Exit.SETUP
-    return Exit.TAKEN if isinstance(error, SlotTaken) else Exit.FAILED
+    return Exit.TAKEN if isinstance(error, Taken) else Exit.FAILED

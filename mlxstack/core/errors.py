@@ -100,7 +100,7 @@ class Conflict(StackError):
     """The thing is in a state that forbids the act."""
 
 
-class SlotTaken(Conflict):
+class Taken(Conflict):
     """A name or a port of this computer that is taken."""
 
 

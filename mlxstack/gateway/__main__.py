@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from mlxstack.gateway.server import CANNOT_START, run
+from mlxstack.gateway.server import run
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.descriptors import raise_soft_limit
 from mlxstack.host.parent_watchdog import follow_supervisor
@@ -23,7 +23,7 @@ def main() -> int:
     spec = read_json(file, GatewaySpec)
     if spec is None:
         logging.error("%s is no spec of a gateway", file)
-        return CANNOT_START
+        return os.EX_CONFIG
     # What an earlier gateway of this name handed over is this one's again.
     spec = replace(spec, handed_over=())
     write_json(file, spec)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from math import ceil
 
@@ -16,9 +17,6 @@ from mlxstack.host.service_state import read_json
 
 log = logging.getLogger("mlxstack.gateway")
 
-# EX_CONFIG of sysexits.h: a restart would not help.
-CANNOT_START = 78
-
 
 def run(spec: GatewaySpec) -> int:
     """Serve until SIGTERM or SIGINT; returns 0, or 78 (bad configuration)."""
@@ -26,7 +24,7 @@ def run(spec: GatewaySpec) -> int:
         uvloop.run(_run(spec))
     except SetupError as error:
         log.error("%s", error.message)
-        return CANNOT_START
+        return os.EX_CONFIG
     return 0
 
 

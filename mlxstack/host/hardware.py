@@ -65,18 +65,18 @@ def find_openblas(folders: tuple[str, ...] = LIBRARY_FOLDERS) -> Path | None:
     for folder in folders:
         for place in (Path(folder) / triplet, Path(folder)):
             for build in (*THREADED_FOLDERS, "."):
-                agent_store = place / build / OPENBLAS
-                if agent_store.is_file():
-                    return agent_store
+                library = place / build / OPENBLAS
+                if library.is_file():
+                    return library
     return None
 
 
-def preload(env: Mapping[str, str], agent_store: Path | None) -> dict[str, str]:
+def preload(env: Mapping[str, str], library: Path | None) -> dict[str, str]:
     """Variables for a child's `env` to preload `library`; empty if set."""
     already = env.get("LD_PRELOAD", "")
-    if agent_store is None or "openblas" in already:
+    if library is None or "openblas" in already:
         return {}
-    return {"LD_PRELOAD": f"{agent_store}:{already}" if already else str(agent_store)}
+    return {"LD_PRELOAD": f"{library}:{already}" if already else str(library)}
 
 
 def blas_sleep(env: Mapping[str, str], system: str) -> dict[str, str]:

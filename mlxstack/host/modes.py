@@ -7,7 +7,7 @@ import msgspec.inspect
 import yaml
 from msgspec import Struct
 
-from mlxstack.core.errors import SetupError, SlotTaken
+from mlxstack.core.errors import SetupError, Taken
 from mlxstack.host import preset_schema, presets
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.overrides import Override, from_option
@@ -81,13 +81,13 @@ def load(name: str, home: Home) -> Mode:
 def create(name: str, wanted: list[str], description: str, home: Home) -> Path:
     """Write a mode of these presets.
 
-    Raises SetupError for a wrong preset or name, SlotTaken when the mode is there already.
+    Raises SetupError for a wrong preset or name, Taken when the mode is there already.
     """
     if not presets.NAME.fullmatch(name):
         raise SetupError(f"`{name}` cannot be the name of a mode; use letters, digits and dashes")
     path = home.presets / FOLDER / f"{name}.yaml"
     if path.exists():
-        raise SlotTaken(f"{path} exists already; remove it, or choose another name")
+        raise Taken(f"{path} exists already; remove it, or choose another name")
     for preset in wanted:
         presets.load(preset, home)
     mode = Mode(tuple(Member(presets.from_anywhere(preset)) for preset in wanted), description)

@@ -4,7 +4,7 @@ import errno
 import tempfile
 from pathlib import Path
 
-from mlxstack.core.errors import SetupError, SlotTaken
+from mlxstack.core.errors import SetupError, Taken
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.model_files import refuse_gguf
@@ -58,13 +58,13 @@ def check_port(server: ServerSpec, home: Home) -> None:
         )
     for state in running(home):
         if state.plan.url.endswith(f":{server.port}"):
-            raise SlotTaken(
+            raise Taken(
                 f"port {server.port} is taken by the service `{state.plan.name}` "
                 f"(pid {state.supervisor.pid}); stop it with `mlx-stack down {state.plan.name}`, "
                 "or choose another port with --port"
             )
     who = listener(server.port) or "another program"
-    raise SlotTaken(
+    raise Taken(
         f"{server.host}:{server.port} cannot be used: port {server.port} is taken by {who}; "
         "end that, or choose another port with --port"
     )

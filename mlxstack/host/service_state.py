@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.errors import SlotTaken
+from mlxstack.core.errors import Taken
 from mlxstack.host.home import Home
 from mlxstack.host.process import ProcessId, is_alive
 
@@ -33,11 +33,12 @@ class Phase(StrEnum):
 class RestartPolicy(Struct, frozen=True):
     """Limits of a worker: crashes, and time stuck. Times in seconds.
 
-    A dead worker starts again after `first_s`, doubling up to `longest_s`. `n_deaths` within
+    A dead worker starts again after `first_s`, doubling up to `longest_s`. `max_crashes` within
     `window_s` are too many. A worker asked to stop is killed after `grace_s`.
 
-    It is looked at every `look_s`. It is killed when it stops answering for `silent_s`, or is
-    neither healthy nor loading for `stuck_s`: by then it has failed every request that waits.
+    Health is polled every `look_s` seconds. A worker is killed when it does not answer for
+    `silent_s`, or is neither healthy nor loading for `stuck_s`: by then it has failed every
+    request that waits.
     """
 
     first_s: float = 0.5
@@ -78,8 +79,8 @@ class ServiceSpec(Struct, frozen=True):
 class ServiceState(Struct, frozen=True):
     """State by the supervisor; `since`: Unix seconds of the last start.
 
-    `last_words` are the last lines of a worker that died with `exit_code` (negative: a signal);
-    `died_how` tells its end in words: "was killed by SIGKILL".
+    `last_log_lines` are those of a worker that ended with `exit_code` (negative: a signal), and
+    `exit_summary` describes its end: "was killed by SIGKILL".
     """
 
     plan: ServiceSpec
@@ -150,7 +151,7 @@ def claim(state: ServiceState) -> None:
         refuse_other_case(home, name)
         other = owner(home, name)
         if other is not None:
-            raise SlotTaken(
+            raise Taken(
                 f"`{name}` is already running: pid {other.supervisor.pid}, "
                 f"preset {other.plan.preset}, {other.plan.url}"
             )
@@ -159,7 +160,7 @@ def claim(state: ServiceState) -> None:
 
 
 def refuse_other_case(home: Home, name: str) -> None:
-    """Raise SlotTaken for a running service whose name differs by case only.
+    """Raise Taken for a running service whose name differs by case only.
 
     On a Mac both have the same files.
     """
@@ -168,7 +169,7 @@ def refuse_other_case(home: Home, name: str) -> None:
         other = file.stem if state is None else state.plan.name
         is_same_file = other != name and other.casefold() == name.casefold()
         if is_same_file and owner(home, other) is not None:
-            raise SlotTaken(
+            raise Taken(
                 f"`{other}` is running, and its name differs from `{name}` by case only: on a Mac "
                 f"they have the same files; stop it with `mlx-stack down {other}`, or choose "
                 "another --name"

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from mlxstack.core.errors import SlotTaken
+from mlxstack.core.errors import Taken
 from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import ask_to_stop, end, is_alive, kill, wait_gone
@@ -67,9 +67,7 @@ def starting(home: Home, name: str, waits: bool) -> Iterator[None]:
         try:
             held.enter_context(locked(home.start_file(name), waits))
         except BlockingIOError:
-            raise SlotTaken(
-                f"`{name}` is being started by another command; wait for that"
-            ) from None
+            raise Taken(f"`{name}` is being started by another command; wait for that") from None
         refuse_other_case(home, name)
         yield
 

@@ -27,9 +27,6 @@ from mlxstack.host.service_state import (
     write_json,
 )
 
-EX_CONFIG = 78
-"""Exit code of an unrestartable worker (EX_CONFIG of sysexits.h)."""
-
 N_LAST_WORDS = 20
 
 DEAF_S = 6.0
@@ -74,7 +71,7 @@ class Supervisor:
             code = await self._one_life()
             if self._stop.is_set() or code == 0:
                 break
-            if code == EX_CONFIG:
+            if code == os.EX_CONFIG:
                 self._say("the worker says that a restart cannot help; giving up")
                 return Phase.CRASHED
             delay = self._next_delay(time.monotonic())

@@ -76,18 +76,6 @@ class MemoryNeed(Struct, frozen=True):
         return self.weights + self.kv + self.workspace + self.margin
 
 
-class CapacityRow(Struct, frozen=True):
-    """Table row: KV of one context of `n_ctx`, and agents that fit.
-
-    `n_agents` are live contexts beside each other, `disk` is one saved agent.
-    """
-
-    n_ctx: int
-    kv: int
-    n_agents: int
-    disk: int
-
-
 def need(load: ServiceLoad) -> MemoryNeed:
     """Peak bytes of this load: all slots full, one of them prefilling."""
     drafts = load.draft.peak_state_bytes(load.n_ctx, load.chunk)
@@ -158,16 +146,3 @@ def disk_bytes(geometry: Geometry, n_tokens: int, n_checkpoints: int = 1) -> int
     n_files = -(-n_tokens // CUT) + checkpoints
     states = geometry.state_bytes(n_tokens) * checkpoints
     return geometry.full_bytes(n_tokens) + states + n_files * HEADER_BYTES
-
-
-def table(load: ServiceLoad, memory: int, contexts: Sequence[int]) -> tuple[CapacityRow, ...]:
-    """One row per context length, in the order given."""
-    return tuple(
-        CapacityRow(
-            n_ctx=n_ctx,
-            kv=load.geometry.n_bytes(n_ctx),
-            n_agents=max_agents(replace(load, n_ctx=n_ctx), memory),
-            disk=disk_bytes(load.geometry, n_ctx),
-        )
-        for n_ctx in contexts
-    )

@@ -46,8 +46,8 @@ class SegmentMeta(Struct, frozen=True):
 class CheckpointMeta(Struct, frozen=True):
     """State of the layers that cannot be cut, after exactly `position` tokens.
 
-    `parent` is the segment that holds token `position` - 1; `state` names the tokens
-    (`blocks.state_at`).
+    `parent` is the segment that holds token `position` - 1; `state` is the hash of the
+    tokens before it.
     """
 
     key: str

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +30,6 @@ from mlxstack.text.template_rendering import (
 from mlxstack.text.template_switches import NO_SWITCHES, TemplateSwitches, find_switches
 from mlxstack.text.tool_definitions import completed
 
-log = logging.getLogger("mlxstack.text")
 Turn = dict[str, Any]
 
 REFUSALS = (

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from mlxstack.core.errors import SetupError, SlotTaken
+from mlxstack.core.errors import SetupError, Taken
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import preflight
@@ -209,7 +209,7 @@ def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(SlotTaken) as caught:
+        with pytest.raises(Taken) as caught:
             preflight.check_port(ServerSpec(port=port), home)
     assert f"pid {os.getpid()}" in caught.value.message
     assert "--port" in caught.value.message

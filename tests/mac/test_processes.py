@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxstack.core.errors import SlotTaken
+from mlxstack.core.errors import Taken
 from mlxstack.host import process, services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import identify, is_alive
@@ -51,11 +51,11 @@ def home(tmp_path: Path) -> Home:
 def test_a_name_that_differs_by_case_from_a_running_service_is_refused(home: Home) -> None:
     claim(state_of(home, "Coder"))
     with (
-        pytest.raises(SlotTaken, match=r"`Coder` is running, .* by case only.*down Coder"),
+        pytest.raises(Taken, match=r"`Coder` is running, .* by case only.*down Coder"),
         services.starting(home, "coder", waits=True),
     ):
         pass
-    with pytest.raises(SlotTaken, match="by case only"):
+    with pytest.raises(Taken, match="by case only"):
         claim(state_of(home, "CODER"))
 
 

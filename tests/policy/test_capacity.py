@@ -14,7 +14,6 @@ from mlxstack.policy.capacity import (
     max_agents,
     max_ctx,
     need,
-    table,
 )
 from mlxstack.policy.kv_geometry import quantized
 from tests.policy.test_geometry import geometry
@@ -98,9 +97,8 @@ def test_a6_one_window_is_larger_while_its_slot_prefills() -> None:
 
 
 def test_a13_the_published_numbers_at_4096() -> None:
-    rows = table(replace(LOAD, n_slots=1), 24 * GIB, (4096,))
-    assert rows[0].kv == 512 * MIB
-    assert table(replace(LOAD, geometry=GEMMA), 24 * GIB, (4096,))[0].kv == 576 * MIB
+    assert LOAD.geometry.n_bytes(4096) == 512 * MIB
+    assert GEMMA.n_bytes(4096) == 576 * MIB
 
 
 def test_c15_disk_forecast_for_50k_tokens_counts_the_window_once() -> None:

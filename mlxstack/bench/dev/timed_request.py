@@ -113,7 +113,7 @@ class Caller:
 
     @staticmethod
     def clock() -> float:
-        """Now, in the seconds of `Timed`."""
+        """Now, in the seconds of `TimedRequest`."""
         return time.perf_counter()
 
     async def request(

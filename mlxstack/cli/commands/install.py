@@ -84,7 +84,7 @@ def uninstall(service: Service, json: Json = False) -> None:
 def _write(unit: "ServiceUnit", preset: "Preset") -> None:
     """Write the unit file (0600), after stopping the older unit's service.
 
-    Raises SetupError and SlotTaken where `up` would: nothing starts such a unit again.
+    Raises SetupError and Taken where `up` would: nothing starts such a unit again.
     """
     from mlxstack.cli.services.launch import already_running, warn_of_variables
     from mlxstack.cli.services.memory_refusal import check_memory

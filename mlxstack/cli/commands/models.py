@@ -72,7 +72,7 @@ def rm(
     """
     from mlxstack.cli.exit_codes import Misuse
     from mlxstack.cli.units import size
-    from mlxstack.core.errors import SlotTaken
+    from mlxstack.core.errors import Taken
     from mlxstack.host.home import home_from
     from mlxstack.host.local_models import delete
 
@@ -80,7 +80,7 @@ def rm(
     running = _running(home_from(os.environ))
     service = running.get(found.name) or running.get(found.path)
     if service is not None:
-        raise SlotTaken(
+        raise Taken(
             f"{found.name} is served by `{service}`; `mlx-stack down {service}` stops it first"
         )
     if not yes:

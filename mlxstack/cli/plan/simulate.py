@@ -79,7 +79,7 @@ def served_by(scenario: Scenario, preset: Preset) -> Scenario:
 def as_fast_as(scenario: Scenario, metrics: str) -> Scenario:
     """Machine with the speeds at a service's /metrics. Raises SetupError.
 
-    A step is split into its fixed part and its rows as `Machine` does by default.
+    A step is split into its fixed part and its rows as `SimulatedMachine` does by default.
     """
     families = text_string_to_metric_families(metrics)
     of = {one.name: one.value for family in families for one in family.samples}

@@ -90,7 +90,7 @@ def prepare(
 ) -> PlannedGateway:
     """Check a start, and write the specs of all processes.
 
-    Raises as `plan` does, and SlotTaken for a member that runs already.
+    Raises as `plan` does, and Taken for a member that runs already.
     """
     room = room_in(home, this_memory(os.environ))
     found = plan(name, wanted, home, room, linger_s, **listening)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from mlxstack.cli.output import note
 from mlxstack.cli.services import memory_refusal
 from mlxstack.client import Client, HealthResponse, Unreachable
-from mlxstack.core.errors import Broken, SlotTaken
+from mlxstack.core.errors import Broken, Taken
 from mlxstack.core.preset import PARKING_S, Preset, ServerSpec
 from mlxstack.host import hardware, overrides, preflight, presets, services
 from mlxstack.host.home import Home, make_home, make_private
@@ -256,7 +256,7 @@ def _worker_command() -> tuple[str, ...]:
 
 
 def refuse_other_model(state: ServiceState, request: LaunchRequest, preset: Preset) -> None:
-    """Raise SlotTaken where a running service serves another model.
+    """Raise Taken where a running service serves another model.
 
     One that was started from the same preset may have been given another model by a swap.
     """
@@ -266,16 +266,16 @@ def refuse_other_model(state: ServiceState, request: LaunchRequest, preset: Pres
     served = read_json(state.plan.home.preset_file(name), Preset)
     if served is not None and served.model.id != preset.model.id:
         wanted = request.preset if request.file is None else preset.model.id
-        raise SlotTaken(
+        raise Taken(
             f"`{name}` is already running with the model {served.model.id}; start {wanted} under "
             f"another name (`mlx-stack up {wanted} --name NAME`), or stop the other one "
             f"(`mlx-stack down {name}`)"
         )
 
 
-def already_running(state: ServiceState) -> SlotTaken:
+def already_running(state: ServiceState) -> Taken:
     """The refusal of a second start, naming the owner."""
-    return SlotTaken(
+    return Taken(
         f"`{state.plan.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
         f"{state.plan.preset}, {state.plan.url}; `mlx-stack down {state.plan.name}` stops it"
     )

@@ -79,7 +79,7 @@ def requests_of(name: str, home: Home) -> list[LaunchRequest]:
 def switch(name: str, home: Home, say: Say) -> ModeChange:
     """Make a mode's gateway and members the running services.
 
-    Raises Broken after going back, and SlotTaken while another switch goes on.
+    Raises Broken after going back, and Taken while another switch goes on.
     """
     with services.starting(home, "a mode", waits=False):
         return _switch(name, home, say)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mlxstack.cli.output import table
 from mlxstack.cli.services.launch import DerivedFile, LaunchRequest
 from mlxstack.cli.units import tokens_of
-from mlxstack.core.errors import SetupError, SlotTaken
+from mlxstack.core.errors import SetupError, Taken
 from mlxstack.host import model_reference, overrides, presets, services
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.memory_budget import MemoryBudget, this_memory
@@ -78,12 +78,12 @@ def request_for(
 
 
 def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
-    """Write a user's preset. Raises SetupError, SlotTaken if it exists."""
+    """Write a user's preset. Raises SetupError, Taken if it exists."""
     path = home.presets / f"{name}.yaml"
     if not presets.NAME.fullmatch(name):
         raise SetupError(f"`{name}` cannot be the name of a preset; use letters, digits, dashes")
     if path.exists():
-        raise SlotTaken(f"{path} exists already; remove it, or choose another name")
+        raise Taken(f"{path} exists already; remove it, or choose another name")
     reference = model_reference.resolve(source, home)
     if reference.kind is ReferenceKind.PRESET:
         presets.load(reference.id, home, map(overrides.from_option, _as_sets(given)))

@@ -23,11 +23,6 @@ class CacheFactory:
         self._kv = kv
 
     @property
-    def can_quantize(self) -> bool:
-        """Whether its contexts are or will be quantized."""
-        return self._kv.bits < 16
-
-    @property
     def quantized_start(self) -> int:
         """Position of KV quantization; 0: never, or from the first token."""
         return self._kv.quantized_start if self._kv.bits < 16 else 0
