@@ -69,7 +69,7 @@ def checked_call(name: Any, call_id: Any, arguments: Any) -> ToolCall | None:
     known = parse_arguments(arguments)
     if isinstance(known, str):
         return None
-    values = {writable(str(key)): _plain(value) for key, value in known.items()}
+    values = {writable(str(key)): plain(value) for key, value in known.items()}
     return ToolCall(writable(call_id) if isinstance(call_id, str) else "", writable(name), values)
 
 
@@ -84,13 +84,13 @@ def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:
     return frozenset()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Value as JSON; parsers may return any Python literal."""
     match value:
         case dict():
-            return {writable(str(key)): _plain(one) for key, one in value.items()}
+            return {writable(str(key)): plain(one) for key, one in value.items()}
         case list() | tuple() | set():
-            return [_plain(one) for one in value]
+            return [plain(one) for one in value]
         case str():
             return writable(value)
         case None | bool() | int():

@@ -1,11 +1,13 @@
 """Any cut of an answer's text gives the same message, in every registered and derived format."""
 
+import json
 from collections.abc import Iterable
 from functools import cache
 from itertools import count
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.response_parts import AnswerPart, ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.text.formats import DerivedFormat
 from mlxstack.text.formats.answer_reader import AnswerReader, Content, Spoken, Thought
+from mlxstack.text.formats.call_writer import CallArguments, CallEnded
 from mlxstack.text.formats.description import pieces
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.grammar.compiler import GrammarCompiler
@@ -60,7 +63,28 @@ def joined(spoken: list[Spoken]) -> tuple[str, str, list[Any]]:
     """Thought, content, and everything else in its order."""
     thought = "".join(one.text for one in spoken if isinstance(one, Thought))
     content = "".join(one.text for one in spoken if isinstance(one, Content))
-    return thought, content, [one for one in spoken if not isinstance(one, Thought | Content)]
+    return thought, content, in_one_piece(spoken)
+
+
+def in_one_piece(spoken: Iterable[Spoken]) -> list[Any]:
+    """All but the text; the pieces of each call as one, which they add up to."""
+    others: list[Any] = []
+    for one in spoken:
+        if isinstance(one, CallArguments) and isinstance(others[-1], CallArguments):
+            others[-1] = CallArguments(others[-1].text + one.text)
+        elif not isinstance(one, Thought | Content):
+            if isinstance(one, CallEnded):
+                check_whole(one, others[-1].text if isinstance(others[-1], CallArguments) else "")
+            others.append(one)
+    return others
+
+
+def check_whole(ended: CallEnded, text: str) -> None:
+    """The pieces are the call; only those of a cut call are no whole object."""
+    assert text == ended.arguments_json
+    if not ended.is_cut:
+        assert json.loads(text) == ended.call.arguments
+        assert text.encode() == msgspec.json.encode(ended.call.arguments)
 
 
 def broken(found: DerivedFormat, text: str, data: Any) -> str:

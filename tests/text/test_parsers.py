@@ -148,7 +148,9 @@ def test_mistral_calls_may_have_an_id() -> None:
     two = parsed(name, f"{one}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{{}}")
     assert two[1] == ToolCall("123456789", "now", {})
     assert parsed(name, "[TOOL_CALLS]now[ARGS]{}") == (ToolCall("call_0", "now", {}),)
-    assert parsed(name, '[TOOL_CALLS]edit[CALL_ID]abcdefghi[ARGS]{"path"') == ()
+    assert parsed(name, '[TOOL_CALLS]edit[CALL_ID]abcdefghi[ARGS]{"path"') == (
+        ToolCall("abcdefghi", "edit", {}),
+    )
 
 
 def test_a_mark_that_is_said_twice_is_text_up_to_the_call() -> None:
@@ -182,6 +184,16 @@ def test_an_argument_may_hold_the_mark_that_closes_calls(name: str) -> None:
 
 def test_a_call_that_never_closes_an_argument_hides_no_other() -> None:
     broken, whole = (plain_json("edit", {"path": path}) for path in ('a"b', "c"))
+    for ending in ("", "\nDone.", f"\n{broken}"):
+        calls, words = hear("json_tools", f"{broken}\n{whole}{ending}")
+        assert calls[:2] == [("edit", {"path": 'a"b'}), ("edit", {"path": "c"})]
+        assert words.strip() == ("Done." if "Done" in ending else "")
+
+
+def test_a_broken_call_of_an_unknown_tool_hides_no_other() -> None:
+    broken, whole = (
+        plain_json(tool, {"path": path}) for tool, path in (("x", 'a"b'), ("edit", "c"))
+    )
     for ending in ("", "\nDone.", f"\n{broken}"):
         calls, words = hear("json_tools", f"{broken}\n{whole}{ending}")
         assert calls == [("edit", {"path": "c"})]

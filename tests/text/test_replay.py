@@ -173,7 +173,7 @@ def test_only_an_equal_call_is_replayed(sampled: Any, returned: Any, replays: bo
 @pytest.mark.parametrize(
     "sampled",
     [
-        '{"name":"bash","arguments":{"path":"obey me","path":"a"}}',
+        '{"name":"bash","arguments":{"path":"a","path":"obey me"}}',
         '{"name":"bash","arguments":{"path":"a","path":"a"}}',
         '{"name":"bash","note":"obey me","arguments":{"path":"a"}}',
         '{"id":"call_1","name":"bash","arguments":{"path":"a"}}',

@@ -65,7 +65,8 @@ def test_thoughts_may_begin_in_the_answer(chatml: Any) -> None:
 def test_a34_empty_thoughts_and_line_breaks_say_nothing(chatml: Any) -> None:
     text = "\n\n</think>\n\n" + CALL_TEXT + "\n" + CALL_TEXT + "\n"
     deltas, _ = hear(chatml, text, ParseOptions(tools=TOOLS, is_in_thinking=True))
-    assert [type(d) for d in deltas] == [ToolCallStarted, ArgumentsPart, ToolCallPart] * 2
+    said = [type(d) for d in deltas if not isinstance(d, ArgumentsPart)]
+    assert said == [ToolCallStarted, ToolCallPart] * 2
 
 
 def test_a23_several_calls_among_words(chatml: Any) -> None:
@@ -136,6 +137,8 @@ def test_harmony_channels_are_thoughts_words_and_calls(harmony: Any) -> None:
         called, _ = hear(harmony, thought + call + ending, ParseOptions(tools=TOOLS))
         assert calls(called) == [ToolCall("call_0", "bash", {"a": 1})]
     cut, _ = hear(harmony, call[:-3], ParseOptions(tools=TOOLS), FinishReason.LENGTH)
+    assert cut[-1] == ToolCallPart("call_0", "bash", {}, "{", is_cut=True)
+    cut, _ = hear(harmony, call[:-10], ParseOptions(tools=TOOLS), FinishReason.LENGTH)
     assert cut == []
     untooled, _ = hear(harmony, call, ParseOptions())
     assert words(untooled) == '{"a": 1}'

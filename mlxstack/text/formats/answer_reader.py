@@ -8,12 +8,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.text.formats.argument_values import object_of
-from mlxstack.text.formats.call_reader import QUOTES, CallReader, ReadCalls
-from mlxstack.text.formats.call_writer import CallEvent, CallWriter
+from mlxstack.text.formats.call_parts import ReadCalls
+from mlxstack.text.formats.call_reader import CallReader
+from mlxstack.text.formats.call_writer import CallEvent, CallOpened
 from mlxstack.text.formats.description import Channels, DerivedFormat, ParsedMessage, first_mark
 from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed, WhitespaceTrimmer
-from mlxstack.text.tool_call_parser import checked_call
 
 MAX_HEADER = 300
 """The most characters of a channel header."""
@@ -89,11 +88,12 @@ class AnswerReader:
         self._format = output_format
         self._feed = TextFeed()
         self._spoken: list[Spoken] = []
-        self._is_whole = True
         self._n_vain = 0
         tools = tuple(tools)
         syntax = output_format.calls
-        self._calls = CallReader(syntax, self._feed, tools) if syntax and tools else None
+        self._calls = None
+        if syntax is not None and tools:
+            self._calls = CallReader(syntax, self._feed, tools, self._on_call)
         self._has_said = is_open
         self._prefix = output_format.reasoning.prefix if output_format.reasoning else ""
         self._content_marks = MarkSet(self._marks(is_reasoning=False))
@@ -108,7 +108,7 @@ class AnswerReader:
 
     def finish(self, *, is_whole: bool = True) -> list[Spoken]:
         """Read the rest; an incomplete answer has incomplete calls."""
-        self._feed.is_final, self._is_whole = True, is_whole
+        self._feed.is_final, self._feed.is_cut = True, not is_whole
         return self._go_on()
 
     def _go_on(self) -> list[Spoken]:
@@ -149,7 +149,7 @@ class AnswerReader:
         feed = self._feed
         while True:
             mark = marks.search(feed.text, 0, is_final=feed.is_final)
-            is_whole = feed.is_final and self._is_whole
+            is_whole = feed.is_final and not feed.is_cut
             end = len(feed.text) if is_whole else marks.hold(feed.text, 0)
             if feed.is_final and len(feed.text) - end < LEAST_MARK:
                 end = len(feed.text)
@@ -202,8 +202,11 @@ class AnswerReader:
 
     def _is_cut_call(self, at: int) -> bool:
         """Whether the answer was cut inside a call."""
-        is_cut = self._feed.is_final and not self._is_whole
-        return is_cut and self._calls is not None and self._calls.is_named(self._feed.text[at:])
+        return (
+            self._feed.is_cut
+            and self._calls is not None
+            and self._calls.is_named(self._feed.text[at:])
+        )
 
     @property
     def _structure(self) -> tuple[str, ...]:
@@ -247,11 +250,14 @@ class AnswerReader:
 
     def _quoted_call(self, mark: str) -> Reading[None]:
         """Calls in a thought count if the whole answer ends with them."""
-        section = yield from self._section(is_lenient=False)
+        section = yield from self._section(is_lenient=False, is_quiet=True)
         end = None if section is None else (yield from self._after_turn(section.end))
-        if section is not None and end == len(self._feed.text) and self._is_whole:
+        if section is not None and end == len(self._feed.text) and not self._feed.is_cut:
+            assert self._calls is not None
             self.is_reasoning = False
-            self._finish_calls(section.calls, section.end, is_closed=section.is_closed)
+            for call in section.calls:
+                self._calls.tell(call)
+            self._finish_calls(section)
             return
         self._tell(mark)
         self._feed.drop(len(mark))
@@ -272,43 +278,40 @@ class AnswerReader:
         self.is_in_call = True
         section = yield from self._section(is_lenient=True)
         if section is not None:
-            self._end_calls(section.calls, section.end, is_closed=section.is_closed)
+            self._finish_calls(section)
         self.is_in_call = False
         return section is not None
 
-    def _section(self, *, is_lenient: bool) -> Reading[ReadCalls | None]:
+    def _section(self, *, is_lenient: bool, is_quiet: bool = False) -> Reading[ReadCalls | None]:
         """Calls that begin here; none after many failed searches."""
         assert self._calls is not None
         if self._n_vain > MAX_IN_VAIN:
             return None
-        section = yield from self._calls.section(0, is_lenient=is_lenient)
+        section = yield from self._calls.section(0, is_lenient=is_lenient, is_quiet=is_quiet)
         self._n_vain += section is None and self._feed.is_final
         return section
 
-    def _end_calls(self, calls: tuple[ToolCall, ...], end: int, *, is_closed: bool) -> None:
-        """Emit calls; one still open in a cut answer is cut."""
-        has_end = self._format.calls is not None and any(
-            one.strip() for one in (self._format.calls.closes, self._format.calls.section_closes)
-        )
-        if not self._is_whole and self._feed.is_final and not is_closed and has_end:
-            calls, end = calls[:-1], len(self._feed.text)
-            self._spoken.append(Cut())
-        self._finish_calls(calls, end, is_closed=is_closed)
+    def _on_call(self, event: CallEvent) -> None:
+        if isinstance(event, CallOpened):
+            self._spoken.append(Break())
+        self._spoken.append(event)
 
-    def _finish_calls(self, calls: tuple[ToolCall, ...], end: int, *, is_closed: bool) -> None:
-        if not is_closed and self._feed.is_final and self._feed.text[end:].isspace():
-            end = len(self._feed.text)
+    def _finish_calls(self, section: ReadCalls) -> None:
+        """End a section, whose calls were told."""
+        end, text = section.end, self._feed.text
+        if not section.is_closed and self._feed.is_final and text[end:].isspace():
+            end = len(text)
         self._spoken.append(Break())
-        if calls:
-            for call in calls:
-                CallWriter(self._spoken.append).write_whole(call)
-            self._spoken.append(Calls(calls, self._feed.text[:end], is_closed))
+        if section.is_cut:
+            self._spoken.append(Cut())
+        if section.calls:
+            self._spoken.append(Calls(section.calls, text[:end], section.is_closed))
         self._feed.drop(end)
 
     def _unparsed(self, end: int) -> None:
         raw = self._feed.text[:end]
         self._feed.drop(end)
-        if not self._is_whole and not self._feed.text:
+        if self._feed.is_cut and not self._feed.text:
             self._spoken += [Break(), Cut()]
             return
         self._spoken.append(Unparsed(raw))
@@ -324,7 +327,7 @@ class AnswerReader:
         section = yield from self._calls.section(start)
         if section is not None:
             self._feed.drop(start)
-            self._end_calls(section.calls, section.end - start, is_closed=section.is_closed)
+            self._finish_calls(replace(section, end=section.end - start))
         elif self._is_cut_call(start):
             self._unparsed(len(self._feed.text))
         self.is_in_call = False
@@ -376,7 +379,7 @@ class AnswerReader:
         """Text without a header is content, unless it only begins one."""
         text = self._feed.text
         self._feed.drop(len(text))
-        if not self._is_whole and re.search(channels.call, text):
+        if self._feed.is_cut and re.search(channels.call, text):
             self._spoken.append(Cut())
         elif not any(mark in text for mark in (channels.starts, *channels.ends)) and not re.match(
             r"\s*(?:<\||to=)", text
@@ -387,37 +390,22 @@ class AnswerReader:
         """Call in a message: JSON arguments, or its own section."""
         feed, syntax = self._feed, self._format.calls
         assert self._calls is not None and syntax is not None
-        calls: tuple[ToolCall, ...] = ()
         if syntax.section_opens:
             section = yield from self._calls.section(at)
-            calls, end = ((), at) if section is None else (section.calls, section.end)
         else:
-            start = yield from feed.space(at)
-            end = at
-            if (yield from feed.starts("{", start)):
-                end = yield from feed.balanced(start, QUOTES, channels.ends)
-        stop = yield from feed.find(MarkSet([*channels.ends, channels.starts]), max(end, at))
-        message = feed.text[at : len(feed.text) if stop is None else stop.start]
-        if not syntax.section_opens:
-            calls = _call_of(name, message)
+            section = yield from self._calls.message(name, at, (*channels.ends, channels.starts))
+        stop = yield from feed.find(
+            MarkSet([*channels.ends, channels.starts]), at if section is None else section.end
+        )
+        end = len(feed.text) if stop is None else stop.start
         start = len(channels.starts) if feed.text.startswith(channels.starts) else 0
         feed.drop(start)
-        last = at + len(message) - start
-        if calls:
-            self._finish_calls(calls, last, is_closed=stop is not None)
+        if section is not None and (section.calls or section.is_cut):
+            self._finish_calls(replace(section, end=end - start, is_closed=stop is not None))
         else:
-            self._unparsed(last)
+            self._unparsed(end - start)
         if stop is not None and stop.text in channels.ends:
             feed.drop(len(stop.text))
-
-
-def _call_of(name: str, message: str) -> tuple[ToolCall, ...]:
-    """The call whose arguments are a message, if they are JSON."""
-    try:
-        call = checked_call(name, None, object_of(message.strip()))
-    except ValueError:
-        return ()
-    return () if call is None else (call,)
 
 
 def read_answer(

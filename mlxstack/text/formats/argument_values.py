@@ -13,6 +13,8 @@ from mlxstack.text.grammar.schema_types import OTHERS, SchemaTypes, properties, 
 UNDECODABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 NULLS = ("null", "None")
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+CONSTANTS = ("true", "false", "null", "none", "nan", "infinity")
+CDATA_OPENS = "<![CDATA["
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 ANY = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
 TEXT = SchemaTypes(({"type": "string"},))
@@ -71,6 +73,20 @@ def _listed(text: str, types: SchemaTypes) -> str:
     bare = text.strip()
     is_quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\""
     return bare[1:-1] if is_quoted and bare not in texts and bare[1:-1] in texts else text
+
+
+def is_surely_text(begun: str, types: SchemaTypes) -> bool:
+    """Whether `argument_value` reads any value that begins so as its text."""
+    bare = begun.lstrip()
+    if not bare or bare.startswith(CDATA_OPENS) or CDATA_OPENS.startswith(bare):
+        return False
+    if bare[0] in "\"'" and any("enum" in one or "const" in one for one in types.texts):
+        return False
+    if types.is_text:
+        return not types.others or not any(null.startswith(begun.rstrip()) for null in NULLS)
+    word = bare.rstrip().casefold()
+    is_word = any(constant.startswith(word) for constant in CONSTANTS)
+    return bool(types.texts) and not is_word and bare[0] not in "{[+-.0123456789"
 
 
 def decoded(bare: str, text: str) -> Any:

@@ -1,26 +1,15 @@
 """Incremental parser of tool calls for a described syntax."""
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.text.formats.argument_values import (
-    UNDECODABLE,
-    ArgumentTypes,
-    argument_value,
-    object_of,
-)
+from mlxstack.text.formats.argument_values import ArgumentTypes
+from mlxstack.text.formats.call_parts import MAX_HEAD, SEPARATORS, SLOT, CallParts, ReadCalls
+from mlxstack.text.formats.call_writer import CallEvent, CallWriter
 from mlxstack.text.formats.description import (
-    ARGUMENTS,
-    ID,
-    INDEX,
-    KEY,
-    NAME,
-    TYPE,
-    CallBody,
     CallSyntax,
     GemmaBody,
     JsonBody,
@@ -29,60 +18,58 @@ from mlxstack.text.formats.description import (
     PythonBody,
     TaggedBody,
     first_mark,
-    is_mark,
     pieces,
 )
-from mlxstack.text.formats.gemma_values import parse_gemma_call
-from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, scalar
-from mlxstack.text.formats.python_calls import parse_python_calls
-from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed
-from mlxstack.text.tool_call_parser import UNREADABLE, checked_call, parse_calls, tool_schemas
+from mlxstack.text.formats.tagged_calls import TaggedCalls
+from mlxstack.text.formats.text_feed import Reading, TextFeed
+from mlxstack.text.formats.value_calls import ValueCalls
+from mlxstack.text.tool_call_parser import UNREADABLE, parse_calls, tool_schemas
 
-MAX_HEAD = 300
-"""The most characters between the mark of a call and its arguments."""
-_SLOT = re.compile(r"[^\s<>\"'{}\[\](),=]+")
 _NAMED = re.compile(r'[\[{].*?"name"\s*:\s*"([^"]+)"', re.DOTALL)
 _BRACKETS = re.compile(r"[\s}\]]*")
-_KEY = re.compile(r"[^\s<>/][^<>]*")
-QUOTES = ('"',)
-PYTHON_QUOTES = ('"', "'")
-SEPARATORS = (",", ";")
-SPACES = (" ", "\n", "\t", "\r")
 FOREIGN = JsonBody((), ("name",), ("arguments",))
 
 
-class ReadCalls(Struct, frozen=True):
-    """Calls and the position after them; `is_closed`: their last mark is there."""
-
-    calls: tuple[ToolCall, ...]
-    end: int
-    is_closed: bool = True
-
-
 class CallReader:
-    """Reads calls from a feed, with argument types of the tools."""
+    """Reads calls from a feed, with argument types of the tools.
 
-    def __init__(self, syntax: CallSyntax, feed: TextFeed, tools: Iterable[Tool]) -> None:
+    `emit` gets the events of calls as they become certain.
+    """
+
+    def __init__(
+        self,
+        syntax: CallSyntax,
+        feed: TextFeed,
+        tools: Iterable[Tool],
+        emit: Callable[[CallEvent], None],
+    ) -> None:
         self._syntax = syntax
         self._feed = feed
         tools = tuple(tools)
         self._types = ArgumentTypes(tools)
         self._schemas = tool_schemas(tools)
+        self._writer = CallWriter(feed, emit, self._types.has)
         self.strict = strict_marks(syntax)
         self.lenient = trigger_marks(syntax) - self.strict
-        closes = [one for one in (syntax.section_closes, syntax.closes) if one.strip()]
-        self._closings = MarkSet(pieces(one)[-1] for one in closes)
-        self._head = _head_groups(syntax.body)
-        if isinstance(syntax.body, TaggedBody):
-            self._nested = NestedTags(feed, syntax.body)
+        self._parts = CallParts(syntax, feed, self._types, self._writer)
+        self._values = ValueCalls(self._parts)
+        self._tagged = TaggedCalls(self._parts)
 
-    def section(self, at: int, *, is_lenient: bool = False) -> Reading[ReadCalls | None]:
-        """The calls that begin at a mark; None if there are none."""
+    def section(
+        self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
+    ) -> Reading[ReadCalls | None]:
+        """The calls that begin at a mark; None if there are none.
+
+        They are told as they are read, unless `is_quiet`.
+        """
+        self._writer.is_quiet = is_quiet
         syntax, feed = self._syntax, self._feed
         inside = yield from feed.literal(syntax.section_opens, at)
         has_section = inside is not None and bool(syntax.section_opens.strip())
         if isinstance(syntax.body, PublishedBody):
-            return (yield from self._published(syntax.body, at if inside is None else inside))
+            self._writer.begin(at)
+            read = yield from self._published(syntax.body, at if inside is None else inside)
+            return None if read is None else self._told(read)
         end = at if inside is None else inside
         calls: list[ToolCall] = []
         is_closed = True
@@ -90,8 +77,11 @@ class CallReader:
             read = yield from self._call(end, is_lenient=is_lenient and not calls)
             if read is None:
                 break
+            read = self._told(read)
             calls += read.calls
             end, is_closed = read.end, read.is_closed
+            if read.is_cut:
+                return ReadCalls(tuple(calls), end, is_closed=False, is_cut=True)
             if syntax.section_closes.strip():
                 after = yield from feed.literal(syntax.section_closes, end)
                 if after is not None:
@@ -118,12 +108,36 @@ class CallReader:
         head = text.lstrip()[:MAX_HEAD]
         name = _NAMED.match(head) if self._syntax.is_bare else None
         for mark in self.lenient:
-            name = name or (_SLOT.match(head, len(mark)) if head.startswith(mark) else None)
+            name = name or (SLOT.match(head, len(mark)) if head.startswith(mark) else None)
         return name is not None and self._types.has(name[name.lastindex or 0])
+
+    def _told(self, read: ReadCalls) -> ReadCalls:
+        """Write the other calls; an open one of a cut answer is cut."""
+        if self._writer.is_quiet:
+            return read
+        rest = read.calls[len(self._writer.calls) :]
+        is_open = self._feed.is_cut and not read.is_closed and bool(self._parts.closing_marks)
+        if rest and is_open:
+            end = len(self._feed.text)
+            read = replace(read, calls=read.calls[:-1], end=end, is_cut=True)
+            rest = rest[:-1]
+        for call in rest:
+            self._writer.tell(call)
+        return read
+
+    def message(self, name: str, at: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
+        """Call whose arguments are a message, up to one of `ends`."""
+        self._writer.is_quiet = False
+        self._writer.begin(at)
+        return self._told((yield from self._values.message(name, at, ends)))
+
+    def tell(self, call: ToolCall) -> None:
+        """Tell a call that was read quietly."""
+        self._writer.tell(call)
 
     def unreadable(self, at: int) -> Reading[int]:
         """End of an unparsable section: its closing mark, or the text's end."""
-        mark = yield from self._feed.find(self._closings, at)
+        mark = yield from self._feed.find(self._parts.closings, at)
         if mark is None:
             return len(self._feed.text)
         end = mark.end
@@ -154,12 +168,12 @@ class CallReader:
             inside = yield from feed.literal(_from(syntax.opens, opening), start)
         if inside is None:
             return (yield from self._foreign(start))
-        try:
-            body = yield from self._body(inside)
-        except UNREADABLE:
-            body = None
+        self._writer.begin(inside)
+        body = yield from self._tried(self._body(inside))
         if body is None:
             return (yield from self._foreign(start))
+        if body.is_cut:
+            return body
         if is_lenient and not is_marked and not self._knows(body):
             return None
         end = yield from self._closing(body.end)
@@ -178,18 +192,38 @@ class CallReader:
         after = yield from feed.literal(syntax.closes, rest)
         return at if after is None else after
 
+    def _tried(self, reading: Reading[ReadCalls | None]) -> Reading[ReadCalls | None]:
+        """Calls of a body; those already written count even if malformed."""
+        try:
+            body = yield from reading
+        except UNREADABLE:
+            body = None
+        is_told = self._writer.is_open or bool(self._writer.calls)
+        return (yield from self._broken()) if body is None and is_told else body
+
+    def _broken(self) -> Reading[ReadCalls]:
+        """The calls that were told, up to a closing mark."""
+        mark = yield from self._feed.find(self._parts.ends, self._writer.position)
+        end = len(self._feed.text) if mark is None else mark.start
+        is_last = mark is None or not self._feed.text[mark.end :].strip()
+        if self._feed.is_cut and is_last and self._writer.is_open:
+            end = len(self._feed.text)
+            self._writer.cut()
+            return ReadCalls(tuple(self._writer.calls), end, is_closed=False, is_cut=True)
+        return ReadCalls(self._writer.settle(None, end), end)
+
     def _foreign(self, at: int) -> Reading[ReadCalls | None]:
         """A call that is JSON between the marks of another syntax."""
         mark = first_mark(self._syntax.opens)
         if isinstance(self._syntax.body, JsonBody) or not mark:
             return None
         inside = yield from self._feed.literal(mark, at)
-        try:
-            body = None if inside is None else (yield from self._json(FOREIGN, inside))
-        except UNREADABLE:
+        if inside is None:
             return None
-        if body is None:
-            return None
+        self._writer.begin(inside)
+        body = yield from self._tried(self._values.json(FOREIGN, inside))
+        if body is None or body.is_cut:
+            return body
         closing = next(reversed(pieces(self._syntax.closes)), "")
         end = yield from self._feed.optional(closing, body.end)
         return ReadCalls(body.calls, end, not closing or end > body.end)
@@ -200,292 +234,24 @@ class CallReader:
     def _body(self, at: int) -> Reading[ReadCalls | None]:
         match self._syntax.body:
             case JsonBody() as body:
-                return (yield from self._json(body, at))
+                return (yield from self._values.json(body, at))
             case NamedBody():
-                return (yield from self._named(at))
+                return (yield from self._values.named(at))
             case TaggedBody() as body:
-                return (yield from self._tagged(body, at))
+                return (yield from self._tagged.read(body, at))
             case PythonBody():
-                return (yield from self._python(at))
+                return (yield from self._values.python(at))
             case GemmaBody() as body:
-                return (yield from self._gemma(body, at))
+                return (yield from self._values.gemma(body, at))
         return None
 
-    def _json(self, body: JsonBody, at: int) -> Reading[ReadCalls | None]:
-        feed = self._feed
-        at = yield from feed.space(at)
-        if not (yield from self._opens_json(body, at)):
-            return None
-        end = yield from feed.balanced(at, QUOTES, self._outer_closings())
-        if end < 0:
-            return None
-        value = object_of(feed.text[at:end])
-        items = value if isinstance(value, list) else [value]
-        calls = tuple(_json_call(body, item) for item in items)
-        checked = tuple(call for call in calls if call is not None)
-        if not checked or len(checked) < len(calls):
-            return None
-        rest = (yield from self._next_object(body, end)) if self._syntax.closes.strip() else None
-        return (
-            ReadCalls(checked, end) if rest is None else ReadCalls(checked + rest.calls, rest.end)
-        )
-
-    def _next_object(self, body: JsonBody, at: int) -> Reading[ReadCalls | None]:
-        """Calls of more objects between the same pair of marks."""
-        feed = self._feed
-        at = yield from feed.space(at)
-        for separator in SEPARATORS:
-            if (yield from feed.starts(separator, at)):
-                at = yield from feed.space(at + 1)
-        if not (yield from feed.starts("{", at)):
-            return None
-        try:
-            return (yield from self._json(body, at))
-        except UNREADABLE:
-            return None
-
-    def _opens_json(self, body: JsonBody, at: int) -> Reading[bool]:
-        """Whether JSON begins here; unmarked objects need a known key."""
-        feed = self._feed
-        if (yield from feed.starts("[", at)):
-            if not self._syntax.is_bare:
-                return True
-            at = yield from feed.space(at + 1)
-        if not (yield from feed.starts("{", at)):
-            return False
-        if not self._syntax.is_bare:
-            return True
-        at = yield from feed.space(at + 1)
-        keys = {path[0] for path in (body.name, body.arguments, body.id, ("type",)) if path}
-        for key in sorted(keys | {"name"}):
-            if (yield from feed.starts(f'"{key}"', at)):
-                return True
-        return False
-
-    def _outer_closings(self) -> tuple[str, ...]:
-        return tuple(mark for mark in self._closings.marks if is_mark(mark))
-
-    def _named(self, at: int) -> Reading[ReadCalls | None]:
-        feed = self._feed
-        head = yield from self._read_head(at, ("{",))
-        if head is None:
-            return None
-        fields, at = head
-        at = yield from feed.space(at)
-        arguments: Any = {}
-        if (yield from feed.starts("{", at)):
-            end = yield from feed.balanced(at, QUOTES, self._outer_closings())
-            if end < 0:
-                return None
-            arguments = object_of(feed.text[at:end])
-            at = end
-        elif at < len(feed.text) and not (yield from self._closes_at(at)):
-            return None
-        return _one(fields, arguments, at)
-
-    def _tagged(self, body: TaggedBody, at: int) -> Reading[ReadCalls | None]:
-        feed = self._feed
-        opening = first_mark(body.argument_opens)
-        at = at if opening else (yield from feed.space(at))
-        head = yield from self._read_head(at, (opening,) if opening else SPACES)
-        if head is None:
-            return None
-        fields, at = head
-        arguments: dict[str, Any] = {}
-        before, _, after = body.value_opens.partition(TYPE)
-        key_end = MarkSet([pieces(before)[0] if before.strip() else ""])
-        while True:
-            start = yield from feed.literal(body.argument_opens, at)
-            if start is None or (not opening and (yield from self._ends_pairs(at))):
-                break
-            mark = yield from feed.find(key_end, start)
-            if mark is None or mark.start - start > MAX_HEAD:
-                return None
-            key = feed.text[start : mark.start].strip()
-            if not (_KEY if opening else _SLOT).fullmatch(key):
-                break
-            inside = yield from feed.literal(before, mark.start)
-            kind = ""
-            if inside is not None and TYPE in body.value_opens:
-                stop = yield from feed.find(MarkSet([pieces(after)[0]]), inside)
-                kind = "" if stop is None else feed.text[inside : stop.start]
-                inside = None if stop is None else (yield from feed.literal(after, stop.start))
-            if inside is None:
-                return None
-            value = yield from self._argument(body, (fields["name"], key, kind), inside)
-            if value is None:
-                return None
-            arguments[key], at = value
-        if at < len(feed.text) and not (yield from self._closes_at(at)):
-            return None
-        return _one(fields, arguments, at)
-
-    def _argument(
-        self, body: TaggedBody, names: tuple[str, str, str], at: int
-    ) -> Reading[tuple[Any, int] | None]:
-        """Value of an argument, and the position after it."""
-        name, key, kind = names
-        if body.item:
-            place = TypedPlace(self._types.of(name, key), self._types.root(name))
-            if (yield from self._nested.begins(at, place)):
-                return (yield from self._nested.container(key, at, place))
-        read = yield from self._value(body, key, at)
-        return None if read is None else (self._typed(body, name, key, kind, read[0]), read[1])
-
-    def _value(self, body: TaggedBody, key: str, at: int) -> Reading[tuple[str, int] | None]:
-        """Text of an argument, closing marks included where more follows."""
-        feed = self._feed
-        if not body.value_closes:
-            return (yield from self._json_value(at))
-        at = yield from self._skip(body.value_opens[len(body.value_opens.rstrip()) :], at)
-        closing = body.value_closes.strip().replace(KEY, key)
-        marks = MarkSet([closing, "<![CDATA[", "]]>"])
-        first: FoundMark | None = None
-        is_data, scan = False, at
-        while True:
-            mark = yield from feed.find(marks, scan)
-            if mark is None:
-                break
-            scan = mark.end
-            if mark.text != closing:
-                is_data = mark.text == "<![CDATA[" and (is_data or mark.start == at)
-                continue
-            first = first or mark
-            if not is_data and (yield from self._ends_value(body, mark.end)):
-                return self._cut(body, at, mark.start), mark.end
-        return None if first is None else (self._cut(body, at, first.start), first.end)
-
-    def _json_value(self, at: int) -> Reading[tuple[str, int] | None]:
-        """A value of JSON that nothing closes."""
-        feed = self._feed
-        at = yield from feed.space(at)
-        for sign in ('"', "{", "["):
-            if (yield from feed.starts(sign, at)):
-                end = yield from feed.balanced(at, QUOTES, ())
-                return None if end < 0 else (feed.text[at:end], end)
-        closes = (self._syntax.closes, self._syntax.section_closes)
-        ends = [pieces(one)[0] for one in closes if one.strip()]
-        mark = yield from feed.find(MarkSet([*SPACES, *ends]), at)
-        end = len(feed.text) if mark is None else mark.start
-        return (feed.text[at:end], end) if end > at else None
-
-    def _ends_pairs(self, at: int) -> Reading[bool]:
-        """Whether no other argument can follow."""
-        at = yield from self._feed.space(at)
-        return at == len(self._feed.text) or (yield from self._closes_at(at))
-
-    def _skip(self, space: str, at: int) -> Reading[int]:
-        """The position after exactly this white space, if it is there."""
-        return at + len(space) if space and (yield from self._feed.starts(space, at)) else at
-
-    def _cut(self, body: TaggedBody, start: int, end: int) -> str:
-        space = body.value_closes[: len(body.value_closes) - len(body.value_closes.lstrip())]
-        text = self._feed.text[start:end]
-        return text.removesuffix(space)
-
-    def _ends_value(self, body: TaggedBody, at: int) -> Reading[bool]:
-        """Whether the next argument, the call's end or the text's follows."""
-        at = yield from self._feed.space(at)
-        if at == len(self._feed.text):
-            return True
-        if (yield from self._feed.literal(body.argument_opens, at)) is not None:
-            return True
-        return (yield from self._closes_at(at))
-
-    def _closes_at(self, at: int) -> Reading[bool]:
-        """Whether a call ends here: its mark, the section's, or another."""
-        syntax = self._syntax
-        for literal in (syntax.closes, syntax.section_closes, syntax.opens):
-            mark = next(iter(pieces(literal)), "")
-            if mark and (yield from self._feed.literal(mark, at)) is not None:
-                return True
-        return not syntax.closes.strip() and not syntax.section_closes.strip()
-
-    def _typed(self, body: TaggedBody, name: str, key: str, kind: str, text: str) -> Any:
-        words = dict(body.types)
-        types = self._types.of(name, key)
-        if kind and words:
-            is_text = kind == words.get("string")
-            return text if is_text else _json_or_text(text)
-        if body.has_json_text:
-            return _json_or_text(text)
-        return scalar(text, types) if body.item else argument_value(text, types)
-
-    def _python(self, at: int) -> Reading[ReadCalls | None]:
-        """Python list of calls, up to the first plausible closing mark."""
-        feed = self._feed
-        at = yield from feed.space(at)
-        if not (yield from feed.starts("[", at)):
-            return None
-        scan = at
-        while True:
-            if self._closings.marks:
-                mark = yield from feed.find(self._closings, scan)
-                end = len(feed.text) if mark is None else mark.start
-            else:
-                mark, end = None, (yield from feed.balanced(at, PYTHON_QUOTES, ()))
-            try:
-                return ReadCalls(parse_python_calls(feed.text[at:end]), end) if end >= 0 else None
-            except UNREADABLE:
-                if mark is None:
-                    return None
-                scan = mark.end
-
-    def _gemma(self, body: GemmaBody, at: int) -> Reading[ReadCalls | None]:
-        feed = self._feed
-        head = yield from self._read_head(at, ("{",))
-        if head is None:
-            return None
-        fields, start = head
-        end = yield from feed.balanced(start, (body.quote,), self._outer_closings())
-        if end < 0:
-            return None
-        return _one(fields, parse_gemma_call(feed.text[start:end], body.quote), end)
-
     def _published(self, body: PublishedBody, at: int) -> Reading[ReadCalls | None]:
-        mark = yield from self._feed.find(self._closings, at)
+        mark = yield from self._feed.find(self._parts.closings, at)
         end = len(self._feed.text) if mark is None else mark.start
         calls = parse_calls(body.parser, self._feed.text[at:end], self._schemas)
         if not calls:
             return None
         return ReadCalls(calls, end if mark is None else mark.end, mark is not None)
-
-    def _read_head(
-        self, at: int, stops: tuple[str, ...]
-    ) -> Reading[tuple[dict[str, str], int] | None]:
-        """Name and id of a call, and the position after them."""
-        feed = self._feed
-        fields: dict[str, str] = {}
-        start = at
-        closes = (self._syntax.closes, self._syntax.section_closes)
-        last = [*stops, *(pieces(one)[0] for one in closes if one.strip())]
-        for group, (literal, slot) in enumerate(self._head):
-            if literal:
-                inside = yield from feed.literal(literal, at)
-                if inside is None and slot in (ID, INDEX):
-                    continue
-                if inside is None:
-                    return None if at < len(feed.text) else (fields, at)
-                at = inside
-            if not slot:
-                continue
-            ends = [pieces(one)[0] for one, _ in self._head[group + 1 :] if one.strip()]
-            is_last = not self._head[-1][0] or self._head[-1][1]
-            mark = yield from feed.find(MarkSet([*ends, *(last if is_last else ())]), at)
-            end = len(feed.text) if mark is None else mark.start
-            text = feed.text[at:end].strip()
-            if end - at > MAX_HEAD or not _SLOT.fullmatch(text):
-                return None
-            fields[slot.strip("{}")] = text
-            at = end
-        if "index" in fields and "id" not in fields:
-            # The words of the head are the id of such a call.
-            opening = next(reversed(pieces(self._syntax.opens)), "")
-            head = f"{fields['name']}:{fields['index']}"
-            fields["id"] = ("" if is_mark(opening) else opening) + head
-            if not feed.text[start:at].startswith(head):
-                del fields["id"]
-        return (fields, at) if "name" in fields else None
 
 
 def strict_marks(syntax: CallSyntax) -> set[str]:
@@ -499,54 +265,5 @@ def trigger_marks(syntax: CallSyntax) -> set[str]:
     return strict_marks(syntax) | set(inner[-1:])
 
 
-def _head_groups(body: CallBody) -> list[tuple[str, str]]:
-    """Literals between a call's mark and arguments, with following slots."""
-    if isinstance(body, GemmaBody):
-        return [("call:", NAME)]
-    parts = [part for part in getattr(body, "parts", (NAME,)) if part != ARGUMENTS]
-    groups: list[tuple[str, str]] = []
-    literal = ""
-    for part in parts:
-        if part in (NAME, ID, INDEX):
-            groups.append((literal, part))
-            literal = ""
-        else:
-            literal = part
-    return [*groups, (literal, "")] if literal.strip() else groups
-
-
 def _from(literal: str, piece: str) -> str:
     return literal[literal.rfind(piece) :] if piece else literal
-
-
-def _one(fields: dict[str, str], arguments: Any, end: int) -> ReadCalls | None:
-    call = checked_call(fields["name"], fields.get("id"), arguments)
-    return None if call is None else ReadCalls((call,), end)
-
-
-def _json_call(body: JsonBody, item: Any) -> ToolCall | None:
-    if not isinstance(item, dict):
-        return None
-    if not body.name:
-        ((name, arguments),) = item.items()
-        return checked_call(name, None, arguments)
-    inner = item.get("function")
-    function = inner if isinstance(inner, dict) else item
-    name = _at(item, body.name) or function.get("name")
-    arguments = _at(item, body.arguments)
-    if arguments is None:
-        arguments = function.get("arguments", function.get("parameters"))
-    return checked_call(name, _at(item, body.id) if body.id else None, arguments)
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return object_of(text.strip())
-    except UNDECODABLE:
-        return text

@@ -1,12 +1,19 @@
-"""Writes the arguments of tool calls as JSON while their text arrives."""
+"""Writes tool calls as events, with arguments in pieces of JSON."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
+from mlxstack.text.formats.text_feed import MarkSet, TextFeed
+from mlxstack.text.formats.value_copier import ValueCopier, escaped
+from mlxstack.text.tool_call_parser import plain
+
+DECIDING = 64
+"""The most characters that decide whether a value is text."""
 
 
 class CallOpened(Struct, frozen=True):
@@ -36,18 +43,217 @@ class CallEnded(Struct, frozen=True):
 CallEvent = CallOpened | CallArguments | CallEnded
 
 
+class TextCopier:
+    """Copies the bare text of an argument as a text of JSON.
+
+    `is_text` says of the beginning of a value whether it can be nothing but text. White space at
+    the end is held back.
+    """
+
+    is_done = is_broken = False
+
+    def __init__(self, at: int, is_text: Callable[[str], bool]) -> None:
+        self.at = at
+        self.written = ""
+        self._is_text = is_text
+
+    def read(self, text: str, *, is_final: bool) -> None:
+        """Copy all that is certain of the whole text so far."""
+        del is_final
+        end = len(text.rstrip()) if text[-1:].isspace() else len(text)
+        if end <= self.at or not (
+            self.written or self._is_text(text[self.at : self.at + DECIDING])
+        ):
+            return
+        self.written += ("" if self.written else '"') + escaped(text[self.at : end])
+        self.at = end
+
+    def closing(self, rest: str, depth: int = 0) -> str:
+        """Text that completes the JSON, with the rest of the value."""
+        del depth
+        return escaped(rest.rstrip()) + '"'
+
+
+Copier = ValueCopier | TextCopier
+
+
 class CallWriter:
-    """Tells the calls of one section as events, each call in pieces."""
+    """Writes the calls of a section in order, once certain.
 
-    def __init__(self, emit: Callable[[CallEvent], None]) -> None:
+    Nothing told is taken back: a call that is open stays one, and `settle` completes its arguments.
+    A call opens only with the name of an offered tool, as `knows` says; a quiet writer opens none.
+    `calls` are those that have ended since `begin`.
+    """
+
+    def __init__(
+        self, feed: TextFeed, emit: Callable[[CallEvent], None], knows: Callable[[str], bool]
+    ) -> None:
+        self.is_quiet = False
+        self.calls: list[ToolCall] = []
+        self.reached = 0
+        self._feed = feed
         self._emit = emit
+        self._knows = knows
+        self._open: CallOpened | None = None
+        self._written = ""
+        self._keys: set[str] = set()
+        self._copier: Copier | None = None
+        self._n_copied = self._depth = 0
+        self._prefix = ""
+        self._is_members = False
 
-    def write_whole(self, call: ToolCall) -> None:
-        """Write a call of which nothing was written."""
+    @property
+    def is_open(self) -> bool:
+        """Whether a call has opened and not ended."""
+        return self._open is not None
+
+    def begin(self, at: int) -> None:
+        """Begin with the text at `at`; nothing is open."""
+        self.calls, self.reached = [], at
+
+    def open(self, name: str, call_id: str = "") -> bool:
+        """Whether the call that stands here is told from now on."""
+        if self.is_quiet or self._open is not None or not self._knows(name):
+            return False
+        self._open = CallOpened(name, call_id)
+        self._written, self._keys = "", set()
+        self._copier, self._is_members = None, True
+        self._emit(self._open)
+        return True
+
+    def copy(self, copier: Copier, depth: int = 0) -> None:
+        """Take the arguments from a copier, from now on.
+
+        They are in `depth` containers.
+        """
+        self._copier, self._depth, self._is_members = copier, depth, False
+        self._n_copied, self._prefix = len(copier.written), ""
+
+    def begin_value(self, key: str, copier: Copier | None) -> None:
+        """Begin an argument that its own copier may copy."""
+        self._copier, self._n_copied = copier, 0
+        self._prefix = f'{"," if self._keys else "{"}"{escaped(key)}":'
+        if key in self._keys:
+            # Its first value was sent.
+            self._copier, self._prefix = None, ""
+        else:
+            self._keys.add(key)
+
+    def advance(self) -> None:
+        """Tell what has been copied."""
+        copier = self._copier
+        if self._open is None or copier is None or len(copier.written) == self._n_copied:
+            return
+        piece = self._prefix + copier.written[self._n_copied :]
+        self._n_copied, self._prefix = len(copier.written), ""
+        self._write(piece)
+
+    def end_value(self, value: Any, end: int, reached: int) -> None:
+        """End an argument at `end`; `value` counts unless another was written."""
+        self.reached = reached
+        if self._open is None or (self._copier is None and not self._prefix):
+            return
+        text = arguments_json(plain(value))
+        copier = self._copier
+        if isinstance(copier, ValueCopier):
+            copier.read(self._feed.text[:end], is_final=True)
+        if copier is not None and copier.is_done:
+            text = copier.written
+        elif copier is not None and not text.startswith(copier.written):
+            text = copier.written + copier.closing(self._feed.text[copier.at : end])
+        self._write(self._prefix + text[self._n_copied :])
+        self._copier, self._prefix = None, ""
+
+    def end(self) -> ToolCall:
+        """End the open call, all of whose arguments were copied."""
+        self.advance()
+        if self._is_members:
+            self._write("}" if self._keys else "{}")
+        return self._end(json.loads(self._written))
+
+    def settle(self, calls: Sequence[ToolCall] | None, end: int) -> tuple[ToolCall, ...]:
+        """All calls up to `end`; `calls` is another reading.
+
+        It counts where it only adds to what was told; otherwise a call that is open goes on with
+        the rest of the text.
+        """
+        rest = list(calls or ())[len(self.calls) :]
+        if self._open is not None:
+            self.advance()
+            call = rest[0] if rest and rest[0].name == self._open.name else None
+            text = "" if call is None else arguments_json(call.arguments)
+            if call is not None and text.startswith(self._written):
+                self._write(text[len(self._written) :])
+                self._end(call.arguments)
+                rest = rest[1:]
+            else:
+                self._write(self._closing(end))
+                self._end(json.loads(self._written))
+                rest = []
+        return (*self.calls, *rest)
+
+    def cut(self) -> None:
+        """End the open call as the end of the answer left it."""
+        assert self._open is not None
+        self.advance()
+        at = self.reached if self._copier is None else self._copier.at
+        arguments = json.loads(self._written + self._closing(at))
+        call = ToolCall(self._open.id, self._open.name, arguments)
+        self._open = None
+        self._emit(CallEnded(call, self._written, is_cut=True))
+
+    def tell(self, call: ToolCall) -> None:
+        """Tell a whole call."""
         text = arguments_json(call.arguments)
         self._emit(CallOpened(call.name, call.id))
         self._emit(CallArguments(text))
         self._emit(CallEnded(call, text))
+
+    @property
+    def position(self) -> int:
+        """The position up to which the text has been read."""
+        return self.reached if self._copier is None else max(self.reached, self._copier.at)
+
+    def _closing(self, end: int) -> str:
+        """Text that completes the arguments with the text up to `end`."""
+        copier, last = self._copier, ""
+        if copier is not None and copier.written and not self._prefix:
+            rest = self._feed.text[copier.at : end]
+            last = copier.closing(rest, self._depth)
+        if not self._is_members:
+            return last
+        return last + ("}" if self._written else "{}")
+
+    def _end(self, arguments: Any) -> ToolCall:
+        assert self._open is not None
+        call = ToolCall(self._open.id, self._open.name, arguments)
+        self._open, self._copier = None, None
+        self.calls.append(call)
+        self._emit(CallEnded(call, self._written))
+        return call
+
+    def _write(self, text: str) -> None:
+        if self._open is not None and text:
+            self._written += text
+            self._emit(CallArguments(text))
+
+
+class BoundCopy:
+    """Copies a value up to the first mark that may end it."""
+
+    def __init__(self, feed: TextFeed, writer: CallWriter, copier: Copier, ends: MarkSet) -> None:
+        self._feed, self._writer, self._copier, self._ends = feed, writer, copier, ends
+        self._scan, self._end = copier.at, -1
+
+    def advance(self) -> None:
+        """Copy and tell what has become certain."""
+        text = self._feed.text
+        if self._end < 0:
+            mark = self._ends.search(text, self._scan, is_final=self._feed.is_final)
+            self._scan = self._ends.hold(text, self._scan) if mark is None else mark.start
+            self._end = -1 if mark is None else mark.start
+        self._copier.read(text[: self._scan], is_final=False)
+        self._writer.advance()
 
 
 def arguments_json(arguments: Any) -> str:

@@ -27,7 +27,7 @@ def _value(text: str, at: int, quote: str) -> tuple[Any, int]:
     bare = _BARE.match(text, at)
     if bare is None:
         raise ValueError(f"no value at {text[at:]!r}")
-    return _scalar(bare[0].strip()), bare.end()
+    return parse_scalar(bare[0].strip()), bare.end()
 
 
 def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
@@ -61,7 +61,8 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _scalar(text: str) -> Any:
+def parse_scalar(text: str) -> Any:
+    """A value without quotes: null, a boolean, a number, else text."""
     if text in NULLS:
         return None
     if text.casefold() in ("true", "false"):

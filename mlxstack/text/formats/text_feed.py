@@ -56,11 +56,14 @@ class MarkSet:
 
 
 class TextFeed:
-    """Unread text of one answer; positions count from its start."""
+    """Unread text of one answer; positions count from its start.
+
+    `is_final`: no more text comes; `is_cut`: more would have come.
+    """
 
     def __init__(self) -> None:
         self.text = ""
-        self.is_final = False
+        self.is_final = self.is_cut = False
 
     def drop(self, end: int) -> None:
         """Forget the text before `end`."""

@@ -1,0 +1,172 @@
+"""Readings that the bodies of all call syntaxes share."""
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import ToolCall
+from mlxstack.text.formats.argument_values import ArgumentTypes
+from mlxstack.text.formats.call_writer import CallWriter, Copier
+from mlxstack.text.formats.description import (
+    ARGUMENTS,
+    ID,
+    INDEX,
+    NAME,
+    CallBody,
+    CallSyntax,
+    GemmaBody,
+    first_mark,
+    is_mark,
+    pieces,
+)
+from mlxstack.text.formats.notations import Notation
+from mlxstack.text.formats.text_feed import MarkSet, Reading, TextFeed
+from mlxstack.text.formats.value_copier import ValueCopier
+from mlxstack.text.tool_call_parser import checked_call
+
+MAX_HEAD = 300
+"""The most characters between the mark of a call and its arguments."""
+
+QUOTES = ('"',)
+SEPARATORS = (",", ";")
+SPACES = (" ", "\n", "\t", "\r")
+SLOT = re.compile(r"[^\s<>\"'{}\[\](),=]+")
+T = TypeVar("T")
+
+
+class ReadCalls(Struct, frozen=True):
+    """Calls and the position after them.
+
+    `is_closed`: their last mark is there. `is_cut`: the end of the answer cut one more call, which
+    was told as far as it came.
+    """
+
+    calls: tuple[ToolCall, ...]
+    end: int
+    is_closed: bool = True
+    is_cut: bool = False
+
+
+class CallParts:
+    """Parts of a call in a feed; `writer` tells what becomes certain.
+
+    `closings` are the last marks of a call and of its section, `closing_marks` all of them, and one
+    of `ends` follows a call.
+    """
+
+    def __init__(
+        self, syntax: CallSyntax, feed: TextFeed, types: ArgumentTypes, writer: CallWriter
+    ) -> None:
+        self.syntax, self.feed, self.types, self.writer = syntax, feed, types, writer
+        closes = [one for one in (syntax.section_closes, syntax.closes) if one.strip()]
+        self.closings = MarkSet(pieces(one)[-1] for one in closes)
+        marks = [one for literal in closes for one in pieces(literal) if is_mark(one)]
+        self.closing_marks = [*self.closings.marks, *marks]
+        openings = (first_mark(one) for one in (syntax.section_opens, syntax.opens))
+        self.ends = MarkSet([*self.closing_marks, *(one for one in openings if is_mark(one))])
+        self._head = _head_groups(syntax.body)
+
+    @property
+    def outer_closings(self) -> tuple[str, ...]:
+        """The closings that no value holds outside of its text."""
+        return tuple(mark for mark in self.closings.marks if is_mark(mark))
+
+    def copied(self, copier: Copier) -> Reading[bool]:
+        """Whether all of a value was copied, and told meanwhile."""
+        while True:
+            copier.read(self.feed.text, is_final=self.feed.is_final)
+            self.writer.advance()
+            if copier.is_done or copier.is_broken or self.feed.is_final:
+                return copier.is_done
+            yield
+
+    def object(
+        self, at: int, notation: Notation, stops: tuple[str, ...], *, is_call: bool = False
+    ) -> Reading[int]:
+        """Copy the arguments of the open call; -1 without an end."""
+        copier = ValueCopier(at, notation, stops, is_call=is_call)
+        self.writer.copy(copier)
+        if not (yield from self.copied(copier)):
+            return -1
+        self.writer.end()
+        return copier.at
+
+    def settled(self, fields: dict[str, str], arguments: Any, end: int) -> ReadCalls | None:
+        """A call read as a whole; None if malformed."""
+        call = checked_call(fields["name"], fields.get("id"), arguments)
+        return None if call is None else ReadCalls(self.writer.settle((call,), end), end)
+
+    def closes_at(self, at: int) -> Reading[bool]:
+        """Whether a call ends here: its mark, the section's, or another."""
+        syntax = self.syntax
+        for literal in (syntax.closes, syntax.section_closes, syntax.opens):
+            mark = next(iter(pieces(literal)), "")
+            if mark and (yield from self.feed.literal(mark, at)) is not None:
+                return True
+        return not syntax.closes.strip() and not syntax.section_closes.strip()
+
+    def read_head(
+        self, at: int, stops: tuple[str, ...]
+    ) -> Reading[tuple[dict[str, str], int] | None]:
+        """Name and id of a call, and the position after them."""
+        feed = self.feed
+        fields: dict[str, str] = {}
+        start = at
+        closes = (self.syntax.closes, self.syntax.section_closes)
+        last = [*stops, *(pieces(one)[0] for one in closes if one.strip())]
+        for group, (literal, slot) in enumerate(self._head):
+            if literal:
+                inside = yield from feed.literal(literal, at)
+                if inside is None and slot in (ID, INDEX):
+                    continue
+                if inside is None:
+                    return None if at < len(feed.text) else (fields, at)
+                at = inside
+            if not slot:
+                continue
+            ends = [pieces(one)[0] for one, _ in self._head[group + 1 :] if one.strip()]
+            is_last = not self._head[-1][0] or self._head[-1][1]
+            mark = yield from feed.find(MarkSet([*ends, *(last if is_last else ())]), at)
+            end = len(feed.text) if mark is None else mark.start
+            text = feed.text[at:end].strip()
+            if end - at > MAX_HEAD or not SLOT.fullmatch(text):
+                return None
+            fields[slot.strip("{}")] = text
+            at = end
+        if "index" in fields and "id" not in fields:
+            # The words of the head are the id of such a call.
+            opening = next(reversed(pieces(self.syntax.opens)), "")
+            head = f"{fields['name']}:{fields['index']}"
+            fields["id"] = ("" if is_mark(opening) else opening) + head
+            if not feed.text[start:at].startswith(head):
+                del fields["id"]
+        return (fields, at) if "name" in fields else None
+
+
+def _head_groups(body: CallBody) -> list[tuple[str, str]]:
+    """Literals between a call's mark and arguments, with following slots."""
+    if isinstance(body, GemmaBody):
+        return [("call:", NAME)]
+    parts = [part for part in getattr(body, "parts", (NAME,)) if part != ARGUMENTS]
+    groups: list[tuple[str, str]] = []
+    literal = ""
+    for part in parts:
+        if part in (NAME, ID, INDEX):
+            groups.append((literal, part))
+            literal = ""
+        else:
+            literal = part
+    return [*groups, (literal, "")] if literal.strip() else groups
+
+
+def watched(reading: Reading[T], on_pause: Callable[[], None]) -> Reading[T]:
+    """A reading that calls `on_pause` whenever it needs more text."""
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            return cast("T", end.value)
+        on_pause()
+        yield

@@ -1,0 +1,66 @@
+"""Notations of values in tool calls: JSON, Python's literals, Gemma's."""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.text.formats.gemma_values import parse_scalar
+from mlxstack.text.tool_call_parser import plain
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\"}
+_PYTHON_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+class Notation(Struct, frozen=True):
+    """Spelling of values.
+
+    `escapes` are the letters after a backslash; without any, a backslash is text. `scalar` reads a
+    value that matches `scalar_text`: neither quoted nor a container. It raises ValueError.
+    """
+
+    quotes: tuple[str, ...]
+    scalar: Callable[[str], Any]
+    escapes: Mapping[str, str] = {}
+    scalar_text: re.Pattern[str] = re.compile(r"[^\s,:\[\]{}()\"'<]*")
+    has_bare_keys: bool = False
+    has_commas: bool = True
+
+    @property
+    def has_certain_quotes(self) -> bool:
+        """Whether no text holds a quote."""
+        return len(self.quotes[0]) > 1
+
+
+def _json_scalar(text: str) -> Any:
+    return _same(json.loads(text))
+
+
+def _python_scalar(text: str) -> Any:
+    if text in _PYTHON_CONSTANTS:
+        return _PYTHON_CONSTANTS[text]
+    return _same(ast.literal_eval(text))
+
+
+def _gemma_scalar(text: str) -> Any:
+    return plain(parse_scalar(text.strip()))
+
+
+def _same(value: Any) -> Any:
+    """A number or constant of JSON."""
+    if not isinstance(value, bool | int | float | None) or plain(value) != value:
+        raise ValueError(f"{value!r} is no value of JSON")
+    return value
+
+
+JSON = Notation(('"',), _json_scalar, {**_ESCAPES, "/": "/"})
+PYTHON = Notation(('"', "'"), _python_scalar, {**_ESCAPES, "a": "\a", "v": "\v", "\n": ""})
+
+
+def gemma_notation(quote: str) -> Notation:
+    """Gemma's notation, with this mark around text."""
+    scalars = re.compile(r"[^,:{}\[\]]*")
+    return Notation((quote,), _gemma_scalar, {}, scalars, has_bare_keys=True, has_commas=False)

@@ -1,0 +1,249 @@
+"""Reads calls whose arguments stand between tags."""
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.text.formats.argument_values import (
+    UNDECODABLE,
+    argument_value,
+    is_surely_text,
+    object_of,
+)
+from mlxstack.text.formats.call_parts import (
+    MAX_HEAD,
+    QUOTES,
+    SLOT,
+    SPACES,
+    CallParts,
+    ReadCalls,
+    watched,
+)
+from mlxstack.text.formats.call_writer import BoundCopy, Copier, TextCopier
+from mlxstack.text.formats.description import KEY, TYPE, TaggedBody, first_mark, pieces
+from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, scalar
+from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading
+from mlxstack.text.formats.value_copier import ValueCopier
+from mlxstack.text.tool_call_parser import UNREADABLE
+
+_KEY = re.compile(r"[^\s<>/][^<>]*")
+
+
+class Argument(Struct, frozen=True):
+    """Argument of the tool `name`, whose value is at `at`.
+
+    `kind` is its type as the call writes it, or "".
+    """
+
+    name: str
+    key: str
+    kind: str
+    at: int
+
+
+class TaggedCalls:
+    """Reads calls of a tagged body."""
+
+    def __init__(self, parts: CallParts) -> None:
+        self._parts = parts
+        self._feed, self._syntax, self._types = parts.feed, parts.syntax, parts.types
+        self._writer = parts.writer
+        body = parts.syntax.body
+        self._nested = NestedTags(parts.feed, body) if isinstance(body, TaggedBody) else None
+
+    def read(self, body: TaggedBody, at: int) -> Reading[ReadCalls | None]:
+        """One call, from its name to its last argument."""
+        feed = self._feed
+        opening = first_mark(body.argument_opens)
+        at = at if opening else (yield from feed.space(at))
+        head = yield from self._parts.read_head(at, (opening,) if opening else SPACES)
+        if head is None:
+            return None
+        fields, at = head
+        arguments: dict[str, Any] = {}
+        while True:
+            start = yield from feed.literal(body.argument_opens, at)
+            if start is None or (not opening and (yield from self._ends_pairs(at))):
+                break
+            argument = yield from self._argument(body, fields["name"], start)
+            if argument is None or not argument.key:
+                break
+            self._writer.open(fields["name"], fields.get("id", ""))
+            read = yield from self._value(body, argument)
+            if read is None:
+                return None
+            value, at = read
+            arguments.setdefault(argument.key, value)
+        if at < len(feed.text) and not (yield from self._parts.closes_at(at)):
+            return None
+        if self._writer.is_open:
+            return ReadCalls((self._writer.end(),), at)
+        return self._parts.settled(fields, arguments, at)
+
+    def _argument(self, body: TaggedBody, name: str, at: int) -> Reading[Argument | None]:
+        """The key of an argument, "" where none stands; None if no value follows."""
+        feed = self._feed
+        before, _, after = body.value_opens.partition(TYPE)
+        key_end = MarkSet([pieces(before)[0] if before.strip() else ""])
+        mark = yield from feed.find(key_end, at)
+        if mark is None or mark.start - at > MAX_HEAD:
+            return None
+        key = feed.text[at : mark.start].strip()
+        if not (_KEY if first_mark(body.argument_opens) else SLOT).fullmatch(key):
+            return Argument(name, "", "", at)
+        inside = yield from feed.literal(before, mark.start)
+        kind = ""
+        if inside is not None and TYPE in body.value_opens:
+            stop = yield from feed.find(MarkSet([pieces(after)[0]]), inside)
+            kind = "" if stop is None else feed.text[inside : stop.start]
+            inside = None if stop is None else (yield from feed.literal(after, stop.start))
+        return None if inside is None else Argument(name, key, kind, inside)
+
+    def _argument_copier(self, body: TaggedBody, argument: Argument, at: int) -> Copier:
+        words = dict(body.types)
+        types = self._types.of(argument.name, argument.key)
+        if argument.kind and words:
+            is_text = argument.kind == words.get("string")
+            return TextCopier(at, bool) if is_text else ValueCopier(at, has_scalars=False)
+        if body.has_json_text or not types.texts:
+            return ValueCopier(at, has_scalars=False)
+        return TextCopier(at, lambda begun: is_surely_text(begun, types))
+
+    def _value(self, body: TaggedBody, argument: Argument) -> Reading[tuple[Any, int] | None]:
+        """Value of an argument, and the position after its closing marks."""
+        if self._nested is not None and body.item:
+            name = argument.name
+            place = TypedPlace(self._types.of(name, argument.key), self._types.root(name))
+            if (yield from self._nested.begins(argument.at, place)):
+                return (yield from self._container(self._nested, place, argument))
+        if not body.value_closes:
+            return (yield from self._json_value(body, argument))
+        at = yield from self._skip(body.value_opens[len(body.value_opens.rstrip()) :], argument.at)
+        closing = body.value_closes.strip().replace(KEY, argument.key)
+        copier = self._argument_copier(body, argument, at)
+        self._writer.begin_value(argument.key, copier)
+        ends = MarkSet([closing, *self._parts.closing_marks])
+        copy = BoundCopy(self._feed, self._writer, copier, ends)
+        mark = yield from self._closing_of(body, closing, at, copy)
+        if mark is None:
+            copy.advance()
+            mark = self._missing_closing(at)
+        if mark is None:
+            return None
+        text = self._cut(body, at, mark.start)
+        value = self._told(body, argument, text)
+        self._writer.end_value(value, at + len(text), mark.end)
+        return value, mark.end
+
+    def _container(
+        self, nested: NestedTags, place: TypedPlace, argument: Argument
+    ) -> Reading[tuple[Any, int] | None]:
+        """Object or list of nested tags, written as a whole."""
+        self._writer.begin_value(argument.key, None)
+        read = yield from nested.container(argument.key, argument.at, place)
+        if read is not None:
+            self._writer.end_value(read[0], read[1], read[1])
+        return read
+
+    def _missing_closing(self, at: int) -> FoundMark | None:
+        """End of an open call, in place of a missing closing mark."""
+        feed = self._feed
+        if not self._writer.is_open or feed.is_cut:
+            return None
+        mark = MarkSet(self._parts.closing_marks).search(feed.text, at, is_final=True)
+        return FoundMark(len(feed.text) if mark is None else mark.start)
+
+    def _closing_of(
+        self, body: TaggedBody, closing: str, at: int, copy: BoundCopy
+    ) -> Reading[FoundMark | None]:
+        """Mark that ends a value; the rest of the call follows."""
+        marks = MarkSet([closing, "<![CDATA[", "]]>"])
+        first: FoundMark | None = None
+        is_data, scan = False, at
+        while True:
+            mark = yield from watched(self._feed.find(marks, scan), copy.advance)
+            if mark is None:
+                return first
+            scan = mark.end
+            if mark.text != closing:
+                is_data = mark.text == "<![CDATA[" and (is_data or mark.start == at)
+                continue
+            first = first or mark
+            if not is_data and (yield from self._ends_value(body, mark.end)):
+                return mark
+
+    def _json_value(self, body: TaggedBody, argument: Argument) -> Reading[tuple[Any, int] | None]:
+        """A value of JSON that nothing closes."""
+        at = yield from self._feed.space(argument.at)
+        copier = self._argument_copier(body, argument, at)
+        self._writer.begin_value(argument.key, copier)
+        yield from self._parts.copied(copier)
+        end = copier.at if copier.is_done else (yield from self._json_end(at))
+        if end <= at:
+            return None
+        value = self._typed(body, argument, self._feed.text[at:end])
+        self._writer.end_value(value, end, end)
+        return value, end
+
+    def _json_end(self, at: int) -> Reading[int]:
+        feed = self._feed
+        for sign in ('"', "{", "["):
+            if (yield from feed.starts(sign, at)):
+                return (yield from feed.balanced(at, QUOTES, ()))
+        closes = (self._syntax.closes, self._syntax.section_closes)
+        ends = [pieces(one)[0] for one in closes if one.strip()]
+        mark = yield from feed.find(MarkSet([*SPACES, *ends]), at)
+        return len(feed.text) if mark is None else mark.start
+
+    def _ends_pairs(self, at: int) -> Reading[bool]:
+        """Whether no other argument can follow."""
+        at = yield from self._feed.space(at)
+        return at == len(self._feed.text) or (yield from self._parts.closes_at(at))
+
+    def _skip(self, space: str, at: int) -> Reading[int]:
+        """The position after exactly this white space, if it is there."""
+        return at + len(space) if space and (yield from self._feed.starts(space, at)) else at
+
+    def _cut(self, body: TaggedBody, start: int, end: int) -> str:
+        space = body.value_closes[: len(body.value_closes) - len(body.value_closes.lstrip())]
+        text = self._feed.text[start:end]
+        return text.removesuffix(space)
+
+    def _ends_value(self, body: TaggedBody, at: int) -> Reading[bool]:
+        """Whether the next argument, the call's end or the text's follows."""
+        at = yield from self._feed.space(at)
+        if at == len(self._feed.text):
+            return True
+        if (yield from self._feed.literal(body.argument_opens, at)) is not None:
+            return True
+        return (yield from self._parts.closes_at(at))
+
+    def _told(self, body: TaggedBody, argument: Argument, text: str) -> Any:
+        """Value of an argument; its text if unreadable in an open call.
+
+        Raises what `_typed` raises.
+        """
+        try:
+            return self._typed(body, argument, text)
+        except UNREADABLE:
+            if self._writer.is_open:
+                return text
+            raise
+
+    def _typed(self, body: TaggedBody, argument: Argument, text: str) -> Any:
+        words = dict(body.types)
+        types = self._types.of(argument.name, argument.key)
+        if argument.kind and words:
+            is_text = argument.kind == words.get("string")
+            return text if is_text else _json_or_text(text)
+        if body.has_json_text:
+            return _json_or_text(text)
+        return scalar(text, types) if body.item else argument_value(text, types)
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return object_of(text.strip())
+    except UNDECODABLE:
+        return text

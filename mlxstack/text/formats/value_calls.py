@@ -1,0 +1,223 @@
+"""Reads calls whose arguments are one value: JSON, Python's, Gemma's."""
+
+import re
+from typing import Any
+
+from mlxstack.core.conversation import ToolCall
+from mlxstack.text.formats.argument_values import object_of
+from mlxstack.text.formats.call_parts import QUOTES, SEPARATORS, CallParts, ReadCalls
+from mlxstack.text.formats.description import GemmaBody, JsonBody
+from mlxstack.text.formats.gemma_values import parse_gemma_call
+from mlxstack.text.formats.json_calls import JsonCalls
+from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
+from mlxstack.text.formats.python_calls import parse_python_calls
+from mlxstack.text.formats.text_feed import MarkSet, Reading
+from mlxstack.text.tool_call_parser import UNREADABLE, checked_call
+
+PYTHON_QUOTES = ('"', "'")
+_SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.]*"), re.compile(r"\w*")
+
+
+class ValueCalls:
+    """Reads calls of a body that is one value."""
+
+    def __init__(self, parts: CallParts) -> None:
+        self._parts = parts
+        self._feed, self._syntax, self._writer = parts.feed, parts.syntax, parts.writer
+
+    def json(
+        self, body: JsonBody, at: int, before: tuple[ToolCall, ...] = ()
+    ) -> Reading[ReadCalls | None]:
+        """Calls of an object or list, and of objects after it."""
+        feed = self._feed
+        at = yield from feed.space(at)
+        if not (yield from self._opens_json(body, at)):
+            return None
+        stops = self._parts.outer_closings
+        is_stuck = len(before) > len(self._writer.calls)
+        json_calls = JsonCalls(body, at, stops, self._writer, is_stuck=is_stuck)
+        copier = json_calls.copier
+        yield from self._parts.copied(copier)
+        end = copier.at if copier.is_done else (yield from feed.balanced(at, QUOTES, stops))
+        if end < 0:
+            return None
+        value = object_of(feed.text[at:end])
+        items = value if isinstance(value, list) else [value]
+        checked = tuple(call for item in items if (call := _json_call(body, item)) is not None)
+        if not checked or len(checked) != len(items):
+            return None
+        calls = self._writer.settle((*before, *checked), end)
+        rest = (yield from self._next_object(body, end, calls)) if stops else None
+        return ReadCalls(calls, end) if rest is None else rest
+
+    def _next_object(
+        self, body: JsonBody, at: int, before: tuple[ToolCall, ...]
+    ) -> Reading[ReadCalls | None]:
+        """Calls of further objects between the same marks."""
+        feed = self._feed
+        at = yield from feed.space(at)
+        for separator in SEPARATORS:
+            if (yield from feed.starts(separator, at)):
+                at = yield from feed.space(at + 1)
+        if not (yield from feed.starts("{", at)):
+            return None
+        try:
+            calls = yield from self.json(body, at, before)
+        except UNREADABLE:
+            calls = None
+        if calls is None and self._writer.is_open:
+            raise ValueError("the arguments of a call that was told are no JSON")
+        return calls
+
+    def _opens_json(self, body: JsonBody, at: int) -> Reading[bool]:
+        """Whether JSON begins here; unmarked objects need a known key."""
+        feed = self._feed
+        if (yield from feed.starts("[", at)):
+            if not self._syntax.is_bare:
+                return True
+            at = yield from feed.space(at + 1)
+        if not (yield from feed.starts("{", at)):
+            return False
+        if not self._syntax.is_bare:
+            return True
+        at = yield from feed.space(at + 1)
+        keys = {path[0] for path in (body.name, body.arguments, body.id, ("type",)) if path}
+        for key in sorted(keys | {"name"}):
+            if (yield from feed.starts(f'"{key}"', at)):
+                return True
+        return False
+
+    def named(self, at: int) -> Reading[ReadCalls | None]:
+        feed = self._feed
+        head = yield from self._parts.read_head(at, ("{",))
+        if head is None:
+            return None
+        fields, at = head
+        at = yield from feed.space(at)
+        arguments: Any = {}
+        if (yield from feed.starts("{", at)):
+            stops = self._parts.outer_closings
+            if self._writer.open(fields["name"], fields.get("id", "")):
+                end = yield from self._parts.object(at, JSON, stops)
+                if end >= 0:
+                    return ReadCalls(tuple(self._writer.calls), end)
+            end = yield from feed.balanced(at, QUOTES, stops)
+            if end < 0:
+                return None
+            arguments = object_of(feed.text[at:end])
+            at = end
+        elif at < len(feed.text) and not (yield from self._parts.closes_at(at)):
+            return None
+        return self._parts.settled(fields, arguments, at)
+
+    def python(self, at: int) -> Reading[ReadCalls | None]:
+        """Python list of calls, up to the first plausible closing mark."""
+        feed = self._feed
+        at = yield from feed.space(at)
+        if not (yield from feed.starts("[", at)):
+            return None
+        scan = yield from self._python_calls(at + 1)
+        if scan >= 0:
+            return ReadCalls(tuple(self._writer.calls), scan)
+        scan = at
+        while True:
+            if self._parts.closings.marks:
+                mark = yield from feed.find(self._parts.closings, scan)
+                end = len(feed.text) if mark is None else mark.start
+            else:
+                mark, end = None, (yield from feed.balanced(at, PYTHON_QUOTES, ()))
+            try:
+                calls = parse_python_calls(feed.text[at:end]) if end >= 0 else None
+                return None if calls is None else ReadCalls(self._writer.settle(calls, end), end)
+            except UNREADABLE:
+                if mark is None:
+                    return None
+                scan = mark.end
+
+    def _python_calls(self, at: int) -> Reading[int]:
+        """Copy a list of calls; -1 without an end."""
+        feed = self._feed
+        while True:
+            at = yield from feed.after(_SEPARATORS, at)
+            if (yield from feed.starts("]", at)):
+                return at + 1 if self._writer.calls else -1
+            end = yield from feed.after(_DOTTED, at)
+            name = feed.text[at:end]
+            if not (yield from feed.starts("(", end)):
+                return -1
+            inside = yield from feed.space(end + 1)
+            after = yield from feed.after(_WORD, inside)
+            sign = "=" if after > inside else ")"
+            if not (yield from feed.starts(sign, (yield from feed.space(after)))):
+                return -1
+            if not self._writer.open(name):
+                return -1
+            at = yield from self._parts.object(
+                end, PYTHON, self._parts.outer_closings, is_call=True
+            )
+            if at < 0:
+                return -1
+
+    def gemma(self, body: GemmaBody, at: int) -> Reading[ReadCalls | None]:
+        feed = self._feed
+        head = yield from self._parts.read_head(at, ("{",))
+        if head is None:
+            return None
+        fields, start = head
+        stops = self._parts.outer_closings
+        if self._writer.open(fields["name"]):
+            end = yield from self._parts.object(start, gemma_notation(body.quote), stops)
+            if end >= 0:
+                return ReadCalls(tuple(self._writer.calls), end)
+        end = yield from feed.balanced(start, (body.quote,), stops)
+        if end < 0:
+            return None
+        arguments = parse_gemma_call(feed.text[start:end], body.quote)
+        return self._parts.settled(fields, arguments, end)
+
+    def message(self, name: str, at: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
+        """Call whose arguments are a message, up to one of `ends`."""
+        feed, writer = self._feed, self._writer
+        start = yield from feed.space(at)
+        end = -1
+        if (yield from feed.starts("{", start)):
+            if writer.open(name):
+                end = yield from self._parts.object(start, JSON, ends)
+            if end < 0:
+                end = yield from feed.balanced(start, QUOTES, ends)
+        mark = yield from feed.find(MarkSet(ends), max(end, at))
+        stop = len(feed.text) if mark is None else mark.start
+        if writer.is_open and mark is None and feed.is_cut:
+            writer.cut()
+            return ReadCalls((), stop, is_closed=False, is_cut=True)
+        call = None if writer.calls else _message_call(name, feed.text[at:stop])
+        calls = writer.settle(None if call is None else (call,), stop)
+        return ReadCalls(calls, stop, mark is not None)
+
+
+def _message_call(name: str, message: str) -> ToolCall | None:
+    try:
+        return checked_call(name, None, object_of(message.strip()))
+    except ValueError:
+        return None
+
+
+def _json_call(body: JsonBody, item: Any) -> ToolCall | None:
+    if not isinstance(item, dict):
+        return None
+    if not body.name:
+        ((name, arguments),) = item.items()
+        return checked_call(name, None, arguments)
+    inner = item.get("function")
+    function = inner if isinstance(inner, dict) else item
+    name = _at(item, body.name) or function.get("name")
+    arguments = _at(item, body.arguments)
+    if arguments is None:
+        arguments = function.get("arguments", function.get("parameters"))
+    return checked_call(name, _at(item, body.id) if body.id else None, arguments)
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
