@@ -35,6 +35,38 @@ curl -s localhost:7109/api/tags
 ```
 """
 
+CALLS = """\
+## Calls in streams
+
+The name of a call is sent as soon as the call is certain, then its arguments as they are sampled:
+JSON, whatever the format of the model. The sum of the pieces is, byte for byte, what a whole
+response has.
+
+* Chat: the first delta of `tool_calls[i]` has name and `id`, the next ones have
+  `function.arguments`.
+* Messages: `content_block_start`, then `input_json_delta`, always fine-grained;
+  `eager_input_streaming` and the beta header are accepted.
+* Responses: `response.output_item.added`, then `response.function_call_arguments.delta`; the text
+  of a custom tool comes in `response.custom_tool_call_input.delta`.
+* Ollama: whole calls, one line each, since its clients take whole objects.
+
+A call is certain when it has the name of an offered tool, its `id` where the format writes one in
+the JSON of the call, and its arguments have begun behind the mark that opens a call (for a tagged
+format, the first argument). Until then nothing is sent. A call inside of an open thought, of a
+tool that is not offered, or of a format that only a parser of mlx-lm reads is sent when it is
+complete, and so are numbers, and values that may be text or something else.
+
+Nothing that was sent is taken back. Arguments that then break are completed, for a whole response
+too: the rest of the call continues the text that was open (a quote in the middle of a text
+belongs to it), or the object ends before the value that makes no sense. The first value of a key
+counts. A call that is malformed before its arguments begin is text.
+
+A call that `max_tokens` cuts has the arguments sampled so far: `finish_reason` is `length`,
+`stop_reason` `max_tokens`, the status of the item `incomplete`. As text, they are the beginning
+of an object; `input` of a whole message is that object, closed. Ollama leaves such a call out.
+Log probabilities of the tokens of a call come with its pieces.
+"""
+
 GENERATING = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/completion")
 DOORS = (
     (("mlxstack.api.dialects.openai",), "OpenAI"),
@@ -57,7 +89,7 @@ def page() -> str:
     common = _common(schema)
     doors = (_door(*door, handlers, schema, common) for door in DOORS)
     fields = ", ".join(f"`{field}`" for field in common)
-    return "\n".join([ABOUT, *doors, f"## Common fields\n\n{fields}\n"])
+    return "\n".join([ABOUT, *doors, f"## Common fields\n\n{fields}\n", CALLS])
 
 
 def _common(schema: dict[str, Any]) -> list[str]:

@@ -91,9 +91,10 @@ class StandIn:
             self._later(seated)
             return
         n = len(ask.tokens)
-        said = tuple(TokenSampled(ask.id, token) for token in self.script)
+        said = tuple(TokenSampled(ask.id, token) for token in self.script[: ask.max_tokens])
         work = RequestTimings(n_prompt=n, n_generated=len(said))
-        last = RequestFinished(ask.id, FinishReason.EOS, work)
+        is_cut = len(said) < len(self.script)
+        last = RequestFinished(ask.id, FinishReason.LENGTH if is_cut else FinishReason.EOS, work)
         self._later((*seated, PrefillProgress(ask.id, n, n), *said, last))
 
     def begin_early(self, ask: Request, after: str) -> None:

@@ -1,5 +1,6 @@
 """Renders responses as events, and accumulates the whole response."""
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from uuid import uuid4
@@ -53,6 +54,8 @@ from mlxstack.core.response_parts import (
 from mlxstack.service.text_processor import TextProcessor
 
 OnItem = Callable[[OutputItem], None]
+INPUT_OPENS = f'{{"{INPUT}":"'
+_JSON_TEXT = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
 CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})
 
 
@@ -167,7 +170,7 @@ class CustomCallStream:
     """Call of a custom tool, whose input is plain text."""
 
     def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
-        self._index, self._arguments, self._input = index, "", ""
+        self._index, self._arguments, self._input, self._n_read = index, "", "", 0
         self._item = CustomCallItem(
             f"ctc_{uuid4().hex}", call_id, tool.name, "in_progress", "", tool.namespace or UNSET
         )
@@ -179,18 +182,31 @@ class CustomCallStream:
     def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
         """Event of a piece of the text."""
         self._arguments += text
-        yield from ()
+        if self._arguments.startswith(INPUT_OPENS):
+            # Every piece ends between two characters of its text.
+            start = max(self._n_read, len(INPUT_OPENS))
+            match = _JSON_TEXT.match(self._arguments, start)
+            self._n_read = match.end() if match else start
+            yield from self._more(msgspec.json.decode(f'"{self._arguments[start : self._n_read]}"'))
+
+    def _more(self, text: str) -> Iterator[ResponsesEvent]:
+        self._input += text
+        if text:
+            yield events.CustomInputDelta(
+                item_id=self._item.id, output_index=self._index, delta=text
+            )
 
     def end(self, status: Status) -> Iterator[ResponsesEvent]:
         """Events with the whole text."""
+        if status == "completed" and not self._n_read:
+            yield from self._more(self._text())
         item = self.item(status)
-        yield events.CustomInputDelta(item_id=item.id, output_index=self._index, delta=item.input)
         yield events.InputDone(item_id=item.id, output_index=self._index, input=item.input)
         yield events.ItemDone(output_index=self._index, item=item)
 
     def item(self, status: Status) -> CustomCallItem:
         """Call so far."""
-        return structs.replace(self._item, status=status, input=self._text())
+        return structs.replace(self._item, status=status, input=self._input)
 
     def _text(self) -> str:
         given = msgspec.json.decode(self._arguments).get(INPUT)
