@@ -137,7 +137,7 @@ def test_tool_choice_none_keeps_a_model_with_headers_from_a_call(
         channel, first = http.post("/tokenize", json={"content": "<|channel|>commentary"}).json()[
             "tokens"
         ][:2]
-        wish = {"max_tokens": 60, "temperature": 1, "seed": 1, "logprobs": True}
+        wish = {"max_tokens": 120, "temperature": 1, "seed": 1, "logprobs": True}
         bias = {str(channel): 100, str(first): 100}
         made = chat(http, "hi", tools=TOOLS, tool_choice=choice, logit_bias=bias, **wish)
         said = [one["token"] for one in made["choices"][0]["logprobs"]["content"]]
