@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +27,9 @@ from mlxstack.host import model_files, presets, services
 from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
 from mlxstack.host.home import HOME_VARIABLE, Home, make_private
+from mlxstack.host.macos import MIN_MACOS, gpu_panics, macos_version
 from mlxstack.host.memory_budget import VARIABLE, this_memory
+from mlxstack.host.memory_pressure import sysctl
 from mlxstack.host.overrides import unknown_variables, unread_variables
 from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.process import listener, refusal
@@ -72,6 +74,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
     """Run all checks, in the order of their repair."""
     checks = (
         _system(),
+        _macos(),
         _packages(),
         _memory(),
         _descriptors(),
@@ -112,6 +115,32 @@ def _system() -> Iterator[CheckResult]:
         yield CheckResult(CheckLevel.BAD, "system", name, "use macOS on Apple silicon, or Linux")
     else:
         yield CheckResult(CheckLevel.OK, "system", name)
+
+
+def _macos() -> Iterator[CheckResult]:
+    if platform.system() == "Darwin":
+        yield from macos(macos_version(), sysctl(b"iogpu.wired_limit_mb"), gpu_panics())
+
+
+def macos(
+    version: tuple[int, ...], wired_limit_mb: int | None, panics: Sequence[Path]
+) -> Iterator[CheckResult]:
+    """Version of macOS, limit of the GPU's memory, recent panics of its driver."""
+    detail = f"macOS {'.'.join(map(str, version))}"
+    if version < MIN_MACOS:
+        remedy = f"update macOS to {MIN_MACOS[0]} or later: MLX has no packages for older ones"
+        yield CheckResult(CheckLevel.BAD, "macos", detail, remedy)
+    elif version[0] == MIN_MACOS[0]:
+        detail += ": without residency sets, so device.wired has no effect"
+        yield CheckResult(CheckLevel.OK, "macos", detail)
+    else:
+        yield CheckResult(CheckLevel.OK, "macos", detail)
+    limit = f"{wired_limit_mb} MiB" if wired_limit_mb else "not set, macOS decides"
+    yield CheckResult(CheckLevel.OK, "gpu memory", f"iogpu.wired_limit_mb is {limit}")
+    if panics:
+        detail = f"{len(panics)} in 30 days name the GPU driver (IOGPU), the last one {panics[-1]}"
+        remedy = "keep device.wired off, and see `panic` in docs/troubleshooting.md"
+        yield CheckResult(CheckLevel.WARN, "panics", detail, remedy)
 
 
 def _packages() -> Iterator[CheckResult]:

@@ -19,6 +19,7 @@ from mlxstack.cli.doctor import CheckLevel, CheckResult
 from mlxstack.core.formatting import printable
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host import rank_probe, ranks
+from mlxstack.host.macos import LOCAL_NETWORK, is_local_network_refused
 from mlxstack.host.rank_probe import FilesDigest, Greeting, LinkListener, LinkSpeed, ProbeRequest
 from mlxstack.policy.kv_geometry import Division, ModelShape
 
@@ -85,7 +86,7 @@ def examine_hosts(
         except Unreached as why:
             yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", why.remedy)
         except (OSError, msgspec.MsgspecError) as why:
-            yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", NETWORK)
+            yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", network_remedy(why))
     if shape is not None and shape.division is Division.TENSOR and links:
         n_layers = len(shape.geometry.layers)
         step_s = max(sums_s(n_layers, shape.hidden, len(hosts), link) for link in links)
@@ -145,17 +146,22 @@ def _clock(host: str, ahead_s: float) -> CheckResult:
 
 def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed]) -> CheckResult:
     """Measure the connection to `address`, and add it to `links`."""
-    why = listener.problem
+    why, remedy = listener.problem, NETWORK
     if not why:
         try:
             link = rank_probe.measure_link(address, listener.port)
         except OSError as error:
-            why = f"{address} cannot be reached: {error}"
+            why, remedy = f"{address} cannot be reached: {error}", network_remedy(error)
         else:
             links.append(link)
             speed = f"{link.bytes_per_s / 1e9:.2f} GB/s, {link.round_trip_s * 1e6:.0f} us"
             return CheckResult(CheckLevel.OK, "link", f"{host}: {speed} a round trip to {address}")
-    return CheckResult(CheckLevel.BAD, "link", f"{host}: {why}", NETWORK)
+    return CheckResult(CheckLevel.BAD, "link", f"{host}: {why}", remedy)
+
+
+def network_remedy(error: BaseException) -> str:
+    """Remedy for a machine that cannot be reached."""
+    return LOCAL_NETWORK if is_local_network_refused(error) else NETWORK
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from mlxstack.core.kv_transfer import (
 )
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import PeerSpec
+from mlxstack.host.macos import LOCAL_NETWORK, is_local_network_refused
 from mlxstack.policy.remote_prefill import (
     PrefillFacts,
     PrefillPlan,
@@ -395,7 +396,8 @@ def _check(answer: httpx.Response) -> None:
 
 
 def _broken(url: str, error: Exception) -> StackError:
-    return StackError(f"no answer from {url} ({str(error) or type(error).__name__})")
+    hint = f"; {LOCAL_NETWORK}" if is_local_network_refused(error) else ""
+    return StackError(f"no answer from {url} ({str(error) or type(error).__name__}){hint}")
 
 
 async def _no_room(_: int) -> None:

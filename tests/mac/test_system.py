@@ -1,0 +1,97 @@
+"""macOS as `doctor` and errors tell it: version, panics, Local Network Privacy."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mlxstack.cli.doctor import CheckLevel, macos
+from mlxstack.cli.doctor_hosts import NETWORK, network_remedy
+from mlxstack.host.macos import LOCAL_NETWORK, gpu_panics, is_local_network_refused
+from mlxstack.service.peers import _broken
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "text"),
+    [
+        ((13, 6), CheckLevel.BAD, "macOS 13.6"),
+        ((14, 5), CheckLevel.OK, "without residency sets"),
+        ((26, 2), CheckLevel.OK, "macOS 26.2"),
+    ],
+)
+def test_doctor_tells_the_version_of_macos(
+    version: tuple[int, ...], level: CheckLevel, text: str
+) -> None:
+    first = next(macos(version, None, []))
+    assert first.verdict is level and text in first.detail
+    assert ("update macOS to 14" in first.remedy) == (level is CheckLevel.BAD)
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"), [(24576, "24576 MiB"), (0, "not set"), (None, "not set")]
+)
+def test_doctor_tells_the_limit_of_the_gpus_memory(limit: int | None, text: str) -> None:
+    assert any(text in result.detail for result in macos((26, 2), limit, []))
+
+
+def report(folder: Path, name: str, text: str, age_s: float = 0) -> Path:
+    file = folder / name
+    file.write_text(text)
+    now = file.stat().st_mtime - age_s
+    os.utime(file, (now, now))
+    return file
+
+
+def test_doctor_lists_recent_panics_of_the_gpu_driver(tmp_path: Path) -> None:
+    panic = 'panic(cpu 4): "IOGPUGroupMemory completeMemory() prepare count underflow"'
+    first = report(tmp_path, "panic-full-1.panic", panic, 3600)
+    last = report(tmp_path, "panic-full-2.panic", panic)
+    report(tmp_path, "panic-full-3.panic", "userspace watchdog timeout")
+    report(tmp_path, "panic-full-4.panic", panic, 90 * 86400)
+    report(tmp_path, "python-5.ips", panic)
+    found = gpu_panics(tmp_path)
+    assert found == [first, last]
+    (warning,) = (r for r in macos((26, 2), None, found) if r.verdict is CheckLevel.WARN)
+    assert str(last) in warning.detail and "device.wired off" in warning.remedy
+
+
+def test_a_folder_of_reports_that_is_missing_has_no_panics(tmp_path: Path) -> None:
+    assert gpu_panics(tmp_path / "missing") == []
+
+
+def refused(code: int) -> httpx.ConnectError:
+    """As httpx raises what the system said of a connection."""
+    try:
+        try:
+            try:
+                raise OSError(code, os.strerror(code))
+            except OSError as why:
+                raise OSError("All connection attempts failed") from ExceptionGroup("", [why])
+        except OSError as why:
+            raise httpx.ConnectError("All connection attempts failed") from why
+    except httpx.ConnectError as error:
+        return error
+
+
+def test_an_unreachable_machine_may_be_local_network_privacy_on_a_mac_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unreachable, down = refused(errno.EHOSTUNREACH), refused(errno.ECONNREFUSED)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not is_local_network_refused(unreachable)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert is_local_network_refused(unreachable)
+    assert not is_local_network_refused(down)
+
+
+def test_errors_of_peers_and_machines_name_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    unreachable = refused(errno.EHOSTUNREACH)
+    assert (
+        "Privacy & Security > Local Network" in _broken("http://studio:7119", unreachable).message
+    )
+    assert network_remedy(OSError(errno.EHOSTUNREACH, "No route to host")) == LOCAL_NETWORK
+    assert network_remedy(OSError(errno.ECONNREFUSED, "")) == NETWORK
