@@ -70,3 +70,21 @@ def test_unfilled_memory_can_be_written_and_is_the_array(n_bytes: int) -> None:
     said = np.random.default_rng(n_bytes).integers(0, 256, n_bytes, np.uint8)
     memoryview(array)[:] = memoryview(said)
     assert mx.array_equal(array, mx.array(said)).item()
+
+
+def test_unfilled_memory_may_have_more_bytes_than_an_int32_counts() -> None:
+    """Memory that nothing touches takes no room."""
+    array = unfilled(2**16 + 1, 2**15)
+    assert array.nbytes == 2**31 + 2**15
+    flat = memoryview(array).cast("B")
+    assert flat.nbytes == array.nbytes
+    flat[-3:] = b"end"
+    assert bytes(flat[-3:]) == b"end"
+
+
+def test_buffers_have_two_dimensions(context: SlotContext) -> None:
+    """One for the bytes of a token, so that no dimension counts more than 2**31."""
+    buffers = RestoreBuffers(context.new_empty(N_TOKENS), [head_of(context, 0, 100)], N_TOKENS)
+    for buffer in buffers._buffers:
+        n_rows, n_row = buffer.base.shape
+        assert n_row == buffer.n_row and n_rows % buffer.heads == 0

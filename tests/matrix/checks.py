@@ -301,7 +301,7 @@ def through_bytes(context: SlotContext) -> SlotContext:
 
 
 def _thawed(part: PackedSegment | StateCheckpoint) -> list[mx.array]:
-    planes = [segments.to_plane(array) for array in segments.arrays_of(part)]
+    planes = list(segments.to_planes(segments.arrays_of(part)))
     return [segments.from_plane(TensorBytes(p.dtype, p.shape, bytes(p.data))) for p in planes]
 
 

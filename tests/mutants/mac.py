@@ -15,6 +15,22 @@ STORE = "tests/mac/test_store.py::"
 
 MAC = (
     Mutant(
+        "the planes of a file are evaluated at once", "engine/kv/segments.py",
+        "    mx.eval(flat)\n    return tuple(", "    return tuple(",
+        "tests/mac/test_planes.py::test_all_arrays_of_a_file_are_evaluated_at_once",
+    ),
+    Mutant(
+        "restored KV may exceed 2 GiB per part", "engine/kv/slot_restore.py",
+        "    base = unfilled(heads * room, n_row)", "    base = unfilled(heads * room * n_row)",
+        "tests/engine/test_landing.py"
+        "::test_buffers_have_two_dimensions",
+    ),
+    Mutant(
+        "peers name Local Network Privacy", "service/peers.py",
+        "if is_local_network_refused(error) else", "if False else",
+        "tests/mac/test_system.py::test_errors_of_peers_and_machines_name_the_setting",
+    ),
+    Mutant(
         "a step of the clock changes no process", "host/process.py",
         "process._proc.create_time(monotonic=True)", "process.create_time()",
         "tests/mac/test_processes.py::test_a_process_lives_on_after_a_step_of_the_clock",

@@ -148,11 +148,14 @@ def checkpoint(position: int, arrays: Sequence[mx.array], layout: Sequence[Any])
     return StateCheckpoint(position, frozen)
 
 
-def to_plane(array: mx.array) -> TensorBytes:
-    """The bytes of an evaluated array, not copied."""
-    flat: Any = mx.contiguous(array).reshape(-1).view(mx.uint8)
-    data = memoryview(flat)
-    return TensorBytes(DTYPES[array.dtype], tuple(array.shape), data)
+def to_planes(arrays: Sequence[mx.array]) -> tuple[TensorBytes, ...]:
+    """The bytes of evaluated arrays, not copied; waits for the device once."""
+    flat: list[Any] = [mx.contiguous(array).reshape(-1).view(mx.uint8) for array in arrays]
+    mx.eval(flat)
+    return tuple(
+        TensorBytes(DTYPES[array.dtype], tuple(array.shape), memoryview(data))
+        for array, data in zip(arrays, flat, strict=True)
+    )
 
 
 def from_plane(plane: TensorBytes) -> mx.array:
@@ -215,7 +218,7 @@ def file_with(
 ) -> KVFile:
     """The file of these arrays; `about` gets their layout."""
     about = replace(about, layout=json.dumps(layout_of(part)))
-    planes = tuple(to_plane(array) for array in arrays_of(part))
+    planes = to_planes(arrays_of(part))
     if isinstance(part, PackedSegment):
         return KVFile(key, SEGMENT, identity, part.start, part.end, planes, _text(about))
     return KVFile(key, CHECKPOINT, identity, 0, part.position, planes, _text(about))

@@ -31,9 +31,9 @@ from mlxstack.engine.model import cache_adapters
 class _Blank(RawIOBase):
     """File of an npy array that has only its header."""
 
-    def __init__(self, n_bytes: int) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         header = BytesIO()
-        about = {"descr": "|u1", "fortran_order": False, "shape": (n_bytes,)}
+        about = {"descr": "|u1", "fortran_order": False, "shape": shape}
         npy.write_array_header_1_0(header, about)
         self._header = header.getvalue()
         self._at = 0
@@ -49,13 +49,15 @@ class _Blank(RawIOBase):
         return self._at
 
 
-def unfilled(n_bytes: int) -> mx.array:
-    """Evaluated bytes (n_bytes,) with whatever was in their memory before.
+def unfilled(*shape: int) -> mx.array:
+    """Evaluated bytes of this shape with whatever was in their memory before.
+
+    Each dimension is an int32 in MLX, so more than 2 GiB need two.
 
     `mx.zeros` touches every page of fresh memory, which takes as long as reading a file into it.
     MLX has no other array but a loaded one whose first writer is the caller.
     """
-    blank: Any = _Blank(n_bytes)
+    blank: Any = _Blank(shape)
     with device.LOADING:
         array = mx.load(blank, format="npy")
         assert isinstance(array, mx.array)
@@ -71,7 +73,7 @@ Shape = tuple[str, tuple[int, ...]]
 class TensorBuffer(Struct, frozen=True):
     """Buffer of a layer's part: `n_row` bytes per token and head.
 
-    `base` is uint8 of (heads * room * n_row); `view` are the same bytes.
+    `base` is uint8 of (heads * room, n_row); `view` are the same bytes, flat.
     """
 
     dtype: str
@@ -167,9 +169,9 @@ class RestoreBuffers:
 def _buffer(shape: Shape, room: int) -> TensorBuffer:
     dtype, (_, heads, _, dim) = shape
     n_row = dim * BY_NAME[dtype].size
-    base = unfilled(heads * room * n_row)
-    flat: Any = base
-    return TensorBuffer(dtype, heads, n_row, base, memoryview(flat))
+    base = unfilled(heads * room, n_row)
+    rows: Any = base
+    return TensorBuffer(dtype, heads, n_row, base, memoryview(rows).cast("B"))
 
 
 T = TypeVar("T")
