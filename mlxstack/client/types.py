@@ -39,6 +39,7 @@ class PropsResponse(Struct, frozen=True):
     peer_troubles: tuple[str, ...] = ()
     mlx_active_bytes: int = 0
     mlx_cache_bytes: int = 0
+    kv_budget_bytes: int = 0
     template_notes: tuple[str, ...] = ()
     is_sleeping: bool = False
     is_base_model: bool = False

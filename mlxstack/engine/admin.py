@@ -44,6 +44,10 @@ class PrefixCacheAdmin:
         """Cache statistics with at most `limit` prefixes; live contexts count as memory."""
         return self._run(lambda loop: _view(loop.slot_kv, loop.ledger, limit))
 
+    def limit(self, n_bytes: int) -> Future[None]:
+        """Give KV at most so many bytes of what was planned at the load."""
+        return self._run(lambda loop: loop.limit_kv(n_bytes))
+
     def locate_agents(self, agents: tuple[str, ...]) -> Future[tuple[AgentKVLocation, ...]]:
         """Locate the KV of each agent's last prompt beside the slots."""
         return self._run(lambda loop: tuple(loop.slot_kv.lookup.locate(agent) for agent in agents))

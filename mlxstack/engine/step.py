@@ -206,12 +206,9 @@ class EngineLoop:
         if any(isinstance(event, TokenSampled) for event in self._events):
             # A first token that needed no pass waits for none.
             self.flush(deliver)
-        self._state, chunk = scheduler.next_prefill_chunk(
-            self._state, self.ledger.speed, self._limits.pace
-        )
-        self._state, early = scheduler.next_early_chunk(
-            self._state, self.ledger.speed, self._limits.pace
-        )
+        speed, pace = self.ledger.speed, self._limits.pace
+        self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, pace)
+        self._state, early = scheduler.next_early_chunk(self._state, speed, pace)
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()
         is_prefilling = chunk is not None or early is not None
@@ -238,6 +235,9 @@ class EngineLoop:
         """Empty MLX's buffer cache, with no step in flight."""
         self._decode(self.batch.sync)
         device.release()
+
+    def limit_kv(self, n_bytes: int) -> None:
+        self._limits = replace(self._limits, max_bytes=self.slot_kv.limit(n_bytes))
 
     def flush(self, deliver: Deliver) -> None:
         """Deliver the events so far."""

@@ -13,6 +13,7 @@ from mlxstack.host.memory_pressure import PressureLevel
 from mlxstack.service import prefix_cache_admin
 from mlxstack.service.idle_unload import unload_when_idle
 from mlxstack.service.memory_return import return_free_memory
+from mlxstack.service.neighbors import Neighbors
 from mlxstack.service.prefix_warmup import warm_all
 from mlxstack.service.service import Service
 
@@ -43,6 +44,8 @@ async def run_tasks(
         if spec.metrics.enabled:
             group.create_task(log_statistics(service, spec.metrics.log_interval))
         group.create_task(watch_memory(service, level, LOOK_S))
+        if service.neighbors is not None:
+            group.create_task(watch_neighbors(service, service.neighbors, LOOK_S))
         group.create_task(watch_disk(service, SWEEP_S))
 
 
@@ -97,6 +100,19 @@ async def watch_memory(
 ) -> None:
     """Reclaim cold KV under memory pressure, pinned KV never."""
     await _every(interval_s, "the relief of memory", lambda: _relieve(service, level))
+
+
+async def watch_neighbors(service: Service, neighbors: Neighbors, interval_s: float) -> None:
+    """Plan the KV budget again when another service of the home starts or stops."""
+
+    async def plan() -> None:
+        service.require()
+        engine = service.generator
+        budget = await asyncio.to_thread(neighbors.planned_again, service.preset, engine)
+        if budget is not None:
+            await asyncio.wrap_future(engine.cache.limit(budget))
+
+    await _every(interval_s, "the plan beside other services", plan)
 
 
 async def watch_disk(service: Service, interval_s: float) -> None:

@@ -28,6 +28,7 @@ from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.transfer import Transfer
 from mlxstack.service.agents.store import AgentStore
 from mlxstack.service.memory_check import refuse_if_too_big, room_in
+from mlxstack.service.neighbors import Neighbors
 from mlxstack.service.peers import Peers
 from mlxstack.service.plan_candidate import of_files
 from mlxstack.service.request_stream import EventDispatcher
@@ -236,4 +237,5 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     ranks = RankGroup(preset.hosts) if preset.hosts else None
     engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers, ranks)
     engine = engine_factory.engine(preset)
-    return Service(preset, dispatcher, engine, agent_store, engine_factory, peers)
+    neighbors = Neighbors(home)
+    return Service(preset, dispatcher, engine, agent_store, engine_factory, peers, neighbors)

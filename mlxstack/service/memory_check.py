@@ -1,12 +1,13 @@
 """Memory check: fit of a service next to the running ones."""
 
 import os
+from contextlib import suppress
 
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.host import services
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import VARIABLE, MemoryBudget
@@ -15,6 +16,7 @@ from mlxstack.host.service_state import ServiceState, read_json
 from mlxstack.policy.capacity import MemoryNeed, ServiceLoad, fits, need
 from mlxstack.policy.capacity_advice import CapacityOption, nearest
 from mlxstack.policy.kv_geometry import Geometry
+from mlxstack.policy.memory_shares import MemoryClaim
 from mlxstack.service.plan_candidate import Candidate, of_preset
 
 OPTION = "--set "
@@ -42,11 +44,8 @@ class MemoryRoom(Struct, frozen=True):
 
 def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryRoom:
     """Memory next to all running services but `but` and this process itself."""
-    running = [state for state in services.running(home) if state.plan.name != but]
-    others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
-    return MemoryRoom(
-        memory, tuple(MemoryUser(one.plan.name, _taken(home, one, memory)) for one in others)
-    )
+    others = claims_in(home, memory, but)
+    return MemoryRoom(memory, tuple(MemoryUser(one.name, one.least) for one in others))
 
 
 def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
@@ -142,12 +141,27 @@ def _way_out(load: ServiceLoad, room: MemoryRoom, option: str) -> str:
     return "what would help: " + ", or ".join(ways)
 
 
-def _taken(home: Home, state: ServiceState, memory: MemoryBudget) -> int:
-    preset = read_json(home.preset_file(state.plan.name), Preset)
+def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:
+    """Claim of a preset's service. Raises SetupError, BadRequest."""
+    load = of_preset(preset).load(memory.half_bytes, memory.total)
+    parts, share = need(load), load.budget
+    kv = 0 if preset.kind is ServiceKind.EMBEDDING else parts.kv
+    return MemoryClaim(name, parts.total - kv, kv, None if share is None else share.n_bytes)
+
+
+def claims_in(home: Home, memory: MemoryBudget, but: str | None) -> tuple[MemoryClaim, ...]:
+    """Claims of all running services but `but` and this process itself."""
+    running = [state for state in services.running(home) if state.plan.name != but]
+    others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
+    return tuple(_claim(home, one, memory) for one in others)
+
+
+def _claim(home: Home, state: ServiceState, memory: MemoryBudget) -> MemoryClaim:
+    """Claim of a running service; its footprint where its model is unknown."""
+    name = state.plan.name
+    preset = read_json(home.preset_file(name), Preset)
     if preset is not None:
-        try:
-            return need(of_preset(preset).load(memory.half_bytes)).total
-        except (SetupError, BadRequest):
-            pass
+        with suppress(SetupError, BadRequest):
+            return claim_of(preset, memory, name)
     process = state.worker or state.supervisor
-    return held_bytes(process.pid)
+    return MemoryClaim(name, held_bytes(process.pid), share=0)

@@ -32,6 +32,7 @@ from mlxstack.service.agents.registry import AgentRegistry, restore_agents
 from mlxstack.service.agents.store import AgentLocks, AgentStore, in_thread
 from mlxstack.service.early_turns import EarlyTurns
 from mlxstack.service.gate import SwapGate
+from mlxstack.service.neighbors import Neighbors
 from mlxstack.service.peers import Peers
 from mlxstack.service.request_log import RequestLog
 from mlxstack.service.request_stream import (
@@ -121,8 +122,10 @@ class Service:
         agent_store: AgentStore | None = None,
         engine_factory: "EngineFactory | None" = None,
         peers: Peers | None = None,
+        neighbors: Neighbors | None = None,
     ) -> None:
         self.preset = preset
+        self.neighbors = neighbors
         self.engine = engine
         self.stats = ServiceStats()
         self.agent_store = agent_store or AgentStore(None)

@@ -66,20 +66,6 @@ def test_a6_services_that_run_beside_it_are_counted(shell: Shell) -> None:
     assert alone.returncode == 0, alone.stderr
 
 
-def test_the_budget_of_a_second_service_is_what_the_first_leaves(shell: Shell) -> None:
-    memory = memory_for(shell, 0.2)
-    assert shell.up(MLX_STACK_MEMORY=memory).returncode == 0
-    second = shell.up("--set", "name=other", "--port", "0", MLX_STACK_MEMORY=memory)
-    assert second.returncode == 0, second.stderr
-    resolved = {
-        name: json.loads((shell.home / "run" / "presets" / f"{name}.json").read_text())
-        for name in ("tiny", "other")
-    }
-    shares = {name: one["prefix_cache"]["memory_budget_pct"] for name, one in resolved.items()}
-    assert shares["tiny"] == "auto"
-    assert 1 <= shares["other"] < 60
-
-
 def test_a6_a_restart_that_would_not_fit_leaves_the_service_running(shell: Shell) -> None:
     assert shell.up().returncode == 0
     assert shell.run("restart", MLX_STACK_MEMORY="16MB").returncode == 5

@@ -157,6 +157,9 @@ def _forecast(
     from mlxstack.cli.plan.estimate import CONTEXTS, forecast
     from mlxstack.cli.plan.tables import show_forecast
     from mlxstack.core.preset import ServiceKind
+    from mlxstack.host.home import home_from
+    from mlxstack.host.memory_budget import this_memory
+    from mlxstack.service.memory_check import claims_in
 
     if candidate.preset.kind is ServiceKind.EMBEDDING and (agents is not None or n_shared):
         raise Misuse(
@@ -164,7 +167,10 @@ def _forecast(
             "--agents and --shared"
         )
     load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
-    found = forecast(candidate, there, load, contexts or CONTEXTS, n_shared)
+    # An imagined machine runs nothing else.
+    is_here = there == this_memory(os.environ)
+    others = claims_in(home_from(os.environ), there, candidate.preset.name) if is_here else ()
+    found = forecast(candidate, there, load, contexts or CONTEXTS, n_shared, others)
     as_json(found) if json else show_forecast(found)
 
 

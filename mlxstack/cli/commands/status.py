@@ -123,13 +123,14 @@ def _print(found: "SystemStatus") -> None:
 
 
 def _mlx(one: "ServiceStatus") -> str:
-    """MLX's memory: in arrays, and in buffers kept for the next ones."""
+    """MLX's memory: arrays, buffers kept for the next ones, KV budget."""
     from mlxstack.core.formatting import size
 
     if not one.mlx_active_bytes:
         return "-"
     cache = f" + {size(one.mlx_cache_bytes)} cache" if one.mlx_cache_bytes else ""
-    return size(one.mlx_active_bytes) + cache
+    budget = f", KV {size(one.kv_budget_bytes)} at most" if one.kv_budget_bytes else ""
+    return size(one.mlx_active_bytes) + cache + budget
 
 
 def _lasting(seconds: float) -> str:

@@ -20,6 +20,7 @@ from mlxstack.policy.capacity import (
 from mlxstack.policy.capacity_advice import Advice, CapacityRequest, advise, nearest
 from mlxstack.policy.kv_geometry import PLAIN_BITS, Geometry, Layer, quantized
 from mlxstack.policy.live_sharing import MIN_TOKENS, LiveSharing
+from mlxstack.policy.memory_shares import MemoryClaim, kv_budgets
 from mlxstack.service.plan_candidate import Candidate
 
 CONTEXTS = tuple(4096 * 2**n for n in range(6))
@@ -163,10 +164,11 @@ def forecast(
     wanted: ServiceLoad,
     contexts: Sequence[int],
     n_shared: int = 0,
+    others: Sequence[MemoryClaim] = (),
 ) -> Forecast:
     """The forecast for `wanted`, which is `candidate.load` with other slots or context.
 
-    The agents begin with the same `n_shared` tokens.
+    The agents begin with the same `n_shared` tokens. `others` run beside it.
     """
     dense, shared = wanted.geometry, _shared(candidate, wanted, memory.usable, n_shared)
     if shared is not None and shared.is_on:
@@ -179,7 +181,7 @@ def forecast(
         spec=spec_of(candidate),
         memory=memory,
         workspace_bytes=wanted.workspace,
-        kv_budget_bytes=_kv_budget(wanted, memory.usable) if keeps_kv else 0,
+        kv_budget_bytes=_kv_budget(wanted, memory.usable, others) if keeps_kv else 0,
         wanted=fit(wanted, memory.usable),
         disk_bytes_50k=disk_bytes(dense, DISK_TOKENS) if keeps_kv else 0,
         contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
@@ -243,9 +245,11 @@ def _shared(
     )
 
 
-def _kv_budget(load: ServiceLoad, usable: int) -> int:
+def _kv_budget(load: ServiceLoad, usable: int, others: Sequence[MemoryClaim]) -> int:
+    parts, share = need(load), load.budget
+    own = MemoryClaim("", parts.total - parts.kv, parts.kv, share.n_bytes if share else None)
     left = max(0, kv_budget(usable, load.weights, load.workspace))
-    return left if load.budget is None else min(left, load.budget.n_bytes)
+    return min(left, kv_budgets((own, *others), usable)[""])
 
 
 def _kinds(geometry: Geometry) -> list[KindRow]:

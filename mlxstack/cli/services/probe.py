@@ -67,6 +67,7 @@ class ServiceStatus(Struct, frozen=True):
     memory_bytes: int = 0
     mlx_active_bytes: int = 0
     mlx_cache_bytes: int = 0
+    kv_budget_bytes: int = 0
     why_not_batching: str | None = None
     prevents_sleep: bool = False
 
@@ -208,6 +209,7 @@ async def _see(home: Home, state: ServiceState) -> ServiceStatus:
         memory_bytes=held_bytes(worker.pid) if worker is not None else 0,
         mlx_active_bytes=props.mlx_active_bytes,
         mlx_cache_bytes=props.mlx_cache_bytes,
+        kv_budget_bytes=props.kv_budget_bytes,
         why_not_batching=props.why_not_batching,
         prevents_sleep=props.prevents_sleep,
     )

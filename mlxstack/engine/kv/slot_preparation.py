@@ -63,6 +63,7 @@ class SlotKVManager:
         self._idle: Sequence[int] = ()
         self.bytes_per_token = bytes_per_token
         self.array_limit = array_limit
+        self._planned = memory.budget
         self.sharing = sharing
         memory.live_prefixes = self._prefixes
 
@@ -279,6 +280,12 @@ class SlotKVManager:
         self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self._store_in_pieces(self.slots[slot])
+
+    def limit(self, n_bytes: int) -> int:
+        """Bound the budget that was planned at the load; the budget."""
+        self.memory.budget = min(self._planned, n_bytes)
+        self._is_room_due = True
+        return self.memory.budget
 
     def note_growth(self) -> None:
         """Note growth of an idle context; the step enforces the budget."""

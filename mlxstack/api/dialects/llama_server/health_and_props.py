@@ -104,6 +104,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
             if peer.trouble and is_unscoped(request)
         ],
         "mlx_active_bytes": snapshot.active_bytes,
+        "kv_budget_bytes": snapshot.kv_budget_bytes,
         "mlx_cache_bytes": snapshot.cache_bytes,
         "max_batch_size": service.preset.batch.max_size,
         "max_entries": service.preset.prefix_cache.max_entries,

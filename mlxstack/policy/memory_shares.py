@@ -1,0 +1,41 @@
+"""Division of one machine's memory between its running services."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+
+class MemoryClaim(Struct, frozen=True):
+    """Bytes that a service takes: `fixed` beside KV, `kv` of all slots full.
+
+    `share` is a fixed KV budget; None is `auto`, which also gets a part of what is left.
+    """
+
+    name: str
+    fixed: int
+    kv: int = 0
+    share: int | None = None
+
+    @property
+    def least(self) -> int:
+        """Bytes without a part of what is left."""
+        return self.fixed + (self.kv if self.share is None else self.share)
+
+
+def kv_budgets(claims: Sequence[MemoryClaim], ceiling: int) -> dict[str, int]:
+    """KV budget of each service; all bytes together stay within `ceiling`.
+
+    A fixed share is taken as it is. The others have room for all of their slots and equal parts of
+    the rest; where even the slots do not fit, they get less in proportion.
+    """
+    budgets = {one.name: one.share for one in claims if one.share is not None}
+    growing = [one for one in claims if one.share is None]
+    free = max(0, ceiling - sum(one.fixed for one in claims) - sum(budgets.values()))
+    wanted = sum(one.kv for one in growing)
+    spare = free - wanted
+    for one in growing:
+        if spare >= 0:
+            budgets[one.name] = one.kv + spare // len(growing)
+        else:
+            budgets[one.name] = free * one.kv // wanted
+    return budgets

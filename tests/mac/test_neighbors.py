@@ -1,0 +1,79 @@
+"""Services of one home divide one memory: the sum of their budgets stays within the ceiling."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxstack.host.memory_budget import memory_of
+from mlxstack.policy.capacity import MARGIN_BYTES
+from tests.cli.terminal import Shell
+from tests.ports import unused_port
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+
+MEMORY = "4GiB"
+CEILING = memory_of(4 * 2**30).usable
+LONGEST_S = 120.0
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A terminal that starts real services on an imagined memory."""
+    shell = Shell(tmp_path)
+    del shell.env["MLX_STACK_WORKER"]
+    shell.env["MLX_STACK_MEMORY"] = MEMORY
+    yield shell
+    shell.run("down")
+
+
+def start(shell: Shell, name: str, *words: str) -> None:
+    done = shell.up("--name", name, "--port", str(unused_port()), *words)
+    assert done.returncode == 0, done.stderr
+
+
+def budgets(shell: Shell) -> dict[str, int]:
+    """KV budget of each service, as `status` tells it."""
+    return {name: one["kv_budget_bytes"] for name, one in shell.services().items()}
+
+
+def planned(shell: Shell, *words: str) -> dict[str, Any]:
+    """Forecast of one more service."""
+    found: dict[str, Any] = json.loads(
+        shell.run("plan", str(shell.preset), "--json", *words).stdout
+    )
+    return found
+
+
+def divided(shell: Shell, n_services: int) -> dict[str, int]:
+    """Budgets once all services have planned again."""
+    end = time.monotonic() + LONGEST_S
+    while len(set(found := budgets(shell).values())) != 1 or len(found) != n_services:
+        assert time.monotonic() < end, found
+        time.sleep(0.2)
+    return budgets(shell)
+
+
+def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(
+    shell: Shell,
+) -> None:
+    alone = planned(shell)
+    fixed = alone["spec"]["weights_bytes"] + alone["workspace_bytes"] + MARGIN_BYTES
+    assert fixed + alone["kv_budget_bytes"] <= CEILING
+    start(shell, "one")
+    assert budgets(shell) == {"one": alone["kv_budget_bytes"]}
+    for n_services, name in ((2, "two"), (3, "three")):
+        expected = planned(shell)["kv_budget_bytes"]
+        start(shell, name)
+        found = divided(shell, n_services)
+        assert set(found.values()) == {expected}
+        assert n_services * fixed + sum(found.values()) <= CEILING
+    for name in ("two", "three"):
+        assert shell.run("down", name).returncode == 0
+    end = time.monotonic() + LONGEST_S
+    while budgets(shell)["one"] != alone["kv_budget_bytes"]:
+        assert time.monotonic() < end
+        time.sleep(0.2)
