@@ -406,6 +406,7 @@ class EngineCore:
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
         self._verdict = verdict
+        self._device_memory.planned_bytes = plan.planned_bytes
         self._device_memory.wire(preset.device.wired)
         self._publish()
         return facts
@@ -489,6 +490,7 @@ class EngineCore:
                     self._ranks.flush()
                 n_failures = 0
                 self._check_device(n_generated)
+                self._device_memory.compare_with_plan()
             except DeviceError as error:
                 self._lose_kv(error)
             except Exception as error:
@@ -504,9 +506,8 @@ class EngineCore:
             self._turns.flush(self._tell)
 
     def _check_device(self, n_generated: int) -> None:
-        """Forget earlier device errors once a token was decoded. Raises DeviceError."""
+        """Forget device errors once a token was decoded. Raises one that surfaces late."""
         if self._n_device_errors and self._turns.ledger.counters.n_generated_tokens > n_generated:
-            # An error of this step may surface only when MLX waits.
             device.synchronize()
             self._n_device_errors = 0
 

@@ -27,7 +27,7 @@ from mlxstack.host.memory_budget import (
     mac_share,
     memory_limit,
 )
-from mlxstack.policy.capacity import kv_budget
+from mlxstack.policy.capacity import MARGIN_BYTES, kv_budget
 from mlxstack.policy.kv_geometry import PLAIN_BITS, ModelShape
 from mlxstack.policy.workspace import peak_score_bytes, score_bytes, workspace_bytes
 
@@ -59,6 +59,9 @@ class DeviceMemory:
         self._total = total
         self._previous: tuple[int, int] | None = None
         self._is_wired = False
+        self._is_over = False
+        self.planned_bytes = 0
+        """Bytes of all arrays by the plan; 0: unknown."""
 
     def limits(self) -> DeviceLimits:
         """The limits for the device that MLX computes on now."""
@@ -95,6 +98,18 @@ class DeviceMemory:
         self._is_wired = True
         log.info("%s of weights are wired", size(n_bytes))
 
+    def compare_with_plan(self) -> None:
+        """Log once when arrays take more than was planned."""
+        active = int(mx.get_active_memory())
+        if self._is_over or not 0 < self.planned_bytes < active:
+            return
+        self._is_over = True
+        log.warning(
+            "arrays take %s, %s were planned; please report it with the model",
+            size(active),
+            size(self.planned_bytes),
+        )
+
     def restore(self) -> None:
         """Wait for all kernels, unwire, and restore MLX's limits.
 
@@ -118,6 +133,7 @@ class MemoryPlan(Struct, frozen=True):
     """Bytes for one model: `kv_budget` of KV, `max_cached_bytes` of freed buffers.
 
     `array_limit` is for all arrays but a workspace, 0 where the device recommends nothing.
+    `planned_bytes` are those of weights, KV, workspace and margin, 0 as well.
     `score_bytes` is what attention stores per query token and context token, 0 when fused.
     """
 
@@ -125,6 +141,7 @@ class MemoryPlan(Struct, frozen=True):
     max_cached_bytes: int
     array_limit: int = 0
     score_bytes: int = 0
+    planned_bytes: int = 0
 
 
 def memory_plan(
@@ -157,6 +174,7 @@ def memory_plan(
         max_cached_bytes=min(limits.cache_bytes, max(MIN_BOUND, workspace)),
         array_limit=limits.array_bytes - workspace,
         score_bytes=score_bytes(shape, _bits(preset)) if shape is not None else 0,
+        planned_bytes=facts.n_bytes + workspace + MARGIN_BYTES + min(left, share or left),
     )
 
 

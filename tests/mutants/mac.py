@@ -111,6 +111,12 @@ MAC = (
         WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
     ),
     Mutant(
+        "services of a home divide its memory", "service/neighbors.py",
+        "kv_budgets((own, *others), memory.usable)", "kv_budgets((own,), memory.usable)",
+        "tests/mac/test_neighbors.py::"
+        "test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again",
+    ),
+    Mutant(
         "a device error costs all rows their KV", "engine/core.py",
         "        self._turns.lose_kv(error)\n", "        self._turns.end_all(error)\n",
         DEVICE + "test_all_rows_fail_and_their_kv_is_dropped",
