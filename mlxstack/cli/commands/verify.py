@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.commands.up import Json, preset_names
-from mlxstack.cli.exit_codes import Exit
+from mlxstack.cli.exit_codes import Exit, Misuse
 from mlxstack.cli.output import as_json, note, table
 
 if TYPE_CHECKING:
+    from mlxstack.cli.soak import SoakReport
     from mlxstack.cli.verify import VerifyReport
 
 Wanted = Annotated[
@@ -27,6 +28,14 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Short prompts for the curves; for a small model.")
     ] = False,
+    soak: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Instead: two streams and evictions for so long, such as 15m; on a Mac, new "
+            "panic reports are told at the end.",
+        ),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Verify a model on this machine.
@@ -39,11 +48,49 @@ def verify(
     from mlxstack.cli.verify import VerifyPlan, report
     from mlxstack.host.home import home_from
 
+    if soak:
+        _soak(wanted, soak, json)
+        return
     plan = VerifyPlan((64, 512), 12) if quick else VerifyPlan()
     found = report(wanted, home_from(os.environ), os.environ, note, plan)
     as_json(found) if json else _show(found)
     if not found.is_sound:
         raise typer.Exit(Exit.FAILED)
+
+
+def _soak(wanted: str, text: str, json: bool) -> None:
+    from mlxstack.cli.soak import soak
+    from mlxstack.host.home import home_from
+
+    found = soak(wanted, home_from(os.environ), os.environ, note, _seconds(text))
+    as_json(found) if json else _show_soak(found)
+    if not found.is_sound:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _seconds(text: str) -> float:
+    """Seconds of `90s`, `15m` or `2h`. Raises Misuse."""
+    number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600}.get(text[-1])
+    if unit is None or not number.isdigit():
+        raise Misuse(f"--soak {text} is no time; write it as 90s, 15m or 2h")
+    return float(number) * unit
+
+
+def _show_soak(found: "SoakReport") -> None:
+    from mlxstack.core.formatting import size
+
+    panics = "not applicable" if found.panics is None else ", ".join(found.panics) or "none"
+    rows = [
+        ("answers", f"{found.n_answers}, {found.n_evicted} evictions"),
+        ("identity", f"{found.n_different} of {found.n_compared} differ from cold"),
+        ("longest pause", f"{1000 * found.longest_pause_s:.0f} ms"),
+        ("memory", f"{size(found.active_bytes)} of {size(found.memory_limit_bytes)}"),
+        ("KV", f"{size(found.kv_bytes)} of {size(found.kv_budget_bytes)}"),
+        ("device.wired", found.wired),
+        ("new panic reports", panics),
+    ]
+    table(("CHECK", "FOUND"), rows)
+    typer.echo(f"{'Sound' if found.is_sound else 'FAULTY'}, soaked for {found.seconds:.0f} s.")
 
 
 def _show(found: "VerifyReport") -> None:
