@@ -406,8 +406,7 @@ class EngineCore:
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
         self._verdict = verdict
-        self._device_memory.planned_bytes = plan.planned_bytes
-        self._device_memory.wire(preset.device.wired)
+        self._device_memory.wire(preset.device.wired, plan.planned_bytes)
         self._publish()
         return facts
 
@@ -490,7 +489,8 @@ class EngineCore:
                     self._ranks.flush()
                 n_failures = 0
                 self._check_device(n_generated)
-                self._device_memory.compare_with_plan()
+                if 0 < self._device_memory.planned_bytes < mx.get_active_memory():
+                    self._device_memory.log_excess()
             except DeviceError as error:
                 self._lose_kv(error)
             except Exception as error:

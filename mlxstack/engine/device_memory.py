@@ -59,9 +59,8 @@ class DeviceMemory:
         self._total = total
         self._previous: tuple[int, int] | None = None
         self._is_wired = False
-        self._is_over = False
         self.planned_bytes = 0
-        """Bytes of all arrays by the plan; 0: unknown."""
+        """Bytes of all arrays by the plan; 0: unknown, or exceeded and told."""
 
     def limits(self) -> DeviceLimits:
         """The limits for the device that MLX computes on now."""
@@ -82,13 +81,14 @@ class DeviceMemory:
             mx.set_memory_limit(limits.working_set),
         )
 
-    def wire(self, wired: Wired) -> None:
-        """Wire what is loaded, once, if `wired` are the weights.
+    def wire(self, wired: Wired, planned_bytes: int = 0) -> None:
+        """Note the plan; wire what is loaded, once, if `wired` are weights.
 
         Call it when only weights are in memory. A larger limit would wire KV too: each buffer made
         or freed then changes Metal's residency sets, and the kernel of macOS panics
         (https://github.com/ml-explore/mlx/issues/3186).
         """
+        self.planned_bytes = planned_bytes
         working_set = self.limits().working_set
         if wired is not Wired.WEIGHTS or not (working_set and mx.metal.is_available()):
             return
@@ -98,16 +98,14 @@ class DeviceMemory:
         self._is_wired = True
         log.info("%s of weights are wired", size(n_bytes))
 
-    def compare_with_plan(self) -> None:
-        """Log once when arrays take more than was planned."""
-        active = int(mx.get_active_memory())
-        if self._is_over or not 0 < self.planned_bytes < active:
-            return
-        self._is_over = True
+    def log_excess(self) -> None:
+        """Log that arrays take more than was planned, and compare no more."""
+        active, planned = int(mx.get_active_memory()), self.planned_bytes
+        self.planned_bytes = 0
         log.warning(
             "arrays take %s, %s were planned; please report it with the model",
             size(active),
-            size(self.planned_bytes),
+            size(planned),
         )
 
     def restore(self) -> None:

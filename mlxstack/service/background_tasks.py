@@ -112,6 +112,7 @@ async def watch_neighbors(service: Service, neighbors: Neighbors, interval_s: fl
         if budget is not None:
             await asyncio.wrap_future(engine.cache.limit(budget))
 
+    await asyncio.sleep(interval_s)
     await _every(interval_s, "the plan beside other services", plan)
 
 
