@@ -48,13 +48,12 @@ def planned(shell: Shell, *words: str) -> dict[str, Any]:
     return found
 
 
-def divided(shell: Shell, n_services: int) -> dict[str, int]:
-    """Budgets once all services have planned again."""
+def until(shell: Shell, expected: dict[str, int]) -> None:
+    """Wait until the running services have planned again."""
     end = time.monotonic() + LONGEST_S
-    while len(set(found := budgets(shell).values())) != 1 or len(found) != n_services:
+    while (found := {name: n for name, n in budgets(shell).items() if n}) != expected:
         assert time.monotonic() < end, found
         time.sleep(0.2)
-    return budgets(shell)
 
 
 def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(
@@ -65,15 +64,11 @@ def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(
     assert fixed + alone["kv_budget_bytes"] <= CEILING
     start(shell, "one")
     assert budgets(shell) == {"one": alone["kv_budget_bytes"]}
-    for n_services, name in ((2, "two"), (3, "three")):
-        expected = planned(shell)["kv_budget_bytes"]
-        start(shell, name)
-        found = divided(shell, n_services)
-        assert set(found.values()) == {expected}
-        assert n_services * fixed + sum(found.values()) <= CEILING
+    for names in (("one", "two"), ("one", "two", "three")):
+        each = planned(shell)["kv_budget_bytes"]
+        assert len(names) * (fixed + each) <= CEILING
+        start(shell, names[-1])
+        until(shell, dict.fromkeys(names, each))
     for name in ("two", "three"):
         assert shell.run("down", name).returncode == 0
-    end = time.monotonic() + LONGEST_S
-    while budgets(shell)["one"] != alone["kv_budget_bytes"]:
-        assert time.monotonic() < end
-        time.sleep(0.2)
+    until(shell, {"one": alone["kv_budget_bytes"]})
