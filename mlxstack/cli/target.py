@@ -1,6 +1,8 @@
 """Target of a verb: service by name, URL, or the only one."""
 
 import os
+import shlex
+import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -44,6 +46,13 @@ class Membership(Struct, frozen=True):
 
     gateway: ServiceState
     member: str
+
+
+def one_name(positional: str | None, option: str | None) -> str | None:
+    """Name that was given in either way. Raises Misuse for two."""
+    if positional is not None and option is not None and positional != option:
+        raise Misuse(f"name one service: `{positional}` or `{option}`")
+    return positional or option
 
 
 def known_service(home: Home, name: str | None) -> ServiceState:
@@ -140,6 +149,13 @@ def address(text: str) -> str:
     return url
 
 
+def _line(name: str) -> str:
+    """The command as it was typed, with a service's name."""
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    return f"`{shlex.join(['mlx-stack', *words[:at], '--name', name, *words[at:]])}`"
+
+
 def _states(home: Home, names: list[str]) -> list[ServiceState]:
     return [state for name in names if (state := read_state(home, name)) is not None]
 
@@ -151,6 +167,6 @@ def _only(states: list[ServiceState], verb: str) -> ServiceState:
     if len(gateways) == 1:
         return gateways[0]
     if len(states) > 1:
-        names = ", ".join(state.plan.name for state in states)
-        raise Misuse(f"several services {verb}; name one of {names}")
+        names = sorted(state.plan.name for state in states)
+        raise Misuse(f"several services {verb}; name one of {', '.join(names)}: {_line(names[0])}")
     return states[0]

@@ -43,6 +43,7 @@ class PropsResponse(Struct, frozen=True):
     template_notes: tuple[str, ...] = ()
     is_sleeping: bool = False
     is_base_model: bool = False
+    n_ctx_train: int = 0
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Sizes in binary units, and foreign text without control characters."""
+"""Sizes, ages and shares in few cells; foreign text without control characters."""
+
+NONE = "-"
 
 
 def size(n_bytes: float) -> str:
@@ -9,6 +11,43 @@ def size(n_bytes: float) -> str:
             is_whole = value >= 99.95 or (power < 30 and value == int(value))
             return f"{value:.0f} {unit}" if is_whole else f"{value:.1f} {unit}"
     return f"{n_bytes:.0f} B"
+
+
+def span(seconds: float) -> str:
+    """`4s`, `3m12s`, `2h05m`, `3d04h`."""
+    whole = int(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def age(seconds: float) -> str:
+    """Coarse age, `15s`, `3m`, `2h`, `4d`, so that tables rarely change."""
+    whole = int(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole - whole % 5}s"
+    for unit, factor, end in (("m", 60, 3600), ("h", 3600, 86400)):
+        if whole < end:
+            return f"{whole // factor}{unit}"
+    return f"{whole // 86400}d"
+
+
+def short_time(seconds: float) -> str:
+    """`3ms`, `1.24s`, `12.4s`, `3m12s`: six cells at most."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 9.995:
+        return f"{seconds:.2f}s"
+    return f"{seconds:.1f}s" if seconds < 59.95 else span(seconds)
+
+
+def share(part: float, whole: float) -> str:
+    """Percentage rounded down, `42%`; a dash without a whole."""
+    return f"{int(part * 100 / whole)}%" if whole else NONE
 
 
 def printable(text: str, width: int | None = None) -> str:

@@ -137,13 +137,14 @@ class AgentKVView(Struct, frozen=True):
 
 
 class AgentView(Struct, frozen=True):
-    """Named conversation; `place` is "live", "parked" or "disk".
+    """Agent of this title (`name`, may be ""); `place` is "live", "parked" or "disk".
 
     It has a `slot` only when live. `turns` are the latest ones, oldest first. Of `n_drafted` draft
     tokens `n_accepted` are among the generated ones.
     """
 
     id: str
+    name: str = ""
     place: str = ""
     slot: int | None = None
     priority: Priority = Priority.NORMAL

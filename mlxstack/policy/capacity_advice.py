@@ -159,10 +159,21 @@ MANY_SLOTS, FEW_SLOTS = 4, 2
 
 
 def choose_sizes(
-    is_fitting: Callable[[CapacityOption], bool], n_trained: int, given: SlotSizes
+    is_fitting: Callable[[CapacityOption], bool],
+    n_trained: int,
+    given: SlotSizes,
+    batch_size: int = MANY_SLOTS,
 ) -> CapacityOption | None:
-    """Sizes within `given` that serve several agents best, of those that fit."""
-    return next((one for one in _choices(n_trained, given) if is_fitting(one)), None)
+    """Sizes within `given` that serve several agents best, of those that fit.
+
+    Where `MANY_SLOTS` fit, there are as many more as do, up to `batch_size`: the rows that are
+    decoded together.
+    """
+    best = next((one for one in _choices(n_trained, given) if is_fitting(one)), None)
+    if best is None or given.n_slots is not None or best.n_slots < MANY_SLOTS:
+        return best
+    wider = (replace(best, n_slots=n) for n in range(batch_size, MANY_SLOTS, -1))
+    return next((one for one in wider if is_fitting(one)), best)
 
 
 def _choices(n_trained: int, given: SlotSizes) -> Iterator[CapacityOption]:

@@ -113,7 +113,9 @@ def _choose(candidate: Candidate, room: MemoryRoom, given: SlotSizes) -> Capacit
         except BadRequest:
             return False
 
-    return choose_sizes(is_fitting, candidate.n_trained, given)
+    batch = candidate.preset.batch
+    n_rows = batch.max_size if batch.enabled else 1
+    return choose_sizes(is_fitting, candidate.n_trained, given, n_rows)
 
 
 def _can_quantize(candidate: Candidate) -> bool:

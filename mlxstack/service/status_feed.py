@@ -66,7 +66,8 @@ def frame_of(
 def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
     """Most recent agents, with few turns: frames are frequent."""
     records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
-    shown = views(records, snapshot, service.name, kept, service.agent_store.stored)
+    title = service.agent_registry.title
+    shown = views(records, snapshot, service.name, kept, service.agent_store.stored, title)
     return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in shown)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from msgspec import structs
 from typer.testing import CliRunner, Result
 
+from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.main import app
 from mlxstack.core.errors import NotFound, SetupError
 from tests import models
@@ -55,6 +57,55 @@ def test_agents_are_listed_and_shown(here: Running) -> None:
     assert "KV: " in shown and "live" in shown and "MISS" in shown
     told = run(here, "agents", "history", "ann").stdout
     assert "user: remember apple" in told and "user: and\\x1b[31m pear" in told
+
+
+def said(here: Running, words: str, system: str = "You are brief.") -> str:
+    """One turn of a client that names no agent; the id of its agent."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": words}]
+    body = {"messages": messages, "max_tokens": 4}
+    answer = httpx.post(f"{here.url}/v1/chat/completions", json=body, timeout=60)
+    return answer.headers["x-mlx-stack-agent"]
+
+
+def test_agents_have_the_label_of_the_dashboard_and_beginnings_name_them(here: Running) -> None:
+    first = said(here, "Sort the kitchen drawer")
+    again = said(here, "Sort the kitchen drawer", "You are long.")
+    other = said(here, "Paint the garden fence")
+    found = {one["id"]: one for one in json.loads(run(here, "agents", "--json").stdout)["agents"]}
+    assert found[first]["name"] == found[again]["name"] == "Sort the kitchen drawer"
+    listed = [line for line in run(here, "agents").stdout.splitlines() if "kitchen" in line]
+    assert first != again and len(listed) == 1 and again in listed[0], "the latest of two"
+    everyone = run(here, "agents", "--all").stdout
+    assert "Sort the kitchen drawer 1" in everyone and "Sort the kitchen drawer 2" in everyone
+    assert run(here, "agents", "show", "paint").stdout.count(other) == 1
+    assert "Paint the garden fence" in run(here, "slots").stdout
+    several = CliRunner().invoke(app, ["agents", "show", "sort", "--url", here.url])
+    assert isinstance(several.exception, Misuse) and first in str(several.exception)
+    assert run(here, "agents", "rm", other[:-2]).stdout == f"{other} is deleted\n"
+
+
+def test_a_missing_agent_names_some_and_a_conversation_has_no_history(here: Running) -> None:
+    unnamed = said(here, "Water the plants")
+    missing = run(here, "agents", "show", "nobody")
+    assert isinstance(missing.exception, NotFound)
+    assert "there is no agent nobody; there is " in str(missing.exception)
+    without = run(here, "agents", "history", unnamed)
+    assert "only agents that the client named have one" in str(without.exception)
+
+
+def test_ages_and_shares_are_those_of_the_dashboard(here: Running) -> None:
+    said(here, "Count the spoons")
+    for words in (("agents",), ("slots",), ("agents", "show", "ann")):
+        shown = run(here, *words).stdout
+        assert not re.search(r"\d (s|ms|%)(?= |$)", shown, re.M), shown
+    assert "idle" in run(here, "slots").stdout
+    assert "completed" not in run(here, "slots").stdout
+
+
+def test_an_empty_slot_is_not_saved(here: Running) -> None:
+    assert run(here, "slots", "erase", "0").exit_code == 0
+    refused = run(here, "slots", "save", "0", "a.bin")
+    assert "slot 0 is empty" in str(refused.exception)
 
 
 def test_a14_plan_simulates_at_the_speeds_that_a_service_measured(here: Running) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mlxstack.core.preset import BatchSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.service.sampling import SHAPES, described
 from tests import hub
@@ -73,7 +74,7 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     kept = shell.run("rm", NAME, "--yes")
     assert kept.returncode == 4, kept.stderr
     assert "is served by `tiny-llama`; `mlx-stack down tiny-llama` stops it first" in kept.stderr
-    assert shell.run("up", NAME).returncode == 4
+    assert shell.run("up", NAME).returncode == 0
     said = shell.run("chat", NAME, "-p", "hello")
     assert said.returncode == 0 and "tok/s" in said.stderr
     assert measured_model(shell, NAME) == NAME
@@ -222,3 +223,11 @@ def test_the_sampling_that_is_shown_is_the_one_that_is_used(
         for seed in range(4)
     }
     assert (len(answers) == 1) == is_greedy
+
+
+def test_as_many_slots_as_a_batch_has_rows_where_they_fit(shell: Shell, model_of: ModelOf) -> None:
+    folder = str(model_of("tiny"))
+    found = shell.run("up", folder, "--dry-run", "--json")
+    assert json.loads(found.stdout)["preset"]["slots"]["count"] == BatchSpec().max_size
+    given = shell.run("up", folder, "--dry-run", "--json", "--slots", "3")
+    assert json.loads(given.stdout)["preset"]["slots"]["count"] == 3

@@ -185,7 +185,13 @@ def test_a10_status_of_one_of_two(shell: Shell) -> None:
     assert "several services run; name one of" in shell.run("logs").stderr
     assert shell.run("down").returncode == 0
     known = shell.run("logs")
-    assert known.stderr == "error: several services are known; name one of other, tiny\n"
+    assert known.stderr == (
+        "error: several services are known; name one of other, tiny: "
+        "`mlx-stack logs --name other`\n"
+    )
+    for words in (("logs", "--name", "tiny"), ("logs", "tiny"), ("status", "tiny")):
+        assert "Got unexpected" not in shell.run(*words).stderr, words
+        assert "several" not in shell.run(*words).stderr, words
 
 
 def test_a_log_in_the_foreground_that_nothing_reads_stops_its_service(shell: Shell) -> None:

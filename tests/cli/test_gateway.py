@@ -49,7 +49,13 @@ def test_several_models_have_one_address(shell: Shell) -> None:
     assert set(shell.services()) == {"gateway"}
     assert shell.run("up", *names, "--if-needed", "--json").returncode == 0
     twice = shell.run("up", *names)
-    assert twice.returncode == 4 and "already running" in twice.stderr
+    assert twice.returncode == 0 and f"http://127.0.0.1:{shell.port}" in twice.stdout
+    member = shell.run("up", "two")
+    assert member.returncode == 0 and "two is a member of `gateway`" in member.stdout
+    status = shell.run("status").stdout.splitlines()
+    at = next(n for n, line in enumerate(status) if line.startswith("gateway"))
+    assert "starts at its first request" in status[at + 1] and status[at + 1].startswith("  one")
+    assert "0 x 0" not in status[at]
     assert is_passed_on(shell, "two")
     found = shell.services()
     assert {name: one["state"] for name, one in found.items()} == {
@@ -63,6 +69,8 @@ def test_several_models_have_one_address(shell: Shell) -> None:
     assert is_passed_on(shell, "one")
     down = shell.run("down", "gateway")
     assert down.returncode == 0, down.stderr
+    assert "http://" not in shell.run("status").stdout
+    assert "one" in shell.run("status", "--all").stdout
     assert {one["state"] for one in shell.services().values()} == {"stopped"}
 
 

@@ -23,6 +23,13 @@ def test_a15_a_second_up_refuses_and_names_the_owner(shell: Shell) -> None:
     for word in (f"pid {pid}", str(shell.preset), f"http://127.0.0.1:{shell.port}"):
         assert word in again.stderr
     assert "Traceback" not in again.stderr
+    other = shell.up("--set", "slots.count=2")
+    assert other.returncode == 0 and f"http://127.0.0.1:{shell.port}" in other.stdout
+    assert "its settings differ; `mlx-stack down tiny`" in other.stderr
+    shell.preset.write_text(shell.preset.read_text().replace("count: 3", "count: 2"))
+    assert "its settings differ; `mlx-stack restart tiny`" in shell.up().stderr
+    shell.preset.write_text(shell.preset.read_text().replace("count: 2", "count: 3"))
+    assert "differ" not in shell.up().stderr
     needed = shell.up("--if-needed")
     assert needed.returncode == 0
     assert "already running" in needed.stdout

@@ -7,10 +7,11 @@ from msgspec.structs import replace
 from mlxstack.core.engine_events import CacheMiss
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot, WaitingView
 from mlxstack.core.request import Priority
+from mlxstack.core.formatting import age
 from mlxstack.core.status import MissView, RequestView, StatusFrame
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import costs
-from mlxstack.tui.views.formatting import age, plot_stacked, stacked
+from mlxstack.tui.views.formatting import plot_stacked, stacked
 from mlxstack.tui.views.names import agent_name, prefix_name
 from mlxstack.tui.views.table_data import sort_key
 from tests.tui import shots

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxstack.core.formatting import size
+from mlxstack.core.formatting import share, size
 from mlxstack.core.preset import SlotSpec
 from mlxstack.tui.app import Dashboard
-from mlxstack.tui.views.formatting import share, tokens
+from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.widgets.text_lines import TextLines
 from tests.api.running import Running, running, tiny_preset
 from tests.tui.test_live import board, cells, numbers, until, watching

@@ -6,21 +6,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot
-from mlxstack.core.formatting import printable, size
+from mlxstack.core.formatting import printable, share, short_time, size, span
 from mlxstack.core.status import CacheView, StatusFrame, TurnView
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.text_pages import page
 from mlxstack.tui.views import agents, cache, costs, overview, requests, tiles
-from mlxstack.tui.views.formatting import (
-    bar,
-    of_size,
-    plot_stacked,
-    rate,
-    share,
-    short_time,
-    span,
-    tokens,
-)
+from mlxstack.tui.views.formatting import bar, of_size, plot_stacked, rate, tokens
 from mlxstack.tui.views.table_data import TableData
 from tests.tui import scenes
 

@@ -4,51 +4,84 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from mlxstack.cli.agent_names import Found, groups, id_of, labels_of
 from mlxstack.cli.commands.slots import Name, Question, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import agent_names
 from mlxstack.cli.output import as_json, table
 from mlxstack.cli.units import size
-from mlxstack.core.formatting import printable_lines
+from mlxstack.core.errors import NotFound
+from mlxstack.core.formatting import age, printable_lines, share, short_time
 
 app = typer.Typer(rich_markup_mode=None)
 
 AgentId = Annotated[
     str,
     typer.Argument(
-        help="The agent's id, as `mlx-stack agents` shows it.", autocompletion=agent_names
+        help="The agent's id or name, or the beginning of one.", autocompletion=agent_names
     ),
 ]
-HEADS = ("AGENT", "WHERE", "TOKENS", "REQUESTS", "REUSED", "SAVED", "IDLE", "SIZE", "PRIORITY")
+HEADS = (
+    "NAME",
+    "AGENT",
+    "OLDER",
+    "WHERE",
+    "TOKENS",
+    "REQUESTS",
+    "REUSED",
+    "SAVED",
+    "IDLE",
+    "SIZE",
+    "PRIORITY",
+)
 
+All = Annotated[bool, typer.Option("--all", help="Also older agents of the same name.")]
 LEAST = ("PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
 
-Found = dict[str, Any]
+HAS_HISTORY = "only agents that the client named have one (docs/slots-and-agents.md)"
+
 T = TypeVar("T")
 
 
 @app.callback(invoke_without_command=True)
-def agents(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
+def agents(
+    context: typer.Context,
+    name: Name = None,
+    url: Url = None,
+    show_all: All = False,
+    json: Json = False,
+) -> None:
     """List, fork, move, rewind, pin and delete agents. Without a verb: the list."""
     if context.invoked_subcommand is None:
-        list_agents(name, url, json)
+        list_agents(name, url, show_all, json)
 
 
 @app.command("list")
-def list_agents(name: Name = None, url: Url = None, json: Json = False) -> None:
-    """List agents: where their KV is, and how much they reuse."""
-    found = _request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))["data"]
-    as_json({"agents": found}) if json else table(HEADS, [_row(one) for one in found], LEAST)
+def list_agents(
+    name: Name = None, url: Url = None, show_all: All = False, json: Json = False
+) -> None:
+    """List agents: where their KV is, and how much they reuse.
+
+    Of conversations with the same name the latest is listed; OLDER counts the others.
+    """
+    found = _listed(name, url)
+    if json:
+        as_json({"agents": found})
+        return
+    labels = labels_of(found)
+    shown = [[one] for one in found] if show_all else groups(found)
+    table(HEADS, [_row(one, labels[one["id"]], len(older)) for one, *older in shown], LEAST)
 
 
 @app.command()
 def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Show an agent: its KV, its cost and its latest turns."""
+    agent = id_of(agent, _listed(name, url))
     found = _request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
     if json:
         as_json(found)
         return
-    table(HEADS, [_row(found)])
+    table(HEADS, [_row(found, found["name"] or agent)])
     kept = found["bytes"]
     places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
     typer.echo(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
@@ -66,7 +99,12 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
 @app.command()
 def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Print the messages of an agent."""
-    found = _request(name, url, lambda client: client.get(_path(agent, "history"), dict[str, Any]))
+    agent = id_of(agent, _listed(name, url))
+    path = _path(agent, "history")
+    try:
+        found = _request(name, url, lambda client: client.get(path, dict[str, Any]))
+    except NotFound as why:
+        raise NotFound(f"{why}: {HAS_HISTORY}") from None
     if json:
         as_json(found)
         return
@@ -90,6 +128,7 @@ def remove(
 
     `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
     """
+    agent = id_of(agent, _listed(name, url))
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = _request(name, url, lambda client: client.delete(path))
     _tell(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)
@@ -104,6 +143,7 @@ def fork(
     json: Json = False,
 ) -> None:
     """Fork an agent; its KV is shared, not copied."""
+    agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
     _tell(done, f"{new} is a fork of {agent}", json)
 
@@ -118,6 +158,7 @@ def move(
     json: Json = False,
 ) -> None:
     """Move an agent to a peer, with its history and its KV."""
+    agent = id_of(agent, _listed(name, url))
     body = {"to": to, "is_kept": keep}
     done = _request(name, url, lambda client: client.post(_path(agent, "move"), body))
     kv = f"KV of {done['n_tokens']} tokens" if done["n_tokens"] else "no KV"
@@ -133,6 +174,7 @@ def rewind(
     json: Json = False,
 ) -> None:
     """Go back to an earlier message."""
+    agent = id_of(agent, _listed(name, url))
     body = {"n_messages": n_messages}
     done = _request(name, url, lambda client: client.post(_path(agent, "rewind"), body))
     _tell(done, f"{agent} has {n_messages} messages", json)
@@ -147,6 +189,7 @@ def pin(
     json: Json = False,
 ) -> None:
     """Pin an agent: its KV is never evicted from memory."""
+    agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent), {"is_pinned": not off}))
     _tell(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
 
@@ -160,6 +203,7 @@ def priority(
     json: Json = False,
 ) -> None:
     """Set the priority of an agent: high, normal or low."""
+    agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
     _tell(done, f"{agent} has priority {level}", json)
 
@@ -167,6 +211,12 @@ def priority(
 def _request(name: str | None, url: str | None, question: Question[T]) -> T:
     """Send one request about agents; a gateway knows the member of each."""
     return engine_request(name, url, question, is_of_all=True)
+
+
+def _listed(name: str | None, url: str | None) -> list[Found]:
+    """All agents, the last used first."""
+    found = _request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))
+    return list(found["data"])
 
 
 def _tell(done: object, text: str, json: bool) -> None:
@@ -177,16 +227,18 @@ def _path(agent: str, verb: str = "") -> str:
     return path_of("v1", "agents", agent, *([verb] if verb else []))
 
 
-def _row(one: Found) -> tuple[object, ...]:
+def _row(one: Found, label: str, n_older: int = 0) -> tuple[object, ...]:
     where = one["place"] if one["slot"] is None else f"slot {one['slot']}"
     return (
+        "" if label == one["id"] else label,
         one["id"],
+        n_older or "",
         where or "-",
         one["n_tokens"],
         one["n_requests"],
-        f"{100 * one['cached_share']:.0f} %",
-        f"{one['saved_s']:.1f} s",
-        f"{one['idle_s']:.0f} s",
+        share(one["cached_share"], 1),
+        short_time(one["saved_s"]),
+        age(one["idle_s"]),
         size(one["n_bytes"]),
         one["priority"],
     )
@@ -194,15 +246,15 @@ def _row(one: Found) -> tuple[object, ...]:
 
 def _turn(turn: Found) -> tuple[object, ...]:
     return (
-        f"{turn['age_s']:.0f} s",
+        age(turn["age_s"]),
         turn["n_cached"],
         turn["n_computed"],
         turn["n_generated"],
-        f"{1000 * turn['ttft_s']:.0f} ms",
+        short_time(turn["ttft_s"]),
         turn["reason"] or "-",
     )
 
 
 def _reason(miss: Found) -> str:
     at = "" if miss["at"] is None else f" at token {miss['at']}"
-    return f"{miss['reason']}{at}, {miss['age_s']:.0f} s ago"
+    return f"{miss['reason']}{at}, {age(miss['age_s'])} ago"

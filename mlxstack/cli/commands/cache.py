@@ -11,7 +11,7 @@ from mlxstack.cli.commands.gc import DryRun, MaxBytes, OlderThan
 from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
-from mlxstack.core.formatting import size
+from mlxstack.core.formatting import age, share, size
 
 if TYPE_CHECKING:
     from mlxstack.core.engine_snapshot import SharedKVView
@@ -137,9 +137,9 @@ def render(view: "CacheView") -> str:
         f"  Memory allocated: {size(view.memory_bytes)}{_of(view.memory_budget)} budget{disk}",
         *(_shared(one) for one in view.shared if len(one.slots) > 1),
         f"  Entries: {view.n_entries}",
-        f"  Hit rate (last hour): {_share(hour.n_hits, hour.n_requests)}"
-        f"   (tokens {_share(hour.n_cached, hour.n_prompt)})",
-        f"  Avg TTFT reduction: {_share(hour.saved_s, hour.saved_s + hour.ttft_s)}",
+        f"  Hit rate (last hour): {share(hour.n_hits, hour.n_requests)}"
+        f"   (tokens {share(hour.n_cached, hour.n_prompt)})",
+        f"  Avg TTFT reduction: {share(hour.saved_s, hour.saved_s + hour.ttft_s)}",
         "",
         "Top cached prefixes:",
     ]
@@ -181,7 +181,7 @@ def _row(prefix: "PrefixView") -> tuple[object, ...]:
         prefix.n_hits,
         prefix.n_tokens,
         size(prefix.n_bytes),
-        _age(prefix.age_s),
+        age(prefix.age_s),
         is_pinned,
     )
 
@@ -189,7 +189,7 @@ def _row(prefix: "PrefixView") -> tuple[object, ...]:
 def _line(prefix: "PrefixView") -> str:
     return (
         f"  {_title(prefix):<24} hits: {prefix.n_hits:<8,} size: {size(prefix.n_bytes):<9}"
-        f" age: {_age(prefix.age_s)}"
+        f" age: {age(prefix.age_s)}"
     )
 
 
@@ -223,14 +223,3 @@ def _costliest(misses: "tuple[MissView, ...]") -> "list[MissView]":
 
 def _of(budget: int | None) -> str:
     return "" if budget is None else f" / {size(budget)}"
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "-"
-
-
-def _age(seconds: float) -> str:
-    for unit, n_seconds in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= n_seconds:
-            return f"{seconds / n_seconds:.0f}{unit}"
-    return f"{seconds:.0f}s"

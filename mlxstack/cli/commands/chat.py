@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.slots import Url
+from mlxstack.cli.commands.slots import Name, Url
 from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
@@ -40,6 +40,7 @@ def chat(
             autocompletion=service_names,
         ),
     ] = None,
+    name: Name = None,
     url: Url = None,
     agent: Annotated[
         str | None, typer.Option("--agent", help="Continue this agent, or start it.")
@@ -61,8 +62,9 @@ def chat(
 
     from mlxstack.cli.chat_session import ChatSession
     from mlxstack.cli.services.member_start import start_member
+    from mlxstack.cli.target import one_name
 
-    where = _service(model, url)
+    where = _service(one_name(model, name), url)
     start_member(where)
     session = ChatSession(where, agent, system, max_tokens)
     text = prompt if prompt is not None else _piped()

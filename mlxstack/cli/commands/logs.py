@@ -9,12 +9,17 @@ import typer
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import service_names
 
+Named = Annotated[
+    str | None, typer.Option("--name", help="The same.", autocompletion=service_names)
+]
+
 
 def logs(
     name: Annotated[
         str | None,
         typer.Argument(help="The service (default: the only one).", autocompletion=service_names),
     ] = None,
+    named: Named = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until Ctrl-C.")] = False,
     n_lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
     json: Json = False,
@@ -26,12 +31,12 @@ def logs(
     from itertools import chain
     from json import dumps
 
-    from mlxstack.cli.target import known_service
+    from mlxstack.cli.target import known_service, one_name
     from mlxstack.host import logs as files
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    path = home.log_file(known_service(home, name).plan.name)
+    path = home.log_file(known_service(home, one_name(name, named)).plan.name)
     ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
     for line in chain(files.tail(path, n_lines), ahead):
         typer.echo(dumps({"line": line}) if json else line)

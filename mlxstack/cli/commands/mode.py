@@ -12,9 +12,7 @@ from mlxstack.cli.output import as_json, note, spinner, table
 if TYPE_CHECKING:
     from mlxstack.host.home import Home
 
-app = typer.Typer(
-    help="Named sets of presets that run together.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(rich_markup_mode=None)
 
 
 def mode_names(incomplete: str) -> list[str]:
@@ -25,6 +23,13 @@ def mode_names(incomplete: str) -> list[str]:
 
 
 Name = Annotated[str, typer.Argument(help="The mode.", autocompletion=mode_names)]
+
+
+@app.callback(invoke_without_command=True)
+def mode(context: typer.Context, json: Json = False) -> None:
+    """Named sets of presets that run together. Without a verb: the list."""
+    if context.invoked_subcommand is None:
+        list_modes(json)
 
 
 @app.command("list")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import typer
@@ -13,9 +13,10 @@ from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, table
+from mlxstack.core.formatting import age
 
 if TYPE_CHECKING:
-    from mlxstack.client import Client, SlotResponse
+    from mlxstack.client import Client, SlotResponse, SlotSaved
 
 T = TypeVar("T")
 
@@ -47,7 +48,8 @@ def show(name: Name = None, url: Url = None, json: Json = False) -> None:
         as_json({"slots": found})
         return
     heads = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
-    table(heads, [_row(one) for one in found], ("CACHED", "TOKENS/S", "CONTEXT", "IDLE"))
+    labels = _labels(name, url)
+    table(heads, [_row(one, labels) for one in found], ("CACHED", "TOKENS/S", "CONTEXT", "IDLE"))
 
 
 @app.command()
@@ -55,10 +57,20 @@ def save(
     slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
 ) -> None:
     """Write the context of a slot to a file."""
-    done = engine_request(name, url, lambda client: client.save_slot(slot, filename))
+    done = engine_request(name, url, lambda client: _save(client, slot, filename))
     took = done.timings.get("save_ms", 0.0)
     text = f"slot {slot}: {done.n_saved} tokens saved to {filename}, {done.n_written} bytes"
     as_json(done) if json else typer.echo(f"{text} written in {took:.1f} ms")
+
+
+async def _save(client: "Client", slot: int, filename: str) -> "SlotSaved":
+    """Save a slot. Raises Conflict for an empty one."""
+    from mlxstack.core.errors import Conflict
+
+    for one in await client.slots():
+        if one.id == slot and not (one.n_tokens or one.is_processing):
+            raise Conflict(f"slot {slot} is empty: there is nothing to save")
+    return await client.save_slot(slot, filename)
 
 
 @app.command()
@@ -142,14 +154,27 @@ def path_of(*parts: str) -> str:
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
-def _row(one: "SlotResponse") -> tuple[object, ...]:
+def _labels(name: str | None, url: str | None) -> dict[str, str]:
+    """Labels of agents by id."""
+    from mlxstack.cli.agent_names import labels_of
+    from mlxstack.core.errors import StackError
+
+    try:
+        found = engine_request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))
+    except StackError:
+        # An embedding service has no agents.
+        return {}
+    return labels_of(found["data"])
+
+
+def _row(one: "SlotResponse", labels: dict[str, str]) -> tuple[object, ...]:
     return (
         one.id,
-        one.state or ("busy" if one.is_processing else "idle"),
-        one.agent or "-",
+        (one.state or "busy") if one.is_processing else "idle",
+        labels.get(one.agent or "", one.agent) or "-",
         one.n_tokens,
         one.n_ctx,
         one.cached_tokens,
-        f"{one.tps:.1f}",
-        f"{one.idle_s:.0f} s",
+        f"{one.tps:.1f}" if one.tps else "-",
+        "-" if one.is_processing else age(one.idle_s),
     )

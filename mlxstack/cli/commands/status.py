@@ -10,25 +10,33 @@ from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Exit, Misuse
 from mlxstack.cli.output import as_json, table
+from mlxstack.core.formatting import age
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mlxstack.cli.services.probe import ServiceStatus, SystemStatus
 
 
 Name = Annotated[
     str | None, typer.Option("--name", help="Only this service.", autocompletion=service_names)
 ]
-Watch = Annotated[bool, typer.Option("--watch", help="Refresh continuously.")]
-All = Annotated[
-    bool, typer.Option("--all", help="Also services that were stopped more than a day ago.")
+Service = Annotated[
+    str | None, typer.Argument(help="Only this service.", autocompletion=service_names)
 ]
+Watch = Annotated[bool, typer.Option("--watch", help="Refresh continuously.")]
+All = Annotated[bool, typer.Option("--all", help="Also services that are stopped.")]
 WATCH_S = 2.0
 LEAST = ("RESTARTS", "MLX", "CONTEXT", "UP", "MEMORY", "MODEL")
 """Columns that a narrow terminal does without, the first one first."""
 
 
 def status(
-    name: Name = None, json: Json = False, watch: Watch = False, show_all: All = False
+    service: Service = None,
+    name: Name = None,
+    json: Json = False,
+    watch: Watch = False,
+    show_all: All = False,
 ) -> None:
     """Show the machine and the state of every service.
 
@@ -36,6 +44,9 @@ def status(
 
     The exit code is 0 when all that should run is healthy, 3 when nothing runs, 1 otherwise.
     """
+    from mlxstack.cli.target import one_name
+
+    name = one_name(service, name)
     if watch and json:
         raise Misuse("--watch prints pages for people; leave out --json, or ask again and again")
     if watch:
@@ -45,7 +56,7 @@ def status(
     if json:
         as_json(found)
     else:
-        _print(found)
+        _print(found, show_all or name is not None)
     raise typer.Exit(_exit_of(found))
 
 
@@ -81,32 +92,23 @@ def _surveyed(name: str | None, show_all: bool) -> "SystemStatus":
     return replace(found, services=tuple(one for one in found.services if one.name == wanted))
 
 
-def _print(found: "SystemStatus") -> None:
+def _print(found: "SystemStatus", show_all: bool) -> None:
     from mlxstack.core.formatting import size
 
     memory = f"{size(found.memory_bytes)}, {size(found.memory_available_bytes)} available"
     typer.echo(f"Device: {found.device}, {found.n_cores} cores")
     typer.echo(f"Memory: {memory}")
     typer.echo(f"Mode:   {found.mode}")
-    if not found.services:
-        typer.echo("\nno service yet; start one with `mlx-stack up demo`")
+    members = {one.name for front in found.services for one in front.members}
+    alone = [one for one in found.services if one.name not in members]
+    shown = [one for one in alone if show_all or one.state != "stopped"]
+    if not shown:
+        n_stopped = len(alone)
+        stopped = f" ({n_stopped} stopped; --all lists them)" if n_stopped else ""
+        typer.echo(f"\nno service runs{stopped}; start one with `mlx-stack up demo`")
         return
     typer.echo()
-    rows = [
-        (
-            one.name,
-            one.state,
-            one.model,
-            one.url,
-            f"{one.n_slots} x {one.n_ctx} = {one.total_ctx}",
-            size(one.memory_bytes) if one.memory_bytes else "-",
-            _mlx(one),
-            _lasting(one.uptime_s),
-            one.n_restarts,
-            one.detail,
-        )
-        for one in found.services
-    ]
+    rows = [row for one in shown for row in _rows(one, found.services)]
     heads = (
         "SERVICE",
         "STATE",
@@ -122,23 +124,46 @@ def _print(found: "SystemStatus") -> None:
     table(heads, rows, LEAST)
 
 
+def _rows(one: "ServiceStatus", every: "Sequence[ServiceStatus]") -> list[tuple[object, ...]]:
+    """Row of a service; under a gateway the rows of its members."""
+    rows = [_row(one, one.name, one.state, one.detail)]
+    running = {other.name: other for other in every if other.uptime_s}
+    for member in one.members:
+        own = running.get(member.name)
+        if own is None:
+            first = "starts at its first request" if member.phase == "unloaded" else ""
+            rows.append((f"  {member.name}", member.phase, *[""] * 7, first))
+        else:
+            rows.append(_row(own, f"  {own.name}", member.phase, own.detail))
+    return rows
+
+
+def _row(one: "ServiceStatus", name: str, state: object, detail: str) -> tuple[object, ...]:
+    from mlxstack.core.formatting import size
+
+    return (
+        name,
+        state,
+        one.model,
+        one.url if one.uptime_s and not name.startswith(" ") else "",
+        f"{one.n_slots} x {one.n_ctx} = {one.total_ctx}" if one.total_ctx else "",
+        size(one.memory_bytes) if one.memory_bytes else "",
+        _mlx(one),
+        age(one.uptime_s) if one.uptime_s else "",
+        one.n_restarts or "",
+        detail,
+    )
+
+
 def _mlx(one: "ServiceStatus") -> str:
     """MLX's memory: arrays, buffers kept for the next ones, KV budget."""
     from mlxstack.core.formatting import size
 
     if not one.mlx_active_bytes:
-        return "-"
+        return ""
     cache = f" + {size(one.mlx_cache_bytes)} cache" if one.mlx_cache_bytes else ""
     budget = f", KV {size(one.kv_budget_bytes)} at most" if one.kv_budget_bytes else ""
     return size(one.mlx_active_bytes) + cache + budget
-
-
-def _lasting(seconds: float) -> str:
-    """The largest unit that fits, rounded down: `3 h`."""
-    for n_seconds, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= n_seconds:
-            return f"{seconds // n_seconds:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds else "-"
 
 
 def _exit_of(found: "SystemStatus") -> Exit:

@@ -22,6 +22,7 @@ Key = Annotated[
     typer.Option("--key", help="Its API key; better in MLX_STACK_API_KEY, where ps cannot see it."),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="The service, when several run.")]
+Service = Annotated[str | None, typer.Argument(help="The service, when several run.")]
 Record = Annotated[Path | None, typer.Option("--record", help="Write what is seen to a recording.")]
 Replay = Annotated[
     Path | None, typer.Option("--replay", help="Show a recording, not a service.", exists=True)
@@ -36,7 +37,8 @@ Port = Annotated[
 WEB_PORT = 7110
 
 
-def tui(
+def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+    service: Service = None,
     url: Url = None,
     key: Key = None,
     name: Name = None,
@@ -47,6 +49,9 @@ def tui(
     port: Port = WEB_PORT,
 ) -> None:
     """Watch a running service: slots, queue, cache, agents, requests. Leaving does not touch it."""
+    from mlxstack.cli.target import one_name
+
+    name = one_name(service, name)
     if web:
         if record is not None:
             raise Misuse("--web keeps no recording; use --record without it")

@@ -30,6 +30,9 @@ Ctx = Annotated[
 ]
 Slots = Annotated[int | None, typer.Option("--slots", min=1, max=256, help="Number of slots.")]
 KvBits = Annotated[int | None, typer.Option("--kv-bits", help="KV precision: 16, 8 or 4.")]
+COMPARED = ("model", "kind", "slots", "kv", "sampling", "speculation", "batch")
+"""Sections of a preset that a running service is compared by."""
+
 FRONT = "gateway"
 """Name of a gateway that has none."""
 
@@ -63,7 +66,10 @@ Draft = Annotated[
 ModeOption = Annotated[
     str | None, typer.Option("--mode", help="The members of this mode, at one address.")
 ]
-IfNeeded = Annotated[bool, typer.Option("--if-needed", help="Succeed when it is already running.")]
+IfNeeded = Annotated[
+    bool,
+    typer.Option("--if-needed", help="With --foreground: succeed when it is already running."),
+]
 HostsOption = Annotated[
     str | None,
     typer.Option(metavar="A,B", help="Machines that compute it together, this one first."),
@@ -123,13 +129,30 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     found = model_request.request_for(models[0], home, sizes, (*(sets or ()), *texts))
     wanted = found.launch
     loaded = launch.resolve(wanted, home)
+    if not dry_run and _is_member(home, loaded.preset.name, port, json):
+        return
     if found.derived is not None and not json:
         model_request.show_reasons(found.derived)
     if dry_run:
         _show_resolved(loaded, json)
         return
     if (owner := _up_one(wanted, loaded, foreground, if_needed, json)) is not None:
-        _settle_for(owner, port, loaded.preset, json)
+        _settle_for(owner, port, loaded.preset, wanted.sets, json)
+
+
+def _is_member(home: "Home", name: str, port: int | None, json: bool) -> bool:
+    """Whether a running gateway has this name, which is then told; another `port` is its own."""
+    from mlxstack.cli.target import membership
+
+    found = membership(home, name)
+    if found is None or (port and not found.gateway.plan.url.endswith(f":{port}")):
+        return False
+    if json:
+        as_json(_facts(found.gateway, time.monotonic()))
+    else:
+        plan = found.gateway.plan
+        typer.echo(f"{found.member} is a member of `{plan.name}` at {plan.url}, started on request")
+    return True
 
 
 def _settings(given: dict[str, str | int | None], hosts: str | None) -> list[str]:
@@ -151,6 +174,7 @@ def _up_one(
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
+    if_needed = if_needed or not foreground
     with services.starting(home, loaded.preset.name, waits=if_needed):
         owner = live_owner(loaded.preset.name, home)
         if owner is None:
@@ -160,7 +184,9 @@ def _up_one(
                 return None
             supervisor = _claimed(plan)
     if owner is None:
-        raise typer.Exit(asyncio.run(supervisor.run()))
+        code = asyncio.run(supervisor.run())
+        note(f"{loaded.preset.name} is stopped")
+        raise typer.Exit(code)
     launch.refuse_other_model(owner, wanted, loaded.preset)
     if not if_needed:
         raise launch.already_running(owner)
@@ -206,6 +232,7 @@ def _up_gateway(
         for key, value in (("host", front.host), ("port", front.port))
         if value is not None
     }
+    if_needed = if_needed or not foreground
     with services.starting(home, front.name, waits=if_needed):
         owner = live_owner(front.name, home)
         if owner is not None:
@@ -213,7 +240,12 @@ def _up_gateway(
                 raise launch.already_running(owner)
             began = time.monotonic()
             state = launch.wait_for(owner, gateway.READY_S, lambda _: None)
-            _tell_gateway(_facts(state, began), json)
+            facts = _facts(state, began)
+            _tell_gateway(facts, json)
+            if facts["preset"] != ", ".join(
+                launch.resolve(one, home).preset.name for one in wanted
+            ):
+                note(f"warning: its members differ; `mlx-stack down {front.name}` first")
             return
         launch.warn_of_variables()
         plan = gateway.prepare(front.name, wanted, home, **listening)
@@ -243,17 +275,20 @@ def restart(
         str | None,
         typer.Argument(help="The service; may be left out if one.", autocompletion=service_names),
     ] = None,
+    named: Annotated[
+        str | None, typer.Option("--name", help="The same.", autocompletion=service_names)
+    ] = None,
     json: Json = False,
 ) -> None:
     """Restart a service from its preset, read again."""
     from mlxstack.cli.services import gateway, launch
     from mlxstack.cli.services.memory_refusal import check_memory
-    from mlxstack.cli.target import is_gateway, known_service
+    from mlxstack.cli.target import is_gateway, known_service, one_name
     from mlxstack.host import preflight, services
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    state = known_service(home, name)
+    state = known_service(home, one_name(name, named))
     plan = state.plan
     if is_gateway(plan):
         with services.starting(home, plan.name, waits=True):
@@ -299,8 +334,12 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     from mlxstack.core.preset import ServiceKind
 
     began = time.monotonic()
-    with spinner(f"starting {plan.name}") as turn:
-        state = launch.start(plan, preset.server.startup_timeout_s, turn)
+    try:
+        with spinner(f"starting {plan.name}") as turn:
+            state = launch.start(plan, preset.server.startup_timeout_s, turn)
+    except KeyboardInterrupt:
+        note(f"interrupted; {plan.name} is stopped")
+        raise
     props = asyncio.run(running_props(plan.url, preset))
     if json:
         notes = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
@@ -312,6 +351,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
         f"{plan.name} is ready at {plan.url} after {seconds:.1f} s "
         f"({plan.n_slots} slots x {plan.n_ctx} tokens = {total})"
     )
+    if 0 < props.n_ctx_train < plan.n_ctx:
+        note(f"warning: trained for {props.n_ctx_train} tokens; answers beyond them get worse")
     for remark in props.remarks:
         note(f"warning: {remark}")
     for finding in () if props.is_base_model else props.template_notes:
@@ -322,7 +363,9 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     typer.echo(f"Try it:\n  {_curl(plan, preset, is_base)}")
 
 
-def _settle_for(owner: "ServiceState", port: int | None, preset: "Preset", json: bool) -> None:
+def _settle_for(
+    owner: "ServiceState", port: int | None, preset: "Preset", sets: tuple[str, ...], json: bool
+) -> None:
     from mlxstack.cli.services import launch
 
     if port and not owner.plan.url.endswith(f":{port}"):
@@ -333,6 +376,22 @@ def _settle_for(owner: "ServiceState", port: int | None, preset: "Preset", json:
         as_json(_facts(state, began))
     else:
         typer.echo(f"{owner.plan.name} is already running at {owner.plan.url}")
+    if remedy := _difference(owner, preset, sets):
+        note(f"warning: its settings differ; {remedy}")
+
+
+def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) -> str:
+    """Remedy where a running service has other settings than wanted ones; "" where equal."""
+    from mlxstack.core.preset import Preset
+    from mlxstack.host.service_state import read_json
+
+    plan = owner.plan
+    served = read_json(plan.home.preset_file(plan.name), Preset)
+    if served is None or all(getattr(served, one) == getattr(preset, one) for one in COMPARED):
+        return ""
+    if sets == plan.overrides:
+        return f"`mlx-stack restart {plan.name}` reads them again"
+    return f"`mlx-stack down {plan.name}`, then `up` again, takes these"
 
 
 def _claimed(plan: "ServiceSpec") -> "Supervisor":

@@ -5,11 +5,12 @@ import os
 import time
 from contextlib import suppress
 from enum import StrEnum
+from typing import Any
 
 import psutil
 from msgspec import Struct
 
-from mlxstack.cli.target import KEY_VARIABLE, usable_key
+from mlxstack.cli.target import KEY_VARIABLE, is_gateway, usable_key
 from mlxstack.client import Client, GenerationSettings, HealthResponse, PropsResponse, Unreachable
 from mlxstack.core.errors import StackError
 from mlxstack.core.preset import Preset
@@ -17,7 +18,14 @@ from mlxstack.host import modes, services
 from mlxstack.host.hardware import this_hardware
 from mlxstack.host.home import Home
 from mlxstack.host.process import held_bytes
-from mlxstack.host.service_state import Phase, ServiceState, owner, read_json, read_state
+from mlxstack.host.service_state import (
+    Phase,
+    ServiceSpec,
+    ServiceState,
+    owner,
+    read_json,
+    read_state,
+)
 
 PROBE_TIMEOUT_S = 3.0
 FORGET_S = 86_400.0
@@ -40,13 +48,20 @@ class ServiceHealthLevel(StrEnum):
     STOPPED = "stopped"
 
 
+class MemberStatus(Struct, frozen=True):
+    """Member of a gateway: "unloaded", "loading", "loaded" or "unloading"."""
+
+    name: str
+    phase: str
+
+
 class ServiceStatus(Struct, frozen=True):
     """Status of a service; `total_ctx` counts all slots' tokens.
 
     `since` is in seconds since the epoch. `uptime_s` and `memory_bytes` are of the worker that
     runs; 0 without one. MLX holds `mlx_active_bytes` of that in arrays and `mlx_cache_bytes` of
     freed buffers, as the worker itself reports; Metal buffers are not always part of a process's
-    resident memory.
+    resident memory. `members` are those of a gateway, also the ones that were never started.
     """
 
     name: str
@@ -70,6 +85,7 @@ class ServiceStatus(Struct, frozen=True):
     kv_budget_bytes: int = 0
     why_not_batching: str | None = None
     prevents_sleep: bool = False
+    members: tuple[MemberStatus, ...] = ()
 
 
 class SystemStatus(Struct, frozen=True):
@@ -212,7 +228,19 @@ async def _see(home: Home, state: ServiceState) -> ServiceStatus:
         kv_budget_bytes=props.kv_budget_bytes,
         why_not_batching=props.why_not_batching,
         prevents_sleep=props.prevents_sleep,
+        members=await _members(plan) if is_owned else (),
     )
+
+
+async def _members(plan: ServiceSpec) -> tuple[MemberStatus, ...]:
+    """Phases of a gateway's members; empty for another service."""
+    if not is_gateway(plan):
+        return ()
+    async with Client(plan.url, timeout_s=PROBE_TIMEOUT_S) as client:
+        with suppress(Unreachable, StackError):
+            found = (await client.get("/health", dict[str, Any])).get("members", {})
+            return tuple(MemberStatus(name, phase) for name, phase in found.items())
+    return ()
 
 
 async def running_props(url: str, preset: Preset) -> PropsResponse:

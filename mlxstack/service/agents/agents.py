@@ -246,7 +246,8 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
     snapshot = service.engine.snapshot()
     kept = await _located(service, tuple(record.name for record in records))
     locations = {location.agent: location for location in kept}
-    drawn = views(records, snapshot, service.name, locations, service.agent_store.stored)
+    title = service.agent_registry.title
+    drawn = views(records, snapshot, service.name, locations, service.agent_store.stored, title)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
     return tuple(
         AgentDetails(

@@ -244,10 +244,12 @@ def views(
     model: str,
     kept: Mapping[str, AgentKVLocation],
     stored: Callable[[str], Iterable[StoredKV]],
+    title: Callable[[str], AgentTitle | None],
 ) -> tuple[AgentView, ...]:
     """Agents as the API shows them.
 
-    `kept` is the place of each outside the slots, `stored` its saved KV of any model.
+    `kept` is the place of each outside the slots, `stored` its saved KV of any model, `title` its
+    title.
     """
     slots = _slots(snapshot)
     now = time.time()
@@ -262,6 +264,7 @@ def views(
             ),
             slots,
             now,
+            title(record.name),
         )
         for record in records
     )
@@ -275,7 +278,11 @@ def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
 
 
 def _view(
-    record: AgentRecord, states: tuple[AgentKVView, ...], slots: Mapping[str, SlotView], now: float
+    record: AgentRecord,
+    states: tuple[AgentKVView, ...],
+    slots: Mapping[str, SlotView],
+    now: float,
+    title: AgentTitle | None,
 ) -> AgentView:
     slot = slots.get(record.name)
     here = states[0] if states else AgentKVView("")
@@ -283,6 +290,7 @@ def _view(
     is_busy = slot is not None and slot.state in BUSY
     return AgentView(
         id=record.name,
+        name=title.title if title is not None else "",
         place="parked" if here.place == "memory" else here.place,
         slot=slot.id if slot else None,
         priority=record.priority,

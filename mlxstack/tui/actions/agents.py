@@ -6,6 +6,7 @@ from mlxstack.core.formatting import printable, size
 from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
+from mlxstack.tui.views.names import agent_name
 
 
 async def park(hands: ActionContext, aim: Aim) -> str:
@@ -44,9 +45,11 @@ def _path(agent: str) -> str:
 
 def _told(model: DashboardState, key: str) -> str:
     one = next((view for view in model.frame.agents or () if view.id == key), None)
-    if one is None:
-        return printable(key, 60)
-    return f"{printable(key, 60)} ({tokens(one.n_tokens)} tokens, {size(one.n_bytes)})"
+    name, shown = agent_name(model, key), printable(key, 60)
+    known = [shown] if name != shown else []
+    if one is not None:
+        known += [f"{tokens(one.n_tokens)} tokens", size(one.n_bytes)]
+    return f"{name} ({', '.join(known)})" if known else name
 
 
 ACTIONS: tuple[Action, ...] = (

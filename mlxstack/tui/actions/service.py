@@ -1,10 +1,9 @@
 """Actions on the service: model swap and mode switch."""
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.formatting import printable
+from mlxstack.core.formatting import printable, short_time
 from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import short_time
 
 
 async def swap(hands: ActionContext, aim: Aim) -> str:

@@ -2,10 +2,11 @@
 
 import shlex
 
-from mlxstack.core.formatting import printable, size
+from mlxstack.core.formatting import short_time, size
 from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import short_time, tokens
+from mlxstack.tui.views.formatting import tokens
+from mlxstack.tui.views.names import agent_name
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
 
@@ -53,7 +54,7 @@ def _slot(model: DashboardState, key: str) -> str:
     view = next((v for v in model.frame.snapshot.slots if str(v.id) == key), None)
     if view is None:
         return f"slot {key}"
-    who = f" of {printable(view.agent, 40)}" if view.agent else ""
+    who = f" of {agent_name(model, view.agent)}" if view.agent else ""
     return f"slot {key}{who}, {tokens(view.n_tokens)} tokens"
 
 

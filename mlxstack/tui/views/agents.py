@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from mlxstack.core.formatting import printable, size
+from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
 from mlxstack.core.status import AgentView, MissView, TurnView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, age, share, short_time, span, tokens
+from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
 from mlxstack.tui.views.table_data import (

@@ -1,9 +1,9 @@
 """The prefix cache: budget, hit rates, prefixes, misses."""
 
-from mlxstack.core.formatting import printable, size
+from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
 from mlxstack.core.status import CacheView, MissView, PrefixView, WindowSums
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, age, bar, of_size, share, short_time, span, tokens
+from mlxstack.tui.views.formatting import bar, of_size, tokens
 from mlxstack.tui.views.names import agent_name, prefix_name
 from mlxstack.tui.views.overview import WIDE, joined
 from mlxstack.tui.views.table_data import (

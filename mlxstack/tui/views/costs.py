@@ -3,10 +3,10 @@
 from msgspec import Struct
 
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
-from mlxstack.core.formatting import printable
+from mlxstack.core.formatting import age, printable, short_time, span
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import age, short_time, span, tokens
+from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
     CellStyle,

@@ -1,13 +1,10 @@
 """Names of agents and prefixes as people know them."""
 
-from collections import Counter
-
-from mlxstack.core.formatting import printable
+from mlxstack.core.agent_labels import MOST_CHARS, agent_label
+from mlxstack.core.formatting import NONE, printable
 from mlxstack.core.status import PrefixView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE
 
-MOST_CHARS = 60
 UNNAMED = "(no name)"
 
 
@@ -15,14 +12,7 @@ def agent_name(model: DashboardState, agent: str | None) -> str:
     """Agent by client and folder, numbered if equal, else its id."""
     if agent is None:
         return NONE
-    titles = model.frame.titles
-    title = titles.get(agent)
-    if title is None:
-        return printable(agent, MOST_CHARS)
-    if Counter(titles.values())[title] == 1:
-        return printable(title, MOST_CHARS)
-    namesakes = sorted(name for name, other in titles.items() if other == title)
-    return printable(f"{title} {namesakes.index(agent) + 1}", MOST_CHARS)
+    return agent_label(agent, model.frame.titles)
 
 
 def prefix_name(model: DashboardState, prefix: PrefixView) -> str:

@@ -2,22 +2,12 @@
 
 from mlxstack.core.engine_events import CacheMiss
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
-from mlxstack.core.formatting import printable, size
+from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
 from mlxstack.core.request import Priority
 from mlxstack.core.status import LoadView
 from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate, reuse_rate
 from mlxstack.tui.views import tiles
-from mlxstack.tui.views.formatting import (
-    NONE,
-    age,
-    bar,
-    of_size,
-    rate,
-    share,
-    short_time,
-    span,
-    tokens,
-)
+from mlxstack.tui.views.formatting import bar, of_size, rate, tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
     CellStyle,

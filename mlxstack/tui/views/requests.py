@@ -1,9 +1,9 @@
 """Finished requests: their times, headers and misses."""
 
-from mlxstack.core.formatting import printable
+from mlxstack.core.formatting import NONE, age, printable, share, short_time
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, age, share, short_time, tokens
+from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import WIDE
 from mlxstack.tui.views.table_data import (

@@ -3,10 +3,10 @@
 from msgspec import Struct
 
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView
-from mlxstack.core.formatting import size
+from mlxstack.core.formatting import NONE, share, size, span
 from mlxstack.core.status import MemoryView
 from mlxstack.tui.state import DashboardState, decode_rate, prompt_rate
-from mlxstack.tui.views.formatting import NONE, gib, rate, share, span, stacked, tokens
+from mlxstack.tui.views.formatting import gib, rate, stacked, tokens
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
 WIDE = 112

@@ -93,6 +93,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "is_sleeping": service.is_unloaded,
         "cors_proxy_enabled": False,
         "architecture": facts.architecture,
+        "n_ctx_train": facts.n_ctx_train,
         "is_batching": snapshot.is_batching,
         "why_not_batching": snapshot.why_not_batching,
         "draft_model": snapshot.draft_model,
