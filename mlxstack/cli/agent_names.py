@@ -19,7 +19,7 @@ def labels_of(agents: list[Found]) -> dict[str, str]:
 
 
 def id_of(text: str, agents: list[Found]) -> str:
-    """Id of an agent by id, name, or an unambiguous beginning of either.
+    """Id of an agent by id, name, or beginning of either.
 
     Raises Misuse where several begin so, and NotFound where none does.
     """

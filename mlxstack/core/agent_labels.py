@@ -1,4 +1,4 @@
-"""Labels of agents for people: client and folder, or first words, never an id alone."""
+"""Labels of agents: client and folder, or first words."""
 
 from collections import Counter
 from collections.abc import Mapping

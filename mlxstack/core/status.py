@@ -137,7 +137,7 @@ class AgentKVView(Struct, frozen=True):
 
 
 class AgentView(Struct, frozen=True):
-    """Agent of this title (`name`, may be ""); `place` is "live", "parked" or "disk".
+    """Agent with its title `name`; `place` is "live", "parked" or "disk".
 
     It has a `slot` only when live. `turns` are the latest ones, oldest first. Of `n_drafted` draft
     tokens `n_accepted` are among the generated ones.

@@ -226,7 +226,7 @@ def test_slots_list_and_erase(shell: Shell) -> None:
     erased = shell.run("slots", "erase", "0")
     assert erased.stdout == "slot 0: 7 tokens erased\n"
     lost = shell.run("slots", "save", "0", "x.bin")
-    assert (lost.returncode, lost.stderr) == (1, "error: /slots/0: not here\n")
+    assert lost.returncode == 1 and "slot 0 is empty" in lost.stderr
     busy = shell.run("slots", "erase", "1")
     assert (busy.returncode, busy.stderr) == (1, "error: slot 1 is busy\n")
 

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.engine_events import CacheMiss
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot, WaitingView
-from mlxstack.core.request import Priority
 from mlxstack.core.formatting import age
+from mlxstack.core.request import Priority
 from mlxstack.core.status import MissView, RequestView, StatusFrame
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import costs

@@ -141,7 +141,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
 
 def _is_member(home: "Home", name: str, port: int | None, json: bool) -> bool:
-    """Whether a running gateway has this name, which is then told; another `port` is its own."""
+    """Print the gateway that has this name; False without one, or for another `port`."""
     from mlxstack.cli.target import membership
 
     found = membership(home, name)
@@ -184,9 +184,7 @@ def _up_one(
                 return None
             supervisor = _claimed(plan)
     if owner is None:
-        code = asyncio.run(supervisor.run())
-        note(f"{loaded.preset.name} is stopped")
-        raise typer.Exit(code)
+        raise typer.Exit(asyncio.run(supervisor.run()))
     launch.refuse_other_model(owner, wanted, loaded.preset)
     if not if_needed:
         raise launch.already_running(owner)
@@ -242,9 +240,8 @@ def _up_gateway(
             state = launch.wait_for(owner, gateway.READY_S, lambda _: None)
             facts = _facts(state, began)
             _tell_gateway(facts, json)
-            if facts["preset"] != ", ".join(
-                launch.resolve(one, home).preset.name for one in wanted
-            ):
+            names = [launch.resolve(one, home).preset.name for one in wanted]
+            if facts["preset"] != ", ".join(names):
                 note(f"warning: its members differ; `mlx-stack down {front.name}` first")
             return
         launch.warn_of_variables()
@@ -381,7 +378,7 @@ def _settle_for(
 
 
 def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) -> str:
-    """Remedy where a running service has other settings than wanted ones; "" where equal."""
+    """Remedy for a running service with other settings, or ""."""
     from mlxstack.core.preset import Preset
     from mlxstack.host.service_state import read_json
 
