@@ -1,4 +1,4 @@
-"""Processes of a gateway's members: started by their supervisors, asked to unload, stopped."""
+"""Processes of a gateway's members: start, unload, stop."""
 
 import asyncio
 import logging
@@ -31,7 +31,10 @@ PASSING = frozenset({409, 503})
 
 
 class MemberProcess:
-    """Process of a member. It outlives the gateway; another gateway finds it again."""
+    """Process of a member.
+
+    It outlives the gateway; another gateway finds it again.
+    """
 
     def __init__(self, member: GatewayMember, secret: str) -> None:
         self._member = member

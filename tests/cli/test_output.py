@@ -215,10 +215,12 @@ def test_status_and_slots_on_a_terminal(served: Shell, columns: int) -> None:
 
 
 @pytest.mark.net
-def test_a_stopped_service_leaves_the_list_after_a_day(shell: Shell) -> None:
+def test_a_stopped_service_leaves_the_list(shell: Shell) -> None:
     assert shell.up().returncode == 0
     assert shell.run("down").returncode == 0
-    assert "tiny" in shell.run("status").stdout
+    stopped = shell.run("status").stdout
+    assert "tiny" not in stopped and "1 stopped; --all lists them" in stopped
+    assert json.loads(shell.run("status", "--json").stdout)["services"]
     state = shell.home / "run" / "tiny.json"
     old = time.time() - 25 * 3600
     os.utime(state, (old, old))

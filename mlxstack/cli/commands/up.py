@@ -129,8 +129,6 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     found = model_request.request_for(models[0], home, sizes, (*(sets or ()), *texts))
     wanted = found.launch
     loaded = launch.resolve(wanted, home)
-    if not dry_run and _is_member(home, loaded.preset.name, port, json):
-        return
     if found.derived is not None and not json:
         model_request.show_reasons(found.derived)
     if dry_run:
@@ -140,12 +138,16 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         _settle_for(owner, port, loaded.preset, wanted.sets, json)
 
 
-def _is_member(home: "Home", name: str, port: int | None, json: bool) -> bool:
-    """Print the gateway that has this name; False without one, or for another `port`."""
+def _is_member(home: "Home", wanted: "LaunchRequest", loaded: "LoadedPreset", json: bool) -> bool:
+    """Print the gateway that has this name; False without one.
+
+    With a port of its own it is to be another service.
+    """
     from mlxstack.cli.target import membership
 
-    found = membership(home, name)
-    if found is None or (port and not found.gateway.plan.url.endswith(f":{port}")):
+    has_port = any(one.startswith("server.port=") for one in wanted.sets)
+    found = None if has_port else membership(home, loaded.preset.name)
+    if found is None:
         return False
     if json:
         as_json(_facts(found.gateway, time.monotonic()))
@@ -174,6 +176,8 @@ def _up_one(
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
+    if _is_member(home, wanted, loaded, json):
+        return None
     if_needed = if_needed or not foreground
     with services.starting(home, loaded.preset.name, waits=if_needed):
         owner = live_owner(loaded.preset.name, home)
