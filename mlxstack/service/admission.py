@@ -85,6 +85,8 @@ async def admit(
     check(options, _bounds(service))
     _check_tool_choice(options, conversation.tools)
     prompt = await words.prompt(conversation, _scope(service, conversation, options))
+    if prompt.before:
+        conversation = structs.replace(conversation, continue_final=True)
     forced = _forced(words, options, prompt)
     opening = ConstraintInputs(conversation, prompt, forced)
     constraint = await output_constraint(words, options, opening)

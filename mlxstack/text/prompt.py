@@ -56,7 +56,8 @@ class Prompt(Struct, frozen=True):
     `checkpoint_positions`: ascending token positions between 0 and the last token, namely the end
     of system and tools, the ends of the last user and tool turns, the end of the messages before
     the opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
-    `before` are the last tokens, when the answer goes on in the middle of a text. `may_think`:
+    `before` are the last tokens, when the answer goes on in the middle of a text, which is the last
+    message. `may_think`:
     neither the request nor the preset switches thinking off. `anchor`: where the answer begins,
     by which it comes back in later prompts as it was sampled.
     """
@@ -158,7 +159,7 @@ class PromptMaker:
 
     def _encoded(self, conversation: Conversation, scope: Scope) -> EncodedConversation:
         self._refuse_too_long(_heard(conversation))
-        conversation = _paired(conversation)
+        conversation = self._normalized(conversation)
         known = self.answers.known(scope, conversation.messages)
         inputs = self._inputs(conversation)
         messages, marked = self._rendered(conversation, inputs)
@@ -172,8 +173,27 @@ class PromptMaker:
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
         self._refuse_too_long(_heard(conversation))
-        conversation = _paired(conversation)
+        conversation = self._normalized(conversation)
         return unescape(self._rendered(conversation, self._inputs(conversation))[1])
+
+    def _normalized(self, conversation: Conversation) -> Conversation:
+        """Conversation with paired results, continued if its template opens no answers.
+
+        Such a template (Mistral's form) would end the last answer and leave nothing to write.
+        """
+        messages = pair_results(conversation.messages)
+        conversation = msgspec.structs.replace(conversation, messages=messages)
+        is_closing = bool(messages) and _is_text_answer(messages[-1])
+        if not is_closing or conversation.continue_final or not conversation.add_generation_prompt:
+            return conversation
+        if self._tail(self._inputs(conversation)):
+            return conversation
+        opened = msgspec.structs.replace(conversation, continue_final=True)
+        try:
+            self._rendered(opened, self._inputs(opened))
+        except BadRequest:
+            return conversation
+        return opened
 
     def _rendered(
         self, conversation: Conversation, inputs: TemplateInputs
@@ -429,8 +449,8 @@ def _heard(conversation: Conversation) -> list[str]:
     return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
 
 
-def _paired(conversation: Conversation) -> Conversation:
-    return msgspec.structs.replace(conversation, messages=pair_results(conversation.messages))
+def _is_text_answer(message: Message) -> bool:
+    return message.role is Role.ASSISTANT and bool(message.text.strip()) and not message.tool_calls
 
 
 def _continued(conversation: Conversation, answer: Message) -> Conversation:

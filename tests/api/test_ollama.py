@@ -352,3 +352,25 @@ def test_continue_is_served_as_its_source_sends(http: httpx.Client) -> None:
     assert call["function"]["arguments"] == {"city": "Paris"}
     complete = {**base, "prompt": "hello", "raw": True, "stream": True}
     assert all(isinstance(one["response"], str) for one in lines(http, "/api/generate", complete))
+
+
+def test_the_last_message_of_the_assistant_is_continued(client: ollama.Client) -> None:
+    asked: list[Any] = [{"role": "user", "content": "Hello!"}]
+    greedy: Any = {"think": False, "options": {"temperature": 0, "num_predict": 20}}
+    whole = client.chat("demo", asked, **greedy).message.content or ""
+    begun = [*asked, {"role": "assistant", "content": whole[: whole.rindex(" ")]}]
+    rest = client.chat("demo", begun, **greedy).message.content or ""
+    assert rest and begun[-1]["content"] + rest == whole
+    parts = client.chat("demo", begun, stream=True, **greedy)
+    assert "".join(part.message.content or "" for part in parts) == rest
+
+
+def test_an_open_answer_follows_the_instruction_of_its_format_and_an_empty_one_is_none() -> None:
+    begun = [OllamaMessage("user", "x"), OllamaMessage("assistant", "{")]
+    conversation = chat_conversation(OllamaChatBody(messages=begun, format="json"))
+    assert conversation.continue_final
+    assert [m.role for m in conversation.messages] == ["user", "system", "assistant"]
+    empty = [OllamaMessage("user", "x"), OllamaMessage("assistant", "")]
+    conversation = chat_conversation(OllamaChatBody(messages=empty))
+    assert not conversation.continue_final
+    assert [m.role for m in conversation.messages] == ["user"]

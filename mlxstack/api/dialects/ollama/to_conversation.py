@@ -16,7 +16,7 @@ from mlxstack.api.dialects.ollama.request_schema import (
 from mlxstack.api.dialects.openai_chat import to_conversation as openai_chat
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.request_fields import json_instruction
-from mlxstack.core.conversation import Conversation
+from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.openai_messages import ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
@@ -72,15 +72,21 @@ def keep_alive_s(given: float | str) -> float:
 
 
 def _conversation(chat: ChatBody, body: OllamaGenerationBody) -> Conversation:
+    """Conversation whose last message of the assistant is continued."""
     conversation = openai_chat.conversation(chat)
     thinking, template = _effort(body.think)
     shape = constraint(body)
     instruction = () if shape is None else (json_instruction(shape.schema),)
+    messages = conversation.messages
+    is_open = messages[-1].role is Role.ASSISTANT and not messages[-1].tool_calls
+    # An empty answer has nothing to continue.
+    last = messages[-1:] if is_open and messages[-1].text else ()
     return structs.replace(
         conversation,
-        messages=(*conversation.messages, *instruction),
+        messages=(*messages[: len(messages) - is_open], *instruction, *last),
         thinking=thinking,
         template=template,
+        continue_final=bool(last),
     )
 
 
