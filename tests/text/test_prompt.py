@@ -130,7 +130,7 @@ def test_reserved_template_variables_are_refused(chatml: Any) -> None:
 
 def test_an_answer_first_follows_an_empty_user_turn_where_turns_alternate(mistral: Any) -> None:
     text = PromptMaker(mistral).text(Conversation((Message(ASSISTANT, "me first"),)))
-    assert text == "<s>[INST][/INST]me first</s>"
+    assert text == "<s>[INST][/INST]me first"
 
 
 def test_no_messages_are_refused(chatml: Any) -> None:
