@@ -79,7 +79,9 @@ def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any
     if is_disconnect(problem):
         return Response(None, status_code=CLIENT_LEFT)
     path = request.scope["path"]
-    error, dialect = errors.to_stack_error(problem, request.method, path), dialect_of(path)
+    n_body = request.scope["state"].get("n_body", 0)
+    error = errors.to_stack_error(problem, request.method, path, n_body)
+    dialect = dialect_of(path)
     return Response(
         dialect.error_body(error, guards.request_id(request.scope)),
         status_code=dialect.status(error),

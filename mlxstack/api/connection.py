@@ -1,7 +1,8 @@
 """Connection limits: count, time to receive a request, time to take output.
 
 A client needs no key to open a connection, so idle ones must not use up the descriptors. The length
-of answers and the time until they come are not bounded here.
+of answers and the time until they come are not bounded here. Requests with a faulty head are
+refused before the application sees them.
 """
 
 import asyncio
@@ -11,10 +12,11 @@ from typing import Any, cast
 
 import h11
 import msgspec
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mlxstack.api import errors
 from mlxstack.api.protocols import dialect_of
+from mlxstack.api.request_head import head_fault, normalize
 from mlxstack.core.errors import BadRequest, Busy, StackError
 
 MOST_CONNECTIONS = 4096
@@ -27,6 +29,8 @@ BODY_S = 300.0
 MOST_HELD_BYTES = 64 * 1024
 STALLED_S = 300.0
 """Seconds for a client to take its pending output."""
+PROBE_S = 0.5
+"""Seconds between writes to a client that has closed its sending side."""
 
 REQUEST_TIMEOUT = 408
 
@@ -98,6 +102,7 @@ class BoundedConnection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._is_of_body = False
         self._stalled: asyncio.TimerHandle | None = None
+        self._probing: asyncio.TimerHandle | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -118,12 +123,25 @@ class BoundedConnection(H11Protocol):
         """Forget the deadlines."""
         self._cancel_deadline()
         self._cancel_stalled()
+        if self._probing is not None:
+            self._probing.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read on; what is left of the request has a deadline."""
         super().data_received(data)
         self._set_deadline()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection for the answer to a whole request.
+
+        A client that has left looks the same, but resets the connection when it is written to.
+        """
+        if self.is_waiting or self.conn.their_state is h11.SEND_BODY:
+            return False
+        self.cycle.keep_alive = False
+        self._probing = self.loop.call_later(PROBE_S, self._probe)
+        return True
 
     def on_response_complete(self) -> None:
         """Wait for the next request, which may be here already."""
@@ -150,6 +168,36 @@ class BoundedConnection(H11Protocol):
             super().send_400_response(msg)
         else:
             self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        """Normalize the head; True for a request that it has refused."""
+        normalize(self.scope)
+        self.headers = list(self.scope["headers"])
+        return head_fault(self.headers, self._get_upgrade()) is not None
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Refuse a request by its head, and close."""
+        error = head_fault(self.headers, self._get_upgrade())
+        assert error is not None
+        self._refuse(error, path=self.scope["path"])
+
+    def _probe(self) -> None:
+        """Write to a half-closed connection, between the messages of its response."""
+        self._probing = None
+        if self.is_waiting or self.transport.is_closing():
+            return
+        if data := self._between():
+            self.transport.write(data)
+        self._probing = self.loop.call_later(PROBE_S, self._probe)
+
+    def _between(self) -> bytes:
+        """Bytes that change nothing: an interim response, or a heartbeat of a begun stream."""
+        if not self.cycle.response_started:
+            is_interim = self.scope["http_version"] != "1.0"
+            event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            return (self.conn.send(event) or b"") if is_interim else b""
+        heartbeat: bytes = self.scope["state"].get("heartbeat", b"")
+        return (self.conn.send(h11.Data(data=heartbeat)) or b"") if heartbeat else b""
 
     def _set_deadline(self) -> None:
         """Start the time limit of the missing part, unless it runs."""
@@ -207,12 +255,14 @@ class BoundedConnection(H11Protocol):
         oldest.transport.close()
         return True
 
-    def _refuse(self, error: StackError, status: int | None = None) -> None:
+    def _refuse(
+        self, error: StackError, status: int | None = None, path: str | None = None
+    ) -> None:
         """Answer with an error if none was begun, and close."""
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
-        dialect = dialect_of(UNREAD if self.is_waiting else self.scope["path"])
+        dialect = dialect_of(path or (UNREAD if self.is_waiting else self.scope["path"]))
         code = status or dialect.status(error)
         body = msgspec.json.encode(dialect.error_body(error, ""))
         fields = {
@@ -223,7 +273,7 @@ class BoundedConnection(H11Protocol):
         }
         headers = [(name.encode(), value.encode()) for name, value in fields.items()]
         for event in (
-            h11.Response(status_code=code, headers=headers),
+            h11.Response(status_code=code, headers=headers, reason=STATUS_PHRASES[code]),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ):

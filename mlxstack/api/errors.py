@@ -29,10 +29,13 @@ STATUSES: ErrorTable[int] = {
     errors.TooLong: 400,
     errors.TemplateOverrun: 400,
     errors.TooLarge: 413,
+    errors.UnknownCoding: 415,
+    errors.UpgradeRefused: 426,
     errors.Unsupported: 501,
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
     errors.NotFound: 404,
+    errors.WrongMethod: 405,
     errors.UnknownModel: 404,
     errors.Conflict: 409,
     errors.Taken: 409,
@@ -54,6 +57,10 @@ LOADING_RETRY_S = 2
 
 TOO_LARGE = "the body is larger than server.max_body_bytes allows"
 
+# msgspec's words for JSON that ends too early.
+TRUNCATED = "Input data was truncated"
+MALFORMED = "JSON is malformed"
+
 # Litestar's name for the whole body, and msgspec's for a missing field.
 BODY = "data"
 MISSING = re.compile(r"Object missing required field `(.+)`")
@@ -72,18 +79,28 @@ def context_sizes(error: errors.StackError) -> dict[str, int]:
 
 
 def headers(error: errors.StackError) -> dict[str, str]:
-    """Headers that say when, and whether, to retry."""
-    if isinstance(error, errors.Busy):
-        return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
-    if isinstance(error, errors.Loading):
-        return {"retry-after": str(LOADING_RETRY_S)}
+    """Headers for a retry: when, whether, and in which other form."""
+    match error:
+        case errors.Busy():
+            return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
+        case errors.Loading():
+            return {"retry-after": str(LOADING_RETRY_S)}
+        case errors.WrongMethod():
+            return {"allow": error.allowed}
+        case errors.UnknownCoding():
+            return {"accept-encoding": error.known}
+        case errors.UpgradeRefused():
+            return {"upgrade": "HTTP/1.1", "connection": "upgrade, close"}
     return {"x-should-retry": "false"} if nearest(STATUSES, error) >= 500 else {}
 
 
-def to_stack_error(problem: Exception, method: str = "", path: str = "") -> errors.StackError:
+def to_stack_error(
+    problem: Exception, method: str = "", path: str = "", n_body: int = 0
+) -> errors.StackError:
     """Translate an exception of a framework or library into a StackError.
 
-    A route that does not exist is named by the `method` and `path` of the request.
+    A route that does not exist is named by the `method` and `path` of the request, the end of
+    incomplete JSON by the `n_body` bytes of its body.
     """
     match problem:
         case errors.StackError():
@@ -93,16 +110,16 @@ def to_stack_error(problem: Exception, method: str = "", path: str = "") -> erro
         case NotFoundException() | MethodNotAllowedException():
             return _no_route(problem, method, path)
         case HTTPException():
-            return _http(problem)
+            return _http(problem, n_body)
         case SerializationException() | UnicodeDecodeError() | RecursionError():
-            return errors.BadRequest(_unreadable(problem))
+            return errors.BadRequest(_unreadable(problem, n_body))
     log.error("unexpected failure", exc_info=problem)
     return errors.Broken(
         f"an unexpected {type(problem).__name__} inside the service; its log has the details"
     )
 
 
-def _unreadable(problem: Exception) -> str:
+def _unreadable(problem: Exception, n_body: int) -> str:
     """Why a body cannot be read."""
     match problem:
         case UnicodeDecodeError():
@@ -110,15 +127,21 @@ def _unreadable(problem: Exception) -> str:
             return f"the body is not UTF-8 text ({where}); send JSON in UTF-8"
         case RecursionError():
             return "the body is nested deeper than can be read here"
-    return f"the body is not valid JSON: {problem}"
+    return _bad_json(str(problem), n_body)
+
+
+def _bad_json(detail: str, n_body: int) -> str:
+    if TRUNCATED in detail:
+        return f"the body is not JSON: it ends at byte {n_body}, before the JSON does"
+    return f"the body is not JSON: {detail}"
 
 
 def _no_route(problem: HTTPException, method: str, path: str) -> errors.NotFound:
     """Error of a request without a route, which begins as llama-server's."""
-    methods = (problem.headers or {}).get("allow", "").split(", ")
-    if allowed := sorted({*methods} - {"", "HEAD", "OPTIONS"}):
-        why = f"{path} takes {' or '.join(allowed)}, not {method}"
-    elif path.startswith("/v1/v1/"):
+    allow = (problem.headers or {}).get("allow", "")
+    if allowed := sorted({*allow.split(", ")} - {"", "HEAD", "OPTIONS"}):
+        return errors.WrongMethod(f"{path} takes {' or '.join(allowed)}, not {method}", allow)
+    if path.startswith("/v1/v1/"):
         why = f"there is no {path}; leave one /v1 out of the client's base URL"
     else:
         why = f"there is no {method} {path}; /schema/openapi.json lists what there is"
@@ -140,7 +163,7 @@ def _validation(problem: ValidationException) -> errors.BadRequest:
     return errors.BadRequest(f"{path}: {message}" if path else message, path or None)
 
 
-def _http(problem: HTTPException) -> errors.StackError:
+def _http(problem: HTTPException, n_body: int) -> errors.StackError:
     match problem.status_code:
         case 401:
             return errors.Unauthorized(problem.detail)
@@ -149,6 +172,9 @@ def _http(problem: HTTPException) -> errors.StackError:
         case code if code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
             return errors.TooLarge(TOO_LARGE)
         case code if code < 500:
-            return errors.BadRequest(problem.detail)
+            is_json = problem.detail.startswith((TRUNCATED, MALFORMED))
+            return errors.BadRequest(
+                _bad_json(problem.detail, n_body) if is_json else problem.detail
+            )
     log.error("unexpected failure", exc_info=problem)
     return errors.Broken(problem.detail)

@@ -37,6 +37,7 @@ def uvicorn_config(app: Any, **limits: Any) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         http=BoundedConnection,
+        ws="none",
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         **limits,

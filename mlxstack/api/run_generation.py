@@ -1,7 +1,7 @@
 """Runs admitted requests: to a whole response, or as a stream."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -10,11 +10,18 @@ from litestar.di import NamedDependency
 from litestar.exceptions import InternalServerException
 from litestar.response import Stream
 from msgspec import structs
+from msgspec.json import encode as encode_json
 
+from mlxstack.api.errors import to_stack_error
+from mlxstack.api.guards import request_id
+from mlxstack.api.protocols import dialect_of
 from mlxstack.api.streaming import (
     BEAT_S,
+    BLANK,
+    EARLY_S,
     FIRST_S,
     PREFIX,
+    ClientDisconnected,
     NumberedParts,
     Parts,
     Renderer,
@@ -50,21 +57,48 @@ TheService = NamedDependency[Service]
 INCOMPLETE_BODY = "client disconnected prematurely"
 
 
-class ClientDisconnected(Exception):
-    """The client left before its response was complete."""
-
-
 async def answer_whole(
     request: AnyRequest,
     service: Service,
     orders: tuple[AdmittedRequest, ...],
     shape: Callable[[tuple[CollectedResponse, ...]], T],
-) -> Response[T]:
-    """All replies at once. Raises ClientDisconnected, which cancels the work."""
-    replies = await cancel_on_disconnect(request, _all(service, orders))
+) -> Response[T] | Stream:
+    """All replies at once, after `EARLY_S` behind white space.
+
+    Some clients wait no longer than minutes for the head of a response. Raises ClientDisconnected,
+    which cancels the work.
+    """
+    working = asyncio.create_task(_all(service, orders))
+    try:
+        is_done = await _finished(request, working, EARLY_S)
+    except BaseException:
+        await cancel(working)
+        raise
+    if not is_done:
+        known = cache_headers(orders[0].request, None, None)
+        return streamed(_early(request, working, shape), known, "application/json")
+    replies = working.result()
     first = replies[0]
     headers = _headers(orders[0], first.started, first.ended.work)
     return Response(shape(replies), headers=headers, media_type="application/json")
+
+
+async def _early(
+    request: AnyRequest,
+    working: asyncio.Task[tuple[CollectedResponse, ...]],
+    shape: Callable[[tuple[CollectedResponse, ...]], Any],
+) -> AsyncGenerator[bytes, None]:
+    """White space until the answer, then its JSON; an error is that of its dialect."""
+    try:
+        yield BLANK
+        while not (await asyncio.wait({working}, timeout=BEAT_S))[0]:
+            yield BLANK
+        yield encode_json(shape(working.result()))
+    except Exception as problem:
+        body = dialect_of(request.scope["path"]).error_body
+        yield encode_json(body(to_stack_error(problem), request_id(request.scope)))
+    finally:
+        await cancel(working)
 
 
 async def answer_stream(
@@ -162,11 +196,11 @@ def _headers(order: AdmittedRequest, first: ResponsePart, work: RequestTimings) 
 
 
 def cache_headers(
-    request: EngineRequest, first: ResponsePart, work: RequestTimings
+    request: EngineRequest, first: ResponsePart | None, work: RequestTimings | None
 ) -> dict[str, str]:
     """Cache headers of a response whose first part is GenerationStarted."""
     agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
-    if not isinstance(first, GenerationStarted):
+    if not isinstance(first, GenerationStarted) or work is None:
         return agent
     miss = _miss_headers(first, first.miss, work) if first.miss else {}
     early = {PREFIX + "begun-early": _begun(first.early)} if first.early else {}
@@ -218,12 +252,22 @@ def is_disconnect(problem: Exception) -> bool:
 async def cancel_on_disconnect(request: AnyRequest, work: Coroutine[Any, Any, T]) -> T:
     """Result of `work`, which a disconnect cancels. Raises ClientDisconnected."""
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(until_disconnect(request.receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnected
+        await _finished(request, working, None)
         return working.result()
     finally:
-        await cancel(leaving)
         await cancel(working)
+
+
+async def _finished(request: AnyRequest, working: asyncio.Task[Any], limit_s: float | None) -> bool:
+    """Whether work ended within the limit. Raises ClientDisconnected."""
+    leaving = asyncio.create_task(until_disconnect(request.receive))
+    try:
+        ended, _ = await asyncio.wait(
+            {working, leaving}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if leaving in ended and working not in ended:
+            raise ClientDisconnected
+        return working in ended
+    finally:
+        await cancel(leaving)

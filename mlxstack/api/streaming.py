@@ -20,6 +20,8 @@ JSON_LINES = "application/x-ndjson"
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive 0/0\n\n"
+BLANK = b" "
+"""Heartbeat of a whole answer in JSON, which white space may precede (RFC 8259, 2)."""
 
 PREFIX = "x-mlx-stack-"
 CACHE_HEADERS = tuple(
@@ -44,9 +46,15 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 FIRST_S = 1.0
 BEAT_S = 10.0
+EARLY_S = 8.0
+"""Seconds until a whole answer that is not there begins with white space."""
 
 # Many clients, httpx among them, split lines at these characters.
 LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
+
+
+class ClientDisconnected(Exception):
+    """The client left before its response was complete."""
 
 
 class Renderer(Protocol):

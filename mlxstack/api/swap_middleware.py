@@ -13,8 +13,18 @@ from mlxstack.api import errors, guards
 from mlxstack.api.guards import name_response, request_id
 from mlxstack.api.json_body import decode_body
 from mlxstack.api.protocols import dialect_of
-from mlxstack.api.streaming import BEAT_S, FIRST_S, HEADERS, cancel, until_disconnect
-from mlxstack.core.errors import Busy, Forbidden, StackError, TooLarge, Unauthorized
+from mlxstack.api.request_body import BodyBudget, RequestBody
+from mlxstack.api.streaming import (
+    BEAT_S,
+    BLANK,
+    EARLY_S,
+    FIRST_S,
+    HEADERS,
+    ClientDisconnected,
+    cancel,
+    until_disconnect,
+)
+from mlxstack.core.errors import Busy, StackError
 
 if TYPE_CHECKING:
     from mlxstack.service.service import Service
@@ -30,6 +40,11 @@ CHANGES = "/v1/models/load"
 # These read facts of the model, which are known while it is unloaded or changed, or unload it.
 READING = frozenset({"/api/show", "/api/pull", "/v1/models/unload"})
 METHODS = frozenset({"POST", "DELETE"})
+ANSWERING = frozenset({
+    "chat", "completion", "completions", "embed", "embedding", "embeddings", "generate", "infill",
+    "messages", "responses",
+})  # fmt: skip
+"""Last segments of paths whose answers take the time of a model, and are JSON."""
 
 
 class StreamField(Struct):
@@ -47,40 +62,44 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     """
     waiting: set[WaitingRequest] = set()
     server = service.preset.server
+    budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
     check_host, check_key = guards.host_check(server), guards.key_check(server, dialect_of)
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:
             await app(scope, receive, send)
             return
-        response = RelayedResponse(send)
+        response = RelayedResponse(scope, send)
+        body = RequestBody(scope, receive, service.preset.server.max_body_bytes, budget)
         try:
             async with service.gate.interruptible():
-                await enter(scope, receive, response)
+                await enter(scope, body, response)
         except StackError as error:
             if not response.is_begun:
                 await refuse(scope, response.relay, error)
+            elif response.is_blank:
+                await break_off(scope, response, error)
+        except ClientDisconnected:
+            pass
+        finally:
+            body.close()
 
-    async def enter(scope: Scope, receive: Receive, response: RelayedResponse) -> None:
-        if scope["path"].rstrip("/") in {CHANGES, *READING}:
-            await app(scope, receive, response.send)
+    async def enter(scope: Scope, body: RequestBody, response: RelayedResponse) -> None:
+        if scope["path"] in {CHANGES, *READING}:
+            await app(scope, body.receive, response.send)
             return
         if not service.gate.is_closed:
             await service.gate.enter()
             try:
-                await app(scope, receive, response.send)
+                await app(scope, body.receive, response.send)
             finally:
                 service.gate.leave()
             return
-        try:
-            connection: guards.Connection = ASGIConnection(cast(HTTPScope, scope))
-            check_host(connection)
-            check_key(connection.headers, scope["path"])
-            _check_room(len(waiting), service.preset.queue.max_waiting)
-            held = WaitingRequest(service.preset.server.max_body_bytes, scope, receive, response)
-            await held.wait(service.gate, app, waiting)
-        except (Busy, Forbidden, TooLarge, Unauthorized) as error:
-            await refuse(scope, response.relay, error)
+        connection: guards.Connection = ASGIConnection(cast(HTTPScope, scope))
+        check_host(connection)
+        check_key(connection.headers, scope["path"])
+        _check_room(len(waiting), service.preset.queue.max_waiting)
+        await WaitingRequest(scope, body, response).wait(service.gate, app, waiting)
 
     return handle
 
@@ -98,18 +117,31 @@ class Gate(Protocol):
 class RelayedResponse:
     """Response of the application to one request, and where it goes."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
         self.is_begun = False
+        self.is_blank = True
         self.media_type = ""
         self.relay = send
+        self._scope = scope
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on."""
         if not self.is_begun:
             self.is_begun = True
-            headers = dict(message.get("headers", ()))
-            self.media_type = headers.get(b"content-type", b"").decode("latin-1")
+            self._note_head(dict(message.get("headers", ())))
+        elif self.is_blank and bytes(message.get("body", b"")).strip():
+            self.is_blank = False
         await self.relay(message)
+
+    def _note_head(self, headers: dict[bytes, bytes]) -> None:
+        """Note the type, and for the connection the heartbeat of a stream or an early answer."""
+        self.media_type = headers.get(b"content-type", b"").decode("latin-1")
+        path, state = self._scope["path"], self._scope.setdefault("state", {})
+        dialect = dialect_of(path)
+        if self.media_type.startswith(dialect.stream_type):
+            state["heartbeat"] = dialect.heartbeat
+        elif b"content-length" not in headers and path.rpartition("/")[2] in ANSWERING:
+            state["heartbeat"] = BLANK
 
 
 def _check_room(n_waiting: int, limit: int) -> None:
@@ -118,21 +150,40 @@ def _check_room(n_waiting: int, limit: int) -> None:
         raise Busy(f"{n_waiting} requests wait for the change of models, no more are queued")
 
 
+class EarlyHead(Struct, frozen=True):
+    """Head of an answer that begins before its content, `after_s` seconds from its request."""
+
+    media_type: str
+    heartbeat: bytes
+    after_s: float
+    is_stream: bool
+
+
+def early_head(path: str, body: bytes) -> EarlyHead | None:
+    """Early head of a stream, or of a whole answer in JSON; None for other responses.
+
+    White space may stand before JSON (RFC 8259, 2).
+    """
+    dialect = dialect_of(path)
+    if _wants_stream(body, path in dialect.streaming_paths):
+        media_type = f"{dialect.stream_type}; charset=utf-8"
+        return EarlyHead(media_type, dialect.heartbeat, FIRST_S, is_stream=True)
+    if path.rpartition("/")[2] in ANSWERING:
+        return EarlyHead("application/json", BLANK, EARLY_S, is_stream=False)
+    return None
+
+
 class WaitingRequest:
     """Request that came while the gate was closed."""
 
-    def __init__(
-        self, max_bytes: int, scope: Scope, receive: Receive, response: RelayedResponse
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._scope = scope
+    def __init__(self, scope: Scope, body: RequestBody, response: RelayedResponse) -> None:
+        self._scope, self._body = scope, body
         self._dialect = dialect_of(scope["path"])
-        self._receive = receive
         self._send = response.relay
         self._response = response
         response.relay = self._pass_on
-        self._messages: list[Message] = []
-        self._is_read = self._is_stream = self._is_begun = False
+        self._early: EarlyHead | None = None
+        self._is_begun = False
         self._failed: Message | None = None
         self._failure = b""
 
@@ -140,68 +191,43 @@ class WaitingRequest:
         """Wait in `waiting` until the gate opens or the client leaves."""
         waiting.add(self)
         try:
-            if not self._is_read:
-                await self.read_body()
-            is_default = self._scope["path"] in self._dialect.streaming_paths
-            self._is_stream = _wants_stream(self._body(), is_default)
+            self._early = early_head(self._scope["path"], await self._body.read())
             await self._pass(gate, app, waiting)
         finally:
             waiting.discard(self)
 
     async def _pass(self, gate: Gate, app: App, waiting: "set[WaitingRequest]") -> None:
         entering = asyncio.create_task(gate.enter())
-        leaving = asyncio.create_task(self._left())
+        leaving = asyncio.create_task(until_disconnect(self._body.connection_receive))
         try:
-            patience_s = FIRST_S
+            patience_s = self._early.after_s if self._early is not None else None
             while not (entering.done() or leaving.done()):
                 await asyncio.wait(
                     {entering, leaving}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                if not (entering.done() or leaving.done()) and self._is_stream:
-                    await self._send_heartbeat()
-                patience_s = BEAT_S if self._is_begun else FIRST_S
+                if self._early is not None and not (entering.done() or leaving.done()):
+                    await self._send_heartbeat(self._early)
+                    patience_s = BEAT_S
+            if leaving.done():
+                return
             await cancel(leaving)
-            if entering.done():
-                entering.result()
-                waiting.discard(self)
-                await app(self._scope, self._replay, self._response.send)
+            entering.result()
+            waiting.discard(self)
+            await app(self._scope, self._body.receive, self._response.send)
         finally:
             await cancel(leaving)
             await cancel(entering)
             if not entering.cancelled() and entering.exception() is None:
                 gate.leave()
 
-    async def read_body(self) -> bytes:
-        """Read the whole body, to replay it to the application. Raises TooLarge."""
-        self._is_read, n_bytes = True, 0
-        while not self._messages or self._messages[-1].get("more_body"):
-            message = await self._receive()
-            self._messages.append(message)
-            if message["type"] == "http.disconnect":
-                break
-            n_bytes += len(message.get("body", b""))
-            if n_bytes > self._max_bytes:
-                raise TooLarge(errors.TOO_LARGE)
-        return self._body()
-
-    def _body(self) -> bytes:
-        return b"".join(message.get("body", b"") for message in self._messages)
-
-    async def _left(self) -> None:
-        self._messages.append(await until_disconnect(self._receive))
-
-    async def _replay(self) -> Message:
-        return self._messages.pop(0) if self._messages else await self._receive()
-
-    async def _send_heartbeat(self) -> None:
+    async def _send_heartbeat(self, early: EarlyHead) -> None:
         if not self._is_begun:
             self._is_begun = True
-            fields = {"content-type": f"{self._dialect.stream_type}; charset=utf-8", **HEADERS}
+            self._scope.setdefault("state", {})["heartbeat"] = early.heartbeat
+            fields = {"content-type": early.media_type, **HEADERS}
             headers = [(name.encode(), value.encode()) for name, value in fields.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send(
-            {"type": "http.response.body", "body": self._dialect.heartbeat, "more_body": True}
-        )
+        await self._send({"type": "http.response.body", "body": early.heartbeat, "more_body": True})
 
     async def _pass_on(self, message: Message) -> None:
         """Forward a message of the application, the head only once."""
@@ -215,10 +241,11 @@ class WaitingRequest:
             await self._complain(message)
 
     async def _complain(self, message: Message) -> None:
-        """Send a refusal after the head as a frame."""
+        """Send a refusal after the head: as a frame of a stream, or as the whole answer."""
         self._failure += bytes(message.get("body", b""))
         if not message.get("more_body"):
-            data = self._dialect.error_frame(self._failure)
+            is_stream = self._early is not None and self._early.is_stream
+            data = self._dialect.error_frame(self._failure) if is_stream else self._failure
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
@@ -241,3 +268,14 @@ async def refuse(scope: Any, send: Send, error: StackError) -> None:
     await send(start)
     body = msgspec.json.encode(dialect.error_body(error, request_id(scope)))
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def break_off(scope: Any, response: RelayedResponse, error: StackError) -> None:
+    """End a begun stream, or an answer that is still blank, with the error."""
+    dialect = dialect_of(scope["path"])
+    data = msgspec.json.encode(dialect.error_body(error, request_id(scope)))
+    if response.media_type.startswith(dialect.stream_type):
+        data = dialect.error_frame(data)
+    elif not response.is_blank:
+        return
+    await response.send({"type": "http.response.body", "body": data, "more_body": False})

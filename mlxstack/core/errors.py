@@ -6,10 +6,13 @@ StackError
 │   ├── InvalidSlot        no slot has this number
 │   ├── TemplateOverrun    the chat template exceeds a limit for this conversation
 │   ├── TooLarge           the body is bigger than the service accepts
+│   ├── UnknownCoding      the body is compressed in a way that is not decoded here
+│   ├── UpgradeRefused     the request asks for another protocol
 │   └── Unsupported        a feature that this model or preset does not serve
 ├── Unauthorized           no key, or a wrong one
 ├── Forbidden              a known caller without the permission
 ├── NotFound               no such file, agent or path
+│   ├── WrongMethod        the path exists, for other methods
 │   └── UnknownModel       a model of this name is not served, and the preset is strict
 ├── Conflict               the thing is in a state that forbids the act
 │   └── Taken              a name or a port of this computer that is in use
@@ -68,6 +71,21 @@ class TooLarge(BadRequest):
     """A body of more bytes than the service reads."""
 
 
+class UnknownCoding(BadRequest):
+    """A `Content-Encoding` that is not among the `known` ones."""
+
+    def __init__(self, coding: str, known: str) -> None:
+        super().__init__(
+            f"the body has the content-encoding {coding!r}, which is not decoded here; "
+            f"known are {known}"
+        )
+        self.known = known
+
+
+class UpgradeRefused(BadRequest):
+    """A request for another protocol, such as a WebSocket."""
+
+
 class Unsupported(BadRequest):
     """A feature that is off, or that this model does not have."""
 
@@ -90,6 +108,14 @@ class Forbidden(StackError):
 
 class NotFound(StackError):
     """Unknown file, agent or path."""
+
+
+class WrongMethod(NotFound):
+    """A path that takes only the `allowed` methods."""
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class UnknownModel(NotFound):

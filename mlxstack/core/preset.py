@@ -401,11 +401,22 @@ class ServerSpec(Strict, frozen=True):
         bool, Meta(description="Let other machines in without a key.")
     ] = False
     strict_models: Annotated[
-        bool, Meta(description="Refuse requests that name another model, instead of serving them.")
-    ] = False
+        bool | None,
+        Meta(
+            description="Refuse requests that name another model with 404, instead of serving "
+            "them. null does so where several models are served."
+        ),
+    ] = None
     max_body_bytes: Annotated[
-        PositiveInt, Meta(description="Bytes of a request at most; more is refused with 413.")
-    ] = 16 * 1024 * 1024
+        PositiveInt, Meta(description="Maximum request body in bytes; larger ones get 413.")
+    ] = 64 * 1024 * 1024
+    max_bodies_bytes: Annotated[
+        PositiveInt,
+        Meta(
+            description="Maximum bytes of all request bodies in flight; beyond it requests "
+            "get 503 with Retry-After. One body of max_body_bytes always fits."
+        ),
+    ] = 256 * 1024 * 1024
     startup_timeout_s: Annotated[
         Seconds, Meta(description="Seconds in which a model must be there, at `up` and at a swap.")
     ] = 240.0

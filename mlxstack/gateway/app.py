@@ -5,14 +5,14 @@ from typing import Any, cast
 from urllib.parse import parse_qs
 
 import msgspec
-from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import guards
-from mlxstack.api.guards import request_id
 from mlxstack.api.host_rules import host_rules
 from mlxstack.api.json_body import decode_body
 from mlxstack.api.protocols import dialect_of
+from mlxstack.api.request_body import BodyBudget, RequestBody
+from mlxstack.api.streaming import ClientDisconnected
 from mlxstack.api.swap_middleware import (
     READING,
     App,
@@ -22,11 +22,13 @@ from mlxstack.api.swap_middleware import (
     Scope,
     Send,
     WaitingRequest,
+    break_off,
     refuse,
 )
 from mlxstack.core.errors import Broken, Busy, Loading, StackError, UnknownModel
 from mlxstack.gateway.agent_members import AgentMembers
-from mlxstack.gateway.listing import LOAD, is_own, own_app
+from mlxstack.gateway.listing import is_own, own_app
+from mlxstack.gateway.member_paths import CHANGES, require_forwarded
 from mlxstack.gateway.members import MemberGate, Members
 from mlxstack.gateway.spec import GatewaySpec, internal_key, names_of
 from mlxstack.gateway.upstream import MemberLost
@@ -61,6 +63,10 @@ class Gateway:
         self._check_host = host_rules(spec.server)
         self._check_key = guards.key_check(spec.server, dialect_of)
         self._waiting: set[WaitingRequest] = set()
+        server = spec.server
+        self._budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
+        is_strict = server.strict_models
+        self._is_strict = len(spec.members) > 1 if is_strict is None else is_strict
         self._names = names_of(spec)
         self._internal_key = cache(partial(internal_key, spec.secret))
 
@@ -68,42 +74,46 @@ class Gateway:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        is_load = scope["path"].rstrip("/") == LOAD
-        if is_own(scope["method"], scope["path"]) and (is_load or _named(scope) is None):
+        path = scope["path"]
+        if path in CHANGES or (is_own(scope["method"], path) and _named(scope) is None):
             await self._own(scope, receive, send)
             return
-        response = RelayedResponse(send)
+        response = RelayedResponse(scope, send)
+        body = RequestBody(scope, receive, self._spec.server.max_body_bytes, self._budget)
         try:
             headers = _headers(scope)
             peer = scope["client"][0] if scope["client"] else None
             self._check_host(headers, peer)
-            key = self._internal_key(self._check_key(headers, scope["path"]))
-            limit = self._spec.server.max_body_bytes
-            request = WaitingRequest(limit, scope, receive, response)
-            body = await request.read_body()
-            member = self._choose(scope, body)
-            app = self._forwarding(member, body, key)
-            if scope["method"] in READS or scope["path"].rstrip("/") in READING:
-                await _read(member, app, scope, receive, response)
+            key = self._internal_key(self._check_key(headers, path))
+            require_forwarded(scope["method"], path)
+            sent = await body.read()
+            member = self._choose(scope, sent)
+            app = self._forwarding(member, sent, key)
+            if scope["method"] in READS or path in READING:
+                await _read(member, app, scope, body.receive, response)
             else:
-                await self._serve(member, app, scope, receive, response, request)
+                await self._serve(member, app, scope, body, response)
         except StackError as error:
             if not response.is_begun:
                 await refuse(scope, response.relay, error)
+        except ClientDisconnected:
+            pass
+        finally:
+            body.close()
 
     async def _serve(
         self,
         member: MemberGate,
         app: App,
         scope: Scope,
-        receive: Receive,
+        body: RequestBody,
         response: RelayedResponse,
-        request: WaitingRequest,
     ) -> None:
         """Forward a request to its loaded member, once more if lost.
 
         Raises Broken when it ended twice, or may have changed the history of an agent, and Busy.
         """
+        request = WaitingRequest(scope, body, response)
         for n_sent in range(1, MOST_SENT + 1):
             try:
                 if not member.is_open:
@@ -113,7 +123,7 @@ class Gateway:
                     return
                 await member.enter()
                 try:
-                    await app(scope, receive, response.send)
+                    await app(scope, body.receive, response.send)
                 finally:
                     member.leave()
                 return
@@ -121,7 +131,7 @@ class Gateway:
                 member.lose()
                 problem = Broken(f"{member.spec.name} ended during the request: {why}")
                 if response.is_begun:
-                    await _break_off(scope, response, problem)
+                    await break_off(scope, response, problem)
                     return
                 is_safe = not (why.is_sent and scope["path"].startswith(AGENTS))
                 if n_sent == MOST_SENT or not is_safe:
@@ -150,8 +160,9 @@ class Gateway:
             name = self._names.get(wanted) or self._names.get(wanted.removesuffix(LATEST))
             if name is not None:
                 return self._members.by_name[name]
-            if self._spec.server.strict_models and scope["path"] != PULL:
-                raise UnknownModel(f"model {wanted!r} is not served here; /v1/models lists those")
+            if self._is_strict and scope["path"] != PULL:
+                served = ", ".join(one.names[0] for one in self._spec.members)
+                raise UnknownModel(f"model {wanted!r} is not served here; served are {served}")
         elif scope["path"].startswith(AGENTS):
             agent = scope["path"].removeprefix(AGENTS).partition("/")[0]
             return self._members.by_name[self._agents.find(agent) or self._spec.default]
@@ -174,15 +185,6 @@ async def _read(
     except MemberLost as why:
         if not response.is_begun:
             raise Loading(f"{member.spec.name} does not answer: {why}") from why
-
-
-async def _break_off(scope: Scope, response: RelayedResponse, error: StackError) -> None:
-    """End a begun stream with the error; else close the connection."""
-    dialect = dialect_of(scope["path"])
-    if response.media_type.startswith(dialect.stream_type):
-        body = msgspec.json.encode(dialect.error_body(error, request_id(cast(HTTPScope, scope))))
-        frame = dialect.error_frame(body)
-        await response.send({"type": "http.response.body", "body": frame, "more_body": False})
 
 
 def _headers(scope: Scope) -> dict[str, str]:

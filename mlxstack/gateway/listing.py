@@ -313,8 +313,7 @@ def is_own(method: str, path: str) -> bool:
     """Whether the gateway answers a request itself."""
     if method == "OPTIONS":
         return True
-    plain = path.rstrip("/") or "/"
-    return plain in EXACT or path.startswith(PREFIXES) or (plain == AGENTS and method == "GET")
+    return path in EXACT or path.startswith(PREFIXES) or (path == AGENTS and method == "GET")
 
 
 def own_app(spec: GatewaySpec, members: Members, agent_members: AgentMembers) -> Litestar:

@@ -13,9 +13,13 @@ from mlxstack.core.errors import SetupError
 from mlxstack.gateway.app import Gateway
 from mlxstack.gateway.members import Members
 from mlxstack.gateway.spec import GatewaySpec, home_of
+from mlxstack.host.heap import trim_heap
 from mlxstack.host.service_state import read_json
 
 log = logging.getLogger("mlxstack.gateway")
+
+REST_S = 10.0
+"""Seconds between looks at whether freed memory can be returned."""
 
 
 def run(spec: GatewaySpec) -> int:
@@ -39,6 +43,18 @@ def web_server(spec: GatewaySpec, members: Members) -> UvicornServer:
     )
 
 
+async def return_memory(members: Members) -> None:
+    """Return freed memory to the system after requests, once none is inside."""
+    n_before = 0
+    while True:
+        await asyncio.sleep(REST_S)
+        every = members.by_name.values()
+        n_requests = sum(one.n_requests for one in every)
+        if n_requests != n_before and not any(one.n_active for one in every):
+            n_before = n_requests
+            await asyncio.to_thread(trim_heap)
+
+
 async def _run(spec: GatewaySpec) -> None:
     with bind(spec.server) as listener:
         leaving = asyncio.Event()
@@ -50,12 +66,14 @@ async def _run(spec: GatewaySpec) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         residing = asyncio.create_task(members.run())
         waiting = asyncio.create_task(leaving.wait())
+        returning = asyncio.create_task(return_memory(members))
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
         await asyncio.wait({serving, residing, waiting}, return_when=asyncio.FIRST_COMPLETED)
         is_asked = waiting.done()
         waiting.cancel()
         server.should_exit = True
         await serving
+        returning.cancel()
         residing.cancel()
         await asyncio.gather(residing, return_exceptions=True)
         if is_asked:

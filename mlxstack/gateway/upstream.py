@@ -25,6 +25,8 @@ HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"expect", b"content-length",
 })  # fmt: skip
+NOT_SENT = HOP_BY_HOP | {b"content-encoding"}
+"""Headers that are not forwarded; bodies are decoded already."""
 KEYS = frozenset({b"authorization", b"x-api-key"})
 NOT_RETURNED = (HOP_BY_HOP - {b"content-length"}) | {b"date", b"server"}
 """Headers that the gateway's own web server adds are left to it."""
@@ -243,7 +245,7 @@ def request_head(scope: Any, n_body: int, key: str) -> bytes:
     lines += [
         name + b": " + value
         for name, value in scope["headers"]
-        if name not in HOP_BY_HOP and name not in KEYS
+        if name not in NOT_SENT and name not in KEYS
     ]
     lines += [b"authorization: Bearer " + key.encode(), b"content-length: %d" % n_body, b"", b""]
     return b"\r\n".join(lines)

@@ -184,6 +184,7 @@ def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) ->
         allowed_hosts=server.allowed_hosts,
         api_keys=(own_key, *keys),
         max_body_bytes=server.max_body_bytes,
+        max_bodies_bytes=server.max_bodies_bytes,
         strict_models=False,
         idle_unload_s=idle_s,
     )

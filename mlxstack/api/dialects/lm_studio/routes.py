@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
-from mlxstack.api.request_fields import served_name
+from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import TheService
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.local_models import quantization_of
@@ -45,7 +45,7 @@ async def lm_studio_models(service: TheService) -> LMStudioModels:
 @get("/api/v0/models/{name:path}", opt=PUBLIC)
 async def lm_studio_model(service: TheService, name: FromPath[str]) -> LMStudioModel:
     """Model by name, which may contain slashes."""
-    served_name(service, name.removeprefix("/"))
+    resolve_model(service, name.removeprefix("/"))
     return await _model(service)
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
-from mlxstack.api.request_fields import names, served_name
+from mlxstack.api.request_fields import names, resolve_model
 from mlxstack.api.run_generation import TheService
 from mlxstack.service.service import Service
 
@@ -78,8 +78,8 @@ async def list_models(service: TheService) -> Models:
 
 @get(["/v1/models/{name:path}", "/models/{name:path}"], opt=PUBLIC)
 async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
-    """Model by name, which may contain slashes."""
-    return _model(service, served_name(service, name.removeprefix("/")))
+    """Model by a name that requests may give it, which may contain slashes."""
+    return _model(service, resolve_model(service, name.removeprefix("/")))
 
 
 def _model(service: Service, name: str) -> ModelCard:

@@ -1,0 +1,200 @@
+"""Request bodies: read whole, decoded, and bounded together."""
+
+import asyncio
+import importlib
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mlxstack.api import errors
+from mlxstack.api.streaming import ClientDisconnected
+from mlxstack.core.errors import BadRequest, Busy, TooLarge, UnknownCoding
+from mlxstack.host.heap import trim_heap
+
+RETRY_S = 2.0
+TRIMMED_BYTES = 32 * 1024 * 1024
+"""Bytes of bodies after which freed memory is returned to the system."""
+
+
+class BodyBudget:
+    """Bytes that the bodies of all requests in flight hold together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.n_bytes = 0
+        self._n_most = 0
+
+    def take(self, n_bytes: int) -> None:
+        """Count bytes of a body. Raises Busy where they do not fit."""
+        if self.n_bytes + n_bytes > self._max_bytes:
+            raise Busy(
+                "the bodies of the requests in flight fill server.max_bodies_bytes; "
+                "send the request again later",
+                RETRY_S,
+            )
+        self.n_bytes += n_bytes
+        self._n_most = max(self._n_most, self.n_bytes)
+
+    def give_back(self, n_bytes: int) -> None:
+        """Count bytes as free; the last of many return their memory to the system."""
+        self.n_bytes -= n_bytes
+        if not self.n_bytes and self._n_most > TRIMMED_BYTES:
+            self._n_most = 0
+            asyncio.get_running_loop().run_in_executor(None, trim_heap)
+
+
+class RequestBody:
+    """Body of one request, which holds its bytes of the budget until it is closed."""
+
+    def __init__(self, scope: Any, receive: Any, max_bytes: int, budget: BodyBudget) -> None:
+        self._scope, self._receive = scope, receive
+        self._max_bytes, self._budget = max_bytes, budget
+        self._n_taken = 0
+        self._data: bytes | None = None
+        self._is_replayed = False
+
+    async def read(self) -> bytes:
+        """The whole body, decoded.
+
+        Raises TooLarge, Busy, UnknownCoding, BadRequest for one that cannot be decoded, and
+        ClientDisconnected.
+        """
+        if self._data is None:
+            decoder = decoder_of(_header(self._scope, b"content-encoding"))
+            self._data = await self._read(decoder)
+            self._scope.setdefault("state", {})["n_body"] = len(self._data)
+        return self._data
+
+    @property
+    def connection_receive(self) -> Any:
+        """`receive` of the connection, for what follows the body."""
+        return self._receive
+
+    async def receive(self) -> dict[str, Any]:
+        """The whole body as one message, then what the connection sends."""
+        if self._is_replayed:
+            message: dict[str, Any] = await self._receive()
+            return message
+        try:
+            message = {"type": "http.request", "body": await self.read(), "more_body": False}
+        except ClientDisconnected:
+            return {"type": "http.disconnect"}
+        self._is_replayed = True
+        return message
+
+    def close(self) -> None:
+        """Give the bytes back to the budget."""
+        self._budget.give_back(self._n_taken)
+        self._n_taken, self._data = 0, None
+
+    async def _read(self, decoder: "Decoder | None") -> bytes:
+        announced = _header(self._scope, b"content-length")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            raise TooLarge(errors.TOO_LARGE)
+        data, has_more = bytearray(), True
+        while has_more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            sent, has_more = message.get("body", b""), message.get("more_body", False)
+            if decoder is not None:
+                sent = decoder.decode(sent, self._max_bytes - len(data) + 1)
+            if len(data) + len(sent) > self._max_bytes:
+                raise TooLarge(errors.TOO_LARGE)
+            self._budget.take(len(sent))
+            self._n_taken += len(sent)
+            data += sent
+        if decoder is not None:
+            decoder.require_end()
+        return bytes(data)
+
+
+class Decompressor(Protocol):
+    """Decompressor object, as zlib and `compression.zstd` have it."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the data is complete."""
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        """Decompressed bytes, `max_length` at most."""
+
+
+class Decoder:
+    """Decodes a compressed body piece by piece, within a bound."""
+
+    def __init__(self, coding: str, decompressor: Decompressor, fault: type[Exception]) -> None:
+        self._coding, self._decompressor, self._fault = coding, decompressor, fault
+
+    def decode(self, data: bytes, max_bytes: int) -> bytes:
+        """Decoded bytes, `max_bytes` at most: a body that has more is too large anyway."""
+        if not data:
+            return b""
+        try:
+            return self._decompressor.decompress(data, max_bytes)
+        except (self._fault, EOFError) as why:
+            raise BadRequest(f"the body is no {self._coding} data: {why}") from why
+
+    def require_end(self) -> None:
+        """Raise BadRequest for a body that ends before its data does."""
+        if not self._decompressor.eof:
+            raise BadRequest(f"the {self._coding} data of the body is not complete")
+
+
+class RawOrZlib:
+    """Decompressor of `deflate`: zlib data, or raw as some clients send it."""
+
+    def __init__(self) -> None:
+        self._inner: Any = None
+
+    @property
+    def eof(self) -> bool:
+        """Whether the data is complete."""
+        return self._inner is not None and bool(self._inner.eof)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Decompressed bytes, `max_length` at most."""
+        if self._inner is None:
+            # The method of zlib data is 8 (RFC 1950, 2.2), which begins no raw data of a library.
+            self._inner = zlib.decompressobj(15 if data[0] & 0x0F == 8 else -15)
+        found: bytes = self._inner.decompress(data, max_length)
+        return found
+
+
+def _zstd_decoder() -> Callable[[], Decoder] | None:
+    """Decoder of Zstandard by Python's own module, or its backport."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            zstd: Any = importlib.import_module(name)
+        except ImportError:
+            continue
+        return lambda: Decoder("zstd", zstd.ZstdDecompressor(), zstd.ZstdError)
+    return None
+
+
+def _gzip() -> Decoder:
+    return Decoder("gzip", zlib.decompressobj(31), zlib.error)
+
+
+DECODERS: dict[str, Callable[[], Decoder]] = {
+    "gzip": _gzip,
+    "x-gzip": _gzip,
+    "deflate": lambda: Decoder("deflate", RawOrZlib(), zlib.error),
+} | ({"zstd": zstd} if (zstd := _zstd_decoder()) else {})
+KNOWN = ", ".join(name for name in DECODERS if not name.startswith("x-"))
+
+
+def decoder_of(coding: str) -> Decoder | None:
+    """Decoder of a `Content-Encoding`; None for a plain body. Raises UnknownCoding."""
+    name = coding.strip().lower()
+    if name in {"", "identity"}:
+        return None
+    if name not in DECODERS:
+        raise UnknownCoding(coding, KNOWN)
+    return DECODERS[name]()
+
+
+def _header(scope: Any, name: bytes) -> str:
+    """Value of a header, several joined; "" without one."""
+    values = [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+    return ", ".join(values)

@@ -1,0 +1,72 @@
+"""Paths that a gateway forwards to members, with their methods; all others stay outside.
+
+A member is asked by the canonical path that was looked up here.
+"""
+
+import re
+from functools import cache
+
+from mlxstack.core.errors import NotFound, WrongMethod
+
+CHANGES = frozenset({"/v1/models/load", "/v1/models/unload"})
+"""Changes of models, which would break the reservations of a gateway."""
+
+READ, POST, BOTH = frozenset({"GET"}), frozenset({"POST"}), frozenset({"GET", "POST"})
+PROBED = frozenset({"GET", "HEAD"})
+
+METHODS: dict[frozenset[str], str] = {
+    POST: """
+        /api/chat /api/embed /api/embeddings /api/generate /api/pull /api/show /apply-template
+        /cache/clear /cache/gc /cache/prefixes /cache/warm /chat/completions
+        /chat/completions/input_tokens /completion /completions /detokenize /embedding /embeddings
+        /infill /kv/match /kv/missing /kv/prefill /responses /responses/input_tokens /tokenize
+        /slots/{} /v1/agents/{}/fork /v1/agents/{}/generate /v1/agents/{}/move
+        /v1/agents/{}/rewind /v1/batch/chat/completions /v1/batch/completions /v1/batch/messages
+        /v1/batch/responses /v1/chat/completions /v1/chat/completions/input_tokens
+        /v1/completions /v1/embeddings /v1/messages /v1/messages/count_tokens /v1/responses
+        /v1/responses/input_tokens
+    """,
+    READ: """
+        /api/ps /api/v0/models /api/v0/models/{path} /cache /events /kv/peers /metrics
+        /models/{path} /requests /requests/{} /schema /schema/{path} /slots
+        /v1/agents/{}/history /v1/models/{path}
+    """,
+    PROBED: "/ /api/tags /api/version /health /models /v1/health /v1/models",
+    BOTH: "/props /v1/agents",
+    frozenset({"HEAD"}): "/api/hello",
+    frozenset({"DELETE"}): "/cache/prefixes/{}",
+    frozenset({"PUT"}): "/v1/agents/{}/kv",
+    frozenset({"GET", "PUT"}): "/kv/{}/{}",
+    frozenset({"GET", "POST", "DELETE"}): "/v1/agents/{}",
+}
+BY_PATH = {path: methods for methods, paths in METHODS.items() for path in paths.split()}
+SEGMENTS = {re.escape("{}"): "[^/]+", re.escape("{path}"): ".+"}
+
+
+def require_forwarded(method: str, path: str) -> None:
+    """Raise NotFound for a path of no member, and WrongMethod for a method that it lacks."""
+    methods = BY_PATH.get(path) or _matching(path)
+    if not methods:
+        raise NotFound(f"File Not Found: there is no {method} {path} behind this gateway")
+    if method not in methods:
+        allowed = ", ".join(sorted(methods))
+        raise WrongMethod(f"File Not Found: {path} takes {allowed}, not {method}", allowed)
+
+
+def _matching(path: str) -> frozenset[str]:
+    if path in CHANGES:
+        return frozenset()
+    return next((methods for form, methods in _forms() if form.fullmatch(path)), frozenset())
+
+
+@cache
+def _forms() -> tuple[tuple[re.Pattern[str], frozenset[str]], ...]:
+    """Paths with variable segments, as regular expressions."""
+    forms = []
+    for path, methods in BY_PATH.items():
+        if "{" in path:
+            pattern = re.escape(path)
+            for name, expression in SEGMENTS.items():
+                pattern = pattern.replace(name, expression)
+            forms.append((re.compile(pattern), methods))
+    return tuple(forms)
