@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 from litestar import Litestar, Request, Response, get, head, post
 from litestar.di import NamedDependency, Provide
-from litestar.params import FromPath
+from litestar.params import FromPath, FromQuery, JSONBody
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -174,7 +174,10 @@ async def metrics(members: TheMembers) -> Response[bytes]:
 
 @post(LOAD, status_code=200, opt=OF_ALL)
 async def load_member(
-    members: TheMembers, spec: TheSpec, data: dict[str, Any], model: str | None = None
+    members: TheMembers,
+    spec: TheSpec,
+    data: JSONBody[dict[str, Any]],
+    model: FromQuery[str | None] = None,
 ) -> dict[str, Any]:
     """Load the member that the query's or body's `model` names.
 

@@ -29,7 +29,7 @@ METHODS: dict[frozenset[str], str] = {
     READ: """
         /api/ps /api/v0/models /api/v0/models/{path} /cache /events /kv/peers /metrics
         /models/{path} /requests /requests/{} /schema /schema/{path} /slots
-        /v1/agents/{}/history /v1/models/{path}
+        /static/{} /v1/agents/{}/history /v1/models/{path}
     """,
     PROBED: "/ /api/tags /api/version /health /models /v1/health /v1/models",
     BOTH: "/props /v1/agents",

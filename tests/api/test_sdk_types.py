@@ -105,10 +105,9 @@ def test_input_tokens(http: httpx.Client) -> None:
         ("POST", LEGACY, 400),
         ("POST", "/v1/responses", 400),
         ("POST", "/v1/embeddings", 400),
-        ("GET", "/v1/models/other", 404),
         ("GET", "/v1/nowhere", 404),
         ("GET", "/v1/responses/resp_1", 404),
-        ("DELETE", CHAT, 404),
+        ("DELETE", CHAT, 405),
     ],
 )
 def test_errors(http: httpx.Client, method: str, path: str, status: int) -> None:

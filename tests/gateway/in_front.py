@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from mlxstack.api.listener import bind
 from mlxstack.cli.services.gateway import inner_server
-from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
 from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.server import web_server
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec
@@ -52,6 +52,7 @@ def in_front(
     plan = ServiceSpec(name=name, root=str(home.root), preset=name, url=url, worker=("none",))
     write_json(home.state_file(name), ServiceState(plan, Phase.RUNNING, me, me))
     home.pid_file(name).write_text(f"{os.getpid()}\n")
+    write_json(home.preset_file(name), Preset(model=ModelSpec(id=name), server=behind(server)))
     spec = GatewaySpec("front", server, SECRET, (GatewayMember((name,), plan, 1),), name, 10)
     with bind(server) as listener, _running(spec, listener) as members:
         gate = members.by_name[name]

@@ -111,8 +111,8 @@ DOORS_AND_FILES = (
         GUARDS + "test_x10_preflights",
     ),
     Mutant(
-        "bodies are bounded", "api/app.py",
-        "request_max_body_size=server.max_body_bytes", "request_max_body_size=None",
+        "bodies are bounded", "api/request_body.py",
+        "if len(data) + len(sent) > self._max_bytes:", "if False:",
         GUARDS + "test_a_body_over_the_limit_is_413",
     ),
     Mutant(
