@@ -31,8 +31,8 @@ from tests.api.running import running
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MOST_FILES_OF_A_CHAT = 73
-MOST_FILES_OF_A_PARKED_TURN = 83
+MOST_FILES_OF_A_CHAT = 74
+MOST_FILES_OF_A_PARKED_TURN = 84
 
 PACKAGE = Path(mlxstack.__file__).parent
 INTERVALS = ("LOOK_S", "SWEEP_S", "SAMPLE_S", "REST_S")

@@ -6,9 +6,12 @@ refused before the application sees them.
 """
 
 import asyncio
+import posixpath
 import resource
 import time
+from collections.abc import Sequence
 from typing import Any, cast
+from urllib.parse import quote, unquote, urlsplit
 
 import h11
 import msgspec
@@ -16,8 +19,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mlxstack.api import errors
 from mlxstack.api.protocols import dialect_of
-from mlxstack.api.request_head import head_fault, normalize
-from mlxstack.core.errors import BadRequest, Busy, StackError
+from mlxstack.core.errors import BadRequest, Busy, StackError, UpgradeRefused
 
 MOST_CONNECTIONS = 4096
 # The other descriptors are for files, and for accepted connections that are not counted yet.
@@ -33,6 +35,48 @@ PROBE_S = 0.5
 """Seconds between writes to a client that has closed its sending side."""
 
 REQUEST_TIMEOUT = 408
+
+ABSOLUTE = ("http://", "https://")
+WEBSOCKET = b"websocket"
+
+
+def canonical_path(path: str) -> str:
+    """Path without empty and dot segments, and without a slash at its end.
+
+    Routers join slashes and drop the last one; decisions by the path see what they see.
+    """
+    return posixpath.normpath("/" + path.lstrip("/")) if path.startswith("/") else path
+
+
+def normalize(scope: Any) -> None:
+    """Give a scope its canonical path, and the host of an absolute request target.
+
+    RFC 9112, 3.2.2: a server accepts the absolute form, and its host replaces the Host header.
+    """
+    path = scope["path"]
+    if path.lower().startswith(ABSOLUTE):
+        try:
+            target = urlsplit(scope["raw_path"].decode("latin-1"))
+        except ValueError:  # an unreadable host; no route has such a path
+            return
+        host, path = target.netloc.rpartition("@")[2], unquote(target.path) or "/"
+        others = [header for header in scope["headers"] if header[0] != b"host"]
+        scope["headers"] = [*others, (b"host", host.encode("latin-1"))]
+    scope["path"] = canonical_path(path)
+    scope["raw_path"] = quote(scope["path"]).encode("ascii")
+
+
+def head_fault(headers: Sequence[tuple[bytes, bytes]], upgrade: bytes | None) -> StackError | None:
+    """Reason to refuse a request by its head; None for a sound one.
+
+    RFC 9112, 6.3: two lengths may be an attempt of request smuggling. RFC 9110, 15.5.22: clients
+    that get 426 go on over HTTP.
+    """
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+        return BadRequest("content-length and transfer-encoding exclude each other; send one")
+    if upgrade == WEBSOCKET:
+        return UpgradeRefused("this service has no WebSockets; send the request over HTTP")
+    return None
 
 
 def connection_limit() -> int:
@@ -196,7 +240,8 @@ class BoundedConnection(H11Protocol):
             is_interim = self.scope["http_version"] != "1.0"
             event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             return (self.conn.send(event) or b"") if is_interim else b""
-        heartbeat: bytes = self.scope["state"].get("heartbeat", b"")
+        early = self.scope["state"].get("early_type", "")
+        heartbeat = dialect_of(self.scope["path"]).heartbeat_of(early)
         return (self.conn.send(h11.Data(data=heartbeat)) or b"") if heartbeat else b""
 
     def _set_deadline(self) -> None:

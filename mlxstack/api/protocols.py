@@ -13,7 +13,7 @@ from mlxstack.api.dialects.ollama.stream import HEARTBEAT as SPACE
 from mlxstack.api.dialects.openai_chat import response_schema as openai_chat
 from mlxstack.api.dialects.openai_responses import response_schema as openai_responses
 from mlxstack.api.errors import STATUSES, nearest
-from mlxstack.api.streaming import EVENT_STREAM, JSON_LINES, KEEPALIVE, framed
+from mlxstack.api.streaming import BLANK, EVENT_STREAM, JSON_LINES, KEEPALIVE, framed
 from mlxstack.core.errors import Busy, OutOfMemory, StackError, Unsupported
 
 ErrorBody = Callable[[StackError, str], dict[str, Any]]
@@ -42,6 +42,12 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def status(self, error: StackError) -> int:
         """HTTP status of an error."""
         return nearest({**STATUSES, **self.statuses}, error)
+
+    def heartbeat_of(self, media_type: str) -> bytes:
+        """Heartbeat of a response of this type; b"" where none can be sent."""
+        if media_type.startswith(self.stream_type):
+            return self.heartbeat
+        return BLANK if media_type.startswith("application/json") else b""
 
     def error_frame(self, body: bytes) -> bytes:
         """Last frame of a stream, from the JSON of an error body."""

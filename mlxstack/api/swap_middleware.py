@@ -134,14 +134,11 @@ class RelayedResponse:
         await self.relay(message)
 
     def _note_head(self, headers: dict[bytes, bytes]) -> None:
-        """Note the type, and for the connection the heartbeat of a stream or an early answer."""
+        """Note the type; also for the connection, of a stream or an early answer."""
         self.media_type = headers.get(b"content-type", b"").decode("latin-1")
-        path, state = self._scope["path"], self._scope.setdefault("state", {})
-        dialect = dialect_of(path)
-        if self.media_type.startswith(dialect.stream_type):
-            state["heartbeat"] = dialect.heartbeat
-        elif b"content-length" not in headers and path.rpartition("/")[2] in ANSWERING:
-            state["heartbeat"] = BLANK
+        is_answer = self._scope["path"].rpartition("/")[2] in ANSWERING
+        if is_answer and b"content-length" not in headers:
+            self._scope.setdefault("state", {})["early_type"] = self.media_type
 
 
 def _check_room(n_waiting: int, limit: int) -> None:
@@ -223,7 +220,7 @@ class WaitingRequest:
     async def _send_heartbeat(self, early: EarlyHead) -> None:
         if not self._is_begun:
             self._is_begun = True
-            self._scope.setdefault("state", {})["heartbeat"] = early.heartbeat
+            self._scope.setdefault("state", {})["early_type"] = early.media_type
             fields = {"content-type": early.media_type, **HEADERS}
             headers = [(name.encode(), value.encode()) for name, value in fields.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})

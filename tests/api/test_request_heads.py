@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.request_head import canonical_path
+from mlxstack.api.connection import canonical_path
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, tiny_preset
 from tests.api.speaking import chat_body
@@ -62,6 +62,7 @@ def test_the_host_of_the_request_line_counts_and_not_that_of_the_header(here: Ru
     for target, host, status in (
         (f"http://evil.example{CHAT}", "localhost", b"403"),
         (f"HTTP://user@LocalHost:99{CHAT}", "evil.example", b"200"),
+        (f"http://[evil{CHAT}", "localhost", b"404"),
     ):
         with sent(here, request_of(target, chat_body(), host)) as client:
             assert answer_of(client).split(b" ")[1] == status
