@@ -206,8 +206,7 @@ def test_models_are_read_by_the_client(claude: anthropic.Anthropic, http: httpx.
     adapter = TypeAdapter(ModelInfo)
     for raw in http.get("/v1/models?limit=1000").json()["data"]:
         adapter.validate_json(json.dumps(raw), strict=True)
-    with pytest.raises(anthropic.NotFoundError):
-        claude.models.retrieve("no/such/model")
+    assert claude.models.retrieve("claude/any").id == "claude/any", "requests may give this name"
 
 
 def test_x4_probes_find_somebody(http: httpx.Client) -> None:
