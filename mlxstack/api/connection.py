@@ -41,7 +41,7 @@ WEBSOCKET = b"websocket"
 
 
 def canonical_path(path: str) -> str:
-    """Path without empty and dot segments, and without a slash at its end.
+    """Path without empty and dot segments or a final slash.
 
     Routers join slashes and drop the last one; decisions by the path see what they see.
     """
@@ -49,7 +49,7 @@ def canonical_path(path: str) -> str:
 
 
 def normalize(scope: Any) -> None:
-    """Give a scope its canonical path, and the host of an absolute request target.
+    """Set the canonical path and host of a scope.
 
     RFC 9112, 3.2.2: a server accepts the absolute form, and its host replaces the Host header.
     """
@@ -88,7 +88,7 @@ def connection_limit() -> int:
 
 
 class JoinedWrites:
-    """Transport that sends the writes of one iteration of the event loop as one.
+    """Transport that joins the writes of one loop iteration.
 
     Head and body of a short answer are one packet then, for which the client wakes once.
     """
@@ -235,7 +235,7 @@ class BoundedConnection(H11Protocol):
         self._probing = self.loop.call_later(PROBE_S, self._probe)
 
     def _between(self) -> bytes:
-        """Bytes that change nothing: an interim response, or a heartbeat of a begun stream."""
+        """Interim response, or heartbeat of a begun stream."""
         if not self.cycle.response_started:
             is_interim = self.scope["http_version"] != "1.0"
             event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")

@@ -44,7 +44,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         return nearest({**STATUSES, **self.statuses}, error)
 
     def heartbeat_of(self, media_type: str) -> bytes:
-        """Heartbeat of a response of this type; b"" where none can be sent."""
+        """Heartbeat of a response of this type, else b""."""
         if media_type.startswith(self.stream_type):
             return self.heartbeat
         return BLANK if media_type.startswith("application/json") else b""

@@ -36,7 +36,7 @@ class BodyBudget:
         self._n_most = max(self._n_most, self.n_bytes)
 
     def give_back(self, n_bytes: int) -> None:
-        """Count bytes as free; the last of many return their memory to the system."""
+        """Free bytes of the budget; return memory after large bodies."""
         self.n_bytes -= n_bytes
         if not self.n_bytes and self._n_most > TRIMMED_BYTES:
             self._n_most = 0
@@ -44,7 +44,7 @@ class BodyBudget:
 
 
 class RequestBody:
-    """Body of one request, which holds its bytes of the budget until it is closed."""
+    """Body of one request, holding budget until it is closed."""
 
     def __init__(self, scope: Any, receive: Any, max_bytes: int, budget: BodyBudget) -> None:
         self._scope, self._receive = scope, receive
@@ -127,7 +127,7 @@ class Decoder:
         self._coding, self._decompressor, self._fault = coding, decompressor, fault
 
     def decode(self, data: bytes, max_bytes: int) -> bytes:
-        """Decoded bytes, `max_bytes` at most: a body that has more is too large anyway."""
+        """Decoded body, cut after `max_bytes`."""
         if not data:
             return b""
         try:

@@ -88,7 +88,7 @@ async def _early(
     working: asyncio.Task[tuple[CollectedResponse, ...]],
     shape: Callable[[tuple[CollectedResponse, ...]], Any],
 ) -> AsyncGenerator[bytes, None]:
-    """White space until the answer, then its JSON; an error is that of its dialect."""
+    """White space until the response, then its JSON or error."""
     try:
         yield BLANK
         while not (await asyncio.wait({working}, timeout=BEAT_S))[0]:

@@ -134,7 +134,7 @@ class RelayedResponse:
         await self.relay(message)
 
     def _note_head(self, headers: dict[bytes, bytes]) -> None:
-        """Note the type; also for the connection, of a stream or an early answer."""
+        """Note the type of the response, also for the connection."""
         self.media_type = headers.get(b"content-type", b"").decode("latin-1")
         is_answer = self._scope["path"].rpartition("/")[2] in ANSWERING
         if is_answer and b"content-length" not in headers:
@@ -148,7 +148,7 @@ def _check_room(n_waiting: int, limit: int) -> None:
 
 
 class EarlyHead(Struct, frozen=True):
-    """Head of an answer that begins before its content, `after_s` seconds from its request."""
+    """Early head of a response, sent `after_s` seconds after the request."""
 
     media_type: str
     heartbeat: bytes
@@ -157,7 +157,7 @@ class EarlyHead(Struct, frozen=True):
 
 
 def early_head(path: str, body: bytes) -> EarlyHead | None:
-    """Early head of a stream, or of a whole answer in JSON; None for other responses.
+    """Early head of a stream or JSON response, else None.
 
     White space may stand before JSON (RFC 8259, 2).
     """
@@ -238,7 +238,7 @@ class WaitingRequest:
             await self._complain(message)
 
     async def _complain(self, message: Message) -> None:
-        """Send a refusal after the head: as a frame of a stream, or as the whole answer."""
+        """Send an error after the head, as a frame or body."""
         self._failure += bytes(message.get("body", b""))
         if not message.get("more_body"):
             is_stream = self._early is not None and self._early.is_stream
@@ -268,7 +268,7 @@ async def refuse(scope: Any, send: Send, error: StackError) -> None:
 
 
 async def break_off(scope: Any, response: RelayedResponse, error: StackError) -> None:
-    """End a begun stream, or an answer that is still blank, with the error."""
+    """End a begun response with the error."""
     dialect = dialect_of(scope["path"])
     data = msgspec.json.encode(dialect.error_body(error, request_id(scope)))
     if response.media_type.startswith(dialect.stream_type):

@@ -58,7 +58,7 @@ class AgentMembers:
                 await asyncio.to_thread(_write, self._file, agent, now)
 
     def find(self, agent: str) -> str | None:
-        """Member that served an agent last: as noted, else by the KV on disk."""
+        """Member of an agent: as noted, else by KV on disk."""
         name = self._known(agent).get(agent)
         if name is None and is_agent(agent):
             folder = self._folder / folder_of(agent)

@@ -42,7 +42,7 @@ TheAgentMembers = NamedDependency[AgentMembers]
 
 @get("/", opt=PUBLIC)
 async def root(request: Request[Any, Any, Any]) -> Response[Any]:
-    """Name, version and status of the gateway; for a browser the web page."""
+    """Name, version and status; for a browser the web page."""
     return page_or(request, {"name": "mlx-stack", "version": __version__, "status": "ok"})
 
 
@@ -292,7 +292,7 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
 
 
 async def _read(member: MemberGate, path: str, key: str | None = None) -> dict[str, Any] | None:
-    """JSON of a member that runs; None from one that does not answer."""
+    """JSON of a running member; None without a response."""
     if not member.is_running:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Paths that a gateway forwards to members, with their methods; all others stay outside.
+"""Paths and methods that a gateway forwards to its members.
 
 A member is asked by the canonical path that was looked up here.
 """
@@ -44,7 +44,7 @@ SEGMENTS = {re.escape("{}"): "[^/]+", re.escape("{path}"): ".+"}
 
 
 def require_forwarded(method: str, path: str) -> None:
-    """Raise NotFound for a path of no member, and WrongMethod for a method that it lacks."""
+    """Refuse a path or method of no member. Raises NotFound, WrongMethod."""
     methods = BY_PATH.get(path) or _matching(path)
     if not methods:
         raise NotFound(f"File Not Found: there is no {method} {path} behind this gateway")

@@ -32,7 +32,7 @@ class MemberPhase(StrEnum):
 
 
 class MemberGate:
-    """One member, with the requests inside it and before it; a gate for requests."""
+    """Gate of one member, with the requests inside and before it."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class MemberGate:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process answered since the gateway began, and has not been lost."""
+        """Whether its process has answered and is not lost."""
         return self._is_known and self.phase is not MemberPhase.LOADING
 
     def view(self, now: float) -> MemberView:
@@ -83,7 +83,7 @@ class MemberGate:
         )
 
     async def enter(self) -> None:
-        """Wait until it is loaded, and count the request as inside. Raises StackError."""
+        """Wait until it is loaded; count the request. Raises StackError."""
         if not self.is_open:
             admitted = asyncio.get_running_loop().create_future()
             place = (time.monotonic(), admitted)
@@ -113,19 +113,19 @@ class MemberGate:
         return is_out and self.process.worker_pid not in {None, self._pid}
 
     def lose(self) -> None:
-        """Let no request in until the process answers again; it keeps its reservation."""
+        """Hold requests until the process answers again."""
         if self.phase is MemberPhase.LOADED:
             self.phase, self.is_lost = MemberPhase.LOADING, True
             self._changed.set()
 
     async def load(self) -> None:
-        """Have the process answer, and let the requests in; a failure fails those that wait."""
+        """Start the process and admit its requests, or fail them."""
         if await self._answers() is not None:
             self.n_loads += 1
             self._open(is_wanted=True)
 
     async def adopt(self) -> None:
-        """Find out whether a process that runs has its model loaded; an unloaded one stays so.
+        """Find out whether a running process has its model loaded.
 
         A loaded model without waiting requests counts as unused: it leaves before others.
         """
@@ -164,7 +164,7 @@ class MemberGate:
             self._admit()
 
     async def _answers(self) -> str | None:
-        """Wait for the process; its status, None after a failure, which fails those that wait."""
+        """Status of the process once it answers; None after a failure."""
         self.phase, self.is_lost = MemberPhase.LOADING, False
         began = time.monotonic()
         try:
@@ -189,7 +189,7 @@ class MemberGate:
         self._changed.set()
 
     def _note_unloaded(self, pid: int | None) -> None:
-        """Note the end of its reservation; `pid` is the worker that unloaded its model."""
+        """End its reservation; `pid` is the worker without a model."""
         # Another worker, also the first one after a pause without any, has loaded it again.
         self._pid = pid or 0
         self.phase, self.is_closed = MemberPhase.UNLOADED, False
@@ -249,12 +249,12 @@ class Members:
                 one.upstream.close()
 
     async def stop(self, handed_over: Collection[str] = ()) -> None:
-        """Stop the processes of all members but those that another gateway takes over."""
+        """Stop all members that no other gateway takes over."""
         going = (one for name, one in self.by_name.items() if name not in handed_over)
         await asyncio.gather(*(one.process.stop() for one in going))
 
     def _resume(self) -> None:
-        """Load the members that stay loaded, and take over those that run already."""
+        """Load resident members; take over running ones."""
         for one in self.by_name.values():
             if one.process.is_running:
                 self._adopt(one)
@@ -262,7 +262,7 @@ class Members:
                 self._load(one)
 
     def _note_left(self, member: MemberGate) -> None:
-        """Decide again after a request where its member leaves when idle, or others wait."""
+        """Decide residency again after a request."""
         is_leaving = member.is_closed or member.spec.residency is Residency.NEVER
         if is_leaving or any(one.n_waiting for one in self.by_name.values()):
             self._changed.set()

@@ -103,7 +103,7 @@ class MemberProcess:
         )
 
     def _why_ended(self) -> str:
-        """Last error of a process that its supervisor has given up; "" while there is hope."""
+        """Last error of a process that is not restarted any more."""
         state = read_state(self._plan.home, self._plan.name)
         if state is None or state.phase not in {Phase.CRASHED, Phase.STOPPED}:
             return ""
@@ -122,7 +122,7 @@ class MemberProcess:
         return ""
 
     async def unload(self) -> None:
-        """Unload its model, its KV on disk; a member that does not is stopped.
+        """Unload its model with KV on disk, or stop it.
 
         A worker that ended meanwhile is started by its supervisor with its model, and asked again.
         """

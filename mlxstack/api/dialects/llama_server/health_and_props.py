@@ -17,7 +17,7 @@ from mlxstack.service.service import Service, ServiceHealth
 
 @get("/", opt=EARLY)
 async def root(request: AnyRequest, service: TheService) -> Response[Any]:
-    """Name, version and status of the service; for a browser the web page."""
+    """Name, version and status; for a browser the web page."""
     status = service.health.value
     return page_or(request, {"name": "mlx-stack", "version": __version__, "status": status})
 

@@ -40,7 +40,7 @@ async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]
 def _event(
     frame: StatusFrame, before: tuple[Any, ...] | None, n_still: int
 ) -> tuple[bytes, tuple[Any, ...], int]:
-    """Event of a tick, what it has seen, and the ticks without a change.
+    """Event of a tick, with what is seen and unchanged ticks.
 
     A variable of the generator would keep the frame, of up to 50 requests, during its sleep.
     """

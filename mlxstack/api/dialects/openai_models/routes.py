@@ -78,7 +78,7 @@ async def list_models(service: TheService) -> Models:
 
 @get(["/v1/models/{name:path}", "/models/{name:path}"], opt=PUBLIC)
 async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
-    """Model by a name that requests may give it, which may contain slashes."""
+    """Model by any accepted name, slashes included."""
     return _model(service, resolve_model(service, name.removeprefix("/")))
 
 
