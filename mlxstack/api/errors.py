@@ -43,6 +43,7 @@ STATUSES: ErrorTable[int] = {
     errors.OutOfMemory: 503,
     errors.Loading: 503,
     errors.Broken: 500,
+    errors.DeviceError: 500,
     errors.DiskFull: 507,
     errors.Damaged: 400,
     errors.UnknownVersion: 400,

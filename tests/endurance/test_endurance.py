@@ -12,6 +12,7 @@ from mlxstack.demo import MODEL_DIR
 from tests.conftest import ModelOf
 from tests.endurance.crowd import crowd
 from tests.endurance.cuts import cuts
+from tests.endurance.disk_faults import disk_faults, spoiled_files
 from tests.endurance.fidelity import fidelity
 from tests.endurance.kills import kills
 from tests.endurance.revivals import revivals
@@ -126,3 +127,18 @@ def test_answers_of_a_busy_service_are_those_from_cold(tmp_path: Path, kind: str
     outcome = fidelity(tmp_path, kind, seconds=0, seed=1, n_least=12)
     assert not outcome.differences, "\n".join(outcome.differences)
     assert outcome.counts["compared from cold"] > 4
+
+
+def test_a_disk_that_fails_at_any_operation_loses_nothing_acknowledged(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    outcome = disk_faults(model_of("tiny-hybrid"), tmp_path, n_faults=3, n_turns=5, seed=1)
+    assert outcome.n_met == 3
+    assert outcome.n_ops > 20
+
+
+def test_files_spoiled_while_an_engine_serves_change_no_answer(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    outcome = spoiled_files(model_of("tiny-hybrid"), tmp_path, n_turns=6, seed=1)
+    assert outcome.n_spoiled > 0

@@ -1,0 +1,138 @@
+"""A disk that fails at one operation, and files that are spoiled while an engine serves.
+
+Every answer is the one from cold, a refused save is refused in words, and a fresh engine on a
+sound disk answers each agent and each slot file that was acknowledged.
+"""
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+from msgspec import Struct
+
+from mlxstack.core.commands import RestoreSlot, SaveSlot
+from mlxstack.core.errors import StackError
+from mlxstack.core.preset import SlotSpec
+from mlxstack.store.disk_io import Disk
+from tests.endurance.meddling import meddle
+from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
+
+N_CTX = 512
+N_AGENTS = 3
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS)
+
+
+class FaultOutcome(Struct, frozen=True):
+    """Operations of a run, faults that were met, saves refused, files spoiled."""
+
+    n_ops: int = 0
+    n_met: int = 0
+    n_refused: int = 0
+    n_spoiled: int = 0
+
+
+class FaultyDisk(Disk):
+    """Fails at operation `at`, and at all later ones where `is_lasting`."""
+
+    def __init__(self, at: int = -1, code: int = 0, *, is_lasting: bool = False) -> None:
+        self._at = at
+        self._code = code
+        self._is_lasting = is_lasting
+        self.n_ops = self.n_met = 0
+
+    def write(self, fd: int, data: memoryview) -> int:
+        self._count()
+        return super().write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        self._count()
+        super().sync(fd)
+
+    def read(self, fd: int) -> bytes:
+        self._count()
+        return super().read(fd)
+
+    def _count(self) -> None:
+        self.n_ops += 1
+        if self.n_ops == self._at or (self._is_lasting and 0 < self._at < self.n_ops):
+            self.n_met += 1
+            raise OSError(self._code, os.strerror(self._code))
+
+
+def disk_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int) -> FaultOutcome:
+    """A run for each of `n_faults` operations that fail, chosen by chance."""
+    random = Random(seed)
+    sound = FaultyDisk()
+    cold = _serve(model, home / "sound", sound, n_turns)[0]
+    n_met = n_refused = 0
+    for number in range(n_faults):
+        at, code = random.randrange(1, sound.n_ops + 1), ERRORS[number % len(ERRORS)]
+        disk = FaultyDisk(at, code, is_lasting=code != errno.EIO)
+        answers, saved, n_failed = _serve(model, home / f"{number}", disk, n_turns)
+        assert answers == cold, f"operation {at} failed with {errno.errorcode[code]}"
+        n_met += disk.n_met > 0
+        n_refused += n_failed
+        _check_later(model, home / f"{number}", saved)
+        shutil.rmtree(home / f"{number}")
+    return FaultOutcome(sound.n_ops, n_met, n_refused)
+
+
+def spoiled_files(model: Path, home: Path, n_turns: int, seed: int) -> FaultOutcome:
+    """Files are flipped, cut, stretched and deleted between the turns of one engine."""
+    random = Random(seed)
+    cold = _serve(model, home / "sound", FaultyDisk(), n_turns)[0]
+    spoils: list[str] = []
+    answers, _, n_refused = _serve(
+        model, home / "spoiled", FaultyDisk(), n_turns,
+        between=lambda: spoils.append(meddle(home / "spoiled", random)),
+    )  # fmt: skip
+    assert answers == cold, spoils
+    _check_later(model, home / "spoiled", [])
+    return FaultOutcome(n_refused=n_refused, n_spoiled=sum(map(bool, spoils)))
+
+
+def _serve(
+    model: Path, home: Path, disk: Disk, n_turns: int, between: object = None
+) -> tuple[list[list[int]], list[str], int]:
+    """Answers of all turns, the acknowledged slot files, and the number of refusals."""
+    home.mkdir(parents=True)
+    answers, saved, n_refused = [], list[str](), 0
+    preset = preset_of(model, slots=SlotSpec(count=2, n_ctx=N_CTX))
+    with running(preset, home, disk=disk) as driver:
+        for turn in range(n_turns):
+            answers.append(_turn(driver, turn))
+            name = f"{turn % N_AGENTS}.bin"
+            try:
+                driver.engine.run_slot_command(SaveSlot(turn % 2, name)).result(timeout=WAIT_S)
+                saved.append(name)
+            except StackError as error:
+                n_refused += 1
+                assert error.message
+            if callable(between):
+                driver.catch_up()
+                between()
+            with suppress(StackError):
+                restore = RestoreSlot(turn % 2, f"{(turn + 1) % N_AGENTS}.bin")
+                driver.engine.run_slot_command(restore).result(timeout=WAIT_S)
+    return answers, saved, n_refused
+
+
+def _turn(driver: Driver, turn: int) -> list[int]:
+    agent = turn % N_AGENTS
+    tokens = prompt(150, seed=agent) + prompt(20 + 7 * turn, seed=turn)
+    return driver.answer(tokens, 4, agent=f"agent-{agent}")
+
+
+def _check_later(model: Path, home: Path, saved: list[str]) -> None:
+    """A fresh engine on a sound disk answers as from cold, and restores what was saved."""
+    with running(preset_of(model, slots=SlotSpec(count=2, n_ctx=N_CTX)), home) as driver:
+        for agent in range(N_AGENTS):
+            tokens = prompt(150, seed=agent) + prompt(9, seed=77)
+            assert driver.answer(tokens, 4, agent=f"agent-{agent}") == driver.cold(tokens, 4)
+        for name in dict.fromkeys(saved):
+            driver.engine.run_slot_command(RestoreSlot(0, name)).result(timeout=WAIT_S)
+            held = driver.context(0)[: N_CTX - 40]
+            assert driver.answer(held, 4, slot=0) == driver.cold(held, 4, slot=1)
