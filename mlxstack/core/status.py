@@ -144,7 +144,6 @@ class AgentView(Struct, frozen=True):
     """
 
     id: str
-    name: str = ""
     place: str = ""
     slot: int | None = None
     priority: Priority = Priority.NORMAL
@@ -162,6 +161,7 @@ class AgentView(Struct, frozen=True):
     miss: MissView | None = None
     states: tuple[AgentKVView, ...] = ()
     turns: tuple[TurnView, ...] = ()
+    name: str = ""
 
 
 class RequestView(Struct, frozen=True):

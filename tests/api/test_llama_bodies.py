@@ -58,7 +58,12 @@ def test_recorded_body(http: httpx.Client, one: dict[str, Any]) -> None:
         )
         return
     answer = http.request(one["method"], one["path"], json=one["body"])
-    assert answer.status_code == one["status"], answer.text
+    # llama-server has no 405.
+    is_wrong_method = one["method"] == "GET" and answer.status_code == 405
+    assert is_wrong_method or answer.status_code == one["status"], answer.text
+    if is_wrong_method:
+        assert "POST" in answer.headers["allow"]
+        return
     theirs, ours = one["answer"], answer.json()
     if one["path"].startswith("/slots") and one["method"] == "GET":
         theirs, ours = theirs[-1:], [slot for slot in ours if slot["id"] == 1]
