@@ -55,7 +55,7 @@ def free_variables(source: str) -> dict[str, tuple[str, ...]]:
     """
     made = environment()
     tree = made.parse(source)
-    names = meta.find_undeclared_variables(tree) - GIVEN - set(made.globals)
+    names = meta.find_undeclared_variables(tree) - GIVEN - {"datetime"} - set(made.globals)
     compared: dict[str, list[str]] = {name: [] for name in sorted(names)}
     for comparison in tree.find_all(nodes.Compare):
         parts = [comparison.expr, *(operand.expr for operand in comparison.ops)]
@@ -94,9 +94,36 @@ def _now(form: str) -> str:
     return datetime.datetime.now().astimezone().strftime(form)
 
 
+class Today(str):
+    """Date of today as text, with the functions of Python's `datetime` of the same names.
+
+    Some templates take `datetime` for a text, others for the module or the class.
+    """
+
+    def __new__(cls) -> "Today":
+        """The text of the date."""
+        return super().__new__(cls, _now("%b %d %Y"))
+
+    def now(self, *_: Any) -> datetime.datetime:
+        """The time now."""
+        return datetime.datetime.now().astimezone()
+
+    today = utcnow = now
+
+    def strftime(self, form: str) -> str:
+        """The time now in this form."""
+        return _now(form)
+
+    @property
+    def datetime(self) -> "Today":
+        """The class in the module."""
+        return self
+
+
 Renderer = Callable[..., str]
 
 
 def compiled(source: str) -> Renderer:
     """The rendering of one template, given its variables by name."""
-    return environment().from_string(source).render
+    template = environment().from_string(source)
+    return lambda **variables: template.render(**{"datetime": Today(), **variables})

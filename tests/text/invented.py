@@ -91,6 +91,23 @@ INVENTED = {
         reminder="<|in|>acts<|as|>",
         thoughts=thinking("<|in|>muse<|as|>", "<|out|>muse<|as|>") + "{{- '<|in|>say<|as|>' }}",
     ),
+    # Python calls one after the other, without a list.
+    "statements": Format(
+        "{%- if m.tool_calls %}{{- '<steps>\\n' }}" + EACH + "{{- f.name + '(' }}" + PAIRS
+        + "{{- k + '=' + ('None' if v is none else 'True' if v is true else 'False' if v is false"
+        " else v | tojson) + ('' if loop.last else ', ') }}{%- endfor %}{{- ')\\n' }}"
+        "{%- endfor %}{{- '</steps>' }}{%- endif %}",
+        reminder="<steps></steps>",
+        thoughts=thinking("<hush>", "</hush>"),
+    ),
+    # A line of JSON for each call, all in a section.
+    "rows": Format(
+        "{%- if m.tool_calls %}{{- '<rows>\\n' }}" + EACH
+        + "{{- '{\"do\": \"' + f.name + '\", \"with\": ' + (f.arguments | tojson) + '}\\n' }}"
+        "{%- endfor %}{{- '</rows>' }}{%- endif %}",
+        reminder="<rows></rows>",
+        thoughts=thinking("<mum>", "</mum>"),
+    ),
 }  # fmt: skip
 
 VALUE = (

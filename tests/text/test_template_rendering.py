@@ -1,9 +1,11 @@
 """Rendering a chat template takes bounded time and memory, whatever its author wrote."""
 
+import datetime
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jinja2
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
@@ -147,3 +149,23 @@ def test_slow_renderings_leave_threads_for_others(
     errors = [type(job.exception()) for job in jobs]
     assert errors.count(Busy) == errors.count(TemplateOverrun) == n_slow
     assert renderers.render("{{ 1 }}", {}) == "1"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "datetime.now().year",
+        "datetime.datetime.now().year",
+        "datetime.strftime('%Y')",
+        "strftime_now('%Y')",
+    ],
+)
+def test_a_template_may_ask_for_the_date(call: str) -> None:
+    year = str(datetime.datetime.now().astimezone().year)
+    assert compiled("{{ " + call + " }}")() == year
+    assert compiled("{{ 'Today is ' + datetime }}")().endswith(year)
+
+
+def test_a_template_says_which_function_it_misses() -> None:
+    with pytest.raises(jinja2.TemplateError, match="'moon_phase' is undefined"):
+        compiled("{{ moon_phase() }}")()

@@ -64,7 +64,8 @@ def derive_calls(
     before = _outside(_before(probes, one[: written.start], reasoning), turn)
     after = _after(probes, one[written.end :], turn)
     if isinstance(written.body, PythonBody):
-        return CallSyntax(written.body, opens=before, closes=after, between=", ")
+        between = ", " if written.body.is_list else _python_between(probes)
+        return CallSyntax(written.body, opens=before, closes=after, between=between)
     return _framed(probes, written, (before, after))
 
 
@@ -228,12 +229,22 @@ def _parts(text: str, at: int) -> tuple[str, ...]:
 
 
 def _python(text: str, name: int) -> WrittenCall | None:
-    """A list of Python calls."""
-    if not re.match(rf"{NAMES[0]}\(\s*{KEYS[0]}\s*=", text[name:]):
+    """Python calls, in a list or between marks."""
+    call = re.compile(rf"{NAMES[0]}\(\s*{KEYS[0]}\s*=[^()]*\)").match(text, name)
+    if call is None:
         return None
     start = text.rfind("[", 0, name)
     end = text.find("]", name) + 1
-    return WrittenCall(start, end, PythonBody()) if start >= 0 and end else None
+    if start >= 0 and end and not text[start + 1 : name].strip():
+        return WrittenCall(start, end, PythonBody())
+    return WrittenCall(name, call.end(), PythonBody(is_list=False))
+
+
+def _python_between(probes: TemplateProbes) -> str:
+    """The text between two Python calls without a list."""
+    two = probes.turn("", probes.calls(TWO, TWO)) or ""
+    match = re.search(rf"{NAMES[0]}\([^()]*\)(.*?){NAMES[1]}\(", two, re.DOTALL)
+    return match[1] if match else "\n"
 
 
 def _named(text: str, name: int, at: int) -> WrittenCall | None:

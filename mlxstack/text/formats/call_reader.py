@@ -239,8 +239,8 @@ class CallReader:
                 return (yield from self._values.named(at))
             case TaggedBody() as body:
                 return (yield from self._tagged.read(body, at))
-            case PythonBody():
-                return (yield from self._values.python(at))
+            case PythonBody() as body:
+                return (yield from self._values.python(body, at))
             case GemmaBody() as body:
                 return (yield from self._values.gemma(body, at))
         return None

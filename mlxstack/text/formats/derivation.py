@@ -24,7 +24,7 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.formats.families import FAMILIES, Family
 from mlxstack.text.formats.reasoning_derivation import derive_reasoning, derive_turn
-from mlxstack.text.formats.template_probes import NAMES, TYPED, TemplateProbes
+from mlxstack.text.formats.template_probes import NAMES, TWO, TYPED, TemplateProbes
 
 MOST_KNOWN = 32
 SYNTAXES = {
@@ -127,16 +127,18 @@ def _problems(derived: DerivedFormat, probes: TemplateProbes) -> tuple[str, ...]
     }
     tools = [Tool(name, "", parameters) for name in NAMES]
     problems = []
-    for name, arguments in CHECKED.items():
-        turn = probes.turn("", probes.calls(arguments))
-        if turn is None or any(word not in turn for word in (NAMES[0], *arguments)):
-            # A template may leave null out.
+    checked = [*((name, 1, one) for name, one in CHECKED.items()), ("two calls", 2, TWO)]
+    for name, n_calls, arguments in checked:
+        turn = probes.turn("", probes.calls(*[arguments] * n_calls))
+        if turn is None or any(word not in turn for word in (*NAMES[:n_calls], *arguments)):
+            # A template may leave null out, or all but one call.
             continue
         text = probes.answer(turn)
         cuts = [text.find(eos) for eos in probes.eos if eos in text]
         reader = AnswerReader(derived, tools)
         spoken = [*reader.feed(text[: min(cuts)] if cuts else text), *reader.finish()]
         calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
-        if [(call.name, call.arguments) for call in calls] != [(NAMES[0], arguments)]:
+        written = [(one, arguments) for one in NAMES[:n_calls]]
+        if [(call.name, call.arguments) for call in calls] != written:
             problems.append(name)
     return tuple(problems)

@@ -82,7 +82,9 @@ class TaggedBody(Struct, frozen=True):
 
 
 class PythonBody(Struct, frozen=True):
-    """A list of Python calls with keyword arguments."""
+    """Python calls with keyword arguments, in a list or one after the other."""
+
+    is_list: bool = True
 
 
 class GemmaBody(Struct, frozen=True):

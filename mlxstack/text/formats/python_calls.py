@@ -18,14 +18,18 @@ _VALUE = re.compile(rf".*?{_REST}", re.DOTALL)
 
 
 def parse_python_calls(text: str) -> tuple[ToolCall, ...]:
-    """The calls of a Python list; raises ValueError or SyntaxError."""
+    """Python calls, in a list or not; raises ValueError or SyntaxError."""
+    text = text.strip()
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        lines = ast.parse(text).body
     except SyntaxError:
-        return _unescaped(text.strip())
-    if not isinstance(tree, ast.List):
-        raise ValueError(f"no list of calls: {text!r}")
-    return tuple(_call(node) for node in tree.elts)
+        return _unescaped(text if text.startswith("[") else f"[{text}]")
+    nodes = [line.value for line in lines if isinstance(line, ast.Expr)]
+    if len(nodes) == 1 and isinstance(nodes[0], ast.List | ast.Tuple):
+        nodes = nodes[0].elts
+    if not lines or (len(nodes) < len(lines) and not isinstance(lines[0], ast.Expr)):
+        raise ValueError(f"no calls: {text!r}")
+    return tuple(_call(node) for node in nodes)
 
 
 def _call(node: Any) -> ToolCall:

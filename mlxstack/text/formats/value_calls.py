@@ -6,7 +6,7 @@ from typing import Any
 from mlxstack.core.conversation import ToolCall
 from mlxstack.text.formats.argument_values import object_of
 from mlxstack.text.formats.call_parts import QUOTES, SEPARATORS, CallParts, ReadCalls
-from mlxstack.text.formats.description import GemmaBody, JsonBody
+from mlxstack.text.formats.description import GemmaBody, JsonBody, PythonBody
 from mlxstack.text.formats.gemma_values import parse_gemma_call
 from mlxstack.text.formats.json_calls import JsonCalls
 from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
@@ -110,13 +110,14 @@ class ValueCalls:
             return None
         return self._parts.settled(fields, arguments, at)
 
-    def python(self, at: int) -> Reading[ReadCalls | None]:
-        """Python list of calls, up to the first plausible closing mark."""
+    def python(self, body: PythonBody, at: int) -> Reading[ReadCalls | None]:
+        """Python calls, up to the first plausible closing mark."""
         feed = self._feed
         at = yield from feed.space(at)
-        if not (yield from feed.starts("[", at)):
+        is_list = yield from feed.starts("[", at)
+        if body.is_list and not is_list:
             return None
-        scan = yield from self._python_calls(at + 1)
+        scan = yield from self._python_calls(at + is_list, is_list=is_list)
         if scan >= 0:
             return ReadCalls(tuple(self._writer.calls), scan)
         scan = at
@@ -134,15 +135,18 @@ class ValueCalls:
                     return None
                 scan = mark.end
 
-    def _python_calls(self, at: int) -> Reading[int]:
-        """Copy a list of calls; -1 without an end."""
+    def _python_calls(self, at: int, *, is_list: bool) -> Reading[int]:
+        """Copy the calls in a list or before a mark; -1 without an end."""
         feed = self._feed
         while True:
+            last = at
             at = yield from feed.after(_SEPARATORS, at)
-            if (yield from feed.starts("]", at)):
+            if is_list and (yield from feed.starts("]", at)):
                 return at + 1 if self._writer.calls else -1
             end = yield from feed.after(_DOTTED, at)
             name = feed.text[at:end]
+            if not (is_list or name):
+                return last if self._writer.calls else -1
             if not (yield from feed.starts("(", end)):
                 return -1
             inside = yield from feed.space(end + 1)

@@ -12,6 +12,7 @@ from mlxstack.text.grammar.lark_builder import LarkBuilder, containing, listed, 
 from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, properties, schema_types
 
 SCALARS = frozenset({"number", "integer", "boolean", "null"})
+PYTHON_WORDS = (("boolean", '"True"'), ("boolean", '"False"'), ("null", '"None"'))
 QUOTE, ESCAPE = '<|"|>', "<escape>"
 COMMA = quoted(",")
 MAX_DEPTH = 12
@@ -92,7 +93,14 @@ def _members(
 
 
 def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
-    return builder.json(at.schema if isinstance(at.schema, dict) else {}, at.root)
+    """JSON, or the constants of Python."""
+    types = set()
+    for schema in at.kinds.others:
+        named = [] if "enum" in schema else schema.get("type", [])
+        types |= set(named if isinstance(named, list) else [named])
+    words = [word for kind, word in PYTHON_WORDS if kind in types]
+    value = builder.json(at.schema if isinstance(at.schema, dict) else {}, at.root)
+    return builder.rule(" | ".join([value, *words]))
 
 
 def _flat(at: SchemaPosition, builder: LarkBuilder) -> str:

@@ -54,8 +54,9 @@ def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
             return ToolCallFormat(json_call((*body.parts, ARGUMENTS), NAMES))
         case TaggedBody() as body:
             return ToolCallFormat(tagged(_tags(syntax, body)))
-        case PythonBody():
-            return ToolCallFormat(python_call, "[", "]", ", ")
+        case PythonBody() as body:
+            around = ("[", "]", ", ") if body.is_list else ("", "", syntax.between)
+            return ToolCallFormat(python_call, *around)
         case GemmaBody() as body:
             is_deep = body.quote != "<escape>"
             return ToolCallFormat(gemma_call if is_deep else function_gemma_call)
