@@ -95,7 +95,7 @@ def _now(form: str) -> str:
 
 
 class Today(str):
-    """Date of today as text, with the functions of Python's `datetime` of the same names.
+    """Date of today as text, with functions of Python's `datetime`.
 
     Some templates take `datetime` for a text, others for the module or the class.
     """

@@ -82,7 +82,7 @@ class TaggedBody(Struct, frozen=True):
 
 
 class PythonBody(Struct, frozen=True):
-    """Python calls with keyword arguments, in a list or one after the other."""
+    """Python calls with keyword arguments, in a list or not."""
 
     is_list: bool = True
 
