@@ -2,7 +2,14 @@
 
 from pathlib import Path
 
-from tests.pages import api_page, benchmark_charts, capacity_page, command_page, preset_page
+from tests.pages import (
+    api_page,
+    benchmark_charts,
+    capacity_page,
+    command_page,
+    model_page,
+    preset_page,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
@@ -10,6 +17,7 @@ PAGES = {
     "cli.md": command_page.page,
     "api.md": api_page.page,
     "capacity.md": capacity_page.page,
+    "models.md": model_page.page,
 }
 
 
