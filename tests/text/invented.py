@@ -108,6 +108,14 @@ INVENTED = {
         reminder="<rows></rows>",
         thoughts=thinking("<mum>", "</mum>"),
     ),
+    # The content has a mark before it only where a thought is.
+    "answered": Format(
+        EACH + "{{- '<go>{\"name\": \"' + f.name + '\", \"arguments\": ' }}"
+        "{{- (f.arguments | tojson) + '}</go>' }}{%- endfor %}",
+        reminder="<go></go>",
+        thoughts=thinking("<|musing|>", "<|done|><|begin|>reply"),
+        special=("<|musing|>", "<|done|>", "<|begin|>"),
+    ),
 }  # fmt: skip
 
 VALUE = (

@@ -69,7 +69,9 @@ def _derive(tokenizer: Any) -> DerivedFormat:
         return family.format
     reasoning = derive_reasoning(probes)
     turn = derive_turn(probes, reasoning)
-    base = DerivedFormat(reasoning=reasoning, wrappers=turn.wrappers, turn_ends=turn.ends)
+    base = DerivedFormat(
+        reasoning=reasoning, wrappers=turn.wrappers, turn_ends=turn.ends, strays=turn.strays
+    )
     calls = derive_calls(probes, turn, reasoning)
     if calls is not None:
         name = SYNTAXES[type(calls.body)]

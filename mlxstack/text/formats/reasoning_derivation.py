@@ -26,11 +26,15 @@ _PAIRS = (
 
 
 class TurnMarks(Struct, frozen=True):
-    """The marks around content, and those that end a turn."""
+    """The marks around content, and those that end a turn.
+
+    `strays` stand before content only where a thought does.
+    """
 
     wrappers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     end: str = ""
+    strays: tuple[str, ...] = ()
 
 
 def derive_reasoning(probes: TemplateProbes) -> ReasoningMarks | None:
@@ -58,9 +62,20 @@ def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> Tur
     ends = tuple(dict.fromkeys((*ends, *probes.eos, *_next_opening(probes, after))))
     closes = _units(inside)
     opens = opens.strip() if first_mark(opens) and is_mark(first_mark(opens)) else ""
+    strays = tuple(one for one in _beside_thoughts(probes, reasoning) if one != opens)
     if not opens:
-        return TurnMarks((), (*closes, *ends), after)
-    return TurnMarks((opens, *closes), ends, after)
+        return TurnMarks((), (*closes, *ends), after, strays)
+    return TurnMarks((opens, *closes), ends, after, strays)
+
+
+def _beside_thoughts(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> tuple[str, ...]:
+    """Marks between a thought and the content after it."""
+    for field in THOUGHT_FIELDS if reasoning is not None else ():
+        rest = (probes.turn(CONTENT, (), **{field: THOUGHT}) or "").partition(THOUGHT)[2]
+        before, found, _ = rest.partition(CONTENT)
+        if found and reasoning is not None:
+            return _units(before.replace(reasoning.closes, "", 1))
+    return ()
 
 
 def _next_opening(probes: TemplateProbes, after: str) -> tuple[str, ...]:
