@@ -146,3 +146,13 @@ def test_a_cut_call_without_its_first_mark_is_no_content() -> None:
     spoken = [*reader.feed("<function=bash>\n<parameter=comm"), *reader.finish(is_whole=False)]
     assert any(isinstance(one, Cut) for one in spoken)
     assert not any(isinstance(one, Content) for one in spoken)
+
+
+def test_all_calls_that_end_an_open_thought_count() -> None:
+    found = derive_format(made_tokenizer(THINKING))
+    one, two = f"<tool_call>{CALL}</tool_call>", f"<tool_call>{OTHER}</tool_call>"
+    read = read_answer(found, f"Now.{one}\n{two}\n", TOOLS, is_in_thinking=True)
+    assert [(call.name, call.arguments) for call in read.tool_calls] == [LS, PWD]
+    assert read.reasoning_content == "Now."
+    quoted = read_answer(found, f"Now.{one} or {two}</think>No.", TOOLS, is_in_thinking=True)
+    assert (quoted.tool_calls, quoted.content) == ((), "No.")

@@ -250,15 +250,23 @@ class AnswerReader:
 
     def _quoted_call(self, mark: str) -> Reading[None]:
         """Calls in a thought count if the whole answer ends with them."""
-        section = yield from self._section(is_lenient=False, is_quiet=True)
-        end = None if section is None else (yield from self._after_turn(section.end))
-        if section is not None and end == len(self._feed.text) and not self._feed.is_cut:
+        sections: list[ReadCalls] = []
+        end = 0
+        while end < len(self._feed.text):
+            section = yield from self._section(end, is_quiet=True)
+            if section is None:
+                break
+            sections.append(section)
+            end = yield from self._after_turn(section.end)
+        if sections and end == len(self._feed.text) and not self._feed.is_cut:
             assert self._calls is not None
             self.is_reasoning = False
-            for call in section.calls:
+            calls = tuple(call for section in sections for call in section.calls)
+            for call in calls:
                 self._calls.tell(call)
-            self._finish_calls(section)
+            self._finish_calls(replace(sections[-1], calls=calls))
             return
+        self._n_vain += len(sections) > 1
         self._tell(mark)
         self._feed.drop(len(mark))
 
@@ -276,18 +284,20 @@ class AnswerReader:
     def _call(self) -> Reading[bool]:
         """Whether calls begin here; then they are emitted."""
         self.is_in_call = True
-        section = yield from self._section(is_lenient=True)
+        section = yield from self._section(0, is_lenient=True)
         if section is not None:
             self._finish_calls(section)
         self.is_in_call = False
         return section is not None
 
-    def _section(self, *, is_lenient: bool, is_quiet: bool = False) -> Reading[ReadCalls | None]:
-        """Calls that begin here; none after many failed searches."""
+    def _section(
+        self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
+    ) -> Reading[ReadCalls | None]:
+        """Calls at a position; none after many failed searches."""
         assert self._calls is not None
         if self._n_vain > MAX_IN_VAIN:
             return None
-        section = yield from self._calls.section(0, is_lenient=is_lenient, is_quiet=is_quiet)
+        section = yield from self._calls.section(at, is_lenient=is_lenient, is_quiet=is_quiet)
         self._n_vain += section is None and self._feed.is_final
         return section
 
