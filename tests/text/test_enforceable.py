@@ -162,3 +162,17 @@ def test_arguments_behind_a_reference_are_known(parameters: dict[str, Any]) -> N
 def test_a_listed_text_may_stand_in_quotes(text: str, value: str) -> None:
     types = schema_types({"type": "string", "enum": ["edit", "write"]}, {})
     assert argument_value(text, types) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ('"5"', {"type": "integer"}, 5),
+        ("'true'", {"type": "boolean"}, True),
+        ('"2"', {"enum": [1, 2]}, 2),
+        ('"5"', {"type": "string"}, '"5"'),
+        ('"a"', {"type": "integer"}, "a"),
+    ],
+)
+def test_a_number_may_stand_in_quotes(text: str, schema: dict[str, Any], value: Any) -> None:
+    assert argument_value(text, schema_types(schema, {})) == value

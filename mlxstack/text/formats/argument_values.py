@@ -60,6 +60,10 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
     if kinds == {"boolean"} and not types.texts and bare.casefold() in BOOLEANS:
         return BOOLEANS[bare.casefold()]
     value = decoded(bare, text)
+    if isinstance(value, str) and not types.texts:
+        # A number or constant in quotes.
+        inner = decoded(value.strip(), value)
+        value = inner if _fits(inner, kinds) else value
     if isinstance(value, float) and kinds <= {"integer", "number"}:
         return _number(value)
     if types.texts and not _fits(value, kinds):
