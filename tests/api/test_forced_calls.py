@@ -137,7 +137,8 @@ def test_tool_choice_none_keeps_a_model_with_headers_from_a_call(
         channel, first = http.post("/tokenize", json={"content": "<|channel|>commentary"}).json()[
             "tokens"
         ][:2]
-        wish = {"max_tokens": 120, "temperature": 1, "seed": 1, "logprobs": True}
+        plain = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+        wish = {"max_tokens": 120, "seed": 1, "logprobs": True, **plain}
         bias = {str(channel): 100, str(first): 100}
         made = chat(http, "hi", tools=TOOLS, tool_choice=choice, logit_bias=bias, **wish)
         said = [one["token"] for one in made["choices"][0]["logprobs"]["content"]]
