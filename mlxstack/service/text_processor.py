@@ -34,7 +34,7 @@ N_THREADS = 4
 CHANGED = "the model was changed while this request was prepared; send it again"
 N_COMPILERS = 2
 MAX_TOOL_SETS = 16
-COMPILE_S = 1.0
+COMPILE_S = 0.5
 """Seconds that a request waits for the grammar of its optional calls."""
 
 
