@@ -125,12 +125,21 @@ THINKING = Format(
         "<tool_call>",
         '<tool_call>\n{"na',
         f"<tool_call>\n{CALL[:30]}",
-        f"<tool_call>\n{CALL}\n</tool",
     ],
 )
 def test_a_cut_answer_shows_no_part_of_a_call(marked: DerivedFormat, end: str) -> None:
     assert cut(marked, "So: " + end).strip() == "So:"
     assert cut(marked, "a <").strip() == "a <"
+
+
+def test_a_call_cut_in_its_closing_mark_is_whole(marked: DerivedFormat) -> None:
+    reader = AnswerReader(marked, TOOLS)
+    raw = f"So: <tool_call>\n{CALL}\n</tool"
+    spoken = [*reader.feed(raw), *reader.finish(is_whole=False)]
+    assert "".join(one.text for one in spoken if isinstance(one, Content)).strip() == "So:"
+    (calls,) = (one for one in spoken if isinstance(one, Calls))
+    assert [(call.name, call.arguments) for call in calls.calls] == [LS]
+    assert not calls.is_closed
 
 
 def test_a_cut_bare_call_is_no_content(bare: DerivedFormat) -> None:

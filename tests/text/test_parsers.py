@@ -141,6 +141,14 @@ def test_the_parsers_of_mlx_lm_read_the_same_calls(name: str, text: str) -> None
     ]
 
 
+def test_python_text_with_a_line_break_has_no_escapes() -> None:
+    raw = "<|tool_call_start|>[edit(path='{\n  \"x\\n\";\n}', n=3)]<|tool_call_end|>"
+    (call,) = parsed("pythonic", raw)
+    assert call.arguments == {"path": '{\n  "x\\n";\n}', "n": 3}
+    (call,) = parsed("pythonic", raw.replace("\n  ", ""))
+    assert call.arguments["path"] == '{"x\n";\n}'
+
+
 def test_mistral_calls_may_have_an_id() -> None:
     one = '[TOOL_CALLS]edit[CALL_ID]abcdefghi[ARGS]{"path": "[CALL_ID]x[ARGS]"}'
     name = "named_with_id"

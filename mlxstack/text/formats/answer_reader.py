@@ -309,7 +309,9 @@ class AnswerReader:
     def _finish_calls(self, section: ReadCalls) -> None:
         """End a section, whose calls were told."""
         end, text = section.end, self._feed.text
-        if not section.is_closed and self._feed.is_final and text[end:].isspace():
+        assert self._calls is not None
+        is_space = not section.is_closed and self._feed.is_final and text[end:].isspace()
+        if is_space or (self._feed.is_cut and self._calls.begins_end(text[end:])):
             end = len(text)
         self._spoken.append(Break())
         if section.is_cut:

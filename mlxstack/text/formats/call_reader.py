@@ -103,6 +103,11 @@ class CallReader:
         """Whether a tool of this name is offered."""
         return self._types.has(name)
 
+    def begins_end(self, text: str) -> bool:
+        """Whether a text begins a closing mark."""
+        begun = text.strip()
+        return bool(begun) and any(mark.startswith(begun) for mark in self._parts.closing_marks)
+
     def is_named(self, text: str) -> bool:
         """Whether a text begins as an unmarked call of an offered tool."""
         head = text.lstrip()[:MAX_HEAD]

@@ -19,7 +19,8 @@ class Notation(Struct, frozen=True):
     """Spelling of values.
 
     `escapes` are the letters after a backslash; without any, a backslash is text. `scalar` reads a
-    value that matches `scalar_text`: neither quoted nor a container. It raises ValueError.
+    value that matches `scalar_text`: neither quoted nor a container. It raises ValueError. With
+    `is_raw_after_break`, a text has no escapes after a line break that no backslash stands before.
     """
 
     quotes: tuple[str, ...]
@@ -28,6 +29,7 @@ class Notation(Struct, frozen=True):
     scalar_text: re.Pattern[str] = re.compile(r"[^\s,:\[\]{}()\"'<]*")
     has_bare_keys: bool = False
     has_commas: bool = True
+    is_raw_after_break: bool = False
 
     @property
     def has_certain_quotes(self) -> bool:
@@ -57,7 +59,12 @@ def _same(value: Any) -> Any:
 
 
 JSON = Notation(('"',), _json_scalar, {**_ESCAPES, "/": "/"})
-PYTHON = Notation(('"', "'"), _python_scalar, {**_ESCAPES, "a": "\a", "v": "\v", "\n": ""})
+PYTHON = Notation(
+    ('"', "'"),
+    _python_scalar,
+    {**_ESCAPES, "a": "\a", "v": "\v", "\n": ""},
+    is_raw_after_break=True,
+)
 
 
 def gemma_notation(quote: str) -> Notation:

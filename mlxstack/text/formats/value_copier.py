@@ -71,7 +71,7 @@ class ValueCopier:
         self._frames: list[Frame] = []
         self._step: Callable[[], bool] = self._value
         self._quote, self._is_key, self._key_text = "", False, ""
-        self._is_text_open = False
+        self._is_text_open = self._has_break = False
         self._closing_at = self._no_closing_to = -1
         self._text, self._is_final = "", False
         self._marks = {
@@ -108,7 +108,7 @@ class ValueCopier:
             self._begin(sign)
             self._write('"')
             self.at += len(quote)
-            self._quote, self._is_key = quote, False
+            self._quote, self._is_key, self._has_break = quote, False, False
             self._is_text_open = self._muted_depth() is None
             return self._go(self._in_text)
         if sign in "{[":
@@ -215,6 +215,7 @@ class ValueCopier:
         mark = marks.search(text, self.at, is_final=self._is_final)
         end = mark.start if mark else len(text) if self._is_final else marks.hold(text, self.at)
         self._add(text[self.at : end])
+        self._has_break = self._has_break or "\n" in text[self.at : end]
         self.at = end
         if mark is None:
             return self._is_final and self._break()
@@ -234,6 +235,10 @@ class ValueCopier:
     def _escape(self) -> bool:
         """A character after a backslash; one that means nothing keeps the backslash."""
         text, at = self._text, self.at + 1
+        if self._has_break and self._notation.is_raw_after_break:
+            self._add("\\")
+            self.at = at
+            return True
         if at == len(text):
             return self._is_final and self._break()
         letter = text[at]
