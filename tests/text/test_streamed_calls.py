@@ -82,3 +82,13 @@ def test_text_with_bare_quotes_goes_on_to_the_end_of_the_call(inside: str) -> No
     (call,) = (part for part in parts if isinstance(part, ToolCallPart))
     assert call.arguments == {"path": inside}
     assert sum(isinstance(part, ToolCallStarted) for part in parts) == 1
+
+
+@pytest.mark.parametrize(("text", "value"), [('"5"', 5), ("'5'", 5), ('"a"', "a"), ("5", 5)])
+def test_a_number_in_quotes_is_sent_as_a_number(text: str, value: int | str) -> None:
+    walker, parser = walker_of("coder"), parser_of("coder")
+    raw = text_of("coder").replace("\n3\n", f"\n{text}\n")
+    parts = [part for token in walker.encode(raw) for part in parser.push(token)]
+    parts += parser.finish(FinishReason.EOS)
+    (call,) = (part for part in parts if isinstance(part, ToolCallPart))
+    assert json.loads(call.arguments_json) == call.arguments == {"path": WORDS, "n": value}

@@ -107,7 +107,7 @@ class TaggedCalls:
             is_text = argument.kind == words.get("string")
             return TextCopier(at, bool) if is_text else ValueCopier(at, has_scalars=False)
         if body.has_json_text or not types.texts:
-            return ValueCopier(at, has_scalars=False)
+            return ValueCopier(at, has_scalars=False, has_texts=body.has_json_text)
         return TextCopier(at, lambda begun: is_surely_text(begun, types))
 
     def _value(self, body: TaggedBody, argument: Argument) -> Reading[tuple[Any, int] | None]:

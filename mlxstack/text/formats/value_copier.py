@@ -44,7 +44,8 @@ class ValueCopier:
     key that comes again is left out with its value. `is_done`: the value has ended at `at`;
     `is_broken`: the text at `at` is no such value. One of `stops` in a text is a part of it only if
     the text is closed after it. `is_call`: the value is the arguments of a Python call, in
-    parentheses. Without `has_scalars`, it must be a container or a text.
+    parentheses. Without `has_scalars`, it must be a container or a text; without `has_texts`, no
+    text either.
 
     `on_begin` gets the path of each value and its first character, before it is written; `on_end`
     gets the path.
@@ -58,6 +59,7 @@ class ValueCopier:
         *,
         is_call: bool = False,
         has_scalars: bool = True,
+        has_texts: bool = True,
         on_begin: Callable[[Path, str], None] | None = None,
         on_end: Callable[[Path], None] | None = None,
     ) -> None:
@@ -65,7 +67,7 @@ class ValueCopier:
         self.written = ""
         self.is_done = self.is_broken = False
         self._notation = notation
-        self._is_call, self._has_scalars = is_call, has_scalars
+        self._is_call, self._has_scalars, self._has_texts = is_call, has_scalars, has_texts
         self._stops = stops
         self._on_begin, self._on_end = on_begin, on_end
         self._frames: list[Frame] = []
@@ -105,15 +107,20 @@ class ValueCopier:
         if quote is None:
             return False
         if quote:
-            self._begin(sign)
-            self._write('"')
-            self.at += len(quote)
-            self._quote, self._is_key, self._has_break = quote, False, False
-            self._is_text_open = self._muted_depth() is None
-            return self._go(self._in_text)
+            return self._begin_text(sign, quote)
         if sign in "{[":
             return self._open(sign)
         return self._scalar() if self._has_scalars or self._frames else self._break()
+
+    def _begin_text(self, sign: str, quote: str) -> bool:
+        if not (self._has_texts or self._frames):
+            return self._break()
+        self._begin(sign)
+        self._write('"')
+        self.at += len(quote)
+        self._quote, self._is_key, self._has_break = quote, False, False
+        self._is_text_open = self._muted_depth() is None
+        return self._go(self._in_text)
 
     def _starting_quote(self) -> str | None:
         """The quote at this position, "" without one, None if more text decides."""
