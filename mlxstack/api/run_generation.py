@@ -188,11 +188,12 @@ def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
 
 
 def _headers(order: AdmittedRequest, first: ResponsePart, work: RequestTimings) -> dict[str, str]:
-    """Headers of the cache, and of schemas that are not enforced."""
-    headers = cache_headers(order.request, first, work)
-    if not order.loose_schemas:
-        return headers
-    return {**headers, PREFIX + "loose-schemas": _line(", ".join(order.loose_schemas))[:MAX_HEADER]}
+    """Headers of the cache, of schemas that are not enforced, and of tools that are left out."""
+    lists = {"loose-schemas": order.loose_schemas, "omitted-tools": order.omitted_tools}
+    headers = {
+        PREFIX + key: _line(", ".join(names))[:MAX_HEADER] for key, names in lists.items() if names
+    }
+    return cache_headers(order.request, first, work) | headers
 
 
 def cache_headers(

@@ -39,6 +39,7 @@ CACHE_HEADERS = tuple(
         "slot",
         "agent",
         "loose-schemas",
+        "omitted-tools",
     )
 )
 

@@ -61,7 +61,8 @@ class AdmittedRequest(Struct, frozen=True):
 
     `words` is the text processor of the model whose tokens these are; no other model may answer.
     `conversation` is the source of the prompt, unless that was plain text or tokens.
-    `loose_schemas` are parts of the tools' schemas that no grammar enforces.
+    `loose_schemas` are parts of the tools' schemas that no grammar enforces, `omitted_tools` the
+    tools of a vendor's servers, which are not offered to the model.
     """
 
     request: Request
@@ -69,6 +70,7 @@ class AdmittedRequest(Struct, frozen=True):
     words: TextProcessor
     conversation: Conversation | None = None
     loose_schemas: tuple[str, ...] = ()
+    omitted_tools: tuple[str, ...] = ()
 
     @property
     def stop(self) -> tuple[str, ...]:

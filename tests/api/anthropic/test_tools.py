@@ -6,9 +6,14 @@ from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import pytest
 from msgspec import Struct
 
+from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
+from mlxstack.api.dialects.anthropic.to_conversation import conversation
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ServerSpec
 from tests.api.anthropic.speaking import PATH, PLAIN, blocks, stream
 from tests.api.running import serving, standing
@@ -46,6 +51,16 @@ class Stage(Struct):
         )
         assert isinstance(found, anthropic.types.Message)
         return found
+
+
+HANDS: list[Any] = [
+    {"type": "bash_20250124", "name": "bash"},
+    {"type": "bash_20241022", "name": "bash"},
+    {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 9},
+    {"type": "text_editor_20250124", "name": "str_replace_editor"},
+    {"type": "memory_20250818", "name": "memory"},
+]
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +173,53 @@ def test_the_hint_reaches_the_engine_and_nobody_waits_for_it(stage: Stage) -> No
     opencode = {"x-session-id": "ses_1", "x-session-affinity": "ses_1"}
     stage.http.post("/v1/chat/completions", json=chat, headers=opencode).raise_for_status()
     assert stage.engine.asked[-1].session_hint == "opencode:ses_1"
+
+
+def asked(**more: Any) -> Conversation:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
+    return conversation(msgspec.convert(body, MessagesBody))
+
+
+@pytest.mark.parametrize("tool", HANDS, ids=lambda tool: tool["type"])
+def test_a_typed_client_tool_is_offered_with_its_published_schema(tool: dict[str, Any]) -> None:
+    choice = {"type": "tool", "name": tool["name"]}
+    (offered,) = asked(tools=[tool], tool_choice=choice).tools
+    assert offered.name == tool["name"] and offered.description
+    command = offered.parameters["properties"]["command"]
+    has_undo = tool["name"] == "str_replace_editor"
+    assert ("undo_edit" in command.get("enum", ())) is has_undo
+
+
+def test_a_typed_client_tool_that_joins_later_has_its_schema() -> None:
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": HANDS[0]}}
+    turns = [{"role": "user", "content": "hi"}, {"role": "system", "content": [added]}]
+    (offered,) = asked(messages=turns).tools
+    assert offered.parameters["properties"].keys() == {"command", "restart"}
+
+
+@pytest.mark.parametrize("kind", ["computer_20250124", "computer_20251124"])
+def test_the_computer_tool_is_refused_by_name(kind: str) -> None:
+    computer = {"type": kind, "name": "computer", "display_width_px": 9, "display_height_px": 9}
+    with pytest.raises(BadRequest, match=f"{kind} is not supported") as refused:
+        asked(tools=[*HANDS, computer])
+    assert refused.value.param == "tools[5].type"
+
+
+@pytest.mark.parametrize("kind", ["web_search_20250305", "web_fetch_20250910", "mcp_toolset"])
+def test_a_server_tool_alone_is_refused(kind: str) -> None:
+    with pytest.raises(BadRequest, match=f"web is of type {kind}, a tool that runs on Anthropic"):
+        asked(tools=[{"type": kind, "name": "web"}])
+
+
+def test_a_forced_server_tool_is_refused_beside_others() -> None:
+    with pytest.raises(BadRequest, match="runs on Anthropic's servers") as refused:
+        asked(tools=[*TOOLS, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
+    assert refused.value.param == "tool_choice.name"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_header_names_the_tools_that_are_left_out(stage: Stage, is_streamed: bool) -> None:
+    body = {**BODY, "tools": [*TOOLS, SEARCH], "stream": is_streamed}
+    answer = stage.http.post(PATH, json=body)
+    assert answer.status_code == 200
+    assert answer.headers["x-mlx-stack-omitted-tools"] == "web_search"

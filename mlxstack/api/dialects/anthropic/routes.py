@@ -17,6 +17,7 @@ from mlxstack.api.dialects.anthropic.to_conversation import (
     response_format,
     tool_choice_mode,
 )
+from mlxstack.api.dialects.anthropic.typed_tools import omitted_tools
 from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import ANTHROPIC
@@ -45,6 +46,7 @@ async def messages(
     require_answerable(parsed)
     order = await admit(service, parsed, _options(service, data, parsed, request))
     names = ResponseIds(order.request.id, model, request_id(request.scope))
+    order = structs.replace(order, omitted_tools=omitted_tools(data.tools or ()))
     if data.stream:
         return await answer_stream(service, [[order]], MessageStream(names))
     return await answer_whole(

@@ -26,6 +26,11 @@ from mlxstack.api.dialects.anthropic.request_schema import (
     ToolResult,
     ToolUse,
 )
+from mlxstack.api.dialects.anthropic.typed_tools import (
+    client_tool,
+    is_server_tool,
+    require_runnable,
+)
 from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
@@ -59,6 +64,7 @@ def conversation(body: MessagesBody) -> Conversation:
     n_blocks = request_fields.n_parts(turn.content for turn in body.messages)
     request_fields.bound(n_blocks, request_fields.MOST_PARTS, "messages", "content blocks")
     request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
+    require_runnable(body.tools or (), body.tool_choice)
     declared = declared_tools(body)
     known = Definitions(declared)
     messages = [*_system(body.system), *_messages(body.messages, known)]
@@ -305,7 +311,7 @@ def declared_tools(body: MessagesBody) -> tuple[Tool, ...]:
     head = [
         _tool(spec, f"tools[{i}]", bool(spec.defer_loading))
         for i, spec in enumerate(body.tools or ())
-        if not _is_foreign(spec)
+        if not is_server_tool(spec)
     ]
     names = {tool.name for tool in head}
     return (*head, *(tool for tool in _joining(body) if tool.name not in names))
@@ -359,12 +365,8 @@ def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:
     if not spec.name:
         form = ", and the others beside it, not in `function`" if spec.type == OF_OPENAI else ""
         raise BadRequest(f"{at}.name: Field required{form}", f"{at}.name")
-    return Tool(spec.name, spec.description or "", spec.input_schema or {}, is_deferred)
-
-
-def _is_foreign(spec: ToolParam) -> bool:
-    """True for a tool that a vendor's server would run."""
-    return spec.type not in (None, "custom", OF_OPENAI) and spec.input_schema is None
+    own = Tool(spec.name, spec.description or "", spec.input_schema or {}, is_deferred)
+    return client_tool(spec, is_deferred) or own
 
 
 def _name(tool: Any) -> str:
