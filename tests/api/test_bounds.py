@@ -97,8 +97,8 @@ def test_prompts_of_one_body_fit_in_the_queue(is_stream: bool) -> None:
     assert not house().engine.asked
 
 
-def test_a_body_has_16_mib_at_most_by_default() -> None:
-    for n_bytes, status in ((2**24, 400), (2**24 + 1, 413)):
+def test_a_body_has_64_mib_at_most_by_default() -> None:
+    for n_bytes, status in ((2**26, 400), (2**26 + 1, 413)):
         assert house().post(CHAT, b" " * n_bytes, "aaaa").status_code == status
 
 

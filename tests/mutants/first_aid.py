@@ -62,12 +62,12 @@ FIRST_AID = (
     ),
     Mutant(
         "text arguments keep their white space", "text/formats/argument_values.py",
-        "return None if types.others and text in NULLS else text",
-        "return None if types.others and text in NULLS else bare",
+        "return None if types.others and text in NULLS else _listed(text, types)",
+        "return None if types.others and text in NULLS else _listed(bare, types)",
         "tests/text/test_parsers.py::test_text_keeps_its_white_space",
     ),
     Mutant(
-        "the id of a call is not its name", "text/formats/call_reader.py",
+        "the id of a call is not its name", "text/formats/call_parts.py",
         'checked_call(fields["name"], fields.get("id"), arguments)',
         'checked_call(fields.get("id", fields["name"]), None, arguments)',
         "tests/text/test_parsers.py::test_mistral_calls_may_have_an_id",
@@ -158,8 +158,8 @@ FIRST_AID = (
         "test_a_request_that_breaks_leaves_a_traceback_in_the_log",
     ),
     Mutant(
-        "grammars compile in a bounded time", "text/grammar_worker.py",
-        'signal.setitimer(signal.ITIMER_PROF, request["limit_s"])', "pass",
+        "grammars compile in a bounded time", "text/limited_process.py",
+        "signal.setitimer(signal.ITIMER_PROF, max(limit_s, LEAST_S))", "pass",
         CHECK + "test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served",
     ),
     Mutant(
@@ -180,9 +180,9 @@ FIRST_AID = (
         BOUNDS + "test_messages_calls_and_tools_are_bounded",
     ),
     Mutant(
-        "a body has 16 MiB at most", "core/preset.py",
-        "] = 16 * 1024 * 1024\n", "] = 64 * 1024 * 1024\n",
-        BOUNDS + "test_a_body_has_16_mib_at_most_by_default",
+        "a body has 64 MiB at most", "core/preset.py",
+        "] = 64 * 1024 * 1024\n", "] = 128 * 1024 * 1024\n",
+        BOUNDS + "test_a_body_has_64_mib_at_most_by_default",
     ),
     Mutant(
         "bodies are converted beside the loop", "service/text_processor.py",
