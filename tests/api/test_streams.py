@@ -163,12 +163,13 @@ def test_x9_a_slot_action_whose_client_left_is_not_done(
     chat(http, prompt_of(40), id_slot=1)
     http.post("/slots/1?action=save", json={"filename": "other"}).raise_for_status()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(post, live, chat_body(id_slot=0, **SHORTER))
+        first = pool.submit(post, live, chat_body(id_slot=0, **LONG))
         until(live, lambda s: s.slots[0].state == "running")
         name = "other" if action == "restore" else "left"
         engine: Any = live.service.engine
         with unanswered(f"{live.url}/slots/0?action={action}", {"filename": name}):
             until(live, lambda _: bool(engine._turns._state.actions))
+        until(live, lambda _: not engine._turns._state.actions)
         n_tokens = first.result().json()["usage"]["total_tokens"]
     # What waited for the slot comes before those who come now.
     http.post("/slots/0?action=save", json={"filename": "after"}).raise_for_status()
