@@ -13,6 +13,8 @@ from mlxstack.policy.kv_geometry import QUANTIZED_BITS, quantized
 ROUND_TOKENS = 1024
 LEAST_TOKENS = 1024
 """A context shorter than this is not worth proposing."""
+SHORT_TOKENS = 16 * 1024
+"""A shorter context is proposed only where nothing else fits: a client's prompt needs more."""
 MOST_BUDGET_PCT = 90
 """Largest `prefix_cache.memory_budget_pct` that a preset may have."""
 
@@ -75,7 +77,9 @@ def precisions(load: ServiceLoad) -> Iterator[ServiceLoad]:
 
 
 def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
-    """Single changes that make it fit, least painful first, else both sizes.
+    """Single changes that make it fit, least painful first, else several at once.
+
+    A context below `SHORT_TOKENS` is proposed only where no other change fits.
 
     Where only the KV budget is too small, the first is a larger one. Where the memory is, each
     comes with the budget that it needs.
@@ -84,7 +88,7 @@ def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
     if load.budget is not None and fits(unbounded, memory):
         loads = [load, *_smaller(load, memory)]
     else:
-        loads = _smaller(unbounded, memory) or _last_resort(unbounded, memory)
+        loads = _smaller(unbounded, memory) or _combined(unbounded, memory)
     options = (option(replace(one, budget=load.budget)) for one in loads)
     return tuple(one for one in options if (one.budget_pct or 0) <= MOST_BUDGET_PCT)
 
@@ -103,7 +107,8 @@ def _smaller(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
     n_slots = min(max_agents(load, memory), load.n_slots)
     if n_slots:
         smaller.append(replace(load, n_slots=n_slots))
-    return smaller + _shorter(load, memory)
+    # Of a load with short contexts, a shorter one is a mild change.
+    return smaller + _shorter(load, memory, SHORT_TOKENS if load.n_ctx > SHORT_TOKENS else 0)
 
 
 def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]:
@@ -115,15 +120,22 @@ def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]
     return tuple(sorted(advice, key=lambda one: (one.verdict, -one.load.weights, one.name)))
 
 
-def _shorter(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
+def _shorter(load: ServiceLoad, memory: int, least: int) -> list[ServiceLoad]:
     n_ctx = min(max_ctx(load, memory), load.n_ctx) // ROUND_TOKENS * ROUND_TOKENS
-    return [replace(load, n_ctx=n_ctx)] if n_ctx >= LEAST_TOKENS else []
+    return [replace(load, n_ctx=n_ctx)] if n_ctx >= max(least, LEAST_TOKENS) else []
 
 
-def _last_resort(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
-    for other in precisions(replace(load, n_slots=1)):
-        if shorter := _shorter(other, memory):
-            return shorter
+def _combined(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
+    """The first that fits: fewer KV bits and slots, then one slot of a shorter context."""
+    dense = list(precisions(load))
+    for other in dense[1:]:
+        if n_slots := min(max_agents(other, memory), load.n_slots):
+            return [replace(other, n_slots=n_slots)]
+    single = [replace(other, n_slots=1) for other in dense]
+    for least in (SHORT_TOKENS, LEAST_TOKENS):
+        for other in single:
+            if shorter := _shorter(other, memory, least):
+                return shorter
     return []
 
 

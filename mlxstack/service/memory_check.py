@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
@@ -21,6 +22,10 @@ from mlxstack.service.plan_candidate import Candidate, of_preset
 
 OPTION = "--set "
 BUDGET_KEY = "prefix_cache.memory_budget_pct"
+
+
+class DoesNotFit(SetupError):
+    """A service needs more memory than there is beside the running ones."""
 
 
 class MemoryUser(Struct, frozen=True):
@@ -49,7 +54,7 @@ def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryR
 
 
 def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
-    """Raise SetupError, with options that fit, for too large a service.
+    """Raise DoesNotFit, with options that fit, for too large a service.
 
     Each key of an option comes after `option`. Of a model whose caches are unknown only the weights
     are counted; then the reason is returned.
@@ -67,7 +72,7 @@ def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTI
             return unknown
         load = ServiceLoad(Geometry(()), weights)
     if not fits(load, room.free):
-        raise SetupError(_refusal(candidate, load, room, option))
+        raise DoesNotFit(_refusal(candidate, load, room, option))
     return unknown
 
 
@@ -114,7 +119,11 @@ def _refusal(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
     if total <= memory.usable:
         why = over_budget(load)
     return "\n".join(
-        [f"`{candidate.preset.name}` does not fit: {why}", *rows, _way_out(load, room, option)]
+        [
+            f"`{candidate.preset.name}` does not fit: {why}",
+            *rows,
+            _way_out(candidate, load, room, option),
+        ]
     )
 
 
@@ -130,15 +139,48 @@ def over_budget(load: ServiceLoad) -> str:
     )
 
 
-def _way_out(load: ServiceLoad, room: MemoryRoom, option: str) -> str:
-    ways = [way for one in nearest(load, room.free) if (way := settings(one, load, option))]
-    ways += [f"mlx-stack down {one.name}" for one in room.others]
-    if not ways:
-        return (
-            "not even one slot of 1024 tokens would fit; take a smaller model (`mlx-stack plan "
-            f"--recommend`), or say what memory there is in {VARIABLE}, such as 48GB"
-        )
-    return "what would help: " + ", or ".join(ways)
+def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
+    """Settings and stops with which the service fits, each one computed."""
+    ways = [
+        way
+        for one in nearest(load, room.free)
+        if _fits_with(candidate, one, room) and (way := settings(one, load, option))
+    ]
+    ways += [f"mlx-stack down {' '.join(names)}" for names in _stops(load, room)]
+    if ways:
+        return "what would help: " + ", or ".join(ways)
+    return (
+        f"no setting makes it fit; take a smaller model, or set {VARIABLE} to the memory that "
+        "there is, such as 48GB"
+    )
+
+
+def _fits_with(candidate: Candidate, option: CapacityOption, room: MemoryRoom) -> bool:
+    """Whether the service fits with these settings, its buffers computed anew."""
+    preset, pct = candidate.preset, option.budget_pct
+    cache = preset.prefix_cache
+    changed = replace(
+        preset,
+        slots=replace(preset.slots, count=option.n_slots, n_ctx=option.n_ctx),
+        kv=replace(preset.kv, bits=option.bits),
+        prefix_cache=cache if pct is None else replace(cache, memory_budget_pct=pct),
+    )
+    memory = room.memory
+    try:
+        load = replace(candidate, preset=changed).load(memory.half_bytes, memory.total)
+    except BadRequest:
+        return False
+    return fits(load, room.free)
+
+
+def _stops(load: ServiceLoad, room: MemoryRoom) -> list[tuple[str, ...]]:
+    """Services to stop so that the load fits: one, else all where one is not enough."""
+    single: list[tuple[str, ...]] = [
+        (one.name,) for one in room.others if fits(load, room.free + one.n_bytes)
+    ]
+    if single or len(room.others) < 2 or not fits(load, room.memory.usable):
+        return single
+    return [tuple(one.name for one in room.others)]
 
 
 def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:

@@ -183,15 +183,17 @@ def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
 def shipped(home: Home) -> list[Candidate]:
     """One candidate per chat model of the presets, without the embedded one.
 
-    Presets that cannot be read, and models of which nothing is known, are passed over.
+    A preset derived from a served model comes after the listed one of the same model. Presets that
+    cannot be read, and models of which nothing is known, are passed over.
     """
+    files = presets.listed(home)
     models: dict[str, tuple[Preset, ModelFiles]] = {}
-    for name in sorted(presets.listed(home)):
+    for name in sorted(files, key=lambda one: (files[one].parent == home.derived_presets, one)):
         try:
             preset = presets.load(name, home).preset
             if preset.kind is ServiceKind.CHAT and preset.model.id not in {*models, BUILTIN_MODEL}:
-                files = model_files.find_model(preset.model, excerpts())
-                models[preset.model.id] = preset, files
+                found = model_files.find_model(preset.model, excerpts())
+                models[preset.model.id] = preset, found
         except (SetupError, BadRequest):
             continue
     return [

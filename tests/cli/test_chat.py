@@ -143,7 +143,8 @@ def test_nothing_runs_and_nobody_can_be_asked(shell: Shell) -> None:
     )  # fmt: skip
     assert done.returncode == 3
     assert re.fullmatch(
-        r"error: no service is running; start one with `mlx-stack up \S+ .*`\n", done.stderr
+        r"error: no service is running; start one with `mlx-stack up qwen\S+( --\S+ \S+)*`\n",
+        done.stderr,
     )
     small = subprocess.run(
         [*CLI, "chat"], env=shell.env | {"MLX_STACK_MEMORY": "2GB"}, input="hi",

@@ -22,9 +22,34 @@ def test_a6_too_little_memory_is_refused_with_the_breakdown(shell: Shell) -> Non
     assert up.returncode == 5
     for word in ("weights", "KV full", "KV windows", "workspace", "estimated", "of 1.0 GiB"):
         assert word in up.stderr
-    assert "not even one slot" in up.stderr
+    assert "no setting makes it fit" in up.stderr and "--set" not in up.stderr
+    assert "no preset with 64k of context fits here; all: `mlx-stack plan --all`" in up.stderr
     assert "Traceback" not in up.stderr
     assert not (shell.home / "logs" / "gemma4-26b-a4b.log").exists()
+
+
+def test_a_preset_that_does_not_fit_is_refused_with_settings_and_presets_that_do(
+    shell: Shell,
+) -> None:
+    """The settings of one change alone do not fit here, nor does a context below 16k help."""
+    memory = {"MLX_STACK_MEMORY": "24GB"}
+    up = shell.run("up", "qwen3.6-35b-a3b", **memory)
+    assert up.returncode == 5
+    *_, helps, others = up.stderr.splitlines()
+    assert "slots.count=" in helps and "kv.bits=8" in helps and "n_ctx" not in helps
+    sets = helps.removeprefix("what would help: ").split(", or ")[0].split()
+    planned = shell.run("plan", "qwen3.6-35b-a3b", *sets, "--json", **memory)
+    assert json.loads(planned.stdout)["wanted"]["fits"]
+    assert others.startswith("presets that fit here: ")
+    assert others.endswith("; all: `mlx-stack plan`")
+    assert "qwen3.5-9b (3 x 64k" in others
+
+
+def test_a_stop_that_would_not_help_is_not_proposed(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    up = shell.run("up", "qwen3.6-35b-a3b", "--port", "0", MLX_STACK_MEMORY="16GB")
+    assert up.returncode == 5
+    assert "runs beside it" in up.stderr and "mlx-stack down" not in up.stderr
 
 
 def test_a6_what_is_proposed_is_accepted(shell: Shell) -> None:

@@ -32,9 +32,7 @@ def told(home: Path, *words: str, **env: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "words", [("--table",), *in_soak((("--memory", "24GB", "--ctx", "4096"),))]
-)
+@pytest.mark.parametrize("words", [("--table",), *in_soak((("--table", "--ctx", "4096"),))])
 def test_a13_f7_the_table_of_the_published_geometries(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -90,7 +88,7 @@ def test_the_share_of_memory_for_kv_is_counted_and_named(tmp_path: Path) -> None
 
 def test_the_largest_mac_is_not_left_unused(tmp_path: Path) -> None:
     for memory, agents in (("128GB", "4"), ("192GB", "1")):
-        words = ("plan", "--recommend", "--memory", memory, "--ctx", "48k", "--agents", agents)
+        words = ("plan", "--memory", memory, "--ctx", "48k", "--agents", agents)
         best = told(tmp_path, *words)["presets"][0]
         assert best["verdict"] == "fits"
         assert best["weights_bytes"] > int(memory.removesuffix("GB")) * GIB / 3
@@ -176,7 +174,7 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
 @pytest.mark.parametrize(
     "words",
     [
-        ("--recommend", "--agents", "10", "--ctx", "32k"),
+        ("--agents", "10", "--ctx", "32k"),
         *in_soak((("--agents", "10", "--ctx", "8192"),)),
     ],
 )
@@ -190,14 +188,76 @@ def test_a14_models_are_ranked_for_a_load(tmp_path: Path, words: tuple[str, ...]
     assert all(one["max_agents"] >= 10 for one in ranked if one["verdict"] == "fits")
     assert all(one["why"] for one in ranked)
     text = run(tmp_path, "plan", *words, "--memory", "48GB").stdout
-    assert f"mlx-stack up {ranked[0]['preset']} --set slots.count=10" in text
+    assert text.splitlines()[-1].startswith(f"mlx-stack up {ranked[0]['preset']} --slots 10")
 
 
 def test_a14_nothing_is_recommended_when_nothing_fits(tmp_path: Path) -> None:
-    done = run(tmp_path, "plan", "--recommend", "--agents", "10", "--memory", "2GB")
+    done = run(tmp_path, "plan", "--agents", "10", "--memory", "2GB")
     assert done.returncode == 0
-    assert "too large" in done.stdout
+    assert "no preset fits" in done.stdout and "too large" not in done.stdout
     assert "mlx-stack up" not in done.stdout
+    assert "too large" in run(tmp_path, "plan", "--all", "--memory", "2GB").stdout
+
+
+def test_plan_ranks_the_presets_that_fit_for_agents_and_keeps_a_reserve(tmp_path: Path) -> None:
+    found = told(tmp_path, "plan", "--memory", "64GB")
+    assert (found["n_agents"], found["n_ctx"]) == (3, 64 * 1024)
+    fitting = [one for one in found["presets"] if one["command"]]
+    assert all(one["n_bytes"] <= found["memory"]["usable"] * 0.9 for one in fitting)
+    text = run(tmp_path, "plan", "--memory", "64GB").stdout
+    assert "3 agents x 64k tokens" in text and "10 % of it kept free" in text
+    assert "gpt-oss-120b" not in text and "minimax-m2" not in text
+    assert text.splitlines()[-1] == "mlx-stack up qwen3.6-35b-a3b"
+    every = run(tmp_path, "plan", "--memory", "64GB", "--all").stdout
+    assert "gpt-oss-120b" in every and "minimax-m2" in every
+    assert every.splitlines()[-1] == text.splitlines()[-1]
+
+
+def test_the_command_that_plan_prints_fits(tmp_path: Path) -> None:
+    for memory in ("16GB", "24GB", "48GB"):
+        *_, command = run(tmp_path, "plan", "--memory", memory).stdout.splitlines()
+        _, _, preset, *options = command.split()
+        names = {"--slots": "slots.count", "--ctx": "slots.n_ctx", "--kv-bits": "kv.bits"}
+        sets = [
+            f"--set={value}"
+            if name == "--set"
+            else f"--set={names[name]}={value.replace('64k', '65536')}"
+            for name, value in zip(options[::2], options[1::2], strict=True)
+        ]
+        assert told(tmp_path, "plan", preset, "--memory", memory, *sets)["wanted"]["fits"], command
+
+
+def test_a_preset_derived_from_a_served_model_is_not_ranked(
+    tmp_path: Path, model_of: ModelOf
+) -> None:
+    derived = tmp_path / "derived"
+    derived.mkdir()
+    (derived / "served.yaml").write_text(f"name: served\nmodel: {{id: {model_of('tiny')}}}\n")
+    assert "served" in run(tmp_path, "plan", "--table").stdout
+    assert "served" not in run(tmp_path, "plan", "--all", "--memory", "64GB").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--table", "--memory", "24GB"), "--memory changes nothing"),
+        (("--table", "--agents", "3"), "--agents changes nothing"),
+        (("--table", "demo"), "leave out the model"),
+        (("--table", "--all"), "--all changes nothing"),
+        (("demo", "--all"), "--all changes nothing"),
+        (("--shared", "20k"), "--shared changes nothing"),
+        (("--set", "kv.bits=8"), "--set changes nothing"),
+        (("--ctx", "8k", "--ctx", "32k"), "give --ctx once"),
+        (("--simulate", "--ctx", "8k"), "--ctx changes nothing"),
+        (("--recommend",), "is now `mlx-stack plan`"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(
+    tmp_path: Path, words: tuple[str, ...], reason: str
+) -> None:
+    done = run(tmp_path, "plan", *words)
+    assert done.returncode == 2 and reason in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and not done.stdout
 
 
 def test_f1_spec_of_a_config_file_and_of_a_folder(tmp_path: Path, model_of: ModelOf) -> None:

@@ -6,7 +6,7 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlxstack.cli.plan.estimate import recommendation
+from mlxstack.cli.plan.ranking import recommendation
 from mlxstack.cli.plan.tables import show_table, table_rows
 from mlxstack.cli.units import size, tokens
 from mlxstack.core.preset import ServiceKind
@@ -28,8 +28,9 @@ PAGE = """\
 ## Which model on which Mac
 
 The largest shipped preset that fits, by the memory of the Mac and by what runs on it at once. This
-page is written by `make docs` from the planner; `mlx-stack plan --recommend --memory 48GB
---agents 3 --ctx 64k` says the same for other numbers, and without `--memory` for this machine.
+page is written by `make docs` from the planner; `mlx-stack plan` ranks the presets for 3 agents of
+64k tokens on this machine, `mlx-stack plan --memory 48GB --agents 1 --ctx 16k` for other numbers.
+Both keep 10 % of the memory for models free; `--all` shows also the presets that do not fit.
 
 {macs}
 
@@ -60,7 +61,7 @@ from the parameter count. `tests/policy` compares it with the bytes of real cach
 
 ```bash
 mlx-stack plan gpt-oss-20b --memory 32 --ctx 32k --agents 10
-mlx-stack plan --recommend --memory 32GB --ctx 16k --agents 5
+mlx-stack plan --memory 32GB --ctx 16k --agents 5
 mlx-stack plan gpt-oss-20b --simulate --agents 6      # waiting times on imagined hardware
 mlx-stack plan --simulate --agents 6 --speeds-of demo  # at a running service's speeds
 mlx-stack plan --scenario FILE                         # your machine, workload and limits

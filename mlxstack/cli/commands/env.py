@@ -76,11 +76,15 @@ def run(
 
 
 def _running(client: str, name: str | None, url: str | None) -> "ServiceTarget":
+    from mlxstack.cli.services.start_offer import refuse_without_service
     from mlxstack.cli.target import target
     from mlxstack.host.home import home_from
 
     _check(client)
-    return target(home_from(os.environ), name, url)
+    home = home_from(os.environ)
+    if name is None and url is None:
+        refuse_without_service(home)
+    return target(home, name, url)
 
 
 def _running_or_started(

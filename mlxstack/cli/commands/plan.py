@@ -1,6 +1,7 @@
 """`plan` and `spec`: capacity from config.json alone, before a download."""
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,14 +17,21 @@ if TYPE_CHECKING:
     from mlxstack.policy.capacity import ServiceLoad
     from mlxstack.service.plan_candidate import Candidate
 
-DEFAULT_AGENTS = 3
 MOST_MACHINES = 64
+CHANGES = {
+    "a model": {"--memory", "--hosts", "--ctx", "--agents", "--shared", "--set"},
+    "the ranking": {"--memory", "--ctx", "--agents", "--all"},
+    "--table": {"--ctx"},
+    "--simulate": {"--agents", "--scenario", "--speeds-of"},
+    "--simulate of a model": {"--agents", "--scenario", "--speeds-of", "--memory", "--set"},
+}
+"""Options that change the output of each form of `plan`."""
 
 Wanted = Annotated[
     str | None,
     typer.Argument(
         metavar="[PRESET | HUB ID | MODEL FOLDER | CONFIG.JSON]",
-        help="What to plan for; left out: every preset.",
+        help="What to plan for; left out: the presets that fit.",
         autocompletion=preset_names,
     ),
 ]
@@ -37,65 +45,85 @@ SpeedsOption = Annotated[
     str | None,
     typer.Option(metavar="NAME|URL", help="Simulate at the speeds that a service measured."),
 ]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(help="Of a Mac with so much memory, such as 24GB; a bare number means GB."),
+]
+MachinesOption = Annotated[
+    str | None,
+    typer.Option(metavar="NxMEMORY", help="Of one model on N Macs, such as 2x64GB."),
+]
+ContextsOption = Annotated[
+    list[str] | None, typer.Option(help="Tokens per agent, such as 32k; may be repeated.")
+]
+AgentsOption = Annotated[
+    int | None, typer.Option("--agents", "--slots", min=1, help="Agents at the same time.")
+]
+SharedOption = Annotated[
+    str | None,
+    typer.Option(help="Tokens that all agents of a preset begin with, such as 20k."),
+]
+SimulateOption = Annotated[
+    bool,
+    typer.Option("--simulate", help="Play --agents through the scheduler; who waits how long."),
+]
 
 
 def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     wanted: Wanted = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Of a Mac with so much memory, such as 24GB; a bare number means GB."),
-    ] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option(metavar="NxMEMORY", help="Of one model on N Macs, such as 2x64GB."),
-    ] = None,
-    ctx: Annotated[
-        list[str] | None, typer.Option(help="Tokens per agent, such as 32k; may be repeated.")
-    ] = None,
-    agents: Annotated[
-        int | None, typer.Option("--agents", "--slots", min=1, help="Agents at the same time.")
-    ] = None,
-    shared: Annotated[
-        str | None,
-        typer.Option(help="Tokens that all agents of a preset begin with, such as 20k."),
-    ] = None,
-    recommend: Annotated[
-        bool, typer.Option("--recommend", help="Rank the presets for this load.")
-    ] = False,
+    memory: MemoryOption = None,
+    hosts: MachinesOption = None,
+    ctx: ContextsOption = None,
+    agents: AgentsOption = None,
+    shared: SharedOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Also the presets that do not fit.")] = False,
     table: Annotated[bool, typer.Option("--table", help="KV of every preset.")] = False,
-    simulate: Annotated[
-        bool,
-        typer.Option("--simulate", help="Play --agents through the scheduler; who waits how long."),
-    ] = False,
+    simulate: SimulateOption = False,
     scenario: ScenarioOption = None,
     speeds_of: SpeedsOption = None,
     sets: Set = None,
+    recommend: Annotated[bool, typer.Option("--recommend", hidden=True)] = False,
     json: Json = False,
 ) -> None:
-    """Estimate memory use, and how many agents fit.
+    """Show the presets that fit this machine, or what a model needs.
 
-    Without a preset: the table of all presets, or with --agents the ranking for that load.
+    Without a model: presets for coding agents, best first, for 3 agents of 64k tokens each.
     """
     from mlxstack.cli.units import tokens_of
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
     contexts = [tokens_of(one) for one in ctx or ()]
-    if hosts is not None and (wanted is None or memory or recommend or table):
-        raise Misuse("--hosts goes with one model, and without --memory")
+    if recommend:
+        raise Misuse("`plan --recommend` is now `mlx-stack plan`; leave out --recommend")
+    is_simulation = bool(simulate or scenario or speeds_of)
+    given = {
+        "--memory": memory,
+        "--hosts": hosts,
+        "--ctx": ctx,
+        "--agents": agents,
+        "--shared": shared,
+        "--all": every,
+        "--scenario": scenario,
+        "--speeds-of": speeds_of,
+        "--set": sets,
+    }
+    _refuse_idle(_form(wanted, table, is_simulation), given)
+    if hosts is not None and memory:
+        raise Misuse("--hosts names the memory of each machine; leave out --memory")
     memory, sets = (memory, sets) if hosts is None else _machines(hosts, sets)
     n_shared = 0 if shared is None else tokens_of(shared)
     there = _memory(memory)
-    if simulate or scenario or speeds_of:
+    if is_simulation:
         candidate = None if wanted is None else _candidate(wanted, there, sets)
         _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
         return
-    if wanted is not None and not (recommend or table):
+    if wanted is not None:
         _forecast(_candidate(wanted, there, sets), there, agents, contexts, n_shared, json)
-    elif recommend or (agents is not None and not table):
-        _recommend(home, there, agents or DEFAULT_AGENTS, contexts, json)
-    else:
+    elif table:
         _table(home, contexts, json)
+    else:
+        _rank(home, there, agents, contexts, every, json)
 
 
 def spec(
@@ -115,6 +143,25 @@ def spec(
 
     found = spec_of(_candidate(wanted, _memory(None), None))
     as_json(found) if json else show_spec(found)
+
+
+def _form(wanted: str | None, is_table: bool, is_simulation: bool) -> str:
+    """Form of `plan`, a key of `CHANGES`. Raises Misuse."""
+    if is_table and (wanted is not None or is_simulation):
+        raise Misuse("--table shows every preset; leave out the model and --simulate")
+    if is_simulation:
+        return "--simulate" if wanted is None else "--simulate of a model"
+    if is_table:
+        return "--table"
+    return "the ranking" if wanted is None else "a model"
+
+
+def _refuse_idle(form: str, given: Mapping[str, object]) -> None:
+    """Raise Misuse for a given option that changes nothing in this form."""
+    for option, value in given.items():
+        if value and option not in CHANGES[form]:
+            goes_with = " or ".join(other for other in CHANGES if option in CHANGES[other])
+            raise Misuse(f"{option} changes nothing in {form}; it goes with {goes_with}")
 
 
 def _memory(text: str | None) -> "MemoryBudget":
@@ -181,19 +228,25 @@ def _asked(load: "ServiceLoad", agents: int | None, contexts: list[int]) -> "Ser
     return replace(load, n_slots=n_slots, n_ctx=max(contexts, default=load.n_ctx))
 
 
-def _recommend(
-    home: "Home", there: "MemoryBudget", n_agents: int, contexts: list[int], json: bool
+def _rank(
+    home: "Home",
+    there: "MemoryBudget",
+    agents: int | None,
+    contexts: list[int],
+    shows_all: bool,
+    json: bool,
 ) -> None:
-    from mlxstack.cli.plan.estimate import recommendation
-    from mlxstack.cli.plan.tables import advice_rows, show_advice
-    from mlxstack.service.plan_candidate import shipped
+    from mlxstack.cli.plan.ranking import N_AGENTS, agent_presets, ranked, show_ranking
+    from mlxstack.policy.capacity_advice import AGENT_TOKENS
 
-    n_ctx = max(contexts, default=32 * 1024)
-    ranked = advice_rows(recommendation(shipped(home), there, n_agents, n_ctx), there)
+    if len(contexts) > 1:
+        raise Misuse("the ranking is for one context; give --ctx once")
+    n_agents, n_ctx = agents or N_AGENTS, max(contexts, default=AGENT_TOKENS)
+    rows = ranked(agent_presets(home), there, n_agents, n_ctx)
     if json:
-        as_json({"n_agents": n_agents, "n_ctx": n_ctx, "memory": there, "presets": ranked})
+        as_json({"n_agents": n_agents, "n_ctx": n_ctx, "memory": there, "presets": rows})
     else:
-        show_advice(ranked, there, n_agents, n_ctx)
+        show_ranking(rows, there, n_agents, n_ctx, shows_all)
 
 
 def _table(home: "Home", contexts: list[int], json: bool) -> None:

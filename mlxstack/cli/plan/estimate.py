@@ -17,7 +17,7 @@ from mlxstack.policy.capacity import (
     max_ctx,
     need,
 )
-from mlxstack.policy.capacity_advice import Advice, CapacityRequest, advise, nearest
+from mlxstack.policy.capacity_advice import nearest
 from mlxstack.policy.kv_geometry import PLAIN_BITS, Geometry, Layer, quantized
 from mlxstack.policy.live_sharing import MIN_TOKENS, LiveSharing
 from mlxstack.policy.memory_shares import MemoryClaim, kv_budgets
@@ -212,18 +212,6 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
         max_ctx=max_ctx(load, usable),
         max_agents=max_agents(load, usable),
     )
-
-
-def recommendation(
-    candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
-) -> tuple[Advice, ...]:
-    """Candidates that carry these agents and contexts, best first."""
-    wishes = []
-    for one in candidates:
-        load = replace(one.load(memory.half_bytes, memory.total), n_slots=n_agents, n_ctx=n_ctx)
-        load = replace(load, geometry=one.geometry(memory.half_bytes))
-        wishes.append(CapacityRequest(one.preset.name, load, one.n_trained))
-    return advise(wishes, memory.usable)
 
 
 def _shared(

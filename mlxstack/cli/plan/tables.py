@@ -16,15 +16,7 @@ from mlxstack.cli.plan.estimate import (
 )
 from mlxstack.cli.units import size, tokens
 from mlxstack.core.preset import ServiceKind
-from mlxstack.host.memory_budget import MemoryBudget
-from mlxstack.policy.capacity import need
-from mlxstack.policy.capacity_advice import Advice, FitLevel, nearest, option
-from mlxstack.service.memory_check import BUDGET_KEY, settings
 from mlxstack.service.plan_candidate import Candidate
-
-ADVICE_HEADS = ("", "PRESET", "NEEDS", "WEIGHTS", "KV BITS", "AGENTS", "WHY")
-ADVICE_LEAST = ("WEIGHTS", "KV BITS", "NEEDS")
-"""Columns that a narrow terminal does without, the first one first."""
 
 
 class PlanRow(Struct, frozen=True):
@@ -35,19 +27,6 @@ class PlanRow(Struct, frozen=True):
     growth_bytes: int
     window_bytes: int
     kv_bytes: dict[int, int]
-
-
-class AdviceRow(Struct, frozen=True):
-    """Ranked preset; `options` are additions for `mlx-stack up`."""
-
-    preset: str
-    verdict: str
-    n_bytes: int
-    weights_bytes: int
-    kv_bits: int
-    max_agents: int
-    options: str
-    why: str
 
 
 def show_spec(spec: Spec) -> None:
@@ -139,35 +118,6 @@ def show_table(rows: Sequence[PlanRow]) -> None:
     )
 
 
-def advice_rows(ranked: Sequence[Advice], memory: MemoryBudget) -> list[AdviceRow]:
-    """The ranking with its reasons."""
-    return [_advice(one, memory) for one in ranked]
-
-
-def show_advice(rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, n_ctx: int) -> None:
-    """Show the ranking for a number of agents and context."""
-    typer.echo(
-        f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
-        f"({size(memory.usable)} for models of {size(memory.total)})"
-    )
-    cells = [
-        (
-            n,
-            one.preset,
-            size(one.n_bytes),
-            size(one.weights_bytes),
-            one.kv_bits,
-            one.max_agents,
-            one.why,
-        )
-        for n, one in enumerate(rows, 1)
-    ]
-    table(ADVICE_HEADS, cells, ADVICE_LEAST)
-    best = rows[0] if rows and rows[0].options and rows[0].verdict == "fits" else None
-    if best is not None:
-        typer.echo(f"\nmlx-stack up {best.preset} {best.options}")
-
-
 def _source(spec: Spec) -> str:
     return f"{spec.config}{' (an excerpt; not downloaded)' if spec.is_excerpt else ''}"
 
@@ -251,37 +201,3 @@ def _show_matrix(found: Forecast) -> None:
         cells = [at[n_slots, n_ctx] for n_ctx in contexts]
         rows.append((n_slots, *(size(one.n_bytes) if one.fits else "no" for one in cells)))
     table(("SLOTS", *(f"x {tokens(n)}" for n in contexts)), rows)
-
-
-def _advice(one: Advice, memory: MemoryBudget) -> AdviceRow:
-    load = one.load
-    bits = load.geometry.bits
-    changes = f"--set slots.count={load.n_slots} --set slots.n_ctx={load.n_ctx}"
-    pct = option(load).budget_pct
-    budget = "" if pct is None else f" --set {BUDGET_KEY}={pct:g}"
-    is_fitting = one.verdict is not FitLevel.TOO_LARGE
-    return AdviceRow(
-        preset=one.name,
-        verdict="fits" if is_fitting else "too large",
-        n_bytes=need(load).total,
-        weights_bytes=load.weights,
-        kv_bits=bits,
-        max_agents=one.n_agents,
-        options=f"{changes} --set kv.bits={bits}{budget}" if is_fitting else "",
-        why=_why(one, memory),
-    )
-
-
-def _why(one: Advice, memory: MemoryBudget) -> str:
-    free = memory.usable - need(one.load).total
-    match one.verdict:
-        case FitLevel.FITS if one.load.geometry.bits == 16:
-            return f"fits with full precision, {size(free)} to spare"
-        case FitLevel.FITS:
-            return f"fits with 8-bit KV, {size(free)} to spare"
-        case FitLevel.NEEDS_4_BIT:
-            return "fits only with 4-bit KV, which costs quality"
-        case FitLevel.NOT_TRAINED:
-            return "fits, but was not trained for so long a context"
-    helps = [settings(other, one.load) for other in nearest(one.load, memory.usable)]
-    return f"{size(-free)} too large" + (f"; {' or '.join(helps)} would fit" if helps else "")

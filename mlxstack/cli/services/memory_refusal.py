@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from mlxstack.cli.plan.ranking import proposal
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.service import memory_check, plan_candidate
+from mlxstack.service.memory_check import DoesNotFit
 
 
 class FittedPreset(Struct, frozen=True):
@@ -19,7 +22,7 @@ class FittedPreset(Struct, frozen=True):
 
 
 def check_memory(preset: Preset, home: Home, env: Mapping[str, str]) -> FittedPreset:
-    """Raises SetupError when the preset cannot fit beside what runs.
+    """Raises SetupError, naming presets that fit, when this one cannot beside what runs.
 
     A model of unknown needs passes, with a word on why.
     """
@@ -29,6 +32,10 @@ def check_memory(preset: Preset, home: Home, env: Mapping[str, str]) -> FittedPr
     except (SetupError, BadRequest) as why:
         unknown: str | None = why.message
     else:
-        unknown = memory_check.refuse_if_too_big(found, room)
+        try:
+            unknown = memory_check.refuse_if_too_big(found, room)
+        except DoesNotFit as why:
+            left = replace(room.memory, usable=room.free)
+            raise SetupError(f"{why.message}\n{proposal(home, left)}") from why
     why_not = unknown and f"whether `{preset.name}` fits into memory is not checked: {unknown}"
     return FittedPreset(preset, why_not)

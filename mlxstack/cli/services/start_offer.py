@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from typing import Any
@@ -13,25 +12,23 @@ from msgspec import Struct
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
 from mlxstack.cli.target import ServiceTarget, membership, target
+from mlxstack.cli.units import tokens
 from mlxstack.client import Unreachable
 from mlxstack.core.errors import SetupError
 from mlxstack.host import model_reference, services
 from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.model_reference import ReferenceKind
-
-CTX = "64k"
-"""Context that a coding agent works with in comfort."""
-
-N_AGENTS = (3, 1)
-"""Agents to recommend for: a client with its sub-agents, else one."""
+from mlxstack.policy.capacity_advice import AGENT_TOKENS
 
 
 class StartOffer(Struct, frozen=True):
-    """Preset, with options of `up` to fit this machine."""
+    """Preset for a number of agents, with options of `up` and the whole command."""
 
     preset: str
     n_agents: int
     options: tuple[str, ...]
+    command: str
 
 
 def service_of(home: Home, model: str) -> str:
@@ -67,26 +64,35 @@ def running_or_offered(home: Home, purpose: str) -> ServiceTarget:
     """
     if services.running(home):
         return target(home, None, None)
-    offer = recommended()
-    size = f"{offer.n_agents} x {CTX} tokens"
+    offer = recommended(home)
+    size = f"{offer.n_agents} x {tokens(AGENT_TOKENS)} tokens"
     question = f"No service is running. Start {offer.preset} ({size}) for {purpose}?"
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     if not (is_terminal and typer.confirm(question, default=True, err=True)):
-        command = shlex.join(["mlx-stack", "up", offer.preset, *offer.options])
-        raise Unreachable(f"no service is running; start one with `{command}`")
+        raise Unreachable(f"no service is running; start one with `{offer.command}`")
     return target(home, start(offer.preset, *offer.options), None)
 
 
-def recommended() -> StartOffer:
+def refuse_without_service(home: Home) -> None:
+    """Raise Unreachable, with the command that starts the recommended model."""
+    if not services.running(home):
+        raise Unreachable(f"no service is running; start one with `{recommended(home).command}`")
+
+
+def recommended(home: Home) -> StartOffer:
     """Preset that `plan` recommends for coding agents. Raises SetupError."""
-    for n_agents in N_AGENTS:
-        words = ("plan", "--recommend", "--agents", str(n_agents), "--ctx", CTX, "--json")
-        for one in _own_command(*words)["presets"]:
-            if one["verdict"] == "fits":
-                return StartOffer(one["preset"], n_agents, tuple(shlex.split(one["options"])))
+    from mlxstack.cli.plan import ranking
+
+    candidates, memory = ranking.agent_presets(home), this_memory(os.environ)
+    for n_agents in (ranking.N_AGENTS, 1):
+        for one in ranking.ranked(candidates, memory, n_agents, AGENT_TOKENS):
+            if one.command:
+                return StartOffer(one.preset, n_agents, one.options, one.command)
+    n_ctx = tokens(AGENT_TOKENS)
     raise SetupError(
-        f"no service is running, and no preset with {CTX} of context fits into the memory of "
-        "this machine; `mlx-stack plan` shows what does, `mlx-stack up demo` starts a tiny model"
+        f"no service is running, and no preset with {n_ctx} of context fits into the memory of "
+        "this machine; `mlx-stack plan --all` shows what each needs, `mlx-stack up demo` starts a "
+        "tiny model"
     )
 
 
