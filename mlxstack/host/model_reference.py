@@ -17,6 +17,21 @@ REPOSITORY = re.compile(r"models--(.+?)--(.+)")
 UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 64
 
+PUBLISHER = "mlx-community"
+OLLAMA_NAME = re.compile(r"([A-Za-z0-9][\w.-]*):([\w.-]+)", re.ASCII)
+PARAMETERS = re.compile(r"\d+(\.\d+)?b(-a\d+b)?|\d+m", re.ASCII)
+QUANTIZED_NAME = re.compile(r"[A-Za-z0-9][\w.-]*-(\d+bit|bf16|fp16|mxfp4)[\w.-]*", re.I | re.ASCII)
+HUB_NAMES = {
+    "gemma3": "gemma-3-{}-it-4bit",
+    "llama3.1": "Meta-Llama-3.1-{}-Instruct-4bit",
+    "llama3.2": "Llama-3.2-{}-Instruct-4bit",
+    "qwen2.5": "Qwen2.5-{}-Instruct-4bit",
+    "qwen2.5-coder": "Qwen2.5-Coder-{}-Instruct-4bit",
+    "qwen3": "Qwen3-{}-4bit",
+    "qwen3.5": "Qwen3.5-{}-4bit",
+}
+"""Repository of a family by its size, such as 4B, for families of Ollama's library."""
+
 LM_STUDIO_FOLDERS = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
 
 
@@ -50,6 +65,8 @@ def resolve(given: str, home: Home) -> Reference:
             raise SetupError(
                 f"there is no folder {expanded(given)}; give a preset, a hub id or a model folder"
             )
+        if given not in {BUILTIN_MODEL, *presets.listed(home)}:
+            _refuse_foreign(given, home)
         presets.find(given, home)
     local = lm_studio_model(given)
     return Reference(ReferenceKind.MODEL, str(local or given), _name(given.rpartition("/")[2]))
@@ -65,6 +82,21 @@ def lm_studio_model(model: str) -> Path | None:
     """Folder of a model that LM Studio downloaded; None without one."""
     folders = (folder / model for folder in lm_studio_folders())
     return next((one for one in folders if (one / CONFIG).is_file()), None)
+
+
+def _refuse_foreign(given: str, home: Home) -> None:
+    """Raise SetupError, with a hub id, for Ollama's spelling or a bare repository name."""
+    if match := OLLAMA_NAME.fullmatch(given):
+        family, tag = match[1].lower(), match[2].lower()
+        if (preset := f"{family}-{tag}") in presets.listed(home):
+            near = f"use the preset `{preset}`"
+        elif (pattern := HUB_NAMES.get(family)) and PARAMETERS.fullmatch(tag):
+            near = f"try `{PUBLISHER}/{pattern.format(tag if family == 'gemma3' else tag.upper())}`"
+        else:
+            near = f"look for one at https://huggingface.co/{PUBLISHER}"
+        raise SetupError(f"`{given}` is Ollama's name for a model, not a hub id; {near}")
+    if QUANTIZED_NAME.fullmatch(given):
+        raise SetupError(f"`{given}` is a hub id without its owner; try `{PUBLISHER}/{given}`")
 
 
 def _folder(given: str) -> Path | None:
