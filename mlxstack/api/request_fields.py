@@ -377,7 +377,7 @@ def chosen_tool(choice: Any) -> str | None:
     """Name of the tool in a `tool_choice`, in either form."""
     if not isinstance(choice, dict):
         return None
-    inner = choice.get("function")
+    inner = choice.get("function") or choice.get("custom")
     name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
     return name if isinstance(name, str) else None
 

@@ -46,12 +46,10 @@ class BadRequest(StackError):
 
 
 class TooLong(BadRequest):
-    """A prompt of `got` tokens against a context of `limit` tokens."""
+    """Prompt of `got` tokens in `param`, for a context of `limit`."""
 
-    def __init__(self, got: int, limit: int) -> None:
-        super().__init__(
-            f"the prompt has {got} tokens, the context of a slot holds {limit}", "messages"
-        )
+    def __init__(self, got: int, limit: int, param: str = "messages") -> None:
+        super().__init__(f"the prompt has {got} tokens, the context of a slot holds {limit}", param)
         self.got = got
         self.limit = limit
 

@@ -121,7 +121,20 @@ async def admit(
 async def admit_text(
     service: Service, prompt: str | Sequence[int | str], options: GenerationOptions
 ) -> AdmittedRequest:
-    """Admit a raw text or tokens, whose continuation has no markers."""
+    """Admit a raw text or tokens, whose continuation has no markers.
+
+    Errors name the field `prompt`.
+    """
+    try:
+        return await _admit_text(service, prompt, options)
+    except TooLong as error:
+        error.param = "prompt"
+        raise
+
+
+async def _admit_text(
+    service: Service, prompt: str | Sequence[int | str], options: GenerationOptions
+) -> AdmittedRequest:
     words = service.text_processor
     options = await _with_biases(words, options)
     check(options, _bounds(service))

@@ -86,7 +86,7 @@ async def _tokens(service: Service, words: TextProcessor, text: Text, is_cut: bo
     if len(tokens) <= limit:
         return tokens
     if not is_cut:
-        raise TooLong(len(tokens), limit)
+        raise TooLong(len(tokens), limit, "input")
     # Models that embed their last token expect an end token there.
     end = tuple(token for token in tokens[-1:] if token in service.facts.eos)
     return (*tokens[: limit - len(end)], *end)

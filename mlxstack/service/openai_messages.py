@@ -43,21 +43,30 @@ class FunctionParam(Struct):
     arguments: str | dict[str, Any] | None = None
 
 
+class CustomParam(Struct):
+    """Custom tool of a call in the history."""
+
+    name: str = ""
+    input: str = ""
+
+
 class ToolCallParam(Struct):
     """A call that the assistant made earlier."""
 
     id: str | None = None
     function: FunctionParam | None = None
+    custom: CustomParam | None = None
 
 
 class ChatMessageParam(Struct):
-    """One message. `function` is the legacy role of `tool`."""
+    """One message. `function` is the legacy role of `tool`, `function_call` its one call."""
 
     role: str
     content: Content = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallParam] | None = None
+    function_call: FunctionParam | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -170,17 +179,22 @@ def _message(
     role = ROLES.get(sent.role)
     if role is None:
         raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
+    calls = sent.tool_calls or (
+        [ToolCallParam(function=sent.function_call)] if sent.function_call else []
+    )
     return Message(
         role=role,
         text=(read_rules if role is Role.SYSTEM else read)(sent.content, f"{at}.content"),
         reasoning=sent.reasoning if sent.reasoning_content is None else sent.reasoning_content,
-        tool_calls=tuple(_read_call(call) for call in sent.tool_calls or ()),
+        tool_calls=tuple(_read_call(call) for call in calls),
         tool_call_id=sent.tool_call_id,
         name=sent.name,
     )
 
 
 def _read_call(call: ToolCallParam) -> ToolCall:
+    if call.custom is not None:
+        return ToolCall(call.id or "", call.custom.name, {"input": call.custom.input})
     function = call.function or FunctionParam()
     return ToolCall(
         id=call.id or "",

@@ -64,3 +64,9 @@ def test_what_is_not_served_is_refused_by_name(http: httpx.Client, field: str) -
     answer = http.post(PATH, json={**BODY, field: value})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
+
+
+def test_a_prompt_that_is_too_long_is_blamed_on_its_field(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={"prompt": [5] * 100_000})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+    assert answer.json()["error"]["code"] == "context_length_exceeded"

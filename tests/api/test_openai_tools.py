@@ -5,11 +5,16 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
+import msgspec
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.generation_options import ToolChoiceMode
 from tests.api.running import serving, standing
@@ -106,3 +111,99 @@ def test_allowed_tools_follow_their_mode(calling: ToolChoiceMode) -> None:
         to_conversation.tool_choice_mode({"type": "allowed_tools", "allowed_tools": allowed})
         is calling
     )
+
+
+PATCH_TOOLS: list[Any] = [
+    {"type": "custom", "custom": {"name": "patch", "description": "d"}},
+    {"type": "custom", "name": "patch", "description": "d"},
+]
+FUNCTION: dict[str, Any] = TOOLS[0]["function"]
+PATCH_CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "one\\ntwo"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def patching() -> Iterator[httpx.Client]:
+    """A client of a service that always calls a custom tool."""
+    service, engine = standing(ServerSpec(port=0))
+    engine.loading.set_result(FACTS)
+    engine.script = engine.tokenizer.encode(PATCH_CALL, add_special_tokens=False)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        serving(service, listener) as found,
+        httpx.Client(base_url=f"{found.url}/v1") as made,
+    ):
+        yield made
+
+
+def converted(**more: Any) -> Conversation:
+    return to_conversation.conversation(msgspec.convert({"messages": USER, **more}, ChatBody))
+
+
+@pytest.mark.parametrize("tool", PATCH_TOOLS, ids=["nested", "flat"])
+def test_a_custom_tool_is_called_with_free_text(patching: httpx.Client, tool: Any) -> None:
+    body = {"messages": USER, "tools": [tool], **PLAIN}
+    answer = patching.post("/chat/completions", json=body).json()
+    (call,) = ChatCompletion.model_validate(answer).choices[0].message.tool_calls or ()
+    assert call.type == "custom"
+    assert (call.custom.name, call.custom.input) == ("patch", "one\ntwo")
+    lines = patching.post("/chat/completions", json={**body, "stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [one["choices"][0]["delta"] for one in chunks]
+    pieces = [call["custom"] for one in deltas for call in one.get("tool_calls", ())]
+    assert [piece["name"] for piece in pieces if "name" in piece] == ["patch"]
+    assert "".join(piece["input"] for piece in pieces) == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    "grammar", [{"grammar": {"definition": "start: A"}}, {"definition": "start: A"}]
+)
+def test_a_custom_tool_has_its_grammar_in_the_description(grammar: dict[str, Any]) -> None:
+    form = {"type": "grammar", **grammar}
+    (tool,) = converted(tools=[{"type": "custom", "custom": {"name": "p", "format": form}}]).tools
+    assert "start: A" in tool.description
+
+
+def test_a_tool_choice_names_a_custom_tool() -> None:
+    choice = {"type": "custom", "custom": {"name": "patch"}}
+    body = msgspec.convert({"messages": USER, "tool_choice": choice}, ChatBody)
+    assert to_conversation.forced_tool(body) == "patch"
+    assert to_conversation.tool_choice_mode(choice) is ToolChoiceMode.REQUIRED
+
+
+def test_a_custom_call_of_the_history_is_kept() -> None:
+    called = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "one"}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [called]}]
+    (call,) = converted(messages=messages).messages[-1].tool_calls
+    assert (call.name, call.arguments) == ("patch", {"input": "one"})
+
+
+def test_functions_are_tools_and_answered_as_a_function_call(client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"model": "m", "messages": USER, "functions": [FUNCTION]}
+    choice = client.chat.completions.create(**body, extra_body=PLAIN).choices[0]
+    assert choice.finish_reason == "function_call"
+    assert choice.message.function_call and choice.message.function_call.name == "weather"
+    assert json.loads(choice.message.function_call.arguments) == {"city": "Ulm"}
+    stream = client.chat.completions.create(**body, stream=True, extra_body=PLAIN)
+    deltas = [chunk.choices[0].delta.function_call for chunk in stream]
+    pieces = [delta for delta in deltas if delta is not None]
+    assert [piece.name for piece in pieces if piece.name] == ["weather"]
+    assert json.loads("".join(piece.arguments or "" for piece in pieces)) == {"city": "Ulm"}
+
+
+def test_function_call_is_a_tool_choice_and_part_of_the_history() -> None:
+    sent = {"messages": USER, "functions": [FUNCTION], "function_call": {"name": "weather"}}
+    assert to_conversation.forced_tool(msgspec.convert(sent, ChatBody)) == "weather"
+    called = {"role": "assistant", "function_call": {"name": "weather", "arguments": "{}"}}
+    (call,) = converted(messages=[*USER, called]).messages[-1].tool_calls
+    assert (call.name, call.arguments) == ("weather", {})
+
+
+def test_a_flat_function_is_offered() -> None:
+    flat = {"type": "function", **FUNCTION}
+    assert converted(tools=[flat]).tools == converted(tools=TOOLS).tools
+
+
+def test_a_tool_of_a_vendors_server_is_named_when_it_is_alone() -> None:
+    with pytest.raises(BadRequest, match="'web_search', a tool that runs on a vendor's servers"):
+        converted(tools=[{"type": "web_search"}])
+    assert len(converted(tools=[{"type": "web_search"}, *TOOLS]).tools) == 1

@@ -95,7 +95,9 @@ def _check_items(found: Told) -> None:
 
 def _check_deltas(found: Told, item: dict[str, Any]) -> None:
     deltas = "".join(
-        e["delta"] for e in found.events if e.get("item_id") == item["id"] and "delta" in e
+        e["delta"]
+        for e in found.events
+        if e.get("item_id") == item["id"] and "delta" in e and "summary_index" not in e
     )
     match item["type"]:
         case "message" | "reasoning":

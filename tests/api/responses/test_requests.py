@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from msgspec import structs
 
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, conversation, messages
+from mlxstack.core.errors import BadRequest
 from tests.api.responses.checking import PLAIN, whole
 from tests.api.responses.conftest import Scripted
 
@@ -225,3 +227,37 @@ def test_context_length_exceeded_is_final(scripted: Scripted) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         scripted.sdk.responses.create(model="m", input="word " * 20000)
     assert caught.value.code == "context_length_exceeded"
+
+
+SHELL: dict[str, Any] = {"commands": ["ls"], "timeout_ms": 9}
+DONE: dict[str, Any] = {"stdout": "a.py", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+PATCH: dict[str, Any] = {"type": "update_file", "path": "a.py", "diff": "@@"}
+
+
+def test_calls_of_shell_and_apply_patch_are_kept_with_their_outputs() -> None:
+    items = [
+        called("c1", "shell_call", action=SHELL),
+        called("c1", "shell_call_output", output=[DONE]),
+        called("c2", "apply_patch_call", operation=PATCH),
+        called("c2", "apply_patch_call_output", status="failed", output="no such line"),
+    ]
+    shell, listed, patch, refused = messages(items, ToolNames())
+    assert [(call.name, call.arguments) for call in shell.tool_calls] == [("shell", SHELL)]
+    assert (listed.tool_call_id, msgspec.json.decode(listed.text)) == ("c1", [DONE])
+    assert [(call.name, call.arguments) for call in patch.tool_calls] == [("apply_patch", PATCH)]
+    assert (refused.tool_call_id, refused.text) == ("c2", "failed\nno such line")
+
+
+def test_a_call_without_its_action_is_refused_by_name() -> None:
+    with pytest.raises(BadRequest, match="operation: Field required"):
+        messages([called("c", "apply_patch_call")], ToolNames())
+
+
+def test_a_summary_stands_for_reasoning_that_is_not_readable() -> None:
+    summary = [{"type": "summary_text", "text": "Look first."}]
+    items = [
+        {"type": "reasoning", "summary": summary, "encrypted_content": "of another service"},
+        {"type": "message", "role": "assistant", "content": "Hello."},
+    ]
+    (turn,) = messages(items, ToolNames())
+    assert turn.reasoning == "Look first."

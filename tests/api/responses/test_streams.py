@@ -157,3 +157,16 @@ def test_the_sdk_reads_a_whole_response(scripted: Scripted) -> None:
     )
     assert made.output_text == "I look."
     assert made.output[-1].type == "function_call"
+
+
+@pytest.mark.parametrize("summary", [None, "auto", "detailed"])
+def test_a_requested_summary_is_the_reasoning(scripted: Scripted, summary: str | None) -> None:
+    scripted.say("I should greet.\n</think>\n\nHello.")
+    found = told(scripted.http, {**ASK, **THINKING, "reasoning": {"summary": summary}})
+    item = found.response["output"][0]
+    text = item["content"][0]["text"]
+    is_asked = summary in ("auto", "detailed")
+    assert item["summary"] == ([{"type": "summary_text", "text": text}] if is_asked else [])
+    deltas = [event["delta"] for event in found.of("reasoning_summary_text.delta")]
+    assert "".join(deltas) == (text if is_asked else "")
+    assert len(list(found.of("reasoning_summary_part.done"))) == is_asked

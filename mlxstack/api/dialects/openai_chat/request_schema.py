@@ -14,11 +14,28 @@ class FunctionSpec(Struct):
     parameters: dict[str, Any] | None = None
 
 
+class CustomSpec(Struct):
+    """Custom tool, which takes free text."""
+
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class ChatToolParam(Struct):
-    """A tool; those of other types than `function` are skipped."""
+    """A tool; those of other types than `function` and `custom` are left out.
+
+    Some clients write the fields of the inner object beside `type`.
+    """
 
     type: str = "function"
     function: FunctionSpec | None = None
+    custom: CustomSpec | None = None
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    input_schema: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
 
 
 class StreamOptions(Struct):
@@ -56,6 +73,8 @@ class ChatBody(Fields, kw_only=True):
     stream_options: StreamOptions | None = None
     tools: list[ChatToolParam] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: list[FunctionSpec] | None = None
+    function_call: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None

@@ -44,13 +44,21 @@ class FunctionCall(Struct, frozen=True):
     name: str | UnsetType = UNSET
 
 
+class CustomCall(Struct, frozen=True):
+    """Custom tool of a call; `name` only in its first delta."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
 class ChatToolCall(Struct, frozen=True):
-    """Tool call or its delta; `index` only in deltas.
+    """Tool call or its delta, of a function or a custom tool; `index` only in deltas.
 
     `id` and `type` are in the first one.
     """
 
-    function: FunctionCall
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
@@ -61,6 +69,7 @@ class ChatMessage(Struct, frozen=True):
     role: str = "assistant"
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[ChatToolCall, ...] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class Delta(Struct, frozen=True):
@@ -68,6 +77,7 @@ class Delta(Struct, frozen=True):
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[ChatToolCall, ...] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):

@@ -43,6 +43,7 @@ async def chat_completions(
     n = n_choices(data.n, service.preset.slots.count)
     conversation = await service.text_processor.read(lambda: to_conversation.conversation(data))
     order = await admit(service, conversation, options(data, request))
+    order = structs.replace(order, omitted_tools=to_conversation.omitted_tools(data))
     wants = stream_config(data, order.request.id, model)
     words, orders = order.words, copies(order, n)
     if data.stream:
@@ -73,11 +74,11 @@ def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
     common = request_fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
     return structs.replace(
         common,
-        tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
+        tool_choice=to_conversation.tool_choice_mode(to_conversation.tool_choice(body)),
         forced_tool=to_conversation.forced_tool(body),
         allowed_tools=to_conversation.allowed_tools(body),
         response_format=to_conversation.response_format(body) or common.response_format,
-        is_one_call=body.parallel_tool_calls is False,
+        is_one_call=body.parallel_tool_calls is False or _is_legacy(body),
         has_progress=bool(body.return_progress),
         predicted_text=to_conversation.predicted_text(body),
     )
@@ -90,7 +91,14 @@ def stream_config(body: ChatBody, request: str, model: str) -> stream.StreamConf
         model=model,
         has_usage=bool(body.stream_options and body.stream_options.include_usage),
         has_pace=bool(body.timings_per_token),
+        custom_tools=to_conversation.custom_names(body),
+        is_legacy=_is_legacy(body),
     )
+
+
+def _is_legacy(body: ChatBody) -> bool:
+    """True for a body with `functions`, whose answer has one `function_call`."""
+    return bool(body.functions) and not body.tools
 
 
 DIALECT = structs.replace(OPENAI, routes=(chat_completions, chat_input_tokens))

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, structs
 
 from mlxstack.api import streaming
+from mlxstack.api.custom_tools import InputDecoder, input_text
 from mlxstack.api.dialects.openai_chat.response_schema import (
     FINGERPRINT,
     ChatChoice,
@@ -15,6 +16,7 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
     ChatToolCall,
     Chunk,
     ChunkChoice,
+    CustomCall,
     Delta,
     FunctionCall,
     PromptProgress,
@@ -42,12 +44,17 @@ if TYPE_CHECKING:
 
 
 class StreamConfig(Struct, frozen=True):
-    """Names and optional content of a stream."""
+    """Names and optional content of a stream.
+
+    Calls of `custom_tools` have free text; `is_legacy` renders a call as `function_call`.
+    """
 
     id: str
     model: str
     has_usage: bool = False
     has_pace: bool = False
+    custom_tools: frozenset[str] = frozenset()
+    is_legacy: bool = False
 
 
 def whole(
@@ -60,22 +67,31 @@ def whole(
         created=int(time.time()),
         model=wants.model,
         system_fingerprint=FINGERPRINT,
-        choices=tuple(_choice(i, reply, words) for i, reply in enumerate(replies)),
+        choices=tuple(_choice(i, reply, wants, words) for i, reply in enumerate(replies)),
         usage=usage(ended, len(ended)),
         timings=timings(ended[0].work),
     )
 
 
-def _choice(index: int, reply: CollectedResponse, words: "TextProcessor") -> ChatChoice:
+def _choice(
+    index: int, reply: CollectedResponse, wants: StreamConfig, words: "TextProcessor"
+) -> ChatChoice:
     message = ChatMessage(
         content=reply.content or (None if reply.calls else ""),
         reasoning_content=reply.reasoning or UNSET,
-        tool_calls=tuple(whole_call(call) for call in reply.calls) or UNSET,
     )
+    if wants.is_legacy and reply.calls:
+        call = reply.calls[0]
+        message = structs.replace(
+            message, function_call=FunctionCall(call.arguments_json, call.name)
+        )
+    elif reply.calls:
+        calls = tuple(whole_call(call, wants.custom_tools) for call in reply.calls)
+        message = structs.replace(message, tool_calls=calls)
     return ChatChoice(
         index=index,
         message=message,
-        finish_reason=finish_reason(reply.ended, reply.has_calls),
+        finish_reason=finish_reason(reply.ended, reply.has_calls, is_legacy=wants.is_legacy),
         logprobs=logprobs(reply.notes, words),
     )
 
@@ -114,6 +130,7 @@ class ChatStream:
         self._words = words
         self._created = int(time.time())
         self._n_calls = 0
+        self._input: InputDecoder | None = None
         self._has_calls = False
 
     def opening(self) -> bytes:
@@ -135,11 +152,13 @@ class ChatStream:
                 yield self._say(Delta(content=part.text), part.notes)
             case ToolCallStarted():
                 self._n_calls += 1
-                yield self._say(call_head(part, self._n_calls - 1))
+                yield self._say(self._call_head(part))
             case ArgumentsPart():
-                yield self._say(arguments_delta(part.text, self._n_calls - 1), part.notes)
+                yield from self._arguments(part)
             case ToolCallPart():
                 self._has_calls = not part.is_cut
+                if self._input and not part.is_cut and (rest := self._input.end()):
+                    yield self._say(self._call(custom=CustomCall(rest)))
             case GenerationFinished():
                 self.ended = part
                 yield self._end(part)
@@ -148,6 +167,29 @@ class ChatStream:
         """Last chunk, with the usage of all choices."""
         spent, total = timings(ended[0].work), usage(ended, len(ended))
         return streaming.frame(structs.replace(self._chunk(), usage=total, timings=spent))
+
+    def _call_head(self, started: ToolCallStarted) -> Delta:
+        """First delta of a call, which names it."""
+        if self._wants.is_legacy:
+            return Delta(function_call=FunctionCall("", started.name))
+        is_custom = started.name in self._wants.custom_tools
+        self._input = InputDecoder() if is_custom else None
+        if is_custom:
+            return self._call(id=started.id, type="custom", custom=CustomCall("", started.name))
+        function = FunctionCall("", started.name)
+        return self._call(id=started.id, type="function", function=function)
+
+    def _arguments(self, part: ArgumentsPart) -> Iterator[bytes]:
+        """Chunk of a piece of a call's arguments, or of the input that it holds."""
+        if self._wants.is_legacy:
+            yield self._say(Delta(function_call=FunctionCall(part.text)), part.notes)
+        elif self._input is None:
+            yield self._say(self._call(function=FunctionCall(part.text)), part.notes)
+        elif (text := self._input.add(part.text)) or part.notes:
+            yield self._say(self._call(custom=CustomCall(text)), part.notes)
+
+    def _call(self, **fields: Any) -> Delta:
+        return Delta(tool_calls=(ChatToolCall(index=self._n_calls - 1, **fields),))
 
     def _say(self, delta: Delta, notes: tuple[TokenLogprob, ...] = ()) -> bytes:
         chunk = self._chunk(self._choice(delta, notes))
@@ -172,7 +214,7 @@ class ChatStream:
 
     def _end(self, ended: GenerationFinished) -> bytes:
         """The timings come last: here, unless the usage still follows."""
-        reason = finish_reason(ended, self._has_calls)
+        reason = finish_reason(ended, self._has_calls, is_legacy=self._wants.is_legacy)
         last = self._chunk(self._choice(Delta(), ended.notes, reason))
         if not self._wants.has_usage:
             last = structs.replace(last, timings=timings(ended.work))
@@ -188,28 +230,20 @@ class ChatStream:
         )
 
 
-def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
-    """`tool_calls` after complete calls, even if text followed."""
+def finish_reason(ended: GenerationFinished, has_calls: bool, *, is_legacy: bool = False) -> str:
+    """`tool_calls` after complete calls, even if text followed; older: `function_call`."""
     if has_calls:
-        return "tool_calls"
+        return "function_call" if is_legacy else "tool_calls"
     return "length" if ended.ending in (FinishCause.LENGTH, FinishCause.CONTEXT) else "stop"
 
 
-def whole_call(called: ToolCallPart) -> ChatToolCall:
+def whole_call(called: ToolCallPart, custom_tools: frozenset[str] = frozenset()) -> ChatToolCall:
     """Tool call of a whole response."""
+    if called.name in custom_tools:
+        text = input_text(called.arguments, called.arguments_json)
+        return ChatToolCall(custom=CustomCall(text, called.name), id=called.id, type="custom")
     return ChatToolCall(
         function=FunctionCall(arguments=called.arguments_json, name=called.name),
         id=called.id,
         type="function",
     )
-
-
-def call_head(started: ToolCallStarted, index: int) -> Delta:
-    """First delta of a call, which names it."""
-    function = FunctionCall("", started.name)
-    return Delta(tool_calls=(ChatToolCall(function, index=index, id=started.id, type="function"),))
-
-
-def arguments_delta(text: str, index: int) -> Delta:
-    """Delta with a piece of a call's arguments."""
-    return Delta(tool_calls=(ChatToolCall(FunctionCall(text), index=index),))

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from mlxstack.api import request_fields
+from mlxstack.api import custom_tools, request_fields
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
     ChatToolParam,
+    FunctionSpec,
     ResponseFormat,
 )
 from mlxstack.api.request_fields import chosen_tool, json_instruction
@@ -14,6 +15,8 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
 from mlxstack.service.openai_messages import read_messages, read_prediction
 from mlxstack.text.grammar.response_format import ResponseConstraint
+
+CUSTOM = "custom"
 
 
 def conversation(body: ChatBody) -> Conversation:
@@ -24,7 +27,7 @@ def conversation(body: ChatBody) -> Conversation:
     thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort)
     return Conversation(
         messages=(*read_messages(body.messages), *_format(body)),
-        tools=_tools(body.tools),
+        tools=_tools(body),
         thinking=thinking,
         template=template,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -39,7 +42,9 @@ def _bound(body: ChatBody) -> None:
     request_fields.bound(n_parts, request_fields.MOST_PARTS, "messages", "parts of contents")
     n_calls = sum(len(turn.tool_calls or ()) for turn in body.messages)
     request_fields.bound(n_calls, request_fields.MOST_CALLS, "messages", "tool calls")
-    request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
+    for name in ("tools", "functions"):
+        n_tools = len(getattr(body, name) or ())
+        request_fields.bound(n_tools, request_fields.MOST_TOOLS, name, "tools")
 
 
 def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
@@ -56,14 +61,19 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
         case dict() if chosen_tool(choice) is not None:
             return ToolChoiceMode.REQUIRED
     raise BadRequest(
-        f"tool_choice is {choice!r}; known are none, auto, required, or a function",
+        f"tool_choice is {choice!r}; known are none, auto, required, or a tool",
         "tool_choice",
     )
 
 
+def tool_choice(body: ChatBody) -> str | dict[str, Any] | None:
+    """Tool choice of a body, in the older form `function_call` too."""
+    return body.function_call if body.tool_choice is None else body.tool_choice
+
+
 def forced_tool(body: ChatBody) -> str | None:
-    """Name of the function that must be called."""
-    return chosen_tool(body.tool_choice)
+    """Name of the tool that must be called."""
+    return chosen_tool(tool_choice(body))
 
 
 def allowed_tools(body: ChatBody) -> tuple[str, ...]:
@@ -98,14 +108,51 @@ def _schema(spec: ResponseFormat) -> dict[str, Any] | None:
     return spec.json_schema.schema if spec.json_schema else spec.schema
 
 
-def _tools(specs: list[ChatToolParam] | None) -> tuple[Tool, ...]:
-    """Functions of a body. Raises BadRequest."""
-    for i, spec in enumerate(specs or ()):
-        if spec.type == "function" and spec.function is None:
-            at = f"tools[{i}].function"
-            raise BadRequest(f"{at}: Field required, with the name and the parameters", at)
-    functions = [spec.function for spec in specs or () if spec.function is not None]
-    return tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions)
+def custom_names(body: ChatBody) -> frozenset[str]:
+    """Names of the custom tools of a body."""
+    offered = (_tool(spec, "tools") for spec in body.tools or () if spec.type == CUSTOM)
+    return frozenset(tool.name for tool in offered)
+
+
+def omitted_tools(body: ChatBody) -> tuple[str, ...]:
+    """Types of the tools that are not offered to the model."""
+    return tuple(spec.type for spec in body.tools or () if not _is_offered(spec))
+
+
+def _tools(body: ChatBody) -> tuple[Tool, ...]:
+    """Functions and custom tools of a body. Raises BadRequest."""
+    specs = body.tools or ()
+    offered = [_tool(spec, f"tools[{i}]") for i, spec in enumerate(specs) if _is_offered(spec)]
+    if specs and not offered:
+        raise BadRequest(
+            f"tools[0].type is {specs[0].type!r}, a tool that runs on a vendor's servers and not "
+            "here; offer a function that the client runs",
+            "tools[0].type",
+        )
+    return (*offered, *(_function(spec) for spec in body.functions or ()))
+
+
+def _is_offered(spec: ChatToolParam) -> bool:
+    return spec.type in ("function", CUSTOM) or spec.function is not None
+
+
+def _tool(spec: ChatToolParam, at: str) -> Tool:
+    if spec.function is not None:
+        return _function(spec.function)
+    if spec.type == CUSTOM:
+        own = spec.custom or spec
+        if not own.name:
+            raise BadRequest(f"{at}.custom.name: Field required", f"{at}.custom")
+        text = custom_tools.description(own.description, own.format)
+        return Tool(own.name, text, custom_tools.SCHEMA)
+    if not spec.name:
+        at = f"{at}.function"
+        raise BadRequest(f"{at}: Field required, with the name and the parameters", at)
+    return Tool(spec.name, spec.description or "", spec.parameters or spec.input_schema or {})
+
+
+def _function(spec: FunctionSpec) -> Tool:
+    return Tool(spec.name, spec.description or "", spec.parameters or {})
 
 
 def effort(kwargs: dict[str, Any] | None, level: str | None) -> tuple[bool | None, dict[str, Any]]:

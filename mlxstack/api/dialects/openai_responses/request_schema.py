@@ -53,10 +53,12 @@ class CustomCallInput(Struct):
     namespace: str | None = None
 
 
-class ShellCallItem(Struct):
-    """Earlier shell command of the assistant."""
+class BuiltInCallItem(Struct):
+    """Earlier call of a tool that the API defines: shell commands, a patch."""
 
-    action: dict[str, Any]
+    type: str
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
     call_id: str | None = None
     id: str | None = None
 
@@ -65,12 +67,14 @@ class OutputItem(Struct):
     output: Content = None
     call_id: str | None = None
     id: str | None = None
+    status: str | None = None
 
 
 class ReasoningInput(Struct):
-    """Reasoning of the assistant; only readable content counts."""
+    """Reasoning of the assistant; its summary counts where no other text is readable."""
 
     content: list[Item] | None = None
+    summary: list[Item] | None = None
     encrypted_content: str | None = None
 
 

@@ -36,6 +36,10 @@ class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
     text: str
 
 
+class SummaryText(Struct, frozen=True, tag="summary_text"):
+    text: str
+
+
 class MessageItem(Struct, frozen=True, tag="message"):
     id: str
     status: Status
@@ -44,12 +48,12 @@ class MessageItem(Struct, frozen=True, tag="message"):
 
 
 class ReasoningItem(Struct, frozen=True, tag="reasoning"):
-    """Reasoning of the assistant, without a summary."""
+    """Reasoning of the assistant; its summary, on request, is the whole of it."""
 
     id: str
     status: Status
     content: tuple[ReasoningText, ...] = ()
-    summary: tuple[str, ...] = ()
+    summary: tuple[SummaryText, ...] = ()
     encrypted_content: str | None = None
 
 
@@ -202,6 +206,28 @@ class ReasoningDelta(InContent, kw_only=True, tag="response.reasoning_text.delta
 
 class ReasoningDone(InContent, kw_only=True, tag="response.reasoning_text.done"):
     text: str
+
+
+class InSummary(InItem, kw_only=True):
+    """Event inside the one part of a summary."""
+
+    summary_index: int = 0
+
+
+class SummaryAdded(InSummary, kw_only=True, tag="response.reasoning_summary_part.added"):
+    part: SummaryText
+
+
+class SummaryDelta(InSummary, kw_only=True, tag="response.reasoning_summary_text.delta"):
+    delta: str
+
+
+class SummaryTextDone(InSummary, kw_only=True, tag="response.reasoning_summary_text.done"):
+    text: str
+
+
+class SummaryDone(InSummary, kw_only=True, tag="response.reasoning_summary_part.done"):
+    part: SummaryText
 
 
 class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta"):

@@ -1,14 +1,13 @@
 """Renders responses as events, and accumulates the whole response."""
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from uuid import uuid4
 
-import msgspec
 from msgspec import UNSET, structs
 
 from mlxstack.api import streaming
+from mlxstack.api.custom_tools import InputDecoder
 from mlxstack.api.dialects.openai_responses import response_schema as events
 from mlxstack.api.dialects.openai_responses.response_schema import (
     CustomCallItem,
@@ -25,9 +24,9 @@ from mlxstack.api.dialects.openai_responses.response_schema import (
     ResponsesEvent,
     ResponsesUsage,
     Status,
+    SummaryText,
 )
 from mlxstack.api.dialects.openai_responses.to_conversation import (
-    INPUT,
     ClientTool,
     ToolKind,
     ToolNames,
@@ -54,8 +53,6 @@ from mlxstack.core.response_parts import (
 from mlxstack.service.text_processor import TextProcessor
 
 OnItem = Callable[[OutputItem], None]
-INPUT_OPENS = f'{{"{INPUT}":"'
-_JSON_TEXT = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
 CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})
 
 
@@ -101,20 +98,26 @@ class MessageItemStream:
 class ReasoningItemStream:
     """Reasoning item of the stream, before the answer or between calls."""
 
-    def __init__(self, index: int, *, is_sealed: bool) -> None:
+    def __init__(self, index: int, *, is_sealed: bool, has_summary: bool) -> None:
         self._id, self._index = f"rs_{uuid4().hex}", index
-        self._is_sealed = is_sealed
+        self._is_sealed, self._has_summary = is_sealed, has_summary
         self._texts: list[str] = []
 
     def begin(self) -> Iterator[ResponsesEvent]:
         """Start of the empty item."""
         item = ReasoningItem(self._id, "in_progress")
         yield events.ItemAdded(output_index=self._index, item=item)
+        if self._has_summary:
+            yield events.SummaryAdded(
+                item_id=self._id, output_index=self._index, part=SummaryText("")
+            )
 
     def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
         """Event of new reasoning."""
         self._texts.append(text)
         yield events.ReasoningDelta(item_id=self._id, output_index=self._index, delta=text)
+        if self._has_summary:
+            yield events.SummaryDelta(item_id=self._id, output_index=self._index, delta=text)
 
     def end(self, status: Status) -> Iterator[ResponsesEvent]:
         """Events with the whole reasoning."""
@@ -122,6 +125,9 @@ class ReasoningItemStream:
         yield events.ReasoningDone(
             item_id=self._id, output_index=self._index, text=item.content[0].text
         )
+        for part in item.summary:
+            yield events.SummaryTextDone(item_id=self._id, output_index=self._index, text=part.text)
+            yield events.SummaryDone(item_id=self._id, output_index=self._index, part=part)
         yield events.ItemDone(output_index=self._index, item=item)
 
     def item(self, status: Status) -> ReasoningItem:
@@ -131,6 +137,7 @@ class ReasoningItemStream:
             id=self._id,
             status=status,
             content=(ReasoningText(text),),
+            summary=(SummaryText(text),) if self._has_summary else (),
             encrypted_content=encode_reasoning(text) if self._is_sealed else None,
         )
 
@@ -170,7 +177,7 @@ class CustomCallStream:
     """Call of a custom tool, whose input is plain text."""
 
     def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
-        self._index, self._arguments, self._input, self._n_read = index, "", "", 0
+        self._index, self._input = index, InputDecoder()
         self._item = CustomCallItem(
             f"ctc_{uuid4().hex}", call_id, tool.name, "in_progress", "", tool.namespace or UNSET
         )
@@ -181,16 +188,9 @@ class CustomCallStream:
 
     def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
         """Event of a piece of the text."""
-        self._arguments += text
-        if self._arguments.startswith(INPUT_OPENS):
-            # Every piece ends between two characters of its text.
-            start = max(self._n_read, len(INPUT_OPENS))
-            match = _JSON_TEXT.match(self._arguments, start)
-            self._n_read = match.end() if match else start
-            yield from self._more(msgspec.json.decode(f'"{self._arguments[start : self._n_read]}"'))
+        yield from self._more(self._input.add(text))
 
     def _more(self, text: str) -> Iterator[ResponsesEvent]:
-        self._input += text
         if text:
             yield events.CustomInputDelta(
                 item_id=self._item.id, output_index=self._index, delta=text
@@ -198,19 +198,15 @@ class CustomCallStream:
 
     def end(self, status: Status) -> Iterator[ResponsesEvent]:
         """Events with the whole text."""
-        if status == "completed" and not self._n_read:
-            yield from self._more(self._text())
+        if status == "completed":
+            yield from self._more(self._input.end())
         item = self.item(status)
         yield events.InputDone(item_id=item.id, output_index=self._index, input=item.input)
         yield events.ItemDone(output_index=self._index, item=item)
 
     def item(self, status: Status) -> CustomCallItem:
         """Call so far."""
-        return structs.replace(self._item, status=status, input=self._input)
-
-    def _text(self) -> str:
-        given = msgspec.json.decode(self._arguments).get(INPUT)
-        return given if isinstance(given, str) else self._arguments
+        return structs.replace(self._item, status=status, input=self._input.text)
 
 
 OutputItemStream = MessageItemStream | ReasoningItemStream | FunctionCallStream | CustomCallStream
@@ -236,6 +232,7 @@ class ResponseStream(streaming.Renderer):
         self._box = box
         self._words = words
         self._is_sealed = is_sealed
+        self._has_summary = response.reasoning.get("summary") not in (None, "none")
         self._open: OutputItemStream | None = None
         self._n_events = 0
 
@@ -299,7 +296,9 @@ class ResponseStream(streaming.Renderer):
         self._open = (
             MessageItemStream(index)
             if is_message
-            else ReasoningItemStream(index, is_sealed=self._is_sealed)
+            else ReasoningItemStream(
+                index, is_sealed=self._is_sealed, has_summary=self._has_summary
+            )
         )
         yield from self._open.begin()
 

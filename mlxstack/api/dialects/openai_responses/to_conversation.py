@@ -1,6 +1,7 @@
 """Converts a Responses API body to a conversation and generation options."""
 
 import base64
+import json
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import chain, groupby
@@ -9,9 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from mlxstack.api import request_fields
+from mlxstack.api import custom_tools, request_fields
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
 from mlxstack.api.dialects.openai_responses.request_schema import (
+    BuiltInCallItem,
     CustomCallInput,
     FunctionCallInput,
     Item,
@@ -20,7 +22,6 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     ReasoningInput,
     ResponsesBody,
     ResponsesToolParam,
-    ShellCallItem,
 )
 from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
@@ -33,9 +34,6 @@ from mlxstack.service.openai_messages import (
 )
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.normalize_messages import parse_arguments
-
-# The one argument of a custom tool, which takes free text.
-INPUT = "input"
 
 
 class ToolKind(StrEnum):
@@ -116,25 +114,11 @@ def _offered(
 
 def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam) -> Tool:
     if kind is ToolKind.CUSTOM:
-        return Tool(name, _free_form(spec), _FREE_TEXT)
+        return Tool(
+            name, custom_tools.description(spec.description, spec.format), custom_tools.SCHEMA
+        )
     parameters = spec.parameters if isinstance(spec.parameters, dict) else {}
     return Tool(name, spec.description or "", parameters)
-
-
-_FREE_TEXT: dict[str, Any] = {
-    "type": "object",
-    "properties": {INPUT: {"type": "string", "description": "The whole input, as plain text"}},
-    "required": [INPUT],
-}
-
-
-def _free_form(spec: ResponsesToolParam) -> str:
-    """Description, with the grammar of the input."""
-    form = spec.format or {}
-    lines = [spec.description or ""]
-    if definition := form.get("definition"):
-        lines.append(f"The input follows this {form.get('syntax', '')} grammar:\n{definition}")
-    return "\n\n".join(line for line in lines if line)
 
 
 # Fields that need a server that stores responses.
@@ -306,7 +290,12 @@ def _message(item: Item, at: str, _: ToolNames) -> Message:
 def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(ReasoningInput, item, at)
     content: list[str | Item] = [*(sent.content or ())]
-    thoughts = read_history(content, f"{at}.content") or decode_reasoning(sent.encrypted_content)
+    summary: list[str | Item] = [*(sent.summary or ())]
+    thoughts = (
+        read_history(content, f"{at}.content")
+        or decode_reasoning(sent.encrypted_content)
+        or read_history(summary, f"{at}.summary")
+    )
     return Message(Role.ASSISTANT, reasoning=thoughts or None)
 
 
@@ -319,22 +308,45 @@ def _function_call(item: Item, at: str, box: ToolNames) -> Message:
 def _custom_call(item: Item, at: str, box: ToolNames) -> Message:
     sent = _as(CustomCallInput, item, at)
     name = box.spoken(sent.name, sent.namespace)
-    return _calling(ToolCall(sent.call_id, name, {INPUT: sent.input}))
+    return _calling(ToolCall(sent.call_id, name, {custom_tools.INPUT: sent.input}))
 
 
-def _shell_call(item: Item, at: str, _: ToolNames) -> Message:
-    sent = _as(ShellCallItem, item, at)
-    return _calling(ToolCall(_call_id(sent), "local_shell", sent.action))
+def _built_in_call(item: Item, at: str, _: ToolNames) -> Message:
+    sent = _as(BuiltInCallItem, item, at)
+    arguments = sent.action if sent.operation is None else sent.operation
+    if arguments is None:
+        field = "operation" if sent.type == "apply_patch_call" else "action"
+        raise BadRequest(f"{at}.{field}: Field required", f"{at}.{field}")
+    return _calling(ToolCall(_call_id(sent), sent.type.removesuffix("_call"), arguments))
 
 
 def _output(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(OutputItem, item, at)
+    text = read_history(sent.output, f"{at}.output")
+    return Message(Role.TOOL, text, tool_call_id=_call_id(sent))
+
+
+def _shell_output(item: Item, at: str, _: ToolNames) -> Message:
+    """Output of commands: text, or stdout, stderr and outcome of each as JSON."""
+    sent = _as(OutputItem, item, at)
+    text = (
+        sent.output
+        if isinstance(sent.output, str)
+        else json.dumps(sent.output or [], ensure_ascii=False)
+    )
+    return Message(Role.TOOL, text, tool_call_id=_call_id(sent))
+
+
+def _patch_output(item: Item, at: str, _: ToolNames) -> Message:
+    """Log of a patch after its status."""
+    sent = _as(OutputItem, item, at)
+    lines = (sent.status, read_history(sent.output, f"{at}.output"))
     return Message(
-        Role.TOOL, read_history(sent.output, f"{at}.output"), tool_call_id=_call_id(sent)
+        Role.TOOL, "\n".join(line for line in lines if line), tool_call_id=_call_id(sent)
     )
 
 
-def _call_id(sent: ShellCallItem | OutputItem) -> str:
+def _call_id(sent: BuiltInCallItem | OutputItem) -> str:
     return sent.call_id or sent.id or ""
 
 
@@ -347,10 +359,14 @@ READERS: dict[str, Reader] = {
     "reasoning": _reasoning,
     "function_call": _function_call,
     "custom_tool_call": _custom_call,
-    "local_shell_call": _shell_call,
+    "local_shell_call": _built_in_call,
+    "shell_call": _built_in_call,
+    "apply_patch_call": _built_in_call,
     "function_call_output": _output,
     "custom_tool_call_output": _output,
     "local_shell_call_output": _output,
+    "shell_call_output": _shell_output,
+    "apply_patch_call_output": _patch_output,
 }
 
 

@@ -1,0 +1,65 @@
+"""Custom tools, whose one argument is free text: their schema, and their input in pieces."""
+
+import re
+from typing import Any
+
+import msgspec
+
+# The one argument of a custom tool in the prompt.
+INPUT = "input"
+INPUT_OPENS = f'{{"{INPUT}":"'
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string", "description": "The whole input, as plain text"}},
+    "required": [INPUT],
+}
+_JSON_TEXT = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
+
+
+def description(text: str | None, form: dict[str, Any] | None) -> str:
+    """Description of a tool, with the grammar of its input.
+
+    The chat API puts syntax and definition into `grammar`, the Responses API next to the type.
+    """
+    form = form or {}
+    inner = form.get("grammar")
+    grammar = inner if isinstance(inner, dict) else form
+    lines = [text or ""]
+    if definition := grammar.get("definition"):
+        lines.append(f"The input follows this {grammar.get('syntax', '')} grammar:\n{definition}")
+    return "\n\n".join(line for line in lines if line)
+
+
+def input_text(arguments: dict[str, Any], arguments_json: str) -> str:
+    """Input of a call; all its JSON where a model wrote another argument."""
+    given = arguments.get(INPUT)
+    return given if isinstance(given, str) else arguments_json
+
+
+class InputDecoder:
+    """Decoder of the JSON text of a call's arguments, in pieces, to the input."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._arguments, self._n_read = "", 0
+
+    def add(self, piece: str) -> str:
+        """New text of the input."""
+        self._arguments += piece
+        if not self._arguments.startswith(INPUT_OPENS):
+            return ""
+        # Every piece ends between two characters of its text.
+        start = max(self._n_read, len(INPUT_OPENS))
+        match = _JSON_TEXT.match(self._arguments, start)
+        self._n_read = match.end() if match else start
+        return self._more(msgspec.json.decode(f'"{self._arguments[start : self._n_read]}"'))
+
+    def end(self) -> str:
+        """Text of a complete call that was not sent in pieces."""
+        if self._n_read:
+            return ""
+        return self._more(input_text(msgspec.json.decode(self._arguments), self._arguments))
+
+    def _more(self, text: str) -> str:
+        self.text += text
+        return text
