@@ -1,7 +1,7 @@
 """Request bodies: read whole, decoded, and bounded together."""
 
 import asyncio
-import importlib
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,6 +10,11 @@ from mlxstack.api import errors
 from mlxstack.api.streaming import ClientDisconnected
 from mlxstack.core.errors import BadRequest, Busy, TooLarge, UnknownCoding
 from mlxstack.host.heap import trim_heap
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 RETRY_S = 2.0
 TRIMMED_BYTES = 32 * 1024 * 1024
@@ -110,7 +115,7 @@ class RequestBody:
 
 
 class Decompressor(Protocol):
-    """Decompressor object, as zlib and `compression.zstd` have it."""
+    """Decompressor object of zlib or zstd."""
 
     @property
     def eof(self) -> bool:
@@ -161,15 +166,8 @@ class RawOrZlib:
         return found
 
 
-def _zstd_decoder() -> Callable[[], Decoder] | None:
-    """Decoder of Zstandard by Python's own module, or its backport."""
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            zstd: Any = importlib.import_module(name)
-        except ImportError:
-            continue
-        return lambda: Decoder("zstd", zstd.ZstdDecompressor(), zstd.ZstdError)
-    return None
+def _zstd() -> Decoder:
+    return Decoder("zstd", zstd.ZstdDecompressor(), zstd.ZstdError)
 
 
 def _gzip() -> Decoder:
@@ -180,7 +178,8 @@ DECODERS: dict[str, Callable[[], Decoder]] = {
     "gzip": _gzip,
     "x-gzip": _gzip,
     "deflate": lambda: Decoder("deflate", RawOrZlib(), zlib.error),
-} | ({"zstd": zstd} if (zstd := _zstd_decoder()) else {})
+    "zstd": _zstd,
+}
 KNOWN = ", ".join(name for name in DECODERS if not name.startswith("x-"))
 
 
