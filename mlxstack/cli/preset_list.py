@@ -1,10 +1,15 @@
 """All presets, with the errors of those that cannot be read."""
 
+import os
+
+import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.host import presets
 from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import this_memory
+from mlxstack.service.memory_check import preset_fits
 
 
 class PresetListing(Struct, frozen=True):
@@ -20,6 +25,9 @@ class PresetListing(Struct, frozen=True):
     total_ctx: int = 0
     kv_bits: int = 0
     description: str = ""
+    weights_bytes: int | None = None
+    fits: bool | None = None
+    is_downloaded: bool = False
     error: str | None = None
 
 
@@ -28,6 +36,18 @@ def catalog(home: Home) -> list[PresetListing]:
     found = presets.listed(home)
     order = sorted(found, key=lambda name: (name != "demo", name))
     return [_entry(name, str(found[name]), home) for name in order]
+
+
+def with_fits(listings: list[PresetListing], home: Home) -> list[PresetListing]:
+    """Listings with size, fit and presence of their models."""
+    names = [one.name for one in listings if one.error is None]
+    fits = preset_fits(home, names, this_memory(os.environ))
+    return [
+        msgspec.structs.replace(one, **msgspec.structs.asdict(fits[one.name]))
+        if one.name in fits
+        else one
+        for one in listings
+    ]
 
 
 def _entry(name: str, source: str, home: Home) -> PresetListing:

@@ -1,6 +1,7 @@
 """Memory check: fit of a service next to the running ones."""
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 
 from msgspec import Struct
@@ -9,16 +10,17 @@ from msgspec.structs import replace
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServiceKind
-from mlxstack.host import services
+from mlxstack.host import presets, services
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import VARIABLE, MemoryBudget
+from mlxstack.host.model_files import find_model
 from mlxstack.host.process import held_bytes
 from mlxstack.host.service_state import ServiceState, read_json
 from mlxstack.policy.capacity import MemoryNeed, ServiceLoad, fits, need
 from mlxstack.policy.capacity_advice import CapacityOption, nearest
 from mlxstack.policy.kv_geometry import Geometry
 from mlxstack.policy.memory_shares import MemoryClaim
-from mlxstack.service.plan_candidate import Candidate, of_preset
+from mlxstack.service.plan_candidate import Candidate, excerpts, of_many, of_preset
 
 OPTION = "--set "
 BUDGET_KEY = "prefix_cache.memory_budget_pct"
@@ -45,6 +47,38 @@ class MemoryRoom(Struct, frozen=True):
     def free(self) -> int:
         """Bytes that one more service may take."""
         return self.memory.usable - sum(one.n_bytes for one in self.others)
+
+
+class PresetFit(Struct, frozen=True):
+    """Weights, fit and presence of a preset's model; None where unknown."""
+
+    weights_bytes: int | None
+    fits: bool | None
+    is_downloaded: bool
+
+
+def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:
+    """Size and fit of a preset with its own settings."""
+    try:
+        n_bytes = candidate.weights.n_bytes()
+        refuse_if_too_big(candidate, room)
+    except BadRequest:
+        return PresetFit(None, None, candidate.is_measured)
+    except SetupError:
+        return PresetFit(n_bytes, False, candidate.is_measured)
+    return PresetFit(n_bytes, True, candidate.is_measured)
+
+
+def preset_fits(home: Home, names: Iterable[str], memory: MemoryBudget) -> dict[str, PresetFit]:
+    """Fit of each readable preset on an otherwise idle machine."""
+    known = {}
+    for name in names:
+        with suppress(SetupError, BadRequest):
+            preset = presets.load(name, home).preset
+            known[name] = preset, find_model(preset.model, excerpts())
+    room = MemoryRoom(memory, ())
+    found = of_many(list(known.values()))
+    return {name: preset_fit(one, room) for name, one in zip(known, found, strict=True)}
 
 
 def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryRoom:
@@ -174,7 +208,7 @@ def _fits_with(candidate: Candidate, option: CapacityOption, room: MemoryRoom) -
 
 
 def _stops(load: ServiceLoad, room: MemoryRoom) -> list[tuple[str, ...]]:
-    """Services to stop so that the load fits: one, else all where one is not enough."""
+    """Services to stop so that the load fits: one, else all."""
     single: list[tuple[str, ...]] = [
         (one.name,) for one in room.others if fits(load, room.free + one.n_bytes)
     ]

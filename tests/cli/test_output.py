@@ -110,7 +110,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("command", "heads"),
     [
-        ("presets", "PRESET SLOTS x CTX KV BITS MODALITIES WHEN TO USE"),
+        ("presets", "PRESET SIZE FITS DOWNLOADED SLOTS x CTX KV BITS"),
         ("presets show devstral-small-2", "KEY VALUE FROM"),
         ("plan glm-4.7-flash --memory 64", "CONTEXT KV 16 BIT AGENTS DISK PER AGENT"),
         ("spec gemma4-26b-a4b", "KIND LAYERS HEADS x DIM WINDOW PER TOKEN CONSTANT"),

@@ -96,10 +96,10 @@ def test_heavy_rooms_are_not_imported(tmp_path: Path, words: tuple[str, ...]) ->
         assert not loaded & {"httpx", "rich", "psutil", "yaml", "asyncio", "msgspec", "logging"}
 
 
-def test_a8_presets_lists_slots_context_modalities_and_when_to_use(tmp_path: Path) -> None:
+def test_a8_presets_lists_size_fit_download_slots_and_when_to_use(tmp_path: Path) -> None:
     text = run(tmp_path, "presets").stdout
     line = next(line for line in text.splitlines() if line.startswith("gpt-oss-120b"))
-    assert re.search(r"4 x 131072 +16 +text +Reasoning and tools", line)
+    assert re.search(r"[\d.]+ GiB +(yes|no) +no +4 x 128k +16 +Reasoning and tools", line)
     shelf = {
         one["name"]: one for one in json.loads(run(tmp_path, "presets", "--json").stdout)["presets"]
     }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mlxstack.host.presets import LoadedPreset
 
 DEFAULT = "default"
+HEADS = ("PRESET", "SIZE", "FITS", "DOWNLOADED", "SLOTS x CTX", "KV BITS", "WHEN TO USE")
 
 app = typer.Typer(help="List presets, show one, print their JSON schema.", rich_markup_mode=None)
 
@@ -91,20 +92,30 @@ def new_preset(
 
 
 def _list(json: bool) -> None:
-    from mlxstack.cli.preset_list import catalog
+    from mlxstack.cli.preset_list import catalog, with_fits
+    from mlxstack.cli.units import size, tokens
     from mlxstack.host.home import home_from
 
-    slot_files = catalog(home_from(os.environ))
+    home = home_from(os.environ)
+    listings = with_fits(catalog(home), home)
     if json:
-        as_json({"presets": slot_files})
+        as_json({"presets": listings})
         return
-    good = [one for one in slot_files if one.error is None]
     rows = [
-        (one.name, f"{one.n_slots} x {one.n_ctx}", one.kv_bits, one.modalities, one.description)
-        for one in good
+        (
+            one.name,
+            "unknown" if one.weights_bytes is None else size(one.weights_bytes),
+            {True: "yes", False: "no", None: "-"}[one.fits],
+            "yes" if one.is_downloaded else "no",
+            f"{one.n_slots} x {tokens(one.n_ctx)}",
+            one.kv_bits,
+            one.description,
+        )
+        for one in listings
+        if one.error is None
     ]
-    table(("PRESET", "SLOTS x CTX", "KV BITS", "MODALITIES", "WHEN TO USE"), rows)
-    for one in slot_files:
+    table(HEADS, rows, ("WHEN TO USE", "KV BITS"))
+    for one in listings:
         if one.error is not None:
             note(f"warning: {one.error}")
     typer.echo("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")

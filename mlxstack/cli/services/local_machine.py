@@ -10,21 +10,20 @@ from typing import IO
 
 from msgspec import Struct
 
-from mlxstack.core.errors import BadRequest, Broken, SetupError, StackError
+from mlxstack.core.errors import Broken, StackError
 from mlxstack.core.formatting import size
 from mlxstack.host import modes, presets
 from mlxstack.host.home import Home
 from mlxstack.host.logs import tail
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.host.model_files import find_model
-from mlxstack.service.memory_check import MemoryRoom, refuse_if_too_big
-from mlxstack.service.plan_candidate import Candidate, excerpts, of_many
+from mlxstack.service.memory_check import PresetFit, preset_fits
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main")
 POLL_S = 0.1
 LOG_LINES = 200
 SIZE = 9
 """Characters of a size in a list."""
+UNKNOWN = PresetFit(None, None, is_downloaded=False)
 
 
 class LocalActions(Struct, frozen=True):
@@ -43,17 +42,16 @@ class LocalActions(Struct, frozen=True):
 
         A child process computes the sizes of models that are not downloaded: it takes seconds.
         """
-        found, known = dict.fromkeys(self.presets, ""), {}
+        home, found = Home(self.home), {}
+        fits = preset_fits(home, self.presets, this_memory(os.environ))
         for name in self.presets:
             try:
-                preset = presets.load(name, Home(self.home)).preset
-                found[name] = f"{'size unknown':>{SIZE}}  not downloaded  {preset.model.id}"
-                known[name] = preset, find_model(preset.model, excerpts())
+                model = presets.load(name, home).preset.model.id
             except StackError as why:
-                found[name] = found[name] or why.message
-        room = MemoryRoom(this_memory(os.environ), ())
-        described = (_described(one, room) for one in of_many(list(known.values())))
-        return found | dict(zip(known, described, strict=True))
+                found[name] = why.message
+            else:
+                found[name] = _described(fits.get(name, UNKNOWN), model)
+        return found
 
     def log(self) -> list[str]:
         """Last lines of the service's log, at most a page."""
@@ -92,18 +90,12 @@ def here(home: Home, service: str) -> LocalActions:
     )
 
 
-def _described(found: Candidate, room: MemoryRoom) -> str:
+def _described(found: PresetFit, model: str) -> str:
     """Weight bytes, fit of the preset, and presence on disk."""
-    try:
-        weights = size(found.weights.n_bytes())
-        refuse_if_too_big(found, room)
-        fit = "fits"
-    except BadRequest:
-        weights, fit = "size unknown", ""
-    except SetupError:
-        fit = "too big"
-    place = "on disk" if found.is_measured else "not downloaded"
-    return f"{weights:>{SIZE}}  {fit:<7}  {place:<14}  {found.preset.model.id}"
+    weights = "size unknown" if found.weights_bytes is None else size(found.weights_bytes)
+    fit = {True: "fits", False: "too big", None: ""}[found.fits]
+    place = "on disk" if found.is_downloaded else "not downloaded"
+    return f"{weights:>{SIZE}}  {fit:<7}  {place:<14}  {model}"
 
 
 def _lines(file: IO[bytes]) -> list[str]:
