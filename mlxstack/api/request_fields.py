@@ -38,7 +38,22 @@ MOST_BIAS_TEXTS = 1000
 LONGEST_BIAS_TEXT = 1000
 TOKEN_ID = re.compile(r"[+-]?[0-9]{1,18}")
 
-Prompts = str | list[str | int | list[int | str]]
+
+class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
+    """Text part of llama-server's prompt object."""
+
+    text: str
+
+
+class PromptObject(Struct, frozen=True):
+    """llama-server's prompt as an object: a text, or text parts in a row."""
+
+    prompt_string: str | None = None
+    content: list[TextPart] | None = None
+    multimodal_data: list[Any] | None = None
+
+
+Prompts = str | PromptObject | list[str | int | list[int | str] | PromptObject]
 Prompt = str | tuple[int | str, ...]
 """One prompt: a text, or token ids and texts in a row."""
 LogitBias = dict[str, float | bool] | list[list[Any]]
@@ -272,28 +287,38 @@ def _one_bias(pair: Any) -> tuple[int | str, float]:
     )
 
 
-def prompts(sent: Prompts) -> tuple[Prompt, ...]:
+def prompts(sent: Prompts, param: str = "prompt") -> tuple[Prompt, ...]:
     """One prompt or several, each of text, token ids, or both.
 
     As for llama-server, a list that holds a token id is one prompt. Raises BadRequest for an empty
     list.
     """
-    if isinstance(sent, str):
-        return (sent,)
-    row = tuple(one for one in sent if not isinstance(one, list))
+    if not isinstance(sent, list):
+        return (_prompt(sent, param),)
+    row = tuple(one for one in sent if isinstance(one, str | int))
     has_ids = any(isinstance(one, int) for one in row)
     if not sent or (has_ids and len(row) < len(sent)):
         raise BadRequest(
-            "prompt must be text, token ids, or a list of texts or of lists of token ids", "prompt"
+            f"{param} must be text, token ids, or a list of texts or of lists of token ids", param
         )
     if has_ids:
         return (row,)
-    return tuple(_prompt(one) for one in sent)
+    return tuple(_prompt(one, param) for one in sent)
 
 
-def _prompt(one: str | int | list[int | str]) -> Prompt:
-    assert not isinstance(one, int)
-    return one if isinstance(one, str) else tuple(one)
+def _prompt(sent: str | int | list[int | str] | PromptObject, param: str) -> Prompt:
+    assert not isinstance(sent, int)
+    if isinstance(sent, str):
+        return sent
+    if isinstance(sent, list):
+        return tuple(sent)
+    if sent.multimodal_data:
+        raise BadRequest("multimodal_data is not supported; this model reads text only", param)
+    if sent.prompt_string is not None:
+        return sent.prompt_string
+    if sent.content is None:
+        raise BadRequest(f"an object in {param} needs prompt_string or content", param)
+    return "".join(part.text for part in sent.content)
 
 
 MAX_CHARS = 200

@@ -16,7 +16,7 @@ from mlxstack.text.prompt import TokenizeOptions
 MOST_TEXTS = 2048
 """Limit of OpenAI."""
 
-Text = str | Sequence[int]
+Text = str | Sequence[int | str]
 
 
 class EmbeddingResult(Struct, frozen=True):
@@ -78,8 +78,8 @@ async def _tokens(service: Service, words: TextProcessor, text: Text, is_cut: bo
         spelling = TokenizeOptions(add_special=True, parse_special=False)
         tokens = await words.tokenize(text, spelling)
     else:
-        words.check(text, "input")
-        tokens = tuple(text)
+        words.check([part for part in text if isinstance(part, int)], "input")
+        tokens = (await words.raw(text)).tokens
     if not tokens:
         raise BadRequest("input has an empty text; there is nothing to embed", "input")
     limit = service.preset.slots.n_ctx

@@ -75,6 +75,23 @@ def test_b16_a_text_and_its_tokens_are_the_same(embedding: Running, sdk: openai.
     assert by_text == pytest.approx(by_tokens, abs=1e-6)
 
 
+def test_each_prompt_form_of_llama_server_embeds_as_its_text(embedding: Running) -> None:
+    tokens = httpx.post(embedding.url + "/tokenize", json={"content": "hello"}).json()["tokens"]
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    forms = ["hello", {"prompt_string": "hello"}, {"content": parts}, [*tokens, "hello"]]
+    found = httpx.post(embedding.url + "/v1/embeddings", json={"input": forms}).raise_for_status()
+    vectors = [one["embedding"] for one in found.json()["data"]]
+    assert len(vectors) == 4
+    assert vectors[1] == pytest.approx(vectors[0], abs=1e-6)
+    assert vectors[2] == pytest.approx(vectors[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("form", [{}, {"content": "hello"}, {"content": [{"type": "image_url"}]}])
+def test_an_object_without_text_is_not_embedded(embedding: Running, form: object) -> None:
+    answer = httpx.post(embedding.url + "/v1/embeddings", json={"input": form})
+    assert answer.status_code == 400
+
+
 def test_ollamas_client_embeds(embedding: Running, sdk: openai.OpenAI) -> None:
     plain = sdk.embeddings.create(model="x", input="hello", dimensions=40).data[0].embedding
     with ollama.Client(embedding.url, timeout=60) as client:
@@ -138,7 +155,7 @@ def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"input": []}, "1 to 2048"),
+        ({"input": []}, "a list of texts"),
         ({"input": ""}, "empty"),
         ({"input": ["a", ""]}, "empty"),
         ({"input": [99999]}, "99999"),

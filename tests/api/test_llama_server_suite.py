@@ -51,7 +51,18 @@ def test_a_list_with_a_token_is_one_prompt(http: httpx.Client) -> None:
     assert complete(http, [TEXTS[0], *more])["tokens_evaluated"] == found["tokens_evaluated"]
 
 
-@pytest.mark.parametrize("prompt", [[], [1, [2]], [999_999_999, "a"], [[]]])
+def test_a_prompt_object_is_its_text(http: httpx.Client) -> None:
+    alone = complete(http, TEXTS[0])
+    found = complete(http, [tokens_of(http, TEXTS[1]), {"prompt_string": TEXTS[0]}])
+    assert found[1]["tokens"] == alone["tokens"]
+    assert found[1]["prompt"] == TEXTS[0]
+
+
+NO_PROMPTS = [[], [1, [2]], [999_999_999, "a"], [[]], {}]
+IMAGE = {"prompt_string": "a", "multimodal_data": ["AAAA"]}
+
+
+@pytest.mark.parametrize("prompt", [*NO_PROMPTS, IMAGE])
 def test_a_prompt_that_is_none_is_refused(http: httpx.Client, prompt: Any) -> None:
     answer = http.post(PATH, json={**BODY, "prompt": prompt})
     assert answer.status_code == 400

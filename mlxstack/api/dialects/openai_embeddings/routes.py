@@ -8,18 +8,16 @@ from litestar.params import JSONBody
 from msgspec import Struct, structs
 
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
-from mlxstack.api.request_fields import resolve_model
+from mlxstack.api.request_fields import Prompts, prompts, resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.embedding import EmbeddingResult, embed, numbers
-
-Inputs = str | list[str | int | list[int]]
 
 
 class EmbeddingsBody(Struct):
     """Unknown fields are ignored. OpenAI's SDK requests base64 by default."""
 
-    input: Inputs
+    input: Prompts
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -28,8 +26,8 @@ class EmbeddingsBody(Struct):
 class LlamaEmbeddingBody(Struct):
     """Body of llama-server; `content` and `input` mean the same."""
 
-    content: Inputs | None = None
-    input: Inputs | None = None
+    content: Prompts | None = None
+    input: Prompts | None = None
 
 
 class Embedding(Struct, frozen=True, kw_only=True):
@@ -61,7 +59,7 @@ async def embeddings(
     """Embed each text as one normalized vector."""
     model = resolve_model(service, data.model)
     result = await cancel_on_disconnect(
-        request, embed(service, _texts(data.input), data.dimensions)
+        request, embed(service, prompts(data.input, "input"), data.dimensions)
     )
     is_text = data.encoding_format == "base64"
     return Embeddings(
@@ -83,27 +81,11 @@ async def native_embedding(
     if given is None:
         raise BadRequest("content is missing: a text, or a list of texts", "content")
     result: EmbeddingResult = await cancel_on_disconnect(
-        request, embed(service, _texts(given), None)
+        request, embed(service, prompts(given, "content"), None)
     )
     return tuple(
         {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(result.vectors)
     )
-
-
-def _texts(given: Inputs) -> list[str | list[int]]:
-    """One text or its tokens, or a list. Raises BadRequest.
-
-    Texts and tokens may not be mixed.
-    """
-    if isinstance(given, str):
-        return [given]
-    tokens = [one for one in given if isinstance(one, int)]
-    texts = [one for one in given if not isinstance(one, int)]
-    if tokens and texts:
-        raise BadRequest(
-            "input mixes tokens with texts; give one text's tokens, or a list", "input"
-        )
-    return [tokens] if tokens else texts
 
 
 DIALECT = structs.replace(OPENAI, routes=(embeddings, native_embedding), prefixes=())
