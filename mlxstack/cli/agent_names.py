@@ -5,7 +5,6 @@ from typing import Any
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.core.agent_labels import agent_label
 from mlxstack.core.errors import NotFound
-from mlxstack.policy.conversation_id import is_implicit
 
 MOST_NAMED = 5
 
@@ -49,6 +48,8 @@ def groups(agents: list[Found]) -> list[list[Found]]:
 
     An agent that its client named is a group of its own.
     """
+    from mlxstack.policy.conversation_id import is_implicit
+
     found: dict[tuple[str, str], list[Found]] = {}
     for one in agents:
         name = one.get("name") if is_implicit(one["id"]) else ""

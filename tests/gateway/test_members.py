@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.cli.services.gateway import inner_server
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import ModelSpec, Preset, Residency, ServerSpec
 from mlxstack.gateway import members as members_module
@@ -36,7 +37,8 @@ http.server.HTTPServer(("127.0.0.1", port), Answers).serve_forever()
 
 
 def member(home: Home, name: str, *names: str, command: str = "", port: int = 1) -> GatewayMember:
-    preset = Preset(model=ModelSpec(id="demo"), name=name)
+    server = inner_server(ServerSpec(), ServerSpec(), "s", port)
+    preset = Preset(model=ModelSpec(id="demo"), name=name, server=server)
     write_json(home.preset_file(name), preset)
     service = ServiceSpec(
         name=name,

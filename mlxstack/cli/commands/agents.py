@@ -76,6 +76,7 @@ def list_agents(
 @app.command()
 def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Show an agent: its KV, its cost and its latest turns."""
+    _path(agent)
     agent = id_of(agent, _listed(name, url))
     found = _request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
     if json:
@@ -99,6 +100,7 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
 @app.command()
 def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Print the messages of an agent."""
+    _path(agent)
     agent = id_of(agent, _listed(name, url))
     path = _path(agent, "history")
     try:
@@ -128,6 +130,7 @@ def remove(
 
     `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
     """
+    _path(agent)
     agent = id_of(agent, _listed(name, url))
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = _request(name, url, lambda client: client.delete(path))
@@ -143,6 +146,7 @@ def fork(
     json: Json = False,
 ) -> None:
     """Fork an agent; its KV is shared, not copied."""
+    _path(agent)
     agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
     _tell(done, f"{new} is a fork of {agent}", json)
@@ -158,6 +162,7 @@ def move(
     json: Json = False,
 ) -> None:
     """Move an agent to a peer, with its history and its KV."""
+    _path(agent)
     agent = id_of(agent, _listed(name, url))
     body = {"to": to, "is_kept": keep}
     done = _request(name, url, lambda client: client.post(_path(agent, "move"), body))
@@ -174,6 +179,7 @@ def rewind(
     json: Json = False,
 ) -> None:
     """Go back to an earlier message."""
+    _path(agent)
     agent = id_of(agent, _listed(name, url))
     body = {"n_messages": n_messages}
     done = _request(name, url, lambda client: client.post(_path(agent, "rewind"), body))
@@ -189,6 +195,7 @@ def pin(
     json: Json = False,
 ) -> None:
     """Pin an agent: its KV is never evicted from memory."""
+    _path(agent)
     agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent), {"is_pinned": not off}))
     _tell(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
@@ -203,6 +210,7 @@ def priority(
     json: Json = False,
 ) -> None:
     """Set the priority of an agent: high, normal or low."""
+    _path(agent)
     agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
     _tell(done, f"{agent} has priority {level}", json)
