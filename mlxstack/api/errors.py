@@ -49,6 +49,7 @@ STATUSES: ErrorTable[int] = {
     errors.UnknownVersion: 400,
     errors.Unreadable: 400,
     errors.SetupError: 500,
+    errors.DoesNotFit: 500,
 }
 
 INVALID = "invalid_request_error"

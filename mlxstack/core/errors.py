@@ -26,6 +26,7 @@ StackError
 │   ├── Unreadable         the disk would not read it now; it may be sound
 │   └── UnknownVersion     another release wrote it; it may be sound
 └── SetupError             the preset or the machine cannot start this service
+    └── DoesNotFit         the service needs more memory than the running ones leave
 """
 
 
@@ -173,6 +174,10 @@ class UnknownVersion(Damaged):
 
 class SetupError(StackError):
     """The preset or the machine cannot start this service."""
+
+
+class DoesNotFit(SetupError):
+    """A service needs more memory than the running ones leave."""
 
 
 def describe_error(error: Exception, what: str) -> StackError:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.host import presets, services
@@ -24,10 +24,6 @@ from mlxstack.service.plan_candidate import Candidate, excerpts, of_many, of_pre
 
 OPTION = "--set "
 BUDGET_KEY = "prefix_cache.memory_budget_pct"
-
-
-class DoesNotFit(SetupError):
-    """A service needs more memory than there is beside the running ones."""
 
 
 class MemoryUser(Struct, frozen=True):

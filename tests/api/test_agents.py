@@ -221,7 +221,7 @@ def test_e13_agents_run_side_by_side(live: Running) -> None:
     async def one(client: httpx.AsyncClient, agent: str) -> None:
         body = {
             "append": [user(f"I am {agent}")],
-            "max_tokens": 60,
+            "max_tokens": 400,
             "ignore_eos": True,
             "stream": True,
         }

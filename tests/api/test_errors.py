@@ -123,7 +123,7 @@ WRONG: list[tuple[Any, str | None]] = [
         {"messages": HELLO, "tools": [{"type": "function", "function": {}}]},
         "tools[0].function.name",
     ),
-    ({"messages": HELLO, "tools": [{"type": "function", "name": "f"}]}, "tools[0].function"),
+    ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function"),
     ({"messages": HELLO, "tool_choice": {"type": "sometimes"}}, "tool_choice"),
     ({"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
     ({"messages": HELLO, "tool_choice": {}}, "tool_choice"),

@@ -6,12 +6,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.cli.plan.ranking import proposal
-from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.service import memory_check, plan_candidate
-from mlxstack.service.memory_check import DoesNotFit
 
 
 class FittedPreset(Struct, frozen=True):
