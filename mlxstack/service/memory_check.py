@@ -186,7 +186,7 @@ def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
 
 
 def _fits_with(candidate: Candidate, option: CapacityOption, room: MemoryRoom) -> bool:
-    """Whether the service fits with these settings, its buffers computed anew."""
+    """Whether the service fits with these settings and their buffers."""
     preset, pct = candidate.preset, option.budget_pct
     cache = preset.prefix_cache
     changed = replace(
