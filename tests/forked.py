@@ -39,8 +39,8 @@ MODULES = (
     "mlxstack.engine.core",
     "mlxstack.engine.embedding_engine",
     "mlxstack.gateway.__main__",
-    "mlxstack.host.supervisor",
-    "mlxstack.text.grammar_worker",
+    "mlxstack.control.supervisor",
+    "mlxstack.text.grammar.grammar_worker",
 )
 """Modules beside those of the commands."""
 AT_START = ("GLIBC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
@@ -272,10 +272,11 @@ def _fork(program: Program, streams: Sequence[int]) -> int:
 
 def _preload() -> None:
     """Import what programs import, and note which of it the commands need."""
-    from mlxstack.cli import commands, main, plan, services
+    from mlxstack import control, planner
+    from mlxstack.cli import commands, main
 
     assert main.app
-    for package in (commands, plan, services):
+    for package in (commands, control, planner):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     _of_commands.update(sys.modules)

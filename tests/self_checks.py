@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from xxhash import xxh3_128_hexdigest
 
-from mlxstack.engine.model.batching_check import BatchingCheck, self_check
+from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
 
 _verdicts: dict[tuple[object, ...], BatchingCheck] = {}

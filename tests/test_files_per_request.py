@@ -26,7 +26,7 @@ from mlxstack.core.preset import (
     ServerSpec,
     SlotSpec,
 )
-from mlxstack.service import background_tasks
+from mlxstack.service.calls import background_tasks
 from tests.api.running import running
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

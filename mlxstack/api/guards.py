@@ -23,8 +23,8 @@ from mlxstack.api.streaming import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec
 from mlxstack.core.request import Priority
-from mlxstack.policy.conversation_id import is_implicit
-from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.policy.kv.conversation_id import is_implicit
+from mlxstack.service.parts.generation_options import GenerationOptions
 
 # Route options: open without a key, answering before the model is loaded or while it is unloaded,
 # concerning all agents.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from mlxstack.api.guards import Connection, apply_key_policy
 from mlxstack.core.conversation import Message, Role
 from mlxstack.core.errors import BadRequest, UnknownModel
-from mlxstack.service.generation_options import (
+from mlxstack.service.parts.generation_options import (
     MAX_TOP_LOGPROBS,
     UNLIMITED,
     GenerationOptions,

@@ -18,7 +18,7 @@ from mlxstack.core.response_parts import (
 )
 
 if TYPE_CHECKING:
-    from mlxstack.service.text_processor import TextProcessor
+    from mlxstack.service.parts.text_processor import TextProcessor
 
 
 class Timings(Struct, frozen=True):

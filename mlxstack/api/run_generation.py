@@ -40,10 +40,10 @@ from mlxstack.core.response_parts import (
     ResponsePart,
     gather,
 )
-from mlxstack.service.admission import AdmittedRequest
-from mlxstack.service.generation import stream_response
+from mlxstack.service.calls.admission import AdmittedRequest
+from mlxstack.service.calls.generation import stream_response
+from mlxstack.service.parts.stats import expected_timings
 from mlxstack.service.service import Service
-from mlxstack.service.stats import expected_timings
 
 T = TypeVar("T")
 

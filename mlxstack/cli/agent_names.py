@@ -48,7 +48,7 @@ def groups(agents: list[Found]) -> list[list[Found]]:
 
     An agent that its client named is a group of its own.
     """
-    from mlxstack.policy.conversation_id import is_implicit
+    from mlxstack.policy.kv.conversation_id import is_implicit
 
     found: dict[tuple[str, str], list[Found]] = {}
     for one in agents:

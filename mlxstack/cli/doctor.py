@@ -20,21 +20,23 @@ from msgspec import Struct
 
 from mlxstack import __version__
 from mlxstack.cli.preset_list import catalog
+from mlxstack.config import presets
+from mlxstack.config.overrides import unknown_variables, unread_variables
+from mlxstack.config.preset_paths import BUILTIN_MODEL
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import ServerSpec, Wired
-from mlxstack.host import model_files, presets, services
+from mlxstack.host import services
 from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
 from mlxstack.host.home import HOME_VARIABLE, Home, make_private
 from mlxstack.host.macos import MIN_MACOS, gpu_panics, macos_version
 from mlxstack.host.memory_budget import VARIABLE, this_memory
 from mlxstack.host.memory_pressure import sysctl
-from mlxstack.host.overrides import unknown_variables, unread_variables
-from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.process import listener, refusal
 from mlxstack.host.service_state import owner, read_json, write_json
-from mlxstack.service import plan_candidate
+from mlxstack.models import model_files
+from mlxstack.planner import candidate as plan_candidate
 
 REINSTALL = "in a clone, run `uv tool install --reinstall .` or `pipx install --force .`"
 LONGEST_S = 60.0

@@ -37,8 +37,8 @@ from mlxstack.cli.commands import (
     verify,
 )
 from mlxstack.cli.exit_codes import Exit, Misuse, PipeClosed, exit_of
+from mlxstack.control.restart_policy import launchd_code, take_launchd_flag
 from mlxstack.core.errors import StackError, Unauthorized
-from mlxstack.host.restart_policy import launchd_code, take_launchd_flag
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -245,7 +245,7 @@ def _one_line(error: UsageError) -> str:
 def _hint(error: Exception) -> str:
     if not isinstance(error, Unauthorized):
         return ""
-    from mlxstack.cli.target import KEY_VARIABLE
+    from mlxstack.host.services import KEY_VARIABLE
 
     return f"; this command sends the key that {KEY_VARIABLE} holds"
 

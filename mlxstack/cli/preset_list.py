@@ -5,11 +5,11 @@ import os
 import msgspec
 from msgspec import Struct
 
+from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
-from mlxstack.host import presets
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.service.memory_check import preset_fits
+from mlxstack.planner.memory_check import preset_fits
 
 
 class PresetListing(Struct, frozen=True):

@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from mlxstack.bench.environment import Conditions, conditions
 from mlxstack.cli.doctor import CheckLevel
-from mlxstack.cli.services.model_request import candidate_for
 from mlxstack.cli.verify import EXACT, ROUNDED, EngineProbe, Say, Verifier, compare, probe, verified
+from mlxstack.control.model_request import candidate_for
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServiceKind, Wired
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.service.memory_check import refuse_if_too_big, room_in
-from mlxstack.service.plan_candidate import SINGLE
+from mlxstack.planner.candidate import SINGLE
+from mlxstack.planner.memory_check import refuse_if_too_big, room_in
 
 REPORTS = Path("/Library/Logs/DiagnosticReports")
 """Reports of kernel panics and of GPU restarts on macOS."""

@@ -10,26 +10,14 @@ from msgspec import Struct
 
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.client import Unreachable
-from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.config.preset_schema import suggestion
 from mlxstack.host import services
 from mlxstack.host.home import Home
-from mlxstack.host.preset_schema import suggestion
-from mlxstack.host.service_state import ServiceSpec, ServiceState, read_json, read_state
+from mlxstack.host.service_state import ServiceState, read_json, read_state
+from mlxstack.host.services import KEY_VARIABLE, ServedAt, is_gateway, usable_key
 
 if TYPE_CHECKING:
     from mlxstack.gateway.spec import GatewaySpec
-
-KEY_VARIABLE = "MLX_STACK_API_KEY"
-
-
-GATEWAY = "mlxstack.gateway"
-"""Module that the worker of a gateway runs."""
-
-
-class ServedAt(Struct, frozen=True):
-    """Section that presets and specs of gateways share."""
-
-    server: ServerSpec = ServerSpec()
 
 
 class ServiceTarget(Struct, frozen=True):
@@ -116,17 +104,6 @@ def _target_of(
     if spec is not None:
         member = member or spec.default
     return ServiceTarget(plan.url, key, plan.name, member)
-
-
-def is_gateway(plan: ServiceSpec) -> bool:
-    """Whether this service is a gateway."""
-    return GATEWAY in plan.worker
-
-
-def usable_key(served: "Preset | ServedAt | GatewaySpec") -> str | None:
-    """API key of a preset or gateway; None if stored as hash."""
-    texts = (key if isinstance(key, str) else key.key for key in served.server.api_keys)
-    return next((text for text in texts if not text.startswith("sha256:")), None)
 
 
 def key_of(text: str | None, giver: str) -> str | None:

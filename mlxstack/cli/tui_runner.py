@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from msgspec import Struct
 
-from mlxstack.cli.services.local_machine import LocalActions
+from mlxstack.cli.local_machine import LocalActions
 from mlxstack.cli.target import ServiceTarget
 from mlxstack.client import Client
 from mlxstack.tui.app import Dashboard

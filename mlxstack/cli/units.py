@@ -1,9 +1,13 @@
 """Sizes as people type them: 32k tokens, 24GB, 64 KiB."""
 
 import re
+from typing import TYPE_CHECKING
 
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.core import formatting
+
+if TYPE_CHECKING:
+    from mlxstack.policy.memory.capacity_advice import SlotSizes
 
 KIB, MIB = 1024, 1024 * 1024
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -35,9 +39,11 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * SECONDS[found[2]]
 
 
-def tokens(n: int) -> str:
-    """`32k` where that is exact, else all digits."""
-    return f"{n // KIB}k" if n and n % KIB == 0 else str(n)
+def sizes_of(ctx: str | None, slots: int | None, kv_bits: int | None) -> "SlotSizes":
+    """The options `--ctx`, `--slots` and `--kv-bits`. Raises Misuse."""
+    from mlxstack.policy.memory.capacity_advice import SlotSizes
+
+    return SlotSizes(slots, None if ctx is None else tokens_of(ctx), kv_bits)
 
 
 def size(n_bytes: float) -> str:

@@ -21,7 +21,7 @@ from mlxstack.bench.environment import Conditions, conditions
 from mlxstack.bench.my_service import WORDS
 from mlxstack.bench.statistics import percentile, spread
 from mlxstack.cli.doctor import CheckLevel, CheckResult
-from mlxstack.cli.services.model_request import candidate_for
+from mlxstack.control.model_request import candidate_for
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot, SlotCommand
 from mlxstack.core.engine_events import (
     Event,
@@ -38,9 +38,9 @@ from mlxstack.core.preset import Preset, ServiceKind, Speculation
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.policy.prefix_index import common_prefix
-from mlxstack.service.memory_check import refuse_if_too_big, room_in
-from mlxstack.service.plan_candidate import SINGLE
+from mlxstack.planner.candidate import SINGLE
+from mlxstack.planner.memory_check import refuse_if_too_big, room_in
+from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 

@@ -13,6 +13,11 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.0f} B"
 
 
+def tokens(n: int) -> str:
+    """`32k` where that is exact, else all digits."""
+    return f"{n // 1024}k" if n and n % 1024 == 0 else str(n)
+
+
 def span(seconds: float) -> str:
     """`4s`, `3m12s`, `2h05m`, `3d04h`."""
     whole = int(max(0.0, seconds))

@@ -4,7 +4,7 @@ import os
 
 import mlx.core as mx
 
-from mlxstack.engine.model.attention_patch import install
+from mlxstack.engine.decode.attention_patch import install
 from mlxstack.host.memory_budget import CPU_VARIABLE
 
 install()

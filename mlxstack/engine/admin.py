@@ -9,14 +9,14 @@ from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pi
 from mlxstack.core.errors import NotFound
 from mlxstack.core.status import CacheView, PrefixView, WindowSums
 from mlxstack.engine.kv.slot_context import shared_kv
-from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats
 from mlxstack.engine.step import EngineLoop
-from mlxstack.policy import prefix_index_check
-from mlxstack.policy.cache_stats import RequestSums
-from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.prefix_index import StorageTier, common_prefix
-from mlxstack.policy.retention import PinnedPrefixName, PrefixStats
+from mlxstack.policy.kv import prefix_index_check
+from mlxstack.policy.kv.cache_stats import RequestSums
+from mlxstack.policy.kv.eviction import MemoryPressure
+from mlxstack.policy.kv.prefix_index import StorageTier, common_prefix
+from mlxstack.policy.kv.retention import PinnedPrefixName, PrefixStats
 
 MOST_AGENTS = 8
 """Agents named per shared prefix."""

@@ -43,10 +43,14 @@ from mlxstack.core.preset import KVSpec, LiveSharingMode, Preset, Speculation
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
+from mlxstack.engine.decode.attention_costs import measure_sharing
 from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
 from mlxstack.engine.decode.draft_model import DraftModel
+from mlxstack.engine.decode.kernel_choice import choose_kernels
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.row_stack import RowStacker
+from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error, raise_device_error
 from mlxstack.engine.device_memory import DeviceMemory, MemoryPlan, memory_plan
 from mlxstack.engine.distributed.group import RankGroup
@@ -58,29 +62,25 @@ from mlxstack.engine.distributed.mirrors import (
 )
 from mlxstack.engine.distributed.wire import Agreement
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.kv_exchange import KVExchange
 from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.attention_costs import measure_sharing
-from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
-from mlxstack.engine.model.kernel_choice import choose_kernels
 from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.padded_linear import pad_linear_layers
 from mlxstack.engine.model.runner import ModelParts, ModelRunner
-from mlxstack.engine.model.width_costs import measure_widths
-from mlxstack.engine.remote_prefill import RemotePrefill
 from mlxstack.engine.slot_actions import SlotActionRunner
+from mlxstack.engine.slots.kv_transfer import KVExchange
+from mlxstack.engine.slots.remote_prefill import RemotePrefill
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import memory_of, this_memory
 from mlxstack.policy.attention_kernels import PrefillAttention
-from mlxstack.policy.draft_governor import UNMEASURED
-from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing, least_shared
-from mlxstack.policy.scheduler import SchedulerLimits, limits_of
+from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED
+from mlxstack.policy.kv.live_sharing import NO_SHARING, LiveSharing, least_shared
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 
 log = logging.getLogger(__name__)
 

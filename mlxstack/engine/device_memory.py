@@ -27,9 +27,9 @@ from mlxstack.host.memory_budget import (
     mac_share,
     memory_limit,
 )
-from mlxstack.policy.capacity import MARGIN_BYTES, kv_budget
-from mlxstack.policy.kv_geometry import PLAIN_BITS, ModelShape
-from mlxstack.policy.workspace import peak_score_bytes, score_bytes, workspace_bytes
+from mlxstack.policy.memory.capacity import MARGIN_BYTES, kv_budget
+from mlxstack.policy.memory.kv_geometry import PLAIN_BITS, ModelShape
+from mlxstack.policy.memory.workspace import peak_score_bytes, score_bytes, workspace_bytes
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,18 @@ from mlxstack.core.engine_events import EarlyUse
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.prefill import prefill_chunk
-from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats
-from mlxstack.policy import scheduler_state
-from mlxstack.policy.early_history import (
+from mlxstack.policy.kv.prefix_index import common_prefix
+from mlxstack.policy.scheduling import scheduler_state
+from mlxstack.policy.scheduling.early_history import (
     EarlyHistory,
     first_history,
     may_begin,
     note_begun,
     note_used,
 )
-from mlxstack.policy.prefix_index import common_prefix
-from mlxstack.policy.scheduler_state import EarlyTurn, SchedulerState
+from mlxstack.policy.scheduling.scheduler_state import EarlyTurn, SchedulerState
 
 MOST_AGENTS = 256
 MOST_HISTORIES = 2 * MOST_AGENTS

@@ -10,15 +10,15 @@ from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFini
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
-from mlxstack.engine.request_state import RequestState
-from mlxstack.policy.cache_stats import CacheStats, RequestSums
-from mlxstack.policy.chunked_prefill import (
+from mlxstack.engine.slots.request_state import RequestState
+from mlxstack.policy.kv.cache_stats import CacheStats, RequestSums
+from mlxstack.policy.scheduling.chunked_prefill import (
     ThroughputModel,
     observe_decode,
     observe_prefill,
     prefill_s,
 )
-from mlxstack.policy.scheduler_state import ACTIVE, SchedulerState, Slot, SlotState
+from mlxstack.policy.scheduling.scheduler_state import ACTIVE, SchedulerState, Slot, SlotState
 
 BULK = 128
 """Shorter chunks say little about a long prompt: each has its overhead."""

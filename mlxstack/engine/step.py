@@ -24,31 +24,30 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
-from mlxstack.core.errors import (
-    Broken,
-    Busy,
-    DeviceError,
-    OutOfMemory,
-    StackError,
-    describe_error,
-)
+from mlxstack.core.errors import Broken, Busy, DeviceError, OutOfMemory, StackError, describe_error
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import drafter_of, prefill_chunk, row_of
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.early_prefill import EarlyPrefill
-from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.kv.slot_preparation import SlotKVManager
-from mlxstack.engine.remote_prefill import RemotePrefill
-from mlxstack.engine.request_state import RequestState, queued_request_of
+from mlxstack.engine.slots.prefix_lookup import PrefixOverlapCache
+from mlxstack.engine.slots.remote_prefill import RemotePrefill
+from mlxstack.engine.slots.request_state import RequestState, queued_request_of
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats, batch_counters, build_snapshot
-from mlxstack.policy import scheduler, scheduler_state
-from mlxstack.policy.chunked_prefill import stall_left
-from mlxstack.policy.reuse_plan import ReusePlan
-from mlxstack.policy.scheduler import Action, AssignSlot, EarlyChunk, Expire, RunSlotAction
-from mlxstack.policy.scheduler_state import ACTIVE, EarlyTurn, QueuedRequest, SlotState
+from mlxstack.policy.kv.reuse_plan import ReusePlan
+from mlxstack.policy.scheduling import scheduler, scheduler_state
+from mlxstack.policy.scheduling.chunked_prefill import stall_left
+from mlxstack.policy.scheduling.scheduler import (
+    Action,
+    AssignSlot,
+    EarlyChunk,
+    Expire,
+    RunSlotAction,
+)
+from mlxstack.policy.scheduling.scheduler_state import ACTIVE, EarlyTurn, QueuedRequest, SlotState
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from mlxstack.text.limited_process import (
     limit_cpu,
     limit_memory,
 )
-from mlxstack.text.prompt import PromptMaker
+from mlxstack.text.prompt.prompt import PromptMaker
 
 LOAD_CPU_S = 60
 """CPU seconds for loading a tokenizer; the slowest take ten."""

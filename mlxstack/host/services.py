@@ -4,9 +4,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Protocol
+
+from msgspec import Struct
 
 from mlxstack.core.errors import Taken
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import ask_to_stop, end, is_alive, kill, wait_gone
 from mlxstack.host.service_state import (
@@ -21,6 +24,36 @@ from mlxstack.host.service_state import (
     refuse_other_case,
     write_json,
 )
+
+KEY_VARIABLE = "MLX_STACK_API_KEY"
+
+GATEWAY = "mlxstack.gateway"
+"""Module that the worker of a gateway runs."""
+
+
+class HasServer(Protocol):
+    """Preset, or spec of a gateway."""
+
+    @property
+    def server(self) -> ServerSpec:
+        """Address and API keys."""
+
+
+class ServedAt(Struct, frozen=True):
+    """Section that presets and specs of gateways share."""
+
+    server: ServerSpec = ServerSpec()
+
+
+def is_gateway(plan: ServiceSpec) -> bool:
+    """Whether this service is a gateway."""
+    return GATEWAY in plan.worker
+
+
+def usable_key(served: HasServer) -> str | None:
+    """API key of a preset or gateway; None if stored as hash."""
+    texts = (key if isinstance(key, str) else key.key for key in served.server.api_keys)
+    return next((text for text in texts if not text.startswith("sha256:")), None)
 
 
 def names(home: Home) -> list[str]:
@@ -81,7 +114,7 @@ def start(plan: ServiceSpec) -> "subprocess.Popen[bytes]":
     log.touch(mode=0o600)
     with log.open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "mlxstack.host.supervisor", str(home.plan_file(plan.name))],
+            [sys.executable, "-m", "mlxstack.control.supervisor", str(home.plan_file(plan.name))],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,

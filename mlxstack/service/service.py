@@ -28,22 +28,22 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
 from mlxstack.host.sleep import SleepAssertion, caffeinate
-from mlxstack.service.agents.registry import AgentRegistry, restore_agents
-from mlxstack.service.agents.store import AgentLocks, AgentStore, in_thread
-from mlxstack.service.early_turns import EarlyTurns
-from mlxstack.service.gate import SwapGate
-from mlxstack.service.neighbors import Neighbors
-from mlxstack.service.peers import Peers
-from mlxstack.service.request_log import RequestLog
-from mlxstack.service.request_stream import (
+from mlxstack.service.parts.agent_registry import AgentRegistry, restore_agents
+from mlxstack.service.parts.agent_store import AgentLocks, AgentStore, in_thread
+from mlxstack.service.parts.early_turns import EarlyTurns
+from mlxstack.service.parts.gate import SwapGate
+from mlxstack.service.parts.neighbors import Neighbors
+from mlxstack.service.parts.peers import Peers
+from mlxstack.service.parts.request_log import RequestLog
+from mlxstack.service.parts.request_stream import (
     Embedder,
     Engine,
     EventDispatcher,
     GenerationEngine,
     RequestStream,
 )
-from mlxstack.service.stats import ServiceStats
-from mlxstack.service.text_processor import CHANGED, TemplateFacts, TextProcessor
+from mlxstack.service.parts.stats import ServiceStats
+from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin

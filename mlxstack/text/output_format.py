@@ -9,7 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.cached_tokenizer import TokenBytes
 from mlxstack.text.formats.answer_reader import AnswerReader
 from mlxstack.text.formats.call_reader import strict_marks, trigger_marks
 from mlxstack.text.formats.derivation import derive_format
@@ -26,9 +25,10 @@ from mlxstack.text.formats.description import (
     is_mark,
     pieces,
 )
+from mlxstack.text.formats.special_tokens import nameless
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
 from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
-from mlxstack.text.special_tokens import nameless
+from mlxstack.text.tokens.cached_tokenizer import TokenBytes
 
 
 class ParseOptions(Struct, frozen=True):

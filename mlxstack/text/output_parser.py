@@ -30,8 +30,8 @@ from mlxstack.text.formats.answer_reader import (
 from mlxstack.text.formats.call_writer import CallArguments, CallEnded, CallEvent, CallOpened
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.special_token_escape import ESCAPE_CHAR, unescape
-from mlxstack.text.tool_call_replay import Block
+from mlxstack.text.prompt.tool_call_replay import Block
+from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 
 log = logging.getLogger(__name__)
 NORMAL = "normal"

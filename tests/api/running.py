@@ -17,7 +17,7 @@ from mlxstack.api.server import UvicornServer, bind, config, serve
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.service.engine_factory import assemble
-from mlxstack.service.request_stream import EventDispatcher
+from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests import models
 from tests.service.standin import StandIn

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mlxstack.cli.main import app
 from mlxstack.core.preset import Anticipation, ModelSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.service import early_turns
+from mlxstack.service.parts import early_turns
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded

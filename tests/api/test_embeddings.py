@@ -17,7 +17,7 @@ from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, Slo
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.embedding_engine import MOST_TOKENS, batches, embed
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.service.embedding import numbers, shortened
+from mlxstack.service.calls.embedding import numbers, shortened
 from tests.api.running import Running, running
 from tests.api.test_swap import until
 

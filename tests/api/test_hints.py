@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.api.request_fields import MAX_CHARS, client_name, hint
-from mlxstack.policy.conversation_id import ConversationNamer, is_implicit
+from mlxstack.policy.kv.conversation_id import ConversationNamer, is_implicit
 
 UUID = "666f79cf-f11b-4765-854a-1165bd7cdb94"
 CLAUDE = {"x-claude-code-session-id": UUID}

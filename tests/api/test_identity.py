@@ -27,7 +27,7 @@ from mlxstack.api.request_fields import hint
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.status import StatusFrame
-from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
+from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_digests
 from tests import models
 from tests.api.running import Running, running, tiny_preset
 

@@ -21,10 +21,10 @@ from mlxstack.api import swap_middleware
 from mlxstack.client.types import PropsResponse
 from mlxstack.core.preset import ApiKey, Preset, QueueSpec, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.engine import device
-from mlxstack.service import idle_unload, model_swap
+from mlxstack.service.calls import idle_unload, model_swap
+from mlxstack.service.calls.model_swap import SwapStep
 from mlxstack.service.engine_factory import CheckedModel
-from mlxstack.service.gate import SwapGate
-from mlxstack.service.model_swap import SwapStep
+from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.service import Service, ServiceHealth
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset

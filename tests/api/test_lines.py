@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from mlxstack.core.preset import ServerSpec
-from mlxstack.service.agents import agents
+from mlxstack.service.calls import agents
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.disk_io import Disk
 from tests.api.running import Running, running, tiny_preset

@@ -16,7 +16,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ServerSpec
-from mlxstack.service.generation_options import ToolChoiceMode
+from mlxstack.service.parts.generation_options import ToolChoiceMode
 from tests.api.running import serving, standing
 from tests.service.standin import FACTS
 

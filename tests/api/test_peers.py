@@ -19,6 +19,7 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from mlxstack.cli.main import app
+from mlxstack.config import presets
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.preset import (
@@ -31,10 +32,9 @@ from mlxstack.core.preset import (
     ServerSpec,
     SlotSpec,
 )
-from mlxstack.host import presets
 from mlxstack.host.home import Home
 from mlxstack.policy import remote_prefill
-from mlxstack.service import peers
+from mlxstack.service.parts import peers
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_serve import process, wait_for
 from tests.endurance.tally import read_counters

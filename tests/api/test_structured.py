@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 
-from mlxstack.text import grammar_check
+from mlxstack.text.grammar import grammar_check
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks
 from tests.repetition import in_soak

@@ -16,8 +16,8 @@ from msgspec import Struct
 from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import ServerSpec, SlotSpec
 from mlxstack.engine import template_check
-from mlxstack.service import model_swap
 from mlxstack.service import service as services
+from mlxstack.service.calls import model_swap
 from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import Service
 from tests import models

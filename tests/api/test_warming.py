@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.preset import PrefixCacheSpec, Preset, ServerSpec, WarmPrefix
 from mlxstack.host.memory_pressure import PressureLevel
-from mlxstack.service import background_tasks, prefix_warmup
+from mlxstack.service.calls import background_tasks, prefix_warmup
 from tests.api.running import Running, running, standing, tiny_preset
 from tests.api.test_swap import until
 from tests.service.standin import FACTS

@@ -9,7 +9,7 @@ import pytest
 
 from mlxstack.core.preset import BatchSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.service.sampling import SHAPES, described
+from mlxstack.policy.sampling import SHAPES, described
 from tests import hub
 from tests.cli.terminal import Shell
 from tests.conftest import ModelOf

@@ -9,8 +9,8 @@ import pytest
 
 from mlxstack.cli import doctor
 from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights, templates, wired
+from mlxstack.config import presets
 from mlxstack.demo import MODEL_DIR
-from mlxstack.host import presets
 from mlxstack.host.home import Home
 from tests.cli.test_words import run
 

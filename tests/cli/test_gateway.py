@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mlxstack.cli.services import gateway
-from mlxstack.cli.services.launch import LaunchRequest
+from mlxstack.control import gateway
+from mlxstack.control.launch import LaunchRequest
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.service_state import read_json
-from mlxstack.service.memory_check import room_in
+from mlxstack.planner.memory_check import room_in
 from tests import hub, models
 from tests.cli.terminal import Shell
 from tests.ports import unused_port

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from mlxstack.cli.services import launch
-from mlxstack.cli.services.mode_switch import requests_of
+from mlxstack.control import launch
+from mlxstack.control.mode_switch import requests_of
 from mlxstack.core.preset import AUTO, Preset
 from mlxstack.host.home import Home
 from mlxstack.host.service_state import read_json

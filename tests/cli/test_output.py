@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.cli import plan_tables
 from mlxstack.cli.commands import models
 from mlxstack.cli.commands.status import LEAST
 from mlxstack.cli.doctor import CheckLevel
 from mlxstack.cli.main import app
 from mlxstack.cli.output import _cell as cell
 from mlxstack.cli.output import layout
-from mlxstack.cli.plan import ranking
-from mlxstack.cli.services.probe import ServiceHealthLevel
+from mlxstack.control.probe import ServiceHealthLevel
 from mlxstack.core.formatting import printable, printable_lines, size
 from tests.cli.terminal import CLI, Shell
 from tests.cli.test_presets import completions
@@ -54,7 +54,7 @@ MODEL_ROWS: list[list[object]] = [
 TABLES: dict[str, tuple[Sequence[str], list[list[object]], tuple[str, ...]]] = {
     "status": (HEADS, ROWS, LEAST),
     "models": (models.HEADS, MODEL_ROWS, models.LEAST),
-    "advice": (ranking.ADVICE_HEADS, ADVICE_ROWS, ranking.ADVICE_LEAST),
+    "advice": (plan_tables.ADVICE_HEADS, ADVICE_ROWS, plan_tables.ADVICE_LEAST),
 }
 PICTURES = Path(__file__).parent / "tables"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlxstack.config.presets import builtin_folder
 from mlxstack.core.preset import ModelSpec, Preset, Speculation
 from mlxstack.host.memory_budget import memory_limit
-from mlxstack.host.presets import builtin_folder
-from mlxstack.policy.capacity import MARGIN_BYTES
-from mlxstack.policy.live_sharing import MOST_SPARE
+from mlxstack.policy.kv.live_sharing import MOST_SPARE
+from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
 from tests.repetition import in_soak
@@ -151,8 +151,8 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
     tmp_path: Path, model_of: ModelOf
 ) -> None:
     from mlxstack.core.commands import SaveSlot
-    from mlxstack.policy.capacity import disk_bytes
-    from mlxstack.service.plan_candidate import of_preset
+    from mlxstack.planner.candidate import of_preset
+    from mlxstack.policy.memory.capacity import disk_bytes
     from mlxstack.store.slot_files import SlotFileFolder
     from tests.engine.harness import preset_of, prompt, running
 
@@ -378,12 +378,12 @@ def test_planning_needs_no_model_code(tmp_path: Path) -> None:
         check=False,
     )
     loaded = set(done.stderr.split())
-    assert "mlxstack.cli.plan.estimate" in loaded
+    assert "mlxstack.planner.estimate" in loaded
     assert not loaded & {"mlx", "mlx.core", "mlx_lm", "litestar", "textual", "transformers"}
 
 
 def test_a_draft_model_is_planned_with_its_weights_and_contexts(model_of: ModelOf) -> None:
-    from mlxstack.service.plan_candidate import of_preset
+    from mlxstack.planner.candidate import of_preset
 
     target, draft = (ModelSpec(id=str(model_of(kind))) for kind in ("tiny", "tiny-swa"))
     plain, beside = (of_preset(Preset(model=spec)).load(half_bytes=4) for spec in (target, draft))

@@ -9,14 +9,14 @@ import jsonschema
 import pytest
 import yaml
 
-from mlxstack.cli.services.gateway import _with_shares
+from mlxstack.config import modes, presets
+from mlxstack.config.preset_schema import json_schema, leaves
+from mlxstack.config.presets import builtin_folder
+from mlxstack.control.gateway import _with_shares
 from mlxstack.core.preset import AUTO
-from mlxstack.host import modes, presets
 from mlxstack.host.home import Home
-from mlxstack.host.preset_schema import json_schema, leaves
-from mlxstack.host.presets import builtin_folder
-from mlxstack.policy.capacity import kv_budget, need
-from mlxstack.service.plan_candidate import of_many
+from mlxstack.planner.candidate import of_many
+from mlxstack.policy.memory.capacity import kv_budget, need
 from tests.cli.test_words import run
 from tests.pages.preset_page import files_of, smallest_mac
 

@@ -10,9 +10,9 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.response_parts import ContentPart, KeepAlive, ResponsePart, ToolCallPart
-from mlxstack.service.admission import admit
-from mlxstack.service.generation import stream_response
-from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.calls.admission import admit
+from mlxstack.service.calls.generation import stream_response
+from mlxstack.service.parts.generation_options import GenerationOptions
 from tests.api.running import Running
 from tests.clients.lines import CLAUDES, HELLO, PARAMETERS, TOOL
 

@@ -14,7 +14,7 @@ from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import RequestFailed, RequestFinished
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_TOKENS = 10

@@ -19,9 +19,9 @@ from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import ContextParker
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.kv.slot_restore import RestoreBuffers
-from mlxstack.policy import block_hash
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
+from mlxstack.policy.kv import block_hash
 
 DEMO = Preset(model=ModelSpec(id="demo"), name="demo", slots=SlotSpec(3, 4096))
 Patch = pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from typing import TypeVar
 import httpx
 from msgspec import Struct
 
-from mlxstack.cli.services.probe import ServiceHealthLevel, ServiceStatus, survey
+from mlxstack.control.probe import ServiceHealthLevel, ServiceStatus, survey
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import services
 from mlxstack.host.hardware import for_mlx

@@ -25,7 +25,7 @@ def eager_stacks() -> Iterator[None]:
     """Stack rows after two steps, one layer in each from then on."""
     from mlxstack.engine import core
     from mlxstack.engine.decode.row_stack import RowStacker
-    from mlxstack.policy.row_stacking import StackingRules
+    from mlxstack.policy.scheduling.row_stacking import StackingRules
 
     rules = StackingRules(repaid_bytes=1 << 60, building_bytes=1, most_padding=10**6)
     with pytest.MonkeyPatch.context() as patch:

@@ -26,8 +26,8 @@ from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.policy.draft_governor import UNMEASURED, WidthCosts
-from mlxstack.service.agents.store import AgentStore
+from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
+from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.disk_io import Disk

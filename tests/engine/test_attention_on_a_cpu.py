@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxstack.engine.decode.row_views import RaggedArray
-from mlxstack.engine.model.attention_patch import attend
+from mlxstack.engine.decode.attention_patch import attend
 from mlxstack.engine.model.cpu_attention import N_LONG, N_MANY, exponential, is_tiled
 from mlxstack.engine.model.prefixed_cache import PrefixedArray
+from mlxstack.engine.model.row_views import RaggedArray
 
 pytestmark = pytest.mark.mlx
 

@@ -14,8 +14,8 @@ from mlxstack.core.commands import (
 )
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.policy.prefix_index import StorageTier
-from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.policy.kv.prefix_index import StorageTier
+from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import LLAMA

@@ -26,7 +26,7 @@ from mlxstack.engine.model import cache_adapters, loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.stats import EngineStats
-from mlxstack.policy.draft_governor import UNMEASURED, PassLayout, WidthCosts
+from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, PassLayout, WidthCosts
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf

@@ -26,9 +26,9 @@ from mlxstack.core.preset import (
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import reclaim
 from mlxstack.engine.step import EngineLoop
-from mlxstack.policy import eviction
-from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.scheduler import REST_STEPS
+from mlxstack.policy.kv import eviction
+from mlxstack.policy.kv.eviction import MemoryPressure
+from mlxstack.policy.scheduling.scheduler import REST_STEPS
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.engine.test_every_kind import PRECISIONS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.cli.services.launch import DOWNLOADING
+from mlxstack.control.launch import DOWNLOADING
 from tests import hub
 
 pytestmark = [pytest.mark.net]

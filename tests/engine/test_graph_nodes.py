@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from mlxstack.bench.dev.in_process.contestants import Ours, Theirs, filled
-from mlxstack.engine.decode import batch
-from mlxstack.engine.model import attention_patch, cpu_attention
+from mlxstack.engine.decode import attention_patch, batch
+from mlxstack.engine.model import cpu_attention
 from tests import models
 
 pytestmark = pytest.mark.mlx

@@ -16,7 +16,7 @@ from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
-from mlxstack.policy import block_hash, prefix_index, shared_prefixes
+from mlxstack.policy.kv import block_hash, prefix_index, shared_prefixes
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 

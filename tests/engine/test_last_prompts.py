@@ -7,8 +7,8 @@ import pytest
 
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.core.request import Request
-from mlxstack.engine.kv.prefix_lookup import PROMPT_SHARE, PrefixLookup
-from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.slots.prefix_lookup import PROMPT_SHARE, PrefixLookup
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 

@@ -10,14 +10,14 @@ from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, RequestFinished, SlotAssigned, TokenSampled
 from mlxstack.core.preset import DiskSpec, KVSpec, LiveSharingMode, PrefixCacheSpec, SlotSpec
 from mlxstack.core.request import Request
+from mlxstack.engine.decode.attention_costs import LENGTHS, measure_sharing
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.attention_costs import LENGTHS, measure_sharing
 from mlxstack.engine.model.cache_adapters import STEP
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.step import EngineLoop
-from mlxstack.policy.live_sharing import MIN_TOKENS, NO_SHARING, LiveSharing
+from mlxstack.policy.kv.live_sharing import MIN_TOKENS, NO_SHARING, LiveSharing
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
 from tests.repetition import in_soak

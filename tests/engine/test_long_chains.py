@@ -2,9 +2,9 @@
 
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.policy.prefix_index import SegmentMeta
-from mlxstack.policy.prefix_index_check import check_index
-from mlxstack.policy.retention import PinnedPrefixName
+from mlxstack.policy.kv.prefix_index import SegmentMeta
+from mlxstack.policy.kv.prefix_index_check import check_index
+from mlxstack.policy.kv.retention import PinnedPrefixName
 
 
 def test_a_chain_of_thousands_is_lost_at_once_though_it_is_pinned() -> None:

@@ -21,8 +21,8 @@ from mlxstack.core.preset import (
     SlotSpec,
 )
 from mlxstack.engine.model.cache_adapters import STEP
-from mlxstack.policy.prefix_index import common_prefix
-from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.policy.kv.prefix_index import common_prefix
+from mlxstack.policy.kv.prefix_index_check import check_index
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf

@@ -9,7 +9,8 @@ import pytest
 from mlxstack.core.commands import SaveSlot
 from mlxstack.core.engine_events import KVSource, TokenSampled
 from mlxstack.core.preset import PrefixCacheSpec, SlotSpec
-from mlxstack.engine.kv import segments, slot_preparation
+from mlxstack.engine.kv import segments
+from mlxstack.engine.slots import slot_kv_manager as slot_preparation
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 

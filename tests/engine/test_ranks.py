@@ -25,6 +25,7 @@ from mlxstack.core.ports import KVFile, TensorBytes
 from mlxstack.core.preset import KVSpec, ModelSpec, PrefixCacheSpec, Preset, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
+from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.device_memory import MemoryPlan
 from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.disk import RankDisk
@@ -33,7 +34,6 @@ from mlxstack.engine.distributed.group import RankGroup, least_memory, rank_of
 from mlxstack.engine.distributed.passes import digest_of
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.batching_check import self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.host.home import Home

@@ -15,15 +15,15 @@ from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
 from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.decode.row_stack import LEAST_ROOM, RowStack, RowStacker, StackedKVCache
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.batching_check import self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.step import EngineLoop
-from mlxstack.policy.row_stacking import StackingRules
+from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.conftest import ModelOf
 from tests.engine.harness import array_bytes, preset_of, prompt, running
 from tests.models import VOCAB

@@ -16,7 +16,7 @@ from mlxstack.engine.decode.sibling_answers import (
     HEAD,
     SiblingAnswers,
 )
-from mlxstack.policy.draft_governor import UNMEASURED
+from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 

@@ -5,7 +5,7 @@ import gc
 import mlx.core as mx
 import pytest
 
-from mlxstack.engine.decode.row_views import StackedStates
+from mlxstack.engine.model.row_views import StackedStates
 
 pytestmark = pytest.mark.mlx
 

@@ -11,8 +11,8 @@ from mlxstack.demo import MODEL_DIR
 from mlxstack.engine import template_check
 from mlxstack.engine.model.tokenizer_folder import load_tokenizer
 from mlxstack.engine.template_check import check_template
-from mlxstack.service import model_shapes
-from mlxstack.service.model_shapes import shapes_of
+from mlxstack.planner import model_shapes
+from mlxstack.planner.model_shapes import shapes_of
 from tests.models import LLAMA
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]

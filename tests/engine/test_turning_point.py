@@ -6,7 +6,7 @@ import pytest
 
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import KVSpec, Preset, SlotSpec
-from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.repetition import in_soak

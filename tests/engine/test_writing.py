@@ -11,8 +11,8 @@ from mlxstack.core.engine_events import KVSource, PrefillProgress
 from mlxstack.core.preset import AgentsSpec, Persist, PrefillSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.kv import write_queue
-from mlxstack.policy.prefix_index_check import check_index
-from mlxstack.policy.scheduler_state import SlotState
+from mlxstack.policy.kv.prefix_index_check import check_index
+from mlxstack.policy.scheduling.scheduler_state import SlotState
 from mlxstack.store.background_writer import BackgroundWriter, WriterBound
 from mlxstack.store.disk_io import Disk
 from tests.conftest import ModelOf

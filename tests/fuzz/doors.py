@@ -37,7 +37,7 @@ from mlxstack.api.streaming import EVENT_STREAM, JSON_LINES
 from mlxstack.core.commands import AgentKVLocation, CollectGarbage
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service.request_stream import EventDispatcher
+from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests.fuzz.dice import Dice
 from tests.fuzz.spelling import body

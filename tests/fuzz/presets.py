@@ -8,10 +8,10 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from mlxstack.config.presets import load
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home
-from mlxstack.host.presets import load
 from tests.fuzz.dice import Dice
 
 YAML = (

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlxstack.config.presets import load
 from mlxstack.core.errors import SetupError
 from mlxstack.host.home import Home
-from mlxstack.host.presets import load
-from mlxstack.text.prompt import TokenizeOptions
+from mlxstack.text.prompt.prompt import TokenizeOptions
 from tests.fuzz import forging
 from tests.fuzz.__main__ import TARGETS
 from tests.fuzz.doors import DOORS, house

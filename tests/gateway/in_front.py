@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.api.listener import bind
-from mlxstack.cli.services.gateway import inner_server
+from mlxstack.control.gateway import inner_server
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
 from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.server import web_server

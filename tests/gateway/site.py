@@ -11,8 +11,8 @@ import pytest
 import yaml
 from msgspec import Struct
 
-from mlxstack.cli.services import gateway
-from mlxstack.cli.services.launch import LaunchRequest
+from mlxstack.control import gateway
+from mlxstack.control.launch import LaunchRequest
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host import services
 from mlxstack.host.home import Home

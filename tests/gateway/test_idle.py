@@ -14,7 +14,7 @@ from mlxstack.api import swap_middleware
 from mlxstack.core.preset import ServerSpec
 from mlxstack.gateway import members
 from mlxstack.gateway.members import MemberPhase
-from mlxstack.service import idle_unload
+from mlxstack.service.calls import idle_unload
 from mlxstack.service.service import ServiceHealth
 from tests.api.running import Running, running, tiny_preset
 from tests.gateway.in_front import behind, in_front

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.cli.services.gateway import inner_server
+from mlxstack.control.gateway import inner_server
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import ModelSpec, Preset, Residency, ServerSpec
 from mlxstack.gateway import members as members_module

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.foreign_json import check_folder
-from mlxstack.host.local_models import _config
-from mlxstack.host.model_files import measured, read_config
+from mlxstack.models.foreign_json import check_folder
+from mlxstack.models.local_models import _config
+from mlxstack.models.model_files import measured, read_config
 from tests.models import LLAMA
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.model_info import SamplingDefaults
-from mlxstack.host.generation_config import FILE, sampling_defaults
+from mlxstack.models.generation_config import FILE, sampling_defaults
 
 
 @pytest.mark.parametrize(

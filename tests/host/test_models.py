@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mlxstack.config.presets import builtin_folder, listed, load
 from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host.home import Home
-from mlxstack.host.model_files import find_model, measured, read_config
-from mlxstack.host.presets import builtin_folder, listed, load
+from mlxstack.models.model_files import find_model, measured, read_config
 
 EXCERPTS = builtin_folder() / "configs"
 

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import Anticipation, ServiceKind, Speculation
-from mlxstack.host import overrides, presets
-from mlxstack.host.home import Home
-from mlxstack.host.overrides import (
+from mlxstack.config import overrides, presets
+from mlxstack.config.overrides import (
     document,
     from_environment,
     from_option,
     unread_variables,
     variables,
 )
-from mlxstack.host.preset_paths import BUILTIN_MODEL
-from mlxstack.host.preset_schema import leaves
+from mlxstack.config.preset_paths import BUILTIN_MODEL
+from mlxstack.config.preset_schema import leaves
+from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import Anticipation, ServiceKind, Speculation
+from mlxstack.host.home import Home
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mlxstack.host.liveness_probe import HealthProbe, LivenessMonitor, probe
+from mlxstack.control.liveness_probe import HealthProbe, LivenessMonitor, probe
 from mlxstack.host.service_state import RestartPolicy
 from tests.ports import unused_port
 

@@ -14,8 +14,9 @@ import msgspec
 import psutil
 import pytest
 
+from mlxstack.control import liveness_probe
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
-from mlxstack.host import liveness_probe, services
+from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import ProcessId, identify, is_alive, kill, refusal
 from mlxstack.host.service_state import (

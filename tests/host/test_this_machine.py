@@ -12,10 +12,10 @@ import msgspec
 import psutil
 import pytest
 
+from mlxstack.control import preflight
 from mlxstack.core.errors import SetupError, Taken
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
-from mlxstack.host import preflight
 from mlxstack.host.hardware import (
     OPENBLAS,
     SLEEP_AFTER,

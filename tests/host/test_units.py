@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.control.service_units import LoginJob, launchd, systemd, unit_of
 from mlxstack.core.errors import SetupError
-from mlxstack.host.service_units import LoginJob, launchd, systemd, unit_of
 
 AWKWARD = 'a "quoted" $HOME 100% back\\slash'
 

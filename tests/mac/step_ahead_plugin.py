@@ -13,8 +13,8 @@ import pytest
 
 import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
 import tests.models
-from mlxstack.engine.decode import batch
-from mlxstack.engine.model import attention_patch, loader
+from mlxstack.engine.decode import attention_patch, batch
+from mlxstack.engine.model import loader
 
 PRECISION = os.environ["MLX_STACK_TEST_AHEAD"]
 

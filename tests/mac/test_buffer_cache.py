@@ -24,7 +24,7 @@ from mlxstack.engine.decode import batch
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
-from mlxstack.policy.eviction import MemoryPressure
+from mlxstack.policy.kv.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 from tests.models import LLAMA, VOCAB, write

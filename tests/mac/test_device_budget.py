@@ -20,10 +20,10 @@ from mlxstack.host.memory_budget import (
     memory_limit,
     this_memory,
 )
-from mlxstack.policy import workspace
-from mlxstack.policy.capacity import MARGIN_BYTES, kv_budget, need
-from mlxstack.policy.chunked_prefill import tokens_within_scores
-from mlxstack.service.plan_candidate import of_preset
+from mlxstack.planner.candidate import of_preset
+from mlxstack.policy.memory import workspace
+from mlxstack.policy.memory.capacity import MARGIN_BYTES, kv_budget, need
+from mlxstack.policy.scheduling.chunked_prefill import tokens_within_scores
 from tests.conftest import ModelOf
 from tests.engine.harness import array_bytes, preset_of, prompt, running
 from tests.models import LLAMA, SLIDING

@@ -9,9 +9,9 @@ import pytest
 
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine import device
-from mlxstack.engine.model import attention_patch, kernel_choice
+from mlxstack.engine.decode import attention_patch, kernel_choice
 from mlxstack.policy.attention_kernels import FORCIBLE_DIMS, N_VECTOR, NAX_QUERIES
-from mlxstack.policy.chunked_prefill import PrefillPolicy
+from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 from tests.mac.test_device_budget import GIB, have_working_set

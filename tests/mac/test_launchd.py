@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mlxstack.control.service_units import LoginJob, launchd
 from mlxstack.host.logs import rotate
-from mlxstack.host.service_units import LoginJob, launchd
 from tests.cli.terminal import CLI, Shell
 
 LABEL = "mlx-stack.tiny"

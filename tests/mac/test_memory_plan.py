@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.preset import SlotSpec, Speculation
-from mlxstack.policy.capacity import MARGIN_BYTES
-from mlxstack.service.plan_candidate import of_preset
+from mlxstack.planner.candidate import of_preset
+from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests.conftest import ModelOf
 from tests.engine.harness import array_bytes, draft_freely, preset_of, prompt, running
 from tests.mac.test_device_budget import have_working_set

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxstack.host.memory_budget import memory_of
-from mlxstack.policy.capacity import MARGIN_BYTES
+from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests.cli.terminal import Shell
 from tests.ports import unused_port
 

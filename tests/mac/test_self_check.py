@@ -14,7 +14,7 @@ from mlx.utils import tree_map
 from mlx_lm.utils import _get_classes
 
 from mlxstack.core.preset import KVSpec
-from mlxstack.engine.model.batching_check import BatchingCheck, self_check
+from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.models import CONFIGS, HYBRID, LATENT, LLAMA, SLIDING, VOCAB, _spread
 

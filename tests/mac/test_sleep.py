@@ -18,7 +18,7 @@ from mlxstack.core.request import Request
 from mlxstack.demo import MODEL_DIR
 from mlxstack.host import sleep
 from mlxstack.service import service as services
-from mlxstack.service.request_stream import EventDispatcher
+from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests.api.running import running
 from tests.service.standin import FACTS, StandIn

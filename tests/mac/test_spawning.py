@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlxstack.host import spare_power
-from mlxstack.service.model_shapes import shapes_of
+from mlxstack.planner.model_shapes import shapes_of
 from tests.models import LLAMA
 
 pytestmark = pytest.mark.net

@@ -11,7 +11,7 @@ import pytest
 from mlxstack.cli.doctor import CheckLevel, macos
 from mlxstack.cli.doctor_hosts import NETWORK, network_remedy
 from mlxstack.host.macos import LOCAL_NETWORK, gpu_panics, is_local_network_refused
-from mlxstack.service.peers import _broken
+from mlxstack.service.parts.peers import _broken
 
 
 @pytest.mark.parametrize(

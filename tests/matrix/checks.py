@@ -13,17 +13,17 @@ from mlxstack.core.ports import TensorBytes
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.engine.model.batching_check import BatchingCheck
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.policy.draft_governor import DraftOffer
-from mlxstack.policy.row_stacking import StackingRules
+from mlxstack.policy.drafts.ngram_draft_governor import DraftOffer
+from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.matrix.families import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)

@@ -7,7 +7,7 @@ from typing import Any
 from mlx_lm.models.cache import CacheList, QuantizedKVCache, make_prompt_cache
 from msgspec import Struct
 
-from mlxstack.engine.model.batching_check import self_check
+from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.model.cache_adapters import leaves
 from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.matrix import checks

@@ -5,8 +5,8 @@ from importlib.metadata import version
 
 import pytest
 
+from mlxstack.config.presets import builtin_folder
 from mlxstack.engine.model.model_shape import known_types
-from mlxstack.host.presets import builtin_folder
 from tests.matrix import products, table
 from tests.matrix.builder import model_types
 from tests.matrix.configs import VARIANTS

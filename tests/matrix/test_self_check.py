@@ -7,8 +7,8 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec
+from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model.batching_check import self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.matrix import checks
 from tests.matrix.builder import build

@@ -9,17 +9,17 @@ SERVING = "tests/engine/test_serving.py::"
 
 FAULTS = (
     Mutant(
-        "a killed worker is started again", "host/supervisor.py",
+        "a killed worker is started again", "control/supervisor.py",
         "if self._stop.is_set() or code == 0:", "if self._stop.is_set() or code <= 0:",
         HOST + "test_a9_a_killed_worker_is_started_again",
     ),
     Mutant(
-        "a stuck worker is killed", "host/supervisor.py",
+        "a stuck worker is killed", "control/supervisor.py",
         "asyncio.create_task(self._until_stuck())", "asyncio.create_task(self._stop.wait())",
         HOST + "test_a9_a_stuck_worker_is_killed_and_started_again",
     ),
     Mutant(
-        "a flapping worker is given up", "host/supervisor.py",
+        "a flapping worker is given up", "control/supervisor.py",
         "if len(self._deaths) >= patience.max_crashes:", "if not self._deaths:",
         HOST + "test_a_flapping_worker_is_given_up_loudly",
     ),
@@ -34,18 +34,18 @@ FAULTS = (
         "tests/service/test_service.py::test_a_dead_or_stuck_engine_fails_who_waits",
     ),
     Mutant(
-        "who is cancelled waits for his thread", "service/agents/store.py",
+        "who is cancelled waits for his thread", "service/parts/agent_store.py",
         "            cancelled = error\n", "            raise\n",
         "tests/service/test_threads.py::test_a_cancelled_caller_waits_for_the_end",
     ),
     Mutant(
-        "a turn that a full disk did not take is kept", "service/agents/agents.py",
+        "a turn that a full disk did not take is kept", "service/calls/agents.py",
         "service.agent_store.reserve(agent, _history(service, agent, past))", "pass",
         "tests/api/test_lines.py::"
         "test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next",
     ),
     Mutant(
-        "one of two turns at once is refused", "service/agents/turns.py",
+        "one of two turns at once is refused", "service/calls/agent_turns.py",
         "with service.agent_locks.joined(agent):", "with service.agent_locks.joined(\"\"):",
         "tests/api/test_lines.py::test_of_two_turns_at_once_one_is_refused",
     ),
@@ -76,7 +76,7 @@ FAULTS = (
         "tests/store/test_agent_folders.py::test_a_history_of_another_agent_is_told",
     ),
     Mutant(
-        "a damaged history is told as such", "service/agents/agents.py",
+        "a damaged history is told as such", "service/calls/agents.py",
         "    except Damaged as error:\n", "    except ZeroDivisionError as error:\n",
         "tests/api/test_agents.py::test_a_damaged_history_is_told_and_healed_by_full_messages",
     ),
@@ -91,7 +91,7 @@ FAULTS = (
         SLOTS + "test_d23_a_restored_slot_is_still_its_tenants",
     ),
     Mutant(
-        "nor does another salt hit what is live", "engine/kv/prefix_lookup.py",
+        "nor does another salt hit what is live", "engine/slots/prefix_lookup.py",
         "if context.salt == request.salt and is_usable:", "if is_usable:",
         SERVING + "test_d23_another_salt_does_not_hit",
     ),
@@ -113,7 +113,7 @@ FAULTS = (
         PACKING + "test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece",
     ),
     Mutant(
-        "what a long turn left is packed in pieces", "engine/kv/slot_preparation.py",
+        "what a long turn left is packed in pieces", "engine/slots/slot_kv_manager.py",
         "self._store_in_pieces(self.slots[slot])", "self.store(self.slots[slot])",
         PACKING + "test_what_a_long_turn_left_is_packed_while_others_decode",
     ),

@@ -4,18 +4,18 @@ from tests.mutants.mutant import Mutant
 
 FEATURES = (
     Mutant(
-        "an early turn gives way to whatever waits", "policy/scheduler.py",
+        "an early turn gives way to whatever waits", "policy/scheduling/scheduler.py",
         " and not (state.waiting or state.actions)", "",
         "tests/policy/test_early_turns.py::test_whatever_waits_goes_first",
     ),
     Mutant(
-        "an early turn rests beside decoding requests", "policy/scheduler.py",
+        "an early turn rests beside decoding requests", "policy/scheduling/scheduler.py",
         "state.n_rested < REST_STEPS", "False",
         "tests/policy/test_early_turns.py::"
         "test_decoding_requests_are_stalled_in_one_step_of_a_hundred",
     ),
     Mutant(
-        "wasted early turns end", "policy/early_history.py",
+        "wasted early turns end", "policy/scheduling/early_history.py",
         "history.n_wasted < MOST_WASTED", "True",
         "tests/policy/test_early_turns.py::"
         "test_an_agent_whose_early_turns_are_wasted_gets_one_an_hour",
@@ -27,12 +27,12 @@ FEATURES = (
         "test_it_ends_under_memory_pressure",
     ),
     Mutant(
-        "a request wakes an unloaded model", "service/gate.py",
+        "a request wakes an unloaded model", "service/parts/gate.py",
         "self.wanted.set()", "pass",
         "tests/api/test_idle_unload.py::test_an_agent_goes_on_as_if_nothing_had_been",
     ),
     Mutant(
-        "a model that is gone fails who waits for it", "service/idle_unload.py",
+        "a model that is gone fails who waits for it", "service/calls/idle_unload.py",
         "service.gate.interrupt(Broken(why))", "pass",
         "tests/api/test_idle_unload.py::"
         "test_a_model_that_is_gone_fails_the_request_and_comes_back",
@@ -63,13 +63,13 @@ FEATURES = (
         "tests/engine/test_sibling_answers.py::test_the_oldest_go_and_the_bytes_stay_bounded",
     ),
     Mutant(
-        "answers kept for siblings count as memory", "engine/kv/slot_preparation.py",
+        "answers kept for siblings count as memory", "engine/slots/slot_kv_manager.py",
         " + self.siblings.n_bytes", "",
         "tests/engine/test_sibling_answers.py::"
         "test_the_second_agent_drafts_what_the_first_one_said",
     ),
     Mutant(
-        "a padded pass costs its padding", "policy/draft_governor.py",
+        "a padded pass costs its padding", "policy/drafts/ngram_draft_governor.py",
         "[len(counts) * longest]", "[sum(counts)]",
         "tests/policy/test_draft_governor.py::"
         "test_padding_is_filled_and_a_pass_apart_is_used_in_full",
@@ -85,12 +85,12 @@ FEATURES = (
         "tests/text/test_free_calls.py::test_taken_back_tokens_leave_no_trace",
     ),
     Mutant(
-        "a killed download leaves no parts", "host/hub.py",
+        "a killed download leaves no parts", "models/hub.py",
         "if part.stat().st_mtime < before:", "if False:",
         "tests/cli/test_pull.py::test_pull_goes_on_after_kill_9",
     ),
     Mutant(
-        "misses are counted", "service/request_log.py",
+        "misses are counted", "service/parts/request_log.py",
         "self._count(miss)", "pass",
         "tests/api/test_cache_door.py::"
         "test_a_miss_costs_the_same_in_headers_metrics_cache_and_command_line",

@@ -15,30 +15,30 @@ SWAPS = "tests/api/test_swap_limits.py::"
 
 FIRST_AID = (
     Mutant(
-        "a replayed call begins in its own turn", "text/splices.py",
+        "a replayed call begins in its own turn", "text/prompt/splices.py",
         "at = text.rfind(header or self._model_markers.call_start, 0, place)",
         "at = text.find(header or self._model_markers.call_start)",
         REPLAY + "test_only_an_equal_call_is_replayed",
     ),
     Mutant(
-        "a replayed call is the sampled tokens", "text/splices.py",
+        "a replayed call is the sampled tokens", "text/prompt/splices.py",
         "tokens = tuple(turn.blocks[first].tokens)",
         "written = marked[start : start + sketch.n_chars]\n"
         "                    tokens = tuple(self._encoder.encode(written).tokens)",
         REPLAY + "test_marks_that_an_assistant_only_mentions_are_no_call",
     ),
     Mutant(
-        "a call in a channel is replayed", "text/splices.py",
+        "a call in a channel is replayed", "text/prompt/splices.py",
         "        header = self._model_markers.call_header\n", '        header = ""\n',
         REPLAY + "test_calls_of_every_format_are_replayed",
     ),
     Mutant(
-        "a text beside a thought and a call is taken", "text/template_adaptation.py",
+        "a text beside a thought and a call is taken", "text/template/adaptation.py",
         "(not capabilities.takes_text_and_thought, _move_texts),", "",
         TRAITS + "test_text_beside_a_call_ends_the_thought_where_both_are_refused",
     ),
     Mutant(
-        "parallel calls are taken one by one", "text/template_adaptation.py",
+        "parallel calls are taken one by one", "text/template/adaptation.py",
         "(not capabilities.takes_parallel_calls, _separate_calls),", "",
         TRAITS + "test_parallel_calls_are_turns_of_their_own_where_one_is_the_limit",
     ),
@@ -49,13 +49,13 @@ FIRST_AID = (
         "test_a_harmony_answer_goes_on_in_the_channel_of_its_prefill",
     ),
     Mutant(
-        "a guided answer goes on after its prefill", "service/admission.py",
+        "a guided answer goes on after its prefill", "service/calls/admission.py",
         "return output_format.has_headers and not prompt.before",
         "return output_format.has_headers",
         HEADERS + "test_the_grammar_begins_at_once_after_a_prefill",
     ),
     Mutant(
-        "a forbidden call opens no channel", "service/admission.py",
+        "a forbidden call opens no channel", "service/calls/admission.py",
         "    return words.output_format.call_sequences\n", "    return ()\n",
         "tests/api/test_forced_calls.py::"
         "test_tool_choice_none_keeps_a_model_with_headers_from_a_call",
@@ -74,23 +74,23 @@ FIRST_AID = (
     ),
     Mutant(
         "a guided answer has no channel of thoughts while thinking is off",
-        "service/admission.py",
+        "service/calls/admission.py",
         "if has_headers and not may_think else ()", "if False else ()",
         HEADERS + "test_thinking_off_begins_with_the_answer",
     ),
     Mutant(
-        "a guided answer opens no thought while thinking is off", "service/admission.py",
+        "a guided answer opens no thought while thinking is off", "service/calls/admission.py",
         "if before.is_in_thinking or not may_think or closed(",
         "if before.is_in_thinking or closed(",
         "tests/api/test_structured_thinking.py::test_chat_completions_begin_with_the_grammar",
     ),
     Mutant(
-        "a recursion of a template is a refusal", "text/chat_template.py",
+        "a recursion of a template is a refusal", "text/template/chat_template.py",
         "    RecursionError,\n", "",
         TRAITS + "test_endless_recursion_of_a_template_is_a_refusal",
     ),
     Mutant(
-        "a schema has the keys that its template reads", "text/template_probes.py",
+        "a schema has the keys that its template reads", "text/template/capabilities.py",
         'SCHEMA_DEFAULTS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}',
         "SCHEMA_DEFAULTS: dict[str, Any] = {}",
         TRAITS + "test_keys_of_a_schema_are_added_where_the_template_reads_them_unchecked",
@@ -101,7 +101,7 @@ FIRST_AID = (
         "tests/cli/test_plan.py::test_a_bare_number_of_memory_means_gigabytes",
     ),
     Mutant(
-        "plan counts the share of memory for KV", "service/plan_candidate.py",
+        "plan counts the share of memory for KV", "planner/candidate.py",
         "return None if pct == AUTO else Budget(total_bytes, pct)", "return None",
         "tests/cli/test_plan.py::test_the_share_of_memory_for_kv_is_counted_and_named",
     ),
@@ -132,7 +132,7 @@ FIRST_AID = (
         LLAMA + "test_a_bias_of_a_text_is_one_of_each_of_its_tokens",
     ),
     Mutant(
-        "no limit of tokens is the context", "service/admission.py",
+        "no limit of tokens is the context", "service/calls/admission.py",
         "    if wished == UNLIMITED:\n", "    if wished == -2:\n",
         LLAMA + "test_no_limit_of_a_preset_or_a_request_is_the_context",
     ),
@@ -163,12 +163,12 @@ FIRST_AID = (
         CHECK + "test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served",
     ),
     Mutant(
-        "a wait for events ends after its own patience", "service/request_stream.py",
+        "a wait for events ends after its own patience", "service/parts/request_stream.py",
         "if self._timer is not None and self._timer.when() > due:", "if False:",
         "tests/service/test_event_queue.py::test_a_wait_ends_after_its_own_patience",
     ),
     Mutant(
-        "a text that cannot fit is not rendered", "text/prompt.py",
+        "a text that cannot fit is not rendered", "text/prompt/prompt.py",
         "        if n_chars <= max(CHARS_PER_TOKEN * self._n_ctx, MIN_COUNTED_CHARS):\n"
         "            return\n",
         "        return\n",
@@ -185,7 +185,7 @@ FIRST_AID = (
         BOUNDS + "test_a_body_has_64_mib_at_most_by_default",
     ),
     Mutant(
-        "bodies are converted beside the loop", "service/text_processor.py",
+        "bodies are converted beside the loop", "service/parts/text_processor.py",
         "        return await self._run(convert)\n", "        return convert()\n",
         BOUNDS + "test_a_body_is_converted_beside_the_loop",
     ),
@@ -200,18 +200,18 @@ FIRST_AID = (
         IDENTITY + "test_d17_the_code_of_a_model_and_its_settings_shape_the_identity",
     ),
     Mutant(
-        "last prompts are arrays of 32 bits", "engine/kv/prefix_lookup.py",
+        "last prompts are arrays of 32 bits", "engine/slots/prefix_lookup.py",
         'LastPrompt(array("I", request.tokens)', 'LastPrompt(array("Q", request.tokens)',
         PROMPTS + "test_f8_last_prompts_are_bounded_by_bytes_and_part_of_the_budget",
     ),
     Mutant(
-        "last prompts are bounded in bytes", "engine/kv/prefix_lookup.py",
+        "last prompts are bounded in bytes", "engine/slots/prefix_lookup.py",
         "while len(self._prompts) > MOST_AGENTS or self._is_over():",
         "while len(self._prompts) > MOST_AGENTS:",
         PROMPTS + "test_f8_last_prompts_are_bounded_by_bytes_and_part_of_the_budget",
     ),
     Mutant(
-        "a load that takes too long has a way back", "service/model_swap.py",
+        "a load that takes too long has a way back", "service/calls/model_swap.py",
         "        async with asyncio.timeout(limit_s):\n            await service.load_model",
         "        async with asyncio.timeout(None):\n            await service.load_model",
         SWAPS + "test_a_load_that_takes_too_long_goes_back",
@@ -233,19 +233,19 @@ FIRST_AID = (
         "tests/api/test_shutdown.py::test_requests_end_with_the_drain_while_a_step_goes_on",
     ),
     Mutant(
-        "freed memory goes back at rest", "service/background_tasks.py",
+        "freed memory goes back at rest", "service/calls/background_tasks.py",
         "        await return_free_memory(gate)\n", "        pass\n",
         "tests/api/test_memory_returns.py::"
         "test_a_service_at_rest_gives_freed_memory_back",
     ),
     Mutant(
-        "freed memory stays free at rest", "service/memory_return.py",
+        "freed memory stays free at rest", "service/calls/memory_return.py",
         "        allow_huge_pages(is_allowed=False)\n", "",
         "tests/api/test_memory_returns.py::"
         "test_huge_pages_are_off_while_idle_and_on_for_a_request",
     ),
     Mutant(
-        "a request has huge pages", "service/gate.py",
+        "a request has huge pages", "service/parts/gate.py",
         "            self.on_next()\n", "",
         "tests/api/test_memory_returns.py::"
         "test_huge_pages_are_off_while_idle_and_on_for_a_request",
@@ -281,13 +281,13 @@ FIRST_AID = (
         "test_buffers_are_freed_while_another_engine_loads_without_a_deadlock",
     ),
     Mutant(
-        "an agent that is never kept writes no KV", "engine/kv/slot_preparation.py",
+        "an agent that is never kept writes no KV", "engine/slots/slot_kv_manager.py",
         "return context.agent is None or self._persist is not Persist.NEVER", "return True",
         AGENTS + "test_persist_modes",
     ),
     Mutant(
         "an agent that is kept at its parking writes none after a turn",
-        "engine/kv/slot_preparation.py",
+        "engine/slots/slot_kv_manager.py",
         "self._persist is Persist.AFTER_TURN", "self._persist is not Persist.NEVER",
         AGENTS + "test_persist_modes",
     ),
@@ -298,7 +298,7 @@ FIRST_AID = (
         "tests/store/test_blob_file.py::test_g2_the_dtypes_are_those_of_safetensors",
     ),
     Mutant(
-        "a client that leaves releases its turn", "service/agents/turns.py",
+        "a client that leaves releases its turn", "service/calls/agent_turns.py",
         "                entering.result().close()\n", "                pass\n",
         AGENTS + "test_x_9_a_client_that_leaves_leaves_no_trace",
     ),

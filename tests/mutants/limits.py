@@ -37,39 +37,39 @@ LIMITS = (
         SWAPS + "test_a_template_that_does_not_end_is_refused_before_the_old_model_goes",
     ),
     Mutant(
-        "a replayed call stays in its conversation", "text/tool_call_replay.py",
+        "a replayed call stays in its conversation", "text/prompt/tool_call_replay.py",
         "entry = self._entries.get((scope, calls[at].id))",
         "entry = next((e for k, e in self._entries.items() if k[1] == calls[at].id), None)",
         REPLAY + "test_redteam_8_a_call_stays_with_its_tenant_and_conversation",
     ),
     Mutant(
-        "only an equal call is replayed", "text/tool_call_replay.py",
+        "only an equal call is replayed", "text/prompt/tool_call_replay.py",
         "return entry.calls == tuple(digest_of(call) for call in calls)",
         "return len(entry.calls) == len(calls)",
         REPLAY + "test_only_an_equal_call_is_replayed",
     ),
     Mutant(
-        "words that a call does not mean are not replayed", "text/splices.py",
+        "words that a call does not mean are not replayed", "text/prompt/splices.py",
         "return self._words(sampled) <= self._words(written.tokens)", "return True",
         REPLAY + "test_words_that_the_call_does_not_mean_are_not_replayed",
     ),
     Mutant(
-        "special tokens inside a call are compared", "text/splices.py",
+        "special tokens inside a call are compared", "text/prompt/splices.py",
         "if self._marks(sampled) != self._marks(written.tokens):", "if not sampled:",
         REPLAY + "test_a_sampled_special_token_opens_no_turn",
     ),
     Mutant(
-        "a prompt that a sentinel changes is left alone", "text/splices.py",
+        "a prompt that a sentinel changes is left alone", "text/prompt/splices.py",
         "if probe is None or probe.text != marked:", "if probe is None:",
         REPLAY + "test_a_prompt_that_a_sentinel_would_change_is_left_alone",
     ),
     Mutant(
-        "replayed calls take a bounded room", "text/tool_call_replay.py",
+        "replayed calls take a bounded room", "text/prompt/tool_call_replay.py",
         "while self.n_bytes > self._max:", "while False:",
         REPLAY + "test_blocks_take_a_bounded_room",
     ),
     Mutant(
-        "multiples are bounded", "text/grammar_check.py",
+        "multiples are bounded", "text/grammar/grammar_check.py",
         "if units > MAX_MULTIPLE:", "if units < 0:",
         "tests/text/test_grammar_check.py::test_a_multiple_of_many_digits_is_refused",
     ),
@@ -116,7 +116,7 @@ LIMITS = (
         "test_below_the_least_temperature_sampling_is_greedy",
     ),
     Mutant(
-        "only a follow-up takes a used slot", "policy/scheduler.py",
+        "only a follow-up takes a used slot", "policy/scheduling/scheduler.py",
         "slack = min(SLACK, n_prompt // 4) if is_known else 0", "slack = SLACK",
         SLOTS + "test_b5_new_conversations_of_one_system_prompt_take_empty_slots",
     ),
@@ -161,7 +161,7 @@ LIMITS = (
         "test_cached_buffers_stay_within_the_workspace_of_one_chunk",
     ),
     Mutant(
-        "parked KV is written while the engine is idle", "engine/kv/slot_preparation.py",
+        "parked KV is written while the engine is idle", "engine/slots/slot_kv_manager.py",
         "self._write(context, shelved, is_deferred=True)", "self._write(context, shelved)",
         "tests/engine/test_writing.py::"
         "test_parked_kv_is_written_while_the_engine_is_idle",

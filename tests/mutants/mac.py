@@ -26,7 +26,7 @@ MAC = (
         "::test_buffers_have_two_dimensions",
     ),
     Mutant(
-        "peers name Local Network Privacy", "service/peers.py",
+        "peers name Local Network Privacy", "service/parts/peers.py",
         "if is_local_network_refused(error) else", "if False else",
         "tests/mac/test_system.py::test_errors_of_peers_and_machines_name_the_setting",
     ),
@@ -47,12 +47,12 @@ MAC = (
         "tests/mac/test_backup_exclusion.py::test_a_new_folder_of_kv_is_excluded_once",
     ),
     Mutant(
-        "recurrent state of the same rows is not copied", "engine/decode/row_views.py",
+        "recurrent state of the same rows is not copied", "engine/model/row_views.py",
         "stacked if stacked is not None and is_same else", "stacked if False else",
         "tests/engine/test_graph_nodes.py::test_nodes_that_copy_stay_below_their_ceiling",
     ),
     Mutant(
-        "recurrent state of another row is read anew", "engine/decode/row_views.py",
+        "recurrent state of another row is read anew", "engine/model/row_views.py",
         "own() is row for", "own() is not None for",
         "tests/engine/test_stacked_states.py::test_a_row_with_another_state_is_read_anew",
     ),
@@ -62,7 +62,7 @@ MAC = (
         "tests/mac/test_forced_kernels.py::test_a_slow_fused_kernel_leaves_the_bound",
     ),
     Mutant(
-        "the seam forces the fused kernel", "engine/model/attention_patch.py",
+        "the seam forces the fused kernel", "engine/decode/attention_patch.py",
         "if is_array and _is_forced(queries, values, mask):", "if False:",
         "tests/mac/test_forced_kernels.py"
         "::test_a_fused_kernel_that_is_fast_enough_is_forced_and_bounds_no_chunk",
@@ -111,7 +111,7 @@ MAC = (
         WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
     ),
     Mutant(
-        "services of a home divide its memory", "service/neighbors.py",
+        "services of a home divide its memory", "service/parts/neighbors.py",
         "kv_budgets((own, *others), memory.usable)", "kv_budgets((own,), memory.usable)",
         "tests/mac/test_neighbors.py::"
         "test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again",
@@ -142,7 +142,7 @@ MAC = (
         PRESSURE + "test_on_linux_the_stalls_of_the_kernel_alone_decide",
     ),
     Mutant(
-        "the device bounds what is admitted", "engine/kv/slot_preparation.py",
+        "the device bounds what is admitted", "engine/slots/slot_kv_manager.py",
         "return 0 < self.array_limit < int(mx.get_active_memory()) + n_bytes", "return False",
         BUDGET + "test_a_prompt_is_refused_while_the_device_is_full_and_served_later",
     ),
@@ -182,7 +182,7 @@ MAC = (
         AHEAD + "test_tokens_and_ends_do_not_wait_for_the_kv_of_a_slot",
     ),
     Mutant(
-        "launchd does not restart what cannot heal", "host/restart_policy.py",
+        "launchd does not restart what cannot heal", "control/restart_policy.py",
         "return 0 if code in HOPELESS_CODES else code", "return code",
         LAUNCHD + "test_an_end_that_cannot_heal_is_a_success_under_launchd_only",
     ),
@@ -192,7 +192,7 @@ MAC = (
         LAUNCHD + "test_installing_again_waits_until_the_old_job_has_drained",
     ),
     Mutant(
-        "launchd allows more open files", "host/service_units.py",
+        "launchd allows more open files", "control/service_units.py",
         '        "SoftResourceLimits": {"NumberOfFiles": OPEN_FILES},\n', "",
         LAUNCHD + "test_the_property_list_has_what_a_service_needs",
     ),
@@ -219,13 +219,13 @@ MAC = (
         SAMPLING + "test_logprobs_of_half_precision_logits_are_float32",
     ),
     Mutant(
-        "rounding switches no batching off", "engine/model/batching_check.py",
+        "rounding switches no batching off", "engine/decode/batching_check.py",
         "        if self.distance <= allowed:\n            return True\n",
         "        return self.distance <= TOLERANCES[mx.float32]\n",
         CHECK + "test_rounding_switches_no_batching_off",
     ),
     Mutant(
-        "a fault in half precision is found", "engine/model/batching_check.py",
+        "a fault in half precision is found", "engine/decode/batching_check.py",
         "return is_half and self.distance <= MOST_WITH_AGREEMENT and self.agreement >= AGREEMENT",
         "return is_half",
         CHECK + "test_a_fault_is_found_beneath_the_rounding",

@@ -16,7 +16,7 @@ FUZZ = "tests/fuzz/test_fuzz.py::"
 
 DOORS_AND_FILES = (
     Mutant(
-        "a key where other machines reach it", "host/preset_validation.py",
+        "a key where other machines reach it", "config/preset_validation.py",
         "        is_loopback(preset.server.host)\n        or preset.server.api_keys",
         "        True\n        or preset.server.api_keys",
         "tests/host/test_preset_reading.py::test_a2_refusals_name_file_line_key_and_remedy",
@@ -68,12 +68,12 @@ DOORS_AND_FILES = (
         TENANTS + "test_a_key_of_some_agents_does_not_own_conversations_without_a_name",
     ),
     Mutant(
-        "conversations have names under their salt", "policy/conversation_id.py",
+        "conversations have names under their salt", "policy/kv/conversation_id.py",
         "digest_size=16, key=key", "digest_size=16",
         TENANTS + "test_the_name_does_not_tell_what_somebody_said_under_another_salt",
     ),
     Mutant(
-        "and diverge for nobody under another", "engine/kv/prefix_lookup.py",
+        "and diverge for nobody under another", "engine/slots/prefix_lookup.py",
         "if last is not None and last.salt == request.salt else None", "if last else None",
         "tests/engine/test_serving.py::"
         "test_d23_where_an_agent_diverges_is_not_told_under_another_salt",
@@ -167,7 +167,7 @@ DOORS_AND_FILES = (
         "tests/engine/test_memory.py::test_d23_parked_kv_of_a_tenant_is_not_found_by_another",
     ),
     Mutant(
-        "the log says nothing of what was said", "service/request_log.py",
+        "the log says nothing of what was said", "service/parts/request_log.py",
         "                _log(request, view)\n",
         "                said = view.ended + decode(request.tokens)\n"
         "                _log(request, replace(view, ended=said))\n",
@@ -186,17 +186,17 @@ DOORS_AND_FILES = (
         "tests/engine/test_foreign_code.py",
     ),
     Mutant(
-        "nobody forges a turn", "text/special_token_escape.py",
+        "nobody forges a turn", "text/tokens/special_token_escape.py",
         "while self._pattern.search(text):", "while False:",
         "tests/text/test_prompt.py::test_nobody_forges_a_turn",
     ),
     Mutant(
-        "nor with letters that a tokenizer changes", "text/special_token_escape.py",
+        "nor with letters that a tokenizer changes", "text/tokens/special_token_escape.py",
         "if self._normalize is None:", "if True:",
         FUZZ + "test_letters_that_become_a_special_token_make_no_turn",
     ),
     Mutant(
-        "presets make no Python objects", "host/yaml_source.py",
+        "presets make no Python objects", "config/yaml_source.py",
         "loader = PlainYamlLoader(text)",
         "return SourcedDocument(yaml.unsafe_load(text), {(): top})",
         FUZZ + "test_a_preset_that_is_none_is_refused_in_words",
@@ -207,7 +207,7 @@ DOORS_AND_FILES = (
         "tests/api/test_limits.py::test_a_grammar_has_a_largest_size",
     ),
     Mutant(
-        "the queue is bounded", "policy/scheduler.py",
+        "the queue is bounded", "policy/scheduling/scheduler.py",
         "return len(after.waiting) > limits.max_waiting", "return False",
         "tests/engine/test_serving.py::test_e18_a_full_queue_refuses_with_retry_after",
     ),

@@ -9,7 +9,7 @@ SHARING = (
         "tests/engine/test_draft_model.py::test_refused_tokens_leave_no_trace_in_its_context",
     ),
     Mutant(
-        "a draft model costs little", "policy/draft_model_governor.py",
+        "a draft model costs little", "policy/drafts/draft_model_governor.py",
         "LOSS_SHARE = 0.01", "LOSS_SHARE = 0.1",
         "tests/policy/test_draft_model_governor.py::test_no_draft_model_costs_two_percent",
     ),
@@ -26,18 +26,18 @@ SHARING = (
         "test_other_vocabularies_missing_models_and_unfit_targets_are_refused",
     ),
     Mutant(
-        "tenants share no live prefix", "engine/kv/slot_preparation.py",
+        "tenants share no live prefix", "engine/slots/slot_kv_manager.py",
         "if other is mine or other.salt != salt or not", "if other is mine or not",
         "tests/engine/test_live_sharing.py::test_tenants_share_no_prefix",
     ),
     Mutant(
-        "a shared prefix counts as live", "engine/kv/slot_preparation.py",
+        "a shared prefix counts as live", "engine/slots/slot_kv_manager.py",
         "marks + contexts + self.shared_bytes + ", "marks + contexts + ",
         "tests/engine/test_live_sharing.py::"
         "test_a_shared_prefix_counts_once_and_goes_with_its_last_holder",
     ),
     Mutant(
-        "prefix and tail are weighed", "engine/model/attention_patch.py",
+        "prefix and tail are weighed", "engine/decode/attention_patch.py",
         "shared[0] * mx.exp(shared[1] - total) + out", "shared[0] + out",
         "tests/engine/test_live_sharing.py::test_groups_form_grow_split_and_lose_members",
     ),
@@ -64,13 +64,13 @@ SHARING = (
         "test_d2_parked_branches_inside_one_block_are_found_to_the_token",
     ),
     Mutant(
-        "the end of results is replayed", "text/prompt.py",
+        "the end of results is replayed", "text/prompt/prompt.py",
         "if end == len(encoded.text):", "if False:",
         "tests/text/test_answer_replay.py::"
         "test_the_end_of_the_results_comes_back_with_the_answer",
     ),
     Mutant(
-        "text beside a call keeps its place", "text/template_probes.py",
+        "text beside a call keeps its place", "text/template/capabilities.py",
         'TOLD = ("sxtext1", "sxresult1")', "TOLD = ()",
         "tests/text/test_template_traits.py::"
         "test_text_beside_a_call_comes_before_it_where_the_template_writes_it_after_the_result",
@@ -81,7 +81,7 @@ SHARING = (
         "tests/text/test_free_calls.py::test_calls_of_any_schema_are_valid_and_none_is_none",
     ),
     Mutant(
-        "the path that was left goes first", "policy/retention.py",
+        "the path that was left goes first", "policy/kv/retention.py",
         "end_of(node.record) > position", "False",
         "tests/engine/test_early_turns.py::test_the_path_that_was_left_is_the_first_to_go",
     ),
@@ -91,7 +91,7 @@ SHARING = (
         "tests/host/test_spare_power.py::test_a_warm_mac_has_none",
     ),
     Mutant(
-        "a new agent is trusted as its client", "policy/early_history.py",
+        "a new agent is trusted as its client", "policy/scheduling/early_history.py",
         "EarlyHistory(client.began, 0, client.n_wasted)", "EarlyHistory()",
         "tests/policy/test_early_turns.py::test_a_new_agent_is_trusted_as_its_client_is",
     ),
@@ -128,17 +128,17 @@ SHARING = (
         "test_a_busy_member_is_closed_and_stays_until_its_requests_end",
     ),
     Mutant(
-        "members have to fit", "cli/services/gateway.py",
+        "members have to fit", "control/gateway.py",
         "if kept + largest > budget:", "if False:",
         "tests/cli/test_gateway.py::test_members_that_never_fit_are_refused",
     ),
     Mutant(
-        "a downloaded file has its hash", "host/weight_download.py",
+        "a downloaded file has its hash", "models/weight_download.py",
         "== file.blob.name", '!= ""',
         "tests/cli/test_pull.py::test_a_part_that_is_damaged_is_never_taken_for_the_file",
     ),
     Mutant(
-        "a download goes on inside a file", "host/weight_download.py",
+        "a download goes on inside a file", "models/weight_download.py",
         "resume_size=min(part.tell(), file.n_here)", "resume_size=0",
         "tests/cli/test_pull.py::test_pull_goes_on_after_kill_9",
     ),
@@ -153,13 +153,13 @@ SHARING = (
         "tests/tui/test_views.py::test_a_turn_begun_early_is_a_state_of_its_own",
     ),
     Mutant(
-        "a step with drafts has a bound", "policy/draft_governor.py",
+        "a step with drafts has a bound", "policy/drafts/ngram_draft_governor.py",
         "seconds <= min(bounds.most_s, *allowed)", "seconds <= min(allowed)",
         "tests/policy/test_draft_bounds.py::"
         "test_a_step_with_drafts_stays_within_its_bound_and_delays_no_row_by_more_than_its_lead",
     ),
     Mutant(
-        "drafts delay no other row", "policy/draft_governor.py",
+        "drafts delay no other row", "policy/drafts/ngram_draft_governor.py",
         "seconds <= min(bounds.most_s, *allowed)", "seconds <= bounds.most_s",
         "tests/policy/test_draft_bounds.py::"
         "test_a_step_with_drafts_stays_within_its_bound_and_delays_no_row_by_more_than_its_lead",
@@ -203,7 +203,7 @@ SHARING = (
         "tests/engine/test_mtp.py::test_models_that_are_more_than_their_parts_have_no_head",
     ),
     Mutant(
-        "a long chunk is approached in steps", "policy/chunked_prefill.py",
+        "a long chunk is approached in steps", "policy/scheduling/chunked_prefill.py",
         "GROWTH = 2", "GROWTH = 100",
         "tests/policy/test_pacing.py::"
         "test_beside_decoders_a_chunk_is_at_most_twice_as_long_as_any_before",
@@ -234,7 +234,7 @@ SHARING = (
         "test_a_restart_finds_the_kv_on_the_disks_of_both",
     ),
     Mutant(
-        "each stage of a pipeline has every kind of layer", "policy/kv_geometry.py",
+        "each stage of a pipeline has every kind of layer", "policy/memory/kv_geometry.py",
         "if any(set(kinds[part.start : part.stop]) != set(kinds) for part in parts):", "if False:",
         "tests/policy/test_geometry.py::"
         "test_a_rank_without_a_layer_of_every_kind_is_refused",
@@ -282,7 +282,7 @@ SHARING = (
         "test_neither_uneven_rows_nor_those_without_room_are_stacked",
     ),
     Mutant(
-        "stacks give way to memory pressure", "engine/kv/slot_preparation.py",
+        "stacks give way to memory pressure", "engine/slots/slot_kv_manager.py",
         "            context.unstack()", "            pass",
         "tests/engine/test_row_stacks.py::test_stacks_give_way_to_memory_pressure",
     ),

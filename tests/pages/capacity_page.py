@@ -6,17 +6,18 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlxstack.cli.plan.ranking import recommendation
-from mlxstack.cli.plan.tables import show_table, table_rows
-from mlxstack.cli.units import size, tokens
+from mlxstack.cli.plan_tables import show_table, table_rows
+from mlxstack.cli.units import size
+from mlxstack.config import presets
+from mlxstack.config.preset_paths import BUILTIN_MODEL
+from mlxstack.config.presets import load
+from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import ServiceKind
-from mlxstack.host import presets
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import mac_memory
-from mlxstack.host.preset_paths import BUILTIN_MODEL
-from mlxstack.host.presets import load
-from mlxstack.policy.capacity_advice import FitLevel
-from mlxstack.service.plan_candidate import Candidate, of_many
+from mlxstack.planner.candidate import Candidate, of_many
+from mlxstack.planner.ranking import recommendation
+from mlxstack.policy.memory.capacity_advice import FitLevel
 from tests.pages.preset_page import files_of
 
 MACS_GB = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)

@@ -13,12 +13,12 @@ from typing import Any
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.checkpoint_positions import common_length
 from mlxstack.text.formats.answer_reader import AnswerReader
 from mlxstack.text.formats.call_writer import CallArguments
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt import PromptMaker
-from mlxstack.text.template_report import TemplateReport, report
+from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.prompt.report import TemplateReport, report
+from mlxstack.text.tokens.cached_tokenizer import common_length
 from tests.text.formats import FORMATS, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
 from tests.text.test_derived_formats import ANSWERS, TOOLS, message

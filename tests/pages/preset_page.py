@@ -10,16 +10,18 @@ import msgspec.inspect as mi
 import msgspec.json
 from msgspec.structs import replace
 
-from mlxstack.cli.units import size, tokens
+from mlxstack.cli.units import size
+from mlxstack.config import presets
+from mlxstack.config.preset_paths import BUILTIN_MODEL
+from mlxstack.config.preset_schema import bare, description, keys_in, meaning
+from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import Preset, ServiceKind
-from mlxstack.host import model_files, presets
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import MemoryBudget, mac_memory
-from mlxstack.host.model_files import ModelFiles
-from mlxstack.host.preset_paths import BUILTIN_MODEL
-from mlxstack.host.preset_schema import bare, description, keys_in, meaning
-from mlxstack.policy.capacity import disk_bytes, need
-from mlxstack.service.plan_candidate import Candidate, excerpts, of_many
+from mlxstack.models import model_files
+from mlxstack.models.model_files import ModelFiles
+from mlxstack.planner.candidate import Candidate, excerpts, of_many
+from mlxstack.policy.memory.capacity import disk_bytes, need
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mlxstack.host.preset_schema import description, json_schema, keys_in
+from mlxstack.config.preset_schema import description, json_schema, keys_in
 from tests.pages.__main__ import DOCS, PAGES
 from tests.pages.benchmark_charts import IMAGES, charts, pictures
 

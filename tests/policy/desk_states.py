@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mlxstack.core.request import Priority
-from mlxstack.policy.scheduler import (
+from mlxstack.policy.scheduling.scheduler import (
     Action,
     AssignSlot,
     RunSlotAction,
@@ -13,7 +13,7 @@ from mlxstack.policy.scheduler import (
     SharedPrefillFn,
     schedule,
 )
-from mlxstack.policy.scheduler_state import (
+from mlxstack.policy.scheduling.scheduler_state import (
     QueuedRequest,
     SchedulerState,
     Slot,

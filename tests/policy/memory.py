@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from mlxstack.policy import block_hash, prefix_index
-from mlxstack.policy.prefix_index import (
+from mlxstack.policy.kv import block_hash, prefix_index
+from mlxstack.policy.kv.prefix_index import (
     CheckpointCandidate,
     CheckpointMeta,
     PrefixIndex,

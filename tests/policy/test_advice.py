@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.capacity import Budget, ServiceLoad, fits, max_agents, max_ctx, need
-from mlxstack.policy.capacity_advice import (
+from mlxstack.policy.memory.capacity import Budget, ServiceLoad, fits, max_agents, max_ctx, need
+from mlxstack.policy.memory.capacity_advice import (
     CapacityOption,
     CapacityRequest,
     FitLevel,
@@ -13,7 +13,7 @@ from mlxstack.policy.capacity_advice import (
     nearest,
     precisions,
 )
-from mlxstack.policy.kv_geometry import Geometry, Layer, LayerKind, quantized
+from mlxstack.policy.memory.kv_geometry import Geometry, Layer, LayerKind, quantized
 
 GIB = 2**30
 FULL = Layer(LayerKind.FULL, 8, 128, 8, 128)

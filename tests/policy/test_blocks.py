@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.block_hash import (
+from mlxstack.policy.kv.block_hash import (
     checkpoint_key,
     extend,
     hash_at,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.capacity import (
+from mlxstack.policy.memory.capacity import (
     MARGIN_BYTES,
     Budget,
     ServiceLoad,
@@ -15,7 +15,7 @@ from mlxstack.policy.capacity import (
     max_ctx,
     need,
 )
-from mlxstack.policy.kv_geometry import quantized
+from mlxstack.policy.memory.kv_geometry import quantized
 from tests.policy.test_geometry import geometry
 
 MIB, GIB = 1024**2, 1024**3

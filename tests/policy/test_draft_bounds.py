@@ -4,7 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.chunked_prefill import (
+from mlxstack.policy.drafts.draft_model_governor import DraftModelRecord, plan_drafts
+from mlxstack.policy.drafts.ngram_draft_governor import (
+    DraftOffer,
+    PassLayout,
+    StepBounds,
+    WidthCosts,
+    lead_after,
+    step_seconds,
+    widths,
+)
+from mlxstack.policy.scheduling.chunked_prefill import (
     DRAFT_SHARE,
     HEADROOM,
     PrefillPolicy,
@@ -14,17 +24,7 @@ from mlxstack.policy.chunked_prefill import (
     observe_decode,
     prefill_s,
 )
-from mlxstack.policy.draft_governor import (
-    DraftOffer,
-    PassLayout,
-    StepBounds,
-    WidthCosts,
-    lead_after,
-    step_seconds,
-    widths,
-)
-from mlxstack.policy.draft_model_governor import DraftModelRecord, plan_drafts
-from mlxstack.policy.scheduler_state import Slot, SlotState
+from mlxstack.policy.scheduling.scheduler_state import Slot, SlotState
 from tests.policy.test_draft_governor import AT_LOAD
 
 NOISE = 1 + 1e-9

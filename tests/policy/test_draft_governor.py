@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.draft_governor import (
+from mlxstack.policy.drafts.ngram_draft_governor import (
     MOST_DRAFTED,
     MOST_RATE,
     N_CONFIRMATIONS,

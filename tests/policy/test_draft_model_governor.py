@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from mlxstack.policy.draft_governor import PassLayout, WidthCosts, pass_widths
-from mlxstack.policy.draft_model_governor import (
+from mlxstack.policy.drafts.draft_model_governor import (
     MOST_CREDIT,
     DraftModelRecord,
     charged,
@@ -19,6 +18,7 @@ from mlxstack.policy.draft_model_governor import (
     tokens_within,
     verified,
 )
+from mlxstack.policy.drafts.ngram_draft_governor import PassLayout, WidthCosts, pass_widths
 from tests.policy.test_draft_governor import AT_LOAD, CURVES, Curve
 
 N_STEPS = 1000

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.chunked_prefill import ThroughputModel
-from mlxstack.policy.early_history import (
+from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
+from mlxstack.policy.scheduling.early_history import (
     FEWEST_TOKENS,
     HOUR_S,
     MOST_TOKENS,
@@ -15,14 +15,14 @@ from mlxstack.policy.early_history import (
     note_begun,
     note_used,
 )
-from mlxstack.policy.scheduler import (
+from mlxstack.policy.scheduling.scheduler import (
     REST_STEPS,
     EarlyChunk,
     SchedulerLimits,
     next_early_chunk,
     next_prefill_chunk,
 )
-from mlxstack.policy.scheduler_state import (
+from mlxstack.policy.scheduling.scheduler_state import (
     EarlyTurn,
     SchedulerState,
     SlotAction,

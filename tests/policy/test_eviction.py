@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.preset import EvictionPolicy
-from mlxstack.policy.eviction import (
+from mlxstack.policy.kv.eviction import (
     EvictionCandidate,
     EvictionClass,
     EvictionGoal,
@@ -12,9 +12,9 @@ from mlxstack.policy.eviction import (
     entries,
     plan,
 )
-from mlxstack.policy.prefix_index import StorageTier
-from mlxstack.policy.prefix_index_check import check_index, totals
-from mlxstack.policy.retention import PinnedPrefixName, Retention
+from mlxstack.policy.kv.prefix_index import StorageTier
+from mlxstack.policy.kv.prefix_index_check import check_index, totals
+from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory
 
 LRU, FREQUENCY = EvictionPolicy.LRU, EvictionPolicy.LRU_FREQUENCY

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.policy.kv_geometry import (
+from mlxstack.policy.memory.kv_geometry import (
     Division,
     Geometry,
     Layer,
@@ -17,7 +17,7 @@ from mlxstack.policy.kv_geometry import (
     quantized,
     stages,
 )
-from mlxstack.policy.workspace import workspace_bytes
+from mlxstack.policy.memory.workspace import workspace_bytes
 from tests.policy.allocation import peak_bytes
 
 YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}

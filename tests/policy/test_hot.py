@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy import shared_prefixes
-from mlxstack.policy.shared_prefixes import SharedPrefix, SharedPrefixDetector
+from mlxstack.policy.kv import shared_prefixes
+from mlxstack.policy.kv.shared_prefixes import SharedPrefix, SharedPrefixDetector
 
 HEAD = [b"system", b"tools"]
 

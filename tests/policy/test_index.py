@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mlxstack.policy import prefix_index
-from mlxstack.policy.prefix_index import (
+from mlxstack.policy.kv import prefix_index
+from mlxstack.policy.kv.prefix_index import (
     MAX_FORGOTTEN,
     KnownPrefix,
     PrefixIndex,
@@ -15,8 +15,8 @@ from mlxstack.policy.prefix_index import (
     common_prefix,
     end_of,
 )
-from mlxstack.policy.prefix_index_check import check_index, totals
-from mlxstack.policy.retention import PinnedPrefixName, Retention
+from mlxstack.policy.kv.prefix_index_check import check_index, totals
+from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
 from tests.policy.memory import SIZE, Memory
 
 HEAD = [1] * 10

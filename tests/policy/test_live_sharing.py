@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from mlxstack.policy.live_sharing import (
+from mlxstack.policy.kv.live_sharing import (
     MIN_TOKENS,
     NO_SHARING,
     LiveSharing,
@@ -13,8 +13,8 @@ from mlxstack.policy.live_sharing import (
     least_shared,
     saved_bytes,
 )
-from mlxstack.policy.scheduler import AssignSlot, SchedulerLimits, schedule
-from mlxstack.policy.scheduler_state import (
+from mlxstack.policy.scheduling.scheduler import AssignSlot, SchedulerLimits, schedule
+from mlxstack.policy.scheduling.scheduler_state import (
     QueuedRequest,
     enqueue,
     initial_state,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.cache_stats import HOUR_S, CacheStats, RequestSums, SlidingWindow
+from mlxstack.policy.kv.cache_stats import HOUR_S, CacheStats, RequestSums, SlidingWindow
 
 HIT = RequestSums(n_requests=1, n_hits=1, n_prompt=100, n_cached=80, ttft_s=0.1)
 MISS = RequestSums(n_requests=1, n_prompt=100, ttft_s=0.5)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.cli.services.mode_switch import ServiceCondition, difference
+from mlxstack.control.mode_switch import ServiceCondition, difference
 
 NAMES = st.sampled_from("abcdef")
 

@@ -1,8 +1,8 @@
 """Conversations are told apart by what was said; hints only decide between equals."""
 
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.policy import conversation_id
-from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
+from mlxstack.policy.kv import conversation_id
+from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_digests
 
 
 def talk(*said: str, system: str = "You code.", salt: str = "") -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Agents' claims, names, and the list of top prefixes."""
 
-from mlxstack.policy.prefix_index import StorageTier
-from mlxstack.policy.prefix_index_check import check_index
-from mlxstack.policy.retention import PinnedPrefixName, Retention
+from mlxstack.policy.kv.prefix_index import StorageTier
+from mlxstack.policy.kv.prefix_index_check import check_index
+from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory
 
 HEAD = [1] * 8

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.chunked_prefill import (
+from mlxstack.policy.scheduling.chunked_prefill import (
     FINEST,
     PrefillPolicy,
     RegressionSums,
@@ -14,8 +14,8 @@ from mlxstack.policy.chunked_prefill import (
     prefill_s,
     tokens_within_scores,
 )
-from mlxstack.policy.scheduler import SchedulerLimits, next_prefill_chunk
-from mlxstack.policy.scheduler_state import (
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits, next_prefill_chunk
+from mlxstack.policy.scheduling.scheduler_state import (
     SchedulerState,
     Slot,
     SlotState,

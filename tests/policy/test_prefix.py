@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.prefix_index import STRIDE, common_prefix
+from mlxstack.policy.kv.prefix_index import STRIDE, common_prefix
 
 tokens = st.lists(st.integers(0, 3), max_size=40)
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
-from mlxstack.policy.prefix_index import FoundCheckpoint, PathStep, PrefixMatch
-from mlxstack.policy.reuse_plan import (
+from mlxstack.policy.kv.prefix_index import FoundCheckpoint, PathStep, PrefixMatch
+from mlxstack.policy.kv.reuse_plan import (
     COST,
     MissContext,
     MissReason,

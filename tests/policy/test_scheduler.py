@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from mlxstack.policy.chunked_prefill import ThroughputModel
-from mlxstack.policy.scheduler import (
+from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
+from mlxstack.policy.scheduling.scheduler import (
     Expire,
     PrefillChunk,
     SchedulerLimits,
@@ -14,7 +14,7 @@ from mlxstack.policy.scheduler import (
     next_prefill_chunk,
     schedule,
 )
-from mlxstack.policy.scheduler_state import (
+from mlxstack.policy.scheduling.scheduler_state import (
     QueuedRequest,
     SchedulerState,
     SlotAction,

@@ -14,15 +14,15 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from mlxstack.core.request import Priority
-from mlxstack.policy import scheduler_state as desks
-from mlxstack.policy.chunked_prefill import (
+from mlxstack.policy.scheduling import scheduler_state as desks
+from mlxstack.policy.scheduling.chunked_prefill import (
     FINEST,
     HEADROOM,
     ThroughputModel,
     observe_prefill,
     prefill_s,
 )
-from mlxstack.policy.scheduler import (
+from mlxstack.policy.scheduling.scheduler import (
     REST_STEPS,
     Action,
     AssignSlot,
@@ -35,7 +35,7 @@ from mlxstack.policy.scheduler import (
     next_prefill_chunk,
     schedule,
 )
-from mlxstack.policy.scheduler_state import (
+from mlxstack.policy.scheduling.scheduler_state import (
     ACTIVE,
     EarlyTurn,
     QueuedRequest,

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from mlxstack.core.request import Priority
-from mlxstack.policy.scheduler import SchedulerLimits
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits
 from mlxstack.policy.simulation.report import SimulationReport
 from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
 from mlxstack.policy.simulation.workload import (

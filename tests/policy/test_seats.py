@@ -5,8 +5,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.scheduler import SLACK, select_slot
-from mlxstack.policy.scheduler_state import (
+from mlxstack.policy.scheduling.scheduler import SLACK, select_slot
+from mlxstack.policy.scheduling.scheduler_state import (
     SchedulerState,
     SlotAction,
     advance,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.chunked_prefill import (
+from mlxstack.policy.scheduling.chunked_prefill import (
     ThroughputModel,
     observe_decode,
     observe_prefill,

@@ -5,14 +5,14 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from mlxstack.core.request import Priority
-from mlxstack.policy.scheduler import (
+from mlxstack.policy.scheduling.scheduler import (
     effective_priority,
     expired,
     retry_after,
     schedulable,
     sort_queue,
 )
-from mlxstack.policy.scheduler_state import assign_slot, release_slot
+from mlxstack.policy.scheduling.scheduler_state import assign_slot, release_slot
 from tests.policy.desk_states import HIGH, LOW, NORMAL, desk_of, serve_one_by_one, ticket
 
 

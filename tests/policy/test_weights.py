@@ -9,7 +9,7 @@ import pytest
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.model_info import Weights
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.host.model_files import measured
+from mlxstack.models.model_files import measured
 from tests.conftest import ModelOf
 
 pytestmark = pytest.mark.mlx

@@ -3,7 +3,7 @@
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.service.agents.registry import agent_title, first_words
+from mlxstack.service.parts.agent_registry import agent_title, first_words
 
 
 def title(system: str, user: str = "Fix the login page.", hint: str | None = None) -> str:

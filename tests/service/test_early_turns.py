@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service import early_turns
-from mlxstack.service.admission import admit
-from mlxstack.service.generation import stream_response
-from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.calls.admission import admit
+from mlxstack.service.calls.generation import stream_response
+from mlxstack.service.parts import early_turns
+from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 from tests.service.standin import FACTS, StandIn
 from tests.service.test_service import made

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from mlxstack.core.engine_events import TokenSampled
-from mlxstack.service.request_stream import EventQueue
+from mlxstack.service.parts.request_stream import EventQueue
 
 
 async def waited(queue: EventQueue, patience_s: float) -> float:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlxstack.service.agents.store import MOST_GONE, AgentStore
+from mlxstack.service.parts.agent_store import MOST_GONE, AgentStore
 from mlxstack.store.agent_history import AgentFolders, History
 
 

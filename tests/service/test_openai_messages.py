@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Damaged
-from mlxstack.service.openai_messages import (
+from mlxstack.service.parts.openai_messages import (
     ChatMessageParam,
     read_messages,
     read_stored,

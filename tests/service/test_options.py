@@ -8,9 +8,13 @@ from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.model_info import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.service.admission import check, room, sampling
-from mlxstack.service.generation_options import GenerationOptions, SamplingOverrides, ServiceBounds
-from mlxstack.service.sampling import default_sampling, described
+from mlxstack.policy.sampling import default_sampling, described
+from mlxstack.service.calls.admission import check, room, sampling
+from mlxstack.service.parts.generation_options import (
+    GenerationOptions,
+    SamplingOverrides,
+    ServiceBounds,
+)
 
 N_CTX = 512
 NOTHING = (default_sampling(SamplingSpec(), SamplingDefaults()), N_CTX)

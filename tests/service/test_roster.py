@@ -1,7 +1,7 @@
 """Accounts of agents: however many there are, a request that ends is counted."""
 
 from mlxstack.core.status import RequestView
-from mlxstack.service.agents.registry import MOST_AGENTS, AgentRegistry
+from mlxstack.service.parts.agent_registry import MOST_AGENTS, AgentRegistry
 
 
 def told(agent: str) -> RequestView:

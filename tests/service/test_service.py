@@ -25,12 +25,12 @@ from mlxstack.core.response_parts import (
     gather,
 )
 from mlxstack.demo import MODEL_DIR
-from mlxstack.policy.conversation_id import user_turn_digests
+from mlxstack.policy.kv.conversation_id import user_turn_digests
 from mlxstack.service import service as services
-from mlxstack.service.admission import admit, admit_text
-from mlxstack.service.generation import stream_response
-from mlxstack.service.generation_options import GenerationOptions, ToolChoiceMode
-from mlxstack.service.request_stream import EventDispatcher
+from mlxstack.service.calls.admission import admit, admit_text
+from mlxstack.service.calls.generation import stream_response
+from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
+from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service, ServiceHealth
 from tests.service.standin import FACTS, StandIn
 

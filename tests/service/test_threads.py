@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from mlxstack.service.agents.store import in_thread
+from mlxstack.service.parts.agent_store import in_thread
 
 
 async def test_a_result_and_an_error_come_through() -> None:

@@ -16,12 +16,12 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.request import Request
-from mlxstack.service.admission import ParseConfig
-from mlxstack.service.generation import ResponseAssembler
-from mlxstack.text.answer_replay import AnswerReplay, SampledAnswer
+from mlxstack.service.calls.admission import ParseConfig
+from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.prompt import Prompt, PromptMaker
-from mlxstack.text.tool_call_replay import NAMELESS, Scope
+from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer
+from mlxstack.text.prompt.prompt import Prompt, PromptMaker
+from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
 USER, ASSISTANT, TOOL = Role.USER, Role.ASSISTANT, Role.TOOL
@@ -55,7 +55,7 @@ class Model:
     ) -> tuple[Message, tuple[int, ...]]:
         """The message of an answer, and all tokens that are cached after it."""
         from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-        from mlxstack.service.openai_messages import assistant_message
+        from mlxstack.service.parts.openai_messages import assistant_message
 
         prompt = self.prompt(turns)
         request = Request(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
-from mlxstack.text.prompt import PromptMaker
+from mlxstack.text.prompt.prompt import PromptMaker
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
 USER, ASSISTANT = Role.USER, Role.ASSISTANT

@@ -16,7 +16,7 @@ from mlxstack.text.formats.description import call_marks, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt import PromptMaker
+from mlxstack.text.prompt.prompt import PromptMaker
 from tests.text.formats import Format, made_tokenizer, respelled
 from tests.text.invented import INVENTED
 from tests.text.test_forced import PERSON, assert_valid, written

@@ -9,7 +9,7 @@ import pytest
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.service.text_processor import TextProcessor
+from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.argument_values import argument_value
 from mlxstack.text.grammar.enforceable import enforceable
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls

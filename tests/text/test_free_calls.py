@@ -8,9 +8,9 @@ from msgspec import structs
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.preset import ModelSpec, Preset, StructuredOutputSpec
-from mlxstack.service import admission
-from mlxstack.service.generation_options import GenerationOptions, ToolChoiceMode
-from mlxstack.service.text_processor import TextProcessor
+from mlxstack.service.calls import admission
+from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
+from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.call_reader import trigger_marks
 from mlxstack.text.formats.description import first_mark
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text import grammar_check
 from mlxstack.text.grammar import compiler as grammar_compiler
+from mlxstack.text.grammar import grammar_check
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.grammar.response_format import grammar_of as grammars_of

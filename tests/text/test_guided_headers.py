@@ -6,9 +6,9 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.service import admission
-from mlxstack.service.generation_options import GenerationOptions
-from mlxstack.service.text_processor import TextProcessor
+from mlxstack.service.calls import admission
+from mlxstack.service.parts.generation_options import GenerationOptions
+from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.families import HARMONY
 from mlxstack.text.grammar.constraint import GrammarConstraint
 from mlxstack.text.grammar.response_format import ResponseConstraint

@@ -7,7 +7,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import TooLong
-from mlxstack.text.prompt import PromptMaker, TokenizeOptions
+from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 
 N_CTX = 256
 LONG = "hello wide world, " * 20_000

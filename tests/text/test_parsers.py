@@ -12,7 +12,7 @@ from mlx_lm import tool_parsers
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.formats import read_answer
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Unparsed
-from mlxstack.text.tool_call_parser import parse_calls, tool_schemas
+from mlxstack.text.formats.checked_calls import parse_calls, tool_schemas
 from tests.text import syntaxes
 
 STRING = {"type": "string"}

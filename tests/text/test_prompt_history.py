@@ -20,11 +20,11 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-from mlxstack.service.admission import ParseConfig
-from mlxstack.service.generation import ResponseAssembler
-from mlxstack.service.openai_messages import assistant_message
+from mlxstack.service.calls.admission import ParseConfig
+from mlxstack.service.calls.generation import ResponseAssembler
+from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.prompt import Prompt, PromptMaker
+from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import respelled
 

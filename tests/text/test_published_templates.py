@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation
-from mlxstack.text.prompt import PromptMaker
-from mlxstack.text.template_probes import losses
-from mlxstack.text.template_report import report
+from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.prompt.report import report
+from mlxstack.text.template.capabilities import losses
 from tests.text.conftest import byte_level, loaded
 from tests.text.test_template_losses import ACT, CONVERSATIONS, words_of
 

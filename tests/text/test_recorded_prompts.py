@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.conversation import Conversation, Role
-from mlxstack.text.checkpoint_positions import common_length
-from mlxstack.text.prompt import PromptMaker
+from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.tokens.cached_tokenizer import common_length
 from tests.clients.tapes import FOLDER, tapes
 from tests.clients.test_recorded import conversation
 from tests.text.test_published_templates import TEMPLATES, tokenizer_of

@@ -12,12 +12,12 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-from mlxstack.service import openai_messages
-from mlxstack.service.admission import ParseConfig
-from mlxstack.service.generation import ResponseAssembler
+from mlxstack.service.calls.admission import ParseConfig
+from mlxstack.service.calls.generation import ResponseAssembler
+from mlxstack.service.parts import openai_messages
 from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.prompt import Prompt, PromptMaker
-from mlxstack.text.tool_call_replay import CALL_BYTES, Block, Scope, ToolCallReplay
+from mlxstack.text.prompt.prompt import Prompt, PromptMaker
+from mlxstack.text.prompt.tool_call_replay import CALL_BYTES, Block, Scope, ToolCallReplay
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Message, Role, ToolCall
-from mlxstack.text.template_adaptation import TemplateCapabilities, adapt_to_template
+from mlxstack.text.template.adaptation import TemplateCapabilities, adapt_to_template
 
 STRICT = TemplateCapabilities(
     has_late_system=False, needs_alternation=True, takes_user_after_tool=False

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.text.prompt import PromptMaker
-from mlxstack.text.template_switches import nearest
+from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.template.switches import nearest
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
 USER, ASSISTANT = Role.USER, Role.ASSISTANT

@@ -8,8 +8,8 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.prompt import PromptMaker, TokenizeOptions
-from mlxstack.text.template_probes import losses
+from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
+from mlxstack.text.template.capabilities import losses
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL

@@ -10,10 +10,11 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import Busy, TemplateOverrun
-from mlxstack.text import limited_process, template_rendering
-from mlxstack.text.jinja_environment import compiled
-from mlxstack.text.prompt import PromptMaker
-from mlxstack.text.template_rendering import (
+from mlxstack.text import limited_process
+from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.template import rendering as template_rendering
+from mlxstack.text.template.jinja_environment import compiled
+from mlxstack.text.template.rendering import (
     RENDERERS,
     TemplateRefusal,
     TemplateRenderers,

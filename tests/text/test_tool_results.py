@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.text.normalize_messages import INTERRUPTED, pair_results
-from mlxstack.text.prompt import PromptMaker
+from mlxstack.text.prompt.prompt import PromptMaker
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 ASKED = Message(USER, "Weather in Rome, Oslo and Ulm?")

@@ -20,7 +20,7 @@ from textual.pilot import Pilot
 from mlxstack.client import Client, ServerSentEvent
 from mlxstack.core.preset import ServerSpec
 from mlxstack.core.status import MemoryView, StatusFrame, WindowSums
-from mlxstack.service.stats import MOST_SAMPLES
+from mlxstack.service.parts.stats import MOST_SAMPLES
 from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed

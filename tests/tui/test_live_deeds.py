@@ -11,9 +11,9 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from mlxstack.config import modes
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.status import AgentView
-from mlxstack.host import modes
 from mlxstack.host.home import Home, make_home
 from mlxstack.tui.actions import action_of
 from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen

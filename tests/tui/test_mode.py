@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.cli.services.local_machine import here
+from mlxstack.cli.local_machine import here
 from mlxstack.client import Client
 from mlxstack.host.home import Home
 from mlxstack.tui.app import Dashboard

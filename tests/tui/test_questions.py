@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from textual.pilot import Pilot
 
-from mlxstack.cli.services.local_machine import here
+from mlxstack.cli.local_machine import here
 from mlxstack.core.status import LoadView, StatusFrame
 from mlxstack.host.home import Home, make_home
 from mlxstack.tui.actions import ACTIONS, ActionInput

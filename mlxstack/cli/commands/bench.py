@@ -143,7 +143,8 @@ def _measured(what: str, wanted: "BenchRequest") -> "Iterator[BenchReport]":
 
 
 def _key() -> str | None:
-    from mlxstack.cli.target import KEY_VARIABLE, key_of
+    from mlxstack.cli.target import key_of
+    from mlxstack.host.services import KEY_VARIABLE
 
     return key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
 

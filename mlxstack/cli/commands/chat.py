@@ -61,7 +61,7 @@ def chat(
     import asyncio
 
     from mlxstack.cli.chat_session import ChatSession
-    from mlxstack.cli.services.member_start import start_member
+    from mlxstack.cli.member_start import start_member
     from mlxstack.cli.target import one_name
 
     where = _service(one_name(model, name), url)
@@ -77,7 +77,7 @@ def chat(
 
 
 def _service(model: str | None, url: str | None) -> "ServiceTarget":
-    from mlxstack.cli.services.start_offer import running_or_offered, service_of
+    from mlxstack.cli.start_offer import running_or_offered, service_of
     from mlxstack.cli.target import target
     from mlxstack.host.home import home_from
 
@@ -187,7 +187,7 @@ def _help() -> None:
 
 
 def _unknown(verb: str) -> str:
-    from mlxstack.host.preset_schema import nearest
+    from mlxstack.config.preset_schema import nearest
 
     for command in COMMANDS:
         name, _, argument = command[1:].partition(" ")

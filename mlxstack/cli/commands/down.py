@@ -60,13 +60,14 @@ def down(
 
 def _chosen(home: "Home", names: list[str]) -> list[str]:
     """Named services with their members, else all running ones; gateways first."""
-    from mlxstack.cli.target import is_gateway, known_service
+    from mlxstack.cli.target import known_service
     from mlxstack.host import services
+    from mlxstack.host.services import is_gateway
 
     if not names:
         found = [name for name in services.names(home) if home.pid_file(name).exists()]
         return sorted(found, key=lambda name: not is_gateway(known_service(home, name).plan))
-    from mlxstack.cli.services.gateway import running_members
+    from mlxstack.control.gateway import running_members
 
     known = [known_service(home, name).plan.name for name in names]
     every = (one for name in known for one in (name, *running_members(home, name)))

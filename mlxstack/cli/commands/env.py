@@ -64,7 +64,7 @@ def run(
     What follows `--` is for the client: mlx-stack run claude -- -p "hello"
     After `openai` comes the program: mlx-stack run openai -- python script.py
     """
-    from mlxstack.cli.services.member_start import start_member
+    from mlxstack.cli.member_start import start_member
 
     where = _running_or_started(client, name, url, model)
     start_member(where)
@@ -76,7 +76,7 @@ def run(
 
 
 def _running(client: str, name: str | None, url: str | None) -> "ServiceTarget":
-    from mlxstack.cli.services.start_offer import refuse_without_service
+    from mlxstack.cli.start_offer import refuse_without_service
     from mlxstack.cli.target import target
     from mlxstack.host.home import home_from
 
@@ -91,7 +91,7 @@ def _running_or_started(
     client: str, name: str | None, url: str | None, model: str | None
 ) -> "ServiceTarget":
     """The service, started for `model`, or after a question where nothing runs."""
-    from mlxstack.cli.services.start_offer import name_of, running_or_offered
+    from mlxstack.cli.start_offer import name_of, running_or_offered
     from mlxstack.cli.target import target
     from mlxstack.host.home import home_from
 
@@ -104,8 +104,8 @@ def _running_or_started(
 
 def _check(client: str) -> None:
     """Raise Misuse for an unknown client, suggesting verbs for a model."""
+    from mlxstack.config.preset_schema import suggestion
     from mlxstack.host.coding_clients import CLIENTS
-    from mlxstack.host.preset_schema import suggestion
 
     if client in CLIENTS:
         return

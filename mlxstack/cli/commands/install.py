@@ -15,9 +15,9 @@ from mlxstack.cli.output import as_json, note
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mlxstack.config.presets import LoadedPreset
+    from mlxstack.control.service_units import LoginJob, ServiceUnit
     from mlxstack.core.preset import Preset
-    from mlxstack.host.presets import LoadedPreset
-    from mlxstack.host.service_units import LoginJob, ServiceUnit
 
 KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "MLX_STACK_MEMORY")
 SECRETS = ("HF_TOKEN", "MLX_STACK_PEER_KEY", "MLX_STACK_SERVER_API_KEYS")
@@ -86,9 +86,9 @@ def _write(unit: "ServiceUnit", preset: "Preset") -> None:
 
     Raises SetupError and Taken where `up` would: nothing starts such a unit again.
     """
-    from mlxstack.cli.services.launch import already_running, warn_of_variables
-    from mlxstack.cli.services.memory_refusal import check_memory
-    from mlxstack.host import preflight
+    from mlxstack.control import preflight
+    from mlxstack.control.launch import already_running, warn_of_variables
+    from mlxstack.control.memory_refusal import check_memory
     from mlxstack.host.home import home_from, make_home
     from mlxstack.host.service_state import write_atomic
 
@@ -110,7 +110,7 @@ def _write(unit: "ServiceUnit", preset: "Preset") -> None:
 
 def _stop(unit: "ServiceUnit") -> str | None:
     """Stop the service and wait; returns a failure's reason, else None."""
-    from mlxstack.host.service_units import exit_timeout_s
+    from mlxstack.control.service_units import exit_timeout_s
 
     failed = _first_failure(unit.stop)
     if not unit.probe:
@@ -126,9 +126,9 @@ def _stop(unit: "ServiceUnit") -> str | None:
 
 def _installed(wanted: str) -> "ServiceUnit":
     """Unit of a service, by its name or its preset."""
+    from mlxstack.config.presets import is_path
+    from mlxstack.control.service_units import LoginJob, unit_of
     from mlxstack.core.errors import NotFound, SetupError
-    from mlxstack.host.presets import is_path
-    from mlxstack.host.service_units import LoginJob, unit_of
 
     names = [] if is_path(wanted) else [wanted]
     try:
@@ -147,9 +147,9 @@ def _installed(wanted: str) -> "ServiceUnit":
 def _unit(
     preset: str, sets: list[str], loaded: "LoadedPreset", secrets: "Sequence[str]"
 ) -> "ServiceUnit":
-    from mlxstack.host.overrides import variables
-    from mlxstack.host.presets import from_anywhere
-    from mlxstack.host.service_units import unit_of
+    from mlxstack.config.overrides import variables
+    from mlxstack.config.presets import from_anywhere
+    from mlxstack.control.service_units import unit_of
 
     over = [name for name in variables() if name in os.environ]
     kept = [*KEPT_VARIABLES, *secrets, *(name for name in over if name not in SECRETS)]
@@ -159,7 +159,7 @@ def _unit(
 
 
 def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
-    from mlxstack.cli.services import launch
+    from mlxstack.control import launch
     from mlxstack.host.home import home_from
 
     wanted = launch.LaunchRequest(preset, tuple(sets), Path.cwd())
@@ -170,9 +170,9 @@ def _job(
     named: str, sets: list[str], loaded: "LoadedPreset", env: dict[str, str], cwd: Path | None
 ) -> "LoginJob":
     """Job of `up`; relative paths of options and variables start at `cwd`."""
-    from mlxstack.cli.services.launch import SAVING_S
+    from mlxstack.control.launch import SAVING_S
+    from mlxstack.control.service_units import LoginJob
     from mlxstack.host.home import home_from
-    from mlxstack.host.service_units import LoginJob
 
     home, preset = home_from(os.environ), loaded.preset
     options = [word for text in sets for word in ("--set", text)]

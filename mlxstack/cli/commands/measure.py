@@ -50,8 +50,8 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     from mlxstack.bench.my_service import measure
-    from mlxstack.cli.services.member_start import start_member
-    from mlxstack.cli.services.start_offer import name_of
+    from mlxstack.cli.member_start import start_member
+    from mlxstack.cli.start_offer import name_of
     from mlxstack.cli.target import target
     from mlxstack.host.home import home_from
 

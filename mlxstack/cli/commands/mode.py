@@ -17,7 +17,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 def mode_names(incomplete: str) -> list[str]:
     """The modes whose names begin so, for the completion of a shell."""
-    from mlxstack.host.modes import listed
+    from mlxstack.config.modes import listed
 
     return sorted(name for name in listed(_home()) if name.startswith(incomplete))
 
@@ -35,8 +35,8 @@ def mode(context: typer.Context, json: Json = False) -> None:
 @app.command("list")
 def list_modes(json: Json = False) -> None:
     """List the modes and their members."""
+    from mlxstack.config import modes
     from mlxstack.core.errors import SetupError
-    from mlxstack.host import modes
 
     home = _home()
     found = {}
@@ -61,9 +61,9 @@ def show_status(json: Json = False) -> None:
 
     The exit code is 0 when the address answers and no member has failed.
     """
-    from mlxstack.cli.services.probe import survey
+    from mlxstack.config import modes
+    from mlxstack.control.probe import survey
     from mlxstack.gateway.spec import GatewaySpec
-    from mlxstack.host import modes
     from mlxstack.host.service_state import read_json
 
     home = _home()
@@ -96,7 +96,7 @@ def switch_mode(name: Name, json: Json = False) -> None:
 
     If a member fails, the former services are started again.
     """
-    from mlxstack.cli.services.mode_switch import switch
+    from mlxstack.control.mode_switch import switch
 
     with spinner(f"mode {name}") as turn:
         change = switch(name, _home(), turn)
@@ -124,7 +124,7 @@ def create_mode(
     json: Json = False,
 ) -> None:
     """Write a mode of these presets; its file can be edited."""
-    from mlxstack.host import modes
+    from mlxstack.config import modes
 
     path = modes.create(name, presets, when, _home())
     if json:

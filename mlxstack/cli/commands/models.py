@@ -12,7 +12,7 @@ from mlxstack.cli.output import as_json, note, table
 
 if TYPE_CHECKING:
     from mlxstack.host.home import Home
-    from mlxstack.host.local_models import LocalModel
+    from mlxstack.models.local_models import LocalModel
 
 DAY_S = 86_400.0
 HEADS = ("MODEL", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE", "LAST USED")
@@ -25,10 +25,11 @@ def models(json: Json = False) -> None:
 
     They are in the hub's cache and in LM Studio's folders.
     """
-    from mlxstack.cli.units import size, tokens
+    from mlxstack.cli.units import size
+    from mlxstack.core.formatting import tokens
     from mlxstack.host.home import home_from
-    from mlxstack.host.hub import cache_folder
-    from mlxstack.host.local_models import local_models
+    from mlxstack.models.hub import cache_folder
+    from mlxstack.models.local_models import local_models
 
     found = local_models()
     running = _running(home_from(os.environ))
@@ -74,7 +75,7 @@ def rm(
     from mlxstack.cli.units import size
     from mlxstack.core.errors import Taken
     from mlxstack.host.home import home_from
-    from mlxstack.host.local_models import delete
+    from mlxstack.models.local_models import delete
 
     found = _named(model)
     running = _running(home_from(os.environ))
@@ -100,9 +101,9 @@ def _named(model: str) -> "LocalModel":
     Raises SetupError with near names for none, Misuse for several.
     """
     from mlxstack.cli.exit_codes import Misuse
+    from mlxstack.config.preset_schema import suggestion
     from mlxstack.core.errors import SetupError
-    from mlxstack.host.local_models import local_models
-    from mlxstack.host.preset_schema import suggestion
+    from mlxstack.models.local_models import local_models
 
     found = local_models()
     for named in (
@@ -140,7 +141,7 @@ def _fits(model: "LocalModel") -> str:
     from pathlib import Path
 
     from mlxstack.host.memory_budget import this_memory
-    from mlxstack.host.model_files import measured
+    from mlxstack.models.model_files import measured
 
     if not model.is_complete:
         return "incomplete"

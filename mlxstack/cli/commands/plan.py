@@ -11,11 +11,11 @@ from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json
 
 if TYPE_CHECKING:
-    from mlxstack.cli.plan.simulate import Scenario
+    from mlxstack.cli.plan_simulation import Scenario
     from mlxstack.host.home import Home
     from mlxstack.host.memory_budget import MemoryBudget
-    from mlxstack.policy.capacity import ServiceLoad
-    from mlxstack.service.plan_candidate import Candidate
+    from mlxstack.planner.candidate import Candidate
+    from mlxstack.policy.memory.capacity import ServiceLoad
 
 MOST_MACHINES = 64
 CHANGES = {
@@ -138,8 +138,8 @@ def spec(
     json: Json = False,
 ) -> None:
     """Print the KV geometry of a model: layers, bytes per token."""
-    from mlxstack.cli.plan.estimate import spec_of
-    from mlxstack.cli.plan.tables import show_spec
+    from mlxstack.cli.plan_tables import show_spec
+    from mlxstack.planner.estimate import spec_of
 
     found = spec_of(_candidate(wanted, _memory(None), None))
     as_json(found) if json else show_spec(found)
@@ -187,7 +187,7 @@ def _machines(text: str, sets: list[str] | None) -> tuple[str, list[str]]:
 
 
 def _candidate(wanted: str, memory: "MemoryBudget", sets: list[str] | None) -> "Candidate":
-    from mlxstack.cli.services.model_request import candidate_for
+    from mlxstack.control.model_request import candidate_for
     from mlxstack.host.home import home_from
 
     return candidate_for(wanted, home_from(os.environ), memory, tuple(sets or ()))
@@ -201,12 +201,12 @@ def _forecast(
     n_shared: int,
     json: bool,
 ) -> None:
-    from mlxstack.cli.plan.estimate import CONTEXTS, forecast
-    from mlxstack.cli.plan.tables import show_forecast
+    from mlxstack.cli.plan_tables import show_forecast
     from mlxstack.core.preset import ServiceKind
     from mlxstack.host.home import home_from
     from mlxstack.host.memory_budget import this_memory
-    from mlxstack.service.memory_check import claims_in
+    from mlxstack.planner.estimate import CONTEXTS, forecast
+    from mlxstack.planner.memory_check import claims_in
 
     if candidate.preset.kind is ServiceKind.EMBEDDING and (agents is not None or n_shared):
         raise Misuse(
@@ -236,8 +236,9 @@ def _rank(
     shows_all: bool,
     json: bool,
 ) -> None:
-    from mlxstack.cli.plan.ranking import N_AGENTS, agent_presets, ranked, show_ranking
-    from mlxstack.policy.capacity_advice import AGENT_TOKENS
+    from mlxstack.cli.plan_tables import show_ranking
+    from mlxstack.planner.ranking import N_AGENTS, agent_presets, ranked
+    from mlxstack.policy.memory.capacity_advice import AGENT_TOKENS
 
     if len(contexts) > 1:
         raise Misuse("the ranking is for one context; give --ctx once")
@@ -250,8 +251,8 @@ def _rank(
 
 
 def _table(home: "Home", contexts: list[int], json: bool) -> None:
-    from mlxstack.cli.plan.tables import show_table, table_rows
-    from mlxstack.service.plan_candidate import shipped
+    from mlxstack.cli.plan_tables import show_table, table_rows
+    from mlxstack.planner.candidate import shipped
 
     rows = table_rows(shipped(home), contexts or [4096])
     as_json({"models": rows}) if json else show_table(rows)
@@ -260,8 +261,8 @@ def _table(home: "Home", contexts: list[int], json: bool) -> None:
 def _scenario(
     file: str | None, served: "Candidate | None", agents: int | None, speeds_of: str | None
 ) -> "Scenario":
+    from mlxstack.cli import plan_simulation as plan_simulate
     from mlxstack.cli.commands.slots import engine_request
-    from mlxstack.cli.plan import simulate as plan_simulate
 
     found = plan_simulate.read_scenario(file) if file else plan_simulate.Scenario()
     if served is not None:
@@ -277,7 +278,7 @@ def _scenario(
 
 
 def _simulate(scenario: "Scenario", json: bool) -> None:
-    from mlxstack.cli.plan.simulate import outcome, show_outcome
+    from mlxstack.cli.plan_simulation import outcome, show_outcome
 
     found = outcome(scenario)
     as_json(found) if json else show_outcome(found)

@@ -9,7 +9,7 @@ from mlxstack.cli.commands.up import Ctx, Json, KvBits, Set, Slots, preset_names
 from mlxstack.cli.output import as_json, note, table
 
 if TYPE_CHECKING:
-    from mlxstack.host.presets import LoadedPreset
+    from mlxstack.config.presets import LoadedPreset
 
 DEFAULT = "default"
 HEADS = ("PRESET", "SIZE", "FITS", "DOWNLOADED", "SLOTS x CTX", "KV BITS", "WHEN TO USE")
@@ -29,7 +29,7 @@ def presets(
     if context.invoked_subcommand is not None:
         return
     if schema:
-        from mlxstack.host.preset_schema import json_schema
+        from mlxstack.config.preset_schema import json_schema
 
         as_json(json_schema())
         return
@@ -57,7 +57,7 @@ def show_preset(
     """
     from pathlib import Path
 
-    from mlxstack.cli.services import launch
+    from mlxstack.control import launch
     from mlxstack.host.home import home_from
 
     wanted = launch.LaunchRequest(preset, tuple(sets or ()), Path.cwd())
@@ -81,19 +81,24 @@ def new_preset(
     json: Json = False,
 ) -> None:
     """Write a preset of your own, with the settings that `up` would choose."""
-    from mlxstack.cli.services.model_request import sizes_of, write_preset
+    from mlxstack.cli.plan_tables import show_reasons
+    from mlxstack.cli.units import sizes_of
+    from mlxstack.control.model_request import write_preset
     from mlxstack.host.home import home_from
 
-    path = write_preset(name, source, home_from(os.environ), sizes_of(ctx, slots, kv_bits))
+    written = write_preset(name, source, home_from(os.environ), sizes_of(ctx, slots, kv_bits))
     if json:
-        as_json({"preset": name, "path": path})
+        as_json({"preset": name, "path": written.path})
         return
-    typer.echo(f"{path} is written; `mlx-stack up {name}` starts it")
+    if written.derived is not None:
+        show_reasons(written.derived)
+    typer.echo(f"{written.path} is written; `mlx-stack up {name}` starts it")
 
 
 def _list(json: bool) -> None:
     from mlxstack.cli.preset_list import catalog, with_fits
-    from mlxstack.cli.units import size, tokens
+    from mlxstack.cli.units import size
+    from mlxstack.core.formatting import tokens
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
@@ -124,7 +129,7 @@ def _list(json: bool) -> None:
 def _rows(loaded: "LoadedPreset") -> list[tuple[object, ...]]:
     import msgspec
 
-    from mlxstack.host.preset_schema import leaves
+    from mlxstack.config.preset_schema import leaves
 
     values = msgspec.to_builtins(loaded.preset)
     rows: list[tuple[object, ...]] = []

@@ -14,8 +14,8 @@ from mlxstack.cli.output import as_json, note
 
 if TYPE_CHECKING:
     from mlxstack.core.preset import ModelSpec
-    from mlxstack.host.hub import Download
-    from mlxstack.host.transfer import Transfer
+    from mlxstack.models.hub import Download
+    from mlxstack.models.transfer import Transfer
 
 LINE_S = 2.0
 
@@ -30,7 +30,7 @@ def pull(
     It goes on where an earlier download was interrupted, inside a file too.
     """
     from mlxstack.cli.units import size
-    from mlxstack.host import hub
+    from mlxstack.models import hub
 
     spec = _spec(model, revision)
     download = hub.plan(spec.id, spec.revision)
@@ -52,10 +52,10 @@ def pull(
 def _spec(model: str, revision: str | None) -> "ModelSpec":
     """Hub id of a preset or argument. Raises Misuse for others."""
     from mlxstack.cli.exit_codes import Misuse
+    from mlxstack.config import presets
     from mlxstack.core.preset import ModelSpec
-    from mlxstack.host import presets
     from mlxstack.host.home import home_from
-    from mlxstack.host.model_reference import HUB_ID
+    from mlxstack.models.reference import HUB_ID
 
     home = home_from(os.environ)
     if HUB_ID.fullmatch(model):
@@ -73,7 +73,7 @@ def _progress(download: "Download") -> Iterator[Callable[[int], None]]:
         with _bar(download) as report:
             yield report
         return
-    from mlxstack.host.transfer import Transfer
+    from mlxstack.models.transfer import Transfer
 
     yield _lines(download.model, Transfer(download.n_missing, time.monotonic()))
 

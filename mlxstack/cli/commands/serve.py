@@ -39,10 +39,10 @@ def _run_up(words: list[str]) -> None:
 def _work(preset: Path) -> None:
     import logging
 
+    from mlxstack.config.presets import read_resolved
     from mlxstack.host.descriptors import kept_limit
     from mlxstack.host.home import home_from
     from mlxstack.host.parent_watchdog import follow_supervisor
-    from mlxstack.host.presets import read_resolved
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
     logging.getLogger("httpx").setLevel("WARNING")

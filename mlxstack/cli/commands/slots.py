@@ -124,7 +124,7 @@ def engine_request(
     """
     import asyncio
 
-    from mlxstack.cli.services.member_start import start_member
+    from mlxstack.cli.member_start import start_member
     from mlxstack.cli.target import target
     from mlxstack.client import Client
     from mlxstack.core.errors import Busy

@@ -15,7 +15,7 @@ from mlxstack.core.formatting import age
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mlxstack.cli.services.probe import ServiceStatus, SystemStatus
+    from mlxstack.control.probe import ServiceStatus, SystemStatus
 
 
 Name = Annotated[
@@ -62,7 +62,7 @@ def status(
 
 def ps(json: Json = False) -> None:
     """List the processes of every service."""
-    from mlxstack.cli.services.probe import processes
+    from mlxstack.control.probe import processes
     from mlxstack.core.formatting import size
     from mlxstack.host.home import home_from
 
@@ -80,8 +80,8 @@ def ps(json: Json = False) -> None:
 def _surveyed(name: str | None, show_all: bool) -> "SystemStatus":
     from msgspec.structs import replace
 
-    from mlxstack.cli.services.probe import survey
     from mlxstack.cli.target import known_service
+    from mlxstack.control.probe import survey
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)

@@ -55,12 +55,13 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
     """
     from secrets import token_hex
 
-    from mlxstack.cli.services.model_request import request_for, show_reasons
-    from mlxstack.host import presets
+    from mlxstack.cli.plan_tables import show_reasons
+    from mlxstack.config import presets
+    from mlxstack.control.model_request import request_for
     from mlxstack.host.home import home_from, make_private
-    from mlxstack.host.model_reference import HUB_ID
     from mlxstack.host.service_state import write_json
-    from mlxstack.policy.capacity_advice import SlotSizes
+    from mlxstack.models.reference import HUB_ID
+    from mlxstack.policy.memory.capacity_advice import SlotSizes
 
     if url is not None and HUB_ID.fullmatch(preset):
         yield {"model": preset}

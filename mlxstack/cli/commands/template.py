@@ -14,7 +14,7 @@ from mlxstack.cli.output import as_json, table
 if TYPE_CHECKING:
     from mlxstack.core.conversation import Conversation
     from mlxstack.core.preset import Preset
-    from mlxstack.text.template_report import TemplateReport
+    from mlxstack.text.prompt.report import TemplateReport
 
 Wanted = Annotated[
     str,
@@ -59,7 +59,7 @@ def template(
     elif parse is not None:
         _each(parse, _parsing(preset, tokenizer))
     else:
-        from mlxstack.text.template_report import report
+        from mlxstack.text.prompt.report import report
 
         found = report(tokenizer)
         as_json(found) if json else _show(found)
@@ -67,9 +67,9 @@ def template(
 
 def _found(wanted: str) -> "tuple[Preset, Path]":
     """The preset, and the folder of its tokenizer. Raises SetupError."""
+    from mlxstack.config import presets
     from mlxstack.core.preset import ModelSpec, Preset
     from mlxstack.engine.model.loader import locate
-    from mlxstack.host import presets
     from mlxstack.host.home import home_from
 
     folder = Path(wanted).expanduser()
@@ -80,7 +80,7 @@ def _found(wanted: str) -> "tuple[Preset, Path]":
 
 
 def _rendering(preset: "Preset", tokenizer: Any) -> Line:
-    from mlxstack.text.prompt import PromptMaker
+    from mlxstack.text.prompt.prompt import PromptMaker
 
     maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
 
@@ -93,8 +93,8 @@ def _rendering(preset: "Preset", tokenizer: Any) -> Line:
 
 def _parsing(preset: "Preset", tokenizer: Any) -> Line:
     from mlxstack.text.formats import derive_format
-    from mlxstack.text.prompt import PromptMaker
-    from mlxstack.text.template_report import parsed
+    from mlxstack.text.prompt.prompt import PromptMaker
+    from mlxstack.text.prompt.report import parsed
 
     maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
     output_format = derive_format(tokenizer)
@@ -131,7 +131,7 @@ def _conversation(body: Any) -> "Conversation":
 
     from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
     from mlxstack.api.dialects.openai_chat.to_conversation import conversation, tool_choice_mode
-    from mlxstack.service.generation_options import ToolChoiceMode
+    from mlxstack.service.parts.generation_options import ToolChoiceMode
 
     read = msgspec.convert(body, ChatBody)
     found = conversation(read)

@@ -63,7 +63,7 @@ def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         return
     import asyncio
 
-    from mlxstack.cli.services.local_machine import here
+    from mlxstack.cli.local_machine import here
     from mlxstack.cli.tui_runner import Setting, attach
     from mlxstack.host.home import home_from
     from mlxstack.tui.theme import look_from
@@ -86,7 +86,7 @@ def tui(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
 def _serve(options: "Sequence[str]", where: "ServiceTarget | None", port: int) -> None:
     """Serve the page; the dashboards find the key in their environment."""
-    from mlxstack.cli.target import KEY_VARIABLE
+    from mlxstack.host.services import KEY_VARIABLE
 
     try:
         from mlxstack.cli import web_dashboard
@@ -113,7 +113,7 @@ def watch(url: str | None, key: str | None, name: str | None, every_s: float) ->
 def _target(url: str | None, key: str | None, name: str | None) -> "ServiceTarget":
     from msgspec.structs import replace
 
-    from mlxstack.cli.services.member_start import start_member
+    from mlxstack.cli.member_start import start_member
     from mlxstack.cli.target import key_of, target
     from mlxstack.host.home import home_from
 

@@ -12,14 +12,16 @@ import typer
 from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Misuse, PipeClosed
 from mlxstack.cli.output import as_json, note, spinner
+from mlxstack.cli.units import sizes_of
 
 if TYPE_CHECKING:
-    from mlxstack.cli.services.launch import LaunchRequest
+    from mlxstack.config.presets import LoadedPreset
+    from mlxstack.control.launch import LaunchRequest
+    from mlxstack.control.supervisor import Supervisor
     from mlxstack.core.preset import Preset
     from mlxstack.host.home import Home
-    from mlxstack.host.presets import LoadedPreset
     from mlxstack.host.service_state import ServiceSpec, ServiceState
-    from mlxstack.host.supervisor import Supervisor
+    from mlxstack.planner.derived_preset import DerivedPreset
 
 Set = Annotated[
     list[str] | None,
@@ -43,8 +45,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 def preset_names(incomplete: str) -> list[str]:
     """The presets whose names begin so, for the completion of a shell."""
+    from mlxstack.config.presets import listed
     from mlxstack.host.home import home_from
-    from mlxstack.host.presets import listed
 
     return sorted(name for name in listed(home_from(os.environ)) if name.startswith(incomplete))
 
@@ -108,7 +110,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     Values are taken from the command line, then from variables such as MLX_STACK_SLOTS_COUNT,
     then from the preset, then from the preset that it extends.
     """
-    from mlxstack.cli.services import launch, model_request
+    from mlxstack.control import launch, model_request
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
@@ -125,12 +127,12 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     texts = _settings(
         {"server.host": host, "server.port": port, "name": name, "model.draft": draft}, hosts
     )
-    sizes = model_request.sizes_of(ctx, slots, kv_bits)
+    sizes = sizes_of(ctx, slots, kv_bits)
     found = model_request.request_for(models[0], home, sizes, (*(sets or ()), *texts))
     wanted = found.launch
     loaded = launch.resolve(wanted, home)
     if found.derived is not None and not json:
-        model_request.show_reasons(found.derived)
+        _show_reasons(found.derived)
     if dry_run:
         _show_resolved(loaded, json)
         return
@@ -171,7 +173,7 @@ def _up_one(
     """Start a service, or return the sufficient running one."""
     import asyncio
 
-    from mlxstack.cli.services import launch
+    from mlxstack.control import launch
     from mlxstack.host import services
     from mlxstack.host.home import home_from
 
@@ -214,10 +216,11 @@ def _up_gateway(
 ) -> None:
     import asyncio
 
-    from mlxstack.cli.services import gateway, launch, mode_switch, model_request
-    from mlxstack.host import modes, services
+    from mlxstack.config import modes
+    from mlxstack.control import gateway, launch, mode_switch, model_request
+    from mlxstack.host import services
     from mlxstack.host.home import home_from
-    from mlxstack.policy.capacity_advice import SlotSizes
+    from mlxstack.policy.memory.capacity_advice import SlotSizes
 
     home = home_from(os.environ)
     if front.mode is not None:
@@ -282,11 +285,12 @@ def restart(
     json: Json = False,
 ) -> None:
     """Restart a service from its preset, read again."""
-    from mlxstack.cli.services import gateway, launch
-    from mlxstack.cli.services.memory_refusal import check_memory
-    from mlxstack.cli.target import is_gateway, known_service, one_name
-    from mlxstack.host import preflight, services
+    from mlxstack.cli.target import known_service, one_name
+    from mlxstack.control import gateway, launch, preflight
+    from mlxstack.control.memory_refusal import check_memory
+    from mlxstack.host import services
     from mlxstack.host.home import home_from
+    from mlxstack.host.services import is_gateway
 
     home = home_from(os.environ)
     state = known_service(home, one_name(name, named))
@@ -330,8 +334,8 @@ def live_owner(name: str, home: "Home") -> "ServiceState | None":
 def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     import asyncio
 
-    from mlxstack.cli.services import launch
-    from mlxstack.cli.services.probe import running_props
+    from mlxstack.control import launch
+    from mlxstack.control.probe import running_props
     from mlxstack.core.preset import ServiceKind
 
     began = time.monotonic()
@@ -367,7 +371,7 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
 def _settle_for(
     owner: "ServiceState", port: int | None, preset: "Preset", sets: tuple[str, ...], json: bool
 ) -> None:
-    from mlxstack.cli.services import launch
+    from mlxstack.control import launch
 
     if port and not owner.plan.url.endswith(f":{port}"):
         raise launch.already_running(owner)
@@ -397,8 +401,8 @@ def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) 
 
 def _claimed(plan: "ServiceSpec") -> "Supervisor":
     """A supervisor in this process that has the name already."""
+    from mlxstack.control.supervisor import Supervisor
     from mlxstack.host.logs import rotate
-    from mlxstack.host.supervisor import Supervisor
 
     # Only units write there in the foreground, and they append for ever.
     rotate(plan.home.supervisor_log(plan.name))
@@ -455,3 +459,9 @@ def _show_resolved(loaded: "LoadedPreset", json: bool) -> None:
     typer.echo(yaml.safe_dump(builtins, sort_keys=False, allow_unicode=True), nl=False)
     for key, origin in loaded.origins.items():
         typer.echo(f"# {key}: {origin}")
+
+
+def _show_reasons(derived: "DerivedPreset") -> None:
+    from mlxstack.cli.plan_tables import show_reasons
+
+    show_reasons(derived)

@@ -20,8 +20,7 @@ from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.policy.chunked_prefill import PrefillPolicy, draft_bound
-from mlxstack.policy.draft_governor import (
+from mlxstack.policy.drafts.ngram_draft_governor import (
     MOST_DRAFTED,
     UNMEASURED,
     DraftOffer,
@@ -35,6 +34,7 @@ from mlxstack.policy.draft_governor import (
     step_seconds,
     widths,
 )
+from mlxstack.policy.scheduling.chunked_prefill import PrefillPolicy, draft_bound
 
 DEFAULT_PACE = PrefillPolicy()
 NO_DRAFT: tuple[int, ...] = ()

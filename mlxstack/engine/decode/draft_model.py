@@ -17,13 +17,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.runner import Example, ModelParts, ModelRunner, SlotTokens, zeros
-from mlxstack.engine.model.width_costs import measure_widths
-from mlxstack.policy import draft_model_governor as governor
-from mlxstack.policy.draft_governor import (
+from mlxstack.policy.drafts import draft_model_governor as governor
+from mlxstack.policy.drafts.ngram_draft_governor import (
     UNBOUNDED,
     PassLayout,
     StepBounds,

@@ -6,8 +6,8 @@ from enum import Enum, auto
 from msgspec import Struct
 
 from mlxstack.engine.decode.ngram_index import FindPlace, NgramIndex
-from mlxstack.policy import draft_model_governor
-from mlxstack.policy.draft_governor import (
+from mlxstack.policy.drafts import draft_model_governor
+from mlxstack.policy.drafts.ngram_draft_governor import (
     TRUSTED,
     DraftOffer,
     DraftRecord,

@@ -14,10 +14,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from mlxstack.engine.decode.row_views import view
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
-from mlxstack.policy.row_stacking import DEFAULT_RULES, StackingRules
+from mlxstack.engine.model.row_views import view
+from mlxstack.policy.scheduling.row_stacking import DEFAULT_RULES, StackingRules
 
 RETRY_STEPS = 16
 """Steps until rows that could not be stacked are tried again."""

@@ -18,6 +18,8 @@ from mlxstack import __version__
 from mlxstack.core.errors import Broken, SetupError, describe_error
 from mlxstack.core.ports import KVFile
 from mlxstack.engine import device
+from mlxstack.engine.decode.batching_check import self_check
+from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
 from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.disk import RankDisk
@@ -27,11 +29,9 @@ from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.batching_check import self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.sharding import join_ring
-from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.host.home import Home, home_from
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.process import free_port

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.model_info import Identity
 from mlxstack.core.preset import Preset
-from mlxstack.engine.model.batching_check import BatchingCheck
+from mlxstack.engine.decode.batching_check import BatchingCheck
 
 Tokens = tuple[int, ...]
 Keys = tuple[str, ...]

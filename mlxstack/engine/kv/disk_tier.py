@@ -27,9 +27,9 @@ from mlxstack.engine.kv.segments import parents_first, part_of, record_of
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest, RestoreSources, SlotRestore
 from mlxstack.engine.kv.write_queue import WriteQueue
-from mlxstack.policy.prefix_index import Record
-from mlxstack.policy.reuse_plan import ReusePlan
-from mlxstack.policy.shared_prefixes import SharedPrefixes
+from mlxstack.policy.kv.prefix_index import Record
+from mlxstack.policy.kv.reuse_plan import ReusePlan
+from mlxstack.policy.kv.shared_prefixes import SharedPrefixes
 
 log = logging.getLogger(__name__)
 

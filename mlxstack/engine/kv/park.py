@@ -16,12 +16,12 @@ from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import pieces
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.policy import block_hash, prefix_index
-from mlxstack.policy.block_hash import BlockHashes
-from mlxstack.policy.prefix_index import KnownPrefix, PathStep, PrefixMatch
-from mlxstack.policy.retention import PinnedPrefixName
-from mlxstack.policy.reuse_plan import ReusePlan
-from mlxstack.policy.shared_prefixes import SharedPrefixes
+from mlxstack.policy.kv import block_hash, prefix_index
+from mlxstack.policy.kv.block_hash import BlockHashes
+from mlxstack.policy.kv.prefix_index import KnownPrefix, PathStep, PrefixMatch
+from mlxstack.policy.kv.retention import PinnedPrefixName
+from mlxstack.policy.kv.reuse_plan import ReusePlan
+from mlxstack.policy.kv.shared_prefixes import SharedPrefixes
 
 Piece = tuple[int, int]
 

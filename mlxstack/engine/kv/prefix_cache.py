@@ -12,10 +12,10 @@ from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.segments import PrefixSegment, Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.policy import block_hash, eviction, prefix_index, prefix_index_check
-from mlxstack.policy.block_hash import BlockHashes
-from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.prefix_index import (
+from mlxstack.policy.kv import block_hash, eviction, prefix_index, prefix_index_check
+from mlxstack.policy.kv.block_hash import BlockHashes
+from mlxstack.policy.kv.eviction import MemoryPressure
+from mlxstack.policy.kv.prefix_index import (
     CheckpointCandidate,
     KnownPrefix,
     PathStep,
@@ -24,8 +24,8 @@ from mlxstack.policy.prefix_index import (
     StorageTier,
     common_prefix,
 )
-from mlxstack.policy.retention import Retention
-from mlxstack.policy.reuse_plan import ReusePlan
+from mlxstack.policy.kv.retention import Retention
+from mlxstack.policy.kv.reuse_plan import ReusePlan
 
 SLACK = 0.05
 """Extra share of the budget per eviction, so that few are needed."""

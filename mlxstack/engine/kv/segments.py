@@ -22,8 +22,8 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.policy import prefix_index
-from mlxstack.policy.prefix_index import CUT
+from mlxstack.policy.kv import prefix_index
+from mlxstack.policy.kv.prefix_index import CUT
 
 DTYPES = {
     mx.float32: "F32",

@@ -16,7 +16,7 @@ from mlxstack.core.ports import CallSoon, KVStore
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import PrefixSegment, file_of
-from mlxstack.policy import prefix_index
+from mlxstack.policy.kv import prefix_index
 from mlxstack.store.background_writer import BackgroundWriter
 
 

@@ -8,12 +8,12 @@ import sys
 
 import msgspec
 
+from mlxstack.config.preset_paths import BUILTIN_MODEL, is_folder
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.engine.model import loader
-from mlxstack.host import model_files
-from mlxstack.host.preset_paths import BUILTIN_MODEL, is_folder
 from mlxstack.host.rank_probe import FilesDigest
+from mlxstack.models import model_files
 
 
 def files_digest(model: ModelSpec) -> FilesDigest:

@@ -8,9 +8,9 @@ from pathlib import Path
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.engine.model.mtp_head import head_files
-from mlxstack.host import hub
-from mlxstack.host.model_files import whole_snapshot
-from mlxstack.host.transfer import Transfer
+from mlxstack.models import hub
+from mlxstack.models.model_files import whole_snapshot
+from mlxstack.models.transfer import Transfer
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from mlx_lm import utils as mlx_utils
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mlxstack.config.preset_paths import expanded
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Identity, ModelFacts
@@ -23,9 +24,8 @@ from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.hub_download import fetch, fetch_head
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
-from mlxstack.host.foreign_json import check_folder
-from mlxstack.host.generation_config import sampling_defaults
-from mlxstack.host.preset_paths import expanded
+from mlxstack.models.foreign_json import check_folder
+from mlxstack.models.generation_config import sampling_defaults
 from mlxstack.store import kv_file_format
 
 log = logging.getLogger(__name__)

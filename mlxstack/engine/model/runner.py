@@ -13,9 +13,9 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 from msgspec import Struct
 
-from mlxstack.engine.decode.row_views import view
 from mlxstack.engine.model import cache_adapters
-from mlxstack.policy.draft_governor import PassLayout
+from mlxstack.engine.model.row_views import view
+from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
 
 MOST_ROWS = 32
 """Maximum tokens computed as rows over a shared prefix, before copying."""

@@ -8,9 +8,13 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from mlxstack.core.preset import PositiveInt
-from mlxstack.policy import scheduler, scheduler_state
-from mlxstack.policy.chunked_prefill import ThroughputModel, observe_decode, observe_prefill
-from mlxstack.policy.scheduler import (
+from mlxstack.policy.scheduling import scheduler, scheduler_state
+from mlxstack.policy.scheduling.chunked_prefill import (
+    ThroughputModel,
+    observe_decode,
+    observe_prefill,
+)
+from mlxstack.policy.scheduling.scheduler import (
     AssignSlot,
     PrefillChunk,
     SchedulerLimits,
@@ -18,7 +22,7 @@ from mlxstack.policy.scheduler import (
     next_prefill_chunk,
     schedule,
 )
-from mlxstack.policy.scheduler_state import QueuedRequest, SlotState
+from mlxstack.policy.scheduling.scheduler_state import QueuedRequest, SlotState
 from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
 from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
 

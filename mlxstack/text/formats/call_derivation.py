@@ -22,8 +22,7 @@ from mlxstack.text.formats.description import (
     ReasoningMarks,
     TaggedBody,
 )
-from mlxstack.text.formats.reasoning_derivation import TurnMarks
-from mlxstack.text.formats.template_probes import (
+from mlxstack.text.formats.probe_renderings import (
     CONTENT,
     IDS,
     KEYS,
@@ -36,6 +35,7 @@ from mlxstack.text.formats.template_probes import (
     shared_start,
     tokens,
 )
+from mlxstack.text.formats.reasoning_derivation import TurnMarks
 
 _SCALAR = {
     "integer": r"73519", "number": r"73\.5", "boolean": r"[Tt]rue", "array": r"\[",

@@ -9,6 +9,7 @@ from msgspec import Struct
 from mlxstack.core.conversation import ToolCall
 from mlxstack.text.formats.argument_values import ArgumentTypes
 from mlxstack.text.formats.call_writer import CallWriter, Copier
+from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import (
     ARGUMENTS,
     ID,
@@ -24,7 +25,6 @@ from mlxstack.text.formats.description import (
 from mlxstack.text.formats.notations import Notation
 from mlxstack.text.formats.text_feed import MarkSet, Reading, TextFeed
 from mlxstack.text.formats.value_copier import ValueCopier
-from mlxstack.text.tool_call_parser import checked_call
 
 MAX_HEAD = 300
 """The most characters between the mark of a call and its arguments."""

@@ -9,6 +9,7 @@ from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.formats.argument_values import ArgumentTypes
 from mlxstack.text.formats.call_parts import MAX_HEAD, SEPARATORS, SLOT, CallParts, ReadCalls
 from mlxstack.text.formats.call_writer import CallEvent, CallWriter
+from mlxstack.text.formats.checked_calls import UNREADABLE, parse_calls, tool_schemas
 from mlxstack.text.formats.description import (
     CallSyntax,
     GemmaBody,
@@ -23,7 +24,6 @@ from mlxstack.text.formats.description import (
 from mlxstack.text.formats.tagged_calls import TaggedCalls
 from mlxstack.text.formats.text_feed import Reading, TextFeed
 from mlxstack.text.formats.value_calls import ValueCalls
-from mlxstack.text.tool_call_parser import UNREADABLE, parse_calls, tool_schemas
 
 _NAMED = re.compile(r'[\[{].*?"name"\s*:\s*"([^"]+)"', re.DOTALL)
 _BRACKETS = re.compile(r"[\s}\]]*")

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
+from mlxstack.text.formats.checked_calls import plain
 from mlxstack.text.formats.text_feed import MarkSet, TextFeed
 from mlxstack.text.formats.value_copier import ValueCopier, escaped
-from mlxstack.text.tool_call_parser import plain
 
 DECIDING = 64
 """The most characters that decide whether a value is text."""

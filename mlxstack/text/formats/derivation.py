@@ -23,8 +23,8 @@ from mlxstack.text.formats.description import (
     TaggedBody,
 )
 from mlxstack.text.formats.families import FAMILIES, Family
+from mlxstack.text.formats.probe_renderings import NAMES, TWO, TYPED, TemplateProbes
 from mlxstack.text.formats.reasoning_derivation import derive_reasoning, derive_turn
-from mlxstack.text.formats.template_probes import NAMES, TWO, TYPED, TemplateProbes
 
 MOST_KNOWN = 32
 SYNTAXES = {

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from mlxstack.text.formats.checked_calls import plain
 from mlxstack.text.formats.gemma_values import parse_scalar
-from mlxstack.text.tool_call_parser import plain
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\"}
 _PYTHON_CONSTANTS = {"true": True, "false": False, "null": None}

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlxstack.core.conversation import ToolCall
 from mlxstack.text.formats.argument_values import decoded
-from mlxstack.text.tool_call_parser import checked_call
+from mlxstack.text.formats.checked_calls import checked_call
 
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")

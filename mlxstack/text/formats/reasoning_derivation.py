@@ -5,7 +5,7 @@ import re
 from msgspec import Struct
 
 from mlxstack.text.formats.description import ReasoningMarks, first_mark, is_mark, pieces
-from mlxstack.text.formats.template_probes import (
+from mlxstack.text.formats.probe_renderings import (
     CONTENT,
     THOUGHT,
     THOUGHT_FIELDS,

@@ -21,11 +21,11 @@ from mlxstack.text.formats.call_parts import (
     watched,
 )
 from mlxstack.text.formats.call_writer import BoundCopy, Copier, TextCopier
+from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.description import KEY, TYPE, TaggedBody, first_mark, pieces
 from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, scalar
 from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading
 from mlxstack.text.formats.value_copier import ValueCopier
-from mlxstack.text.tool_call_parser import UNREADABLE
 
 _KEY = re.compile(r"[^\s<>/][^<>]*")
 

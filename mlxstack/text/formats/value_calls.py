@@ -6,13 +6,13 @@ from typing import Any
 from mlxstack.core.conversation import ToolCall
 from mlxstack.text.formats.argument_values import object_of
 from mlxstack.text.formats.call_parts import QUOTES, SEPARATORS, CallParts, ReadCalls
+from mlxstack.text.formats.checked_calls import UNREADABLE, checked_call
 from mlxstack.text.formats.description import GemmaBody, JsonBody, PythonBody
 from mlxstack.text.formats.gemma_values import parse_gemma_call
 from mlxstack.text.formats.json_calls import JsonCalls
 from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
 from mlxstack.text.formats.python_calls import parse_python_calls
 from mlxstack.text.formats.text_feed import MarkSet, Reading
-from mlxstack.text.tool_call_parser import UNREADABLE, checked_call
 
 PYTHON_QUOTES = ('"', "'")
 _SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.]*"), re.compile(r"\w*")

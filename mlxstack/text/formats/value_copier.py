@@ -6,10 +6,10 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct, field
 
+from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.notations import JSON, Notation
 from mlxstack.text.formats.text_feed import MarkSet
 from mlxstack.text.normalize_messages import writable
-from mlxstack.text.tool_call_parser import UNREADABLE
 
 MAX_DEPTH = 100
 """Deeper values are not copied, but read as a whole."""

@@ -19,8 +19,8 @@ from mlxstack.text.grammar.bounded_values import (
     reference,
     shared,
 )
+from mlxstack.text.grammar.grammar_check import VALUES
 from mlxstack.text.grammar.schema_types import Schema, referred
-from mlxstack.text.grammar_check import VALUES
 
 NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 """Keywords whose values are schemas by name."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.enforced_schema import LOOKAROUND
+from mlxstack.text.grammar.grammar_check import check_multiples
 from mlxstack.text.grammar.response_format import enforced_json
 from mlxstack.text.grammar.schema_types import Schema
-from mlxstack.text.grammar_check import check_multiples
 
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"

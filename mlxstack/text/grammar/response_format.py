@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.enforced_schema import circular_reference, enforced
-from mlxstack.text.grammar_check import check_multiples
+from mlxstack.text.grammar.grammar_check import check_multiples
 
 JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": False,

@@ -24,8 +24,8 @@ from mlxstack.api.protocols import ANTHROPIC
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
-from mlxstack.service.admission import admit
-from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.calls.admission import admit
+from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
 # Limit of requests that lack the one that the protocol requires.

@@ -34,7 +34,7 @@ from mlxstack.api.dialects.anthropic.typed_tools import (
 from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
-from mlxstack.service.generation_options import ToolChoiceMode
+from mlxstack.service.parts.generation_options import ToolChoiceMode
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.normalize_messages import (
     Definitions,

@@ -11,7 +11,7 @@ from mlxstack.api.guards import EARLY, UNLOADED, is_unscoped
 from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.api.web_page import page_or
 from mlxstack.core.errors import Loading, StackError, Unsupported
-from mlxstack.service.sampling import default_sampling
+from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.service import Service, ServiceHealth
 
 

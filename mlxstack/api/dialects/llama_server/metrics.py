@@ -13,9 +13,9 @@ from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.status import MissSums
+from mlxstack.service.parts.stats import decode_rate, n_processing, prompt_rate
 from mlxstack.service.service import Service
-from mlxstack.service.stats import decode_rate, n_processing, prompt_rate
-from mlxstack.text.template_rendering import RENDERERS
+from mlxstack.text.template.rendering import RENDERERS
 
 # Litestar adds the charset to every text.
 MEDIA_TYPE = "text/plain; version=0.0.4"

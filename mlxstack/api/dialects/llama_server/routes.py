@@ -22,7 +22,7 @@ from mlxstack.api.run_generation import (
     check_all,
 )
 from mlxstack.core.errors import Unsupported
-from mlxstack.service.admission import admit_text
+from mlxstack.service.calls.admission import admit_text
 
 
 @post(["/completion", "/completions"], status_code=200, responses=response_spec(Answer))

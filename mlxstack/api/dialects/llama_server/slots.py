@@ -23,7 +23,7 @@ from mlxstack.core.commands import (
     SlotSaveResult,
 )
 from mlxstack.core.errors import BadRequest, Busy
-from mlxstack.service import stats
+from mlxstack.service.parts import stats
 
 OPEN = ("id", "n_ctx", "speculative", "is_processing")
 TASK = re.compile(r"[-_]([0-9a-f]{7})")

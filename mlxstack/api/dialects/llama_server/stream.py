@@ -24,7 +24,7 @@ from mlxstack.core.response_parts import (
     ResponsePart,
     TokenLogprob,
 )
-from mlxstack.service.admission import AdmittedRequest
+from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.service import Service
 
 STOP_TYPES = {

@@ -9,7 +9,7 @@ from msgspec import Struct
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.run_generation import TheService
-from mlxstack.text.prompt import TokenizeOptions
+from mlxstack.text.prompt.prompt import TokenizeOptions
 
 
 class TokenizeBody(Struct):

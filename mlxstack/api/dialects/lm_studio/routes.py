@@ -11,7 +11,7 @@ from mlxstack.api.guards import PUBLIC
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import TheService
 from mlxstack.core.preset import ServiceKind
-from mlxstack.host.local_models import quantization_of
+from mlxstack.models.local_models import quantization_of
 from mlxstack.service.service import Service
 
 

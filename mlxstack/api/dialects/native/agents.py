@@ -32,14 +32,15 @@ from mlxstack.api.streaming import BEAT_S, FIRST_S, PREFIX, frames, interleaved,
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
 from mlxstack.core.response_parts import gather
-from mlxstack.service import openai_messages
-from mlxstack.service.admission import AdmittedRequest
-from mlxstack.service.agents import agents, turns
-from mlxstack.service.agents.agents import AgentChanges, AgentDetails, AgentHistory
-from mlxstack.service.agents.turns import AgentTurnRequest
-from mlxstack.service.openai_messages import ChatMessageParam
+from mlxstack.service.calls import agent_turns as turns
+from mlxstack.service.calls import agents
+from mlxstack.service.calls.admission import AdmittedRequest
+from mlxstack.service.calls.agent_turns import AgentTurnRequest
+from mlxstack.service.calls.agents import AgentChanges, AgentDetails, AgentHistory
+from mlxstack.service.parts import openai_messages
+from mlxstack.service.parts.openai_messages import ChatMessageParam
+from mlxstack.service.parts.stats import expected_timings
 from mlxstack.service.service import Service
-from mlxstack.service.stats import expected_timings
 
 AGENT = PREFIX + "agent"
 NO = (None, "", "0", "false")

@@ -11,8 +11,8 @@ from mlxstack.api import streaming
 from mlxstack.api.guards import OF_ALL
 from mlxstack.api.run_generation import TheService
 from mlxstack.core.status import StatusFrame
+from mlxstack.service.calls.status_feed import StatusFeed
 from mlxstack.service.service import Service, ServiceHealth
-from mlxstack.service.status_feed import StatusFeed
 
 TICK_S = 0.5
 # An idle service sends one frame in REST_TICKS ticks, and comments in the others.

@@ -24,8 +24,7 @@ from mlxstack.core.kv_transfer import (
     PeerView,
 )
 from mlxstack.core.preset import ApiKey
-from mlxstack.service import kv_exchange
-from mlxstack.service.agents import agents
+from mlxstack.service.calls import agents, kv_exchange
 from mlxstack.store import kv_transfer
 
 RANGE = re.compile(r"bytes=(\d{1,18})-")

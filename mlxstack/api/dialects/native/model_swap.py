@@ -11,8 +11,8 @@ from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.api.run_generation import TheService
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
-from mlxstack.service import idle_unload, model_swap
-from mlxstack.service.model_swap import SwapReport
+from mlxstack.service.calls import idle_unload, model_swap
+from mlxstack.service.calls.model_swap import SwapReport
 from mlxstack.service.service import Service
 
 DRAIN_S = 30.0

@@ -16,12 +16,12 @@ from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_discon
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound
 from mlxstack.core.status import CacheView, RequestView
-from mlxstack.service import prefix_cache_admin
-from mlxstack.service.openai_messages import ChatMessageParam
-from mlxstack.service.prefix_cache_admin import Prefix
+from mlxstack.service.calls import prefix_cache_admin
+from mlxstack.service.calls.prefix_cache_admin import Prefix
+from mlxstack.service.parts.openai_messages import ChatMessageParam
+from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.service.service import Service
-from mlxstack.service.text_processor import TextProcessor
-from mlxstack.text.prompt import TokenizeOptions
+from mlxstack.text.prompt.prompt import TokenizeOptions
 
 
 class PrefixBody(Struct):

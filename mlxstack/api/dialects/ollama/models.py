@@ -11,8 +11,8 @@ from mlxstack.api.dialects.ollama.response_schema import (
     rfc3339,
 )
 from mlxstack.core.preset import ServiceKind
-from mlxstack.host.local_models import quantization_of
-from mlxstack.service.idle_unload import remaining_s
+from mlxstack.models.local_models import quantization_of
+from mlxstack.service.calls.idle_unload import remaining_s
 from mlxstack.service.service import Service
 
 NEVER_S = 2**63 // 10**9

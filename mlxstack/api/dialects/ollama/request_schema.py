@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from mlxstack.api.dialects.openai_chat.request_schema import ChatToolParam
 from mlxstack.api.request_fields import Fields
-from mlxstack.service.openai_messages import ToolCallParam
+from mlxstack.service.parts.openai_messages import ToolCallParam
 
 
 class OllamaOptions(Fields, kw_only=True):

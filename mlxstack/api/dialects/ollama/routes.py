@@ -51,11 +51,11 @@ from mlxstack.api.run_generation import (
     cancel_on_disconnect,
 )
 from mlxstack.core.errors import NotFound
-from mlxstack.host.local_models import local_models
-from mlxstack.service.admission import AdmittedRequest, admit, admit_text
-from mlxstack.service.embedding import embed, numbers
-from mlxstack.service.generation_options import UNLIMITED, GenerationOptions
-from mlxstack.service.idle_unload import idle_limit_s
+from mlxstack.models.local_models import local_models
+from mlxstack.service.calls.admission import AdmittedRequest, admit, admit_text
+from mlxstack.service.calls.embedding import embed, numbers
+from mlxstack.service.calls.idle_unload import idle_limit_s
+from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions
 from mlxstack.service.service import Service
 
 LATEST = ":latest"

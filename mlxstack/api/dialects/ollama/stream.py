@@ -34,7 +34,7 @@ from mlxstack.core.response_parts import (
 )
 
 if TYPE_CHECKING:
-    from mlxstack.service.text_processor import TextProcessor
+    from mlxstack.service.parts.text_processor import TextProcessor
 
 HEARTBEAT = b" "
 """Heartbeat: whitespace before the next line, since no line may be empty."""

@@ -18,7 +18,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.openai_messages import ChatMessageParam
+from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[hms]|\Z)")

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from mlxstack.api.request_fields import Fields
-from mlxstack.service.openai_messages import ChatMessageParam, Content
+from mlxstack.service.parts.openai_messages import ChatMessageParam, Content
 
 
 class FunctionSpec(Struct):

@@ -40,7 +40,7 @@ from mlxstack.core.response_parts import (
 )
 
 if TYPE_CHECKING:
-    from mlxstack.service.text_processor import TextProcessor
+    from mlxstack.service.parts.text_processor import TextProcessor
 
 
 class StreamConfig(Struct, frozen=True):

@@ -12,8 +12,8 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
 from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.generation_options import ToolChoiceMode
-from mlxstack.service.openai_messages import read_messages, read_prediction
+from mlxstack.service.parts.generation_options import ToolChoiceMode
+from mlxstack.service.parts.openai_messages import read_messages, read_prediction
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 CUSTOM = "custom"

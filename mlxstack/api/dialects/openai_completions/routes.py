@@ -24,8 +24,8 @@ from mlxstack.api.run_generation import (
     n_choices,
 )
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.admission import admit_text
-from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.calls.admission import admit_text
+from mlxstack.service.parts.generation_options import GenerationOptions
 
 
 @post(

@@ -11,7 +11,7 @@ from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.request_fields import Prompts, prompts, resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.embedding import EmbeddingResult, embed, numbers
+from mlxstack.service.calls.embedding import EmbeddingResult, embed, numbers
 
 
 class EmbeddingsBody(Struct):

@@ -25,8 +25,8 @@ from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.admission import AdmittedRequest, admit
-from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.calls.admission import AdmittedRequest, admit
+from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
 LOGPROBS = "message.output_text.logprobs"

@@ -50,7 +50,7 @@ from mlxstack.core.response_parts import (
     ToolCallStarted,
     in_pieces,
 )
-from mlxstack.service.text_processor import TextProcessor
+from mlxstack.service.parts.text_processor import TextProcessor
 
 OnItem = Callable[[OutputItem], None]
 CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})

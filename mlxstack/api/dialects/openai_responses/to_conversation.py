@@ -26,8 +26,8 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
 from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.generation_options import ToolChoiceMode
-from mlxstack.service.openai_messages import (
+from mlxstack.service.parts.generation_options import ToolChoiceMode
+from mlxstack.service.parts.openai_messages import (
     read_history,
     read_latest_user,
     read_system,

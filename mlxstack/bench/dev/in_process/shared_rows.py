@@ -10,14 +10,14 @@ from mlxstack.bench.dev.in_process.contestants import Ours, Theirs, evaluate, fi
 from mlxstack.bench.dev.in_process.decode_steps import by_turns, grown, ran
 from mlxstack.bench.dev.trials import BenchResult, Forks, SharedRows, TrialSamples
 from mlxstack.core.preset import KVSpec
+from mlxstack.engine.decode.attention_costs import measure_sharing
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.attention_costs import measure_sharing
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.policy.live_sharing import MIN_TOKENS, LiveSharing, least_shared
+from mlxstack.policy.kv.live_sharing import MIN_TOKENS, LiveSharing, least_shared
 
 N_OWN = 200
 

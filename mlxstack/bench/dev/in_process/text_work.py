@@ -8,8 +8,8 @@ from typing import TypeVar
 from mlxstack.bench.dev.trials import BenchResult, FollowUp, TrialSamples
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.engine.model.loader import LoadedModel
-from mlxstack.policy import block_hash
-from mlxstack.text.prompt import PromptMaker
+from mlxstack.policy.kv import block_hash
+from mlxstack.text.prompt.prompt import PromptMaker
 
 A = TypeVar("A")
 T = TypeVar("T")

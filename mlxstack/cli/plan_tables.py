@@ -1,0 +1,249 @@
+"""Tables of `plan`, `spec` and derived settings."""
+
+from collections.abc import Sequence
+
+import typer
+from msgspec import Struct
+
+from mlxstack.cli.output import facts, table
+from mlxstack.cli.units import size
+from mlxstack.core.formatting import tokens
+from mlxstack.core.preset import ServiceKind
+from mlxstack.host.memory_budget import MemoryBudget
+from mlxstack.planner.candidate import Candidate
+from mlxstack.planner.derived_preset import DerivedPreset
+from mlxstack.planner.estimate import (
+    DISK_TOKENS,
+    Forecast,
+    KindRow,
+    SharedFit,
+    Spec,
+    spec_of,
+)
+from mlxstack.planner.ranking import RESERVE, AdviceRow
+
+ADVICE_HEADS = ("", "PRESET", "NEEDS", "WEIGHTS", "KV BITS", "AGENTS", "WHY")
+ADVICE_LEAST = ("WEIGHTS", "KV BITS", "NEEDS")
+"""Columns that a narrow terminal does without, the first one first."""
+
+
+class PlanRow(Struct, frozen=True):
+    """Table row of a model, at 16-bit KV: `kv_bytes` by context."""
+
+    preset: str
+    geometry: str
+    growth_bytes: int
+    window_bytes: int
+    kv_bytes: dict[int, int]
+
+
+def show_spec(spec: Spec) -> None:
+    """The geometry of one model."""
+    typer.echo(f"{spec.model} ({spec.architecture}, {spec.n_layers} layers)")
+    typer.echo(f"from {_source(spec)}")
+    heads = ("KIND", "LAYERS", "NUMBERS", "HEADS x DIM", "WINDOW", "PER TOKEN", "CONSTANT")
+    table(heads, [_kind(one) for one in spec.kinds], ("NUMBERS",))
+    typer.echo(f"growth   {size(spec.growth_bytes)} a token")
+    typer.echo(f"windows  {size(spec.window_bytes)}")
+    typer.echo(f"KV at 4k {size(spec.kv_bytes_4k)}")
+    typer.echo(f"weights  {size(spec.weights_bytes)}, {spec.weights_from}")
+
+
+def show_forecast(found: Forecast) -> None:
+    """Show the sum; of a model with slots also contexts by precision, and slots by context."""
+    spec, memory = found.spec, found.memory
+    keeps_kv = found.kind is not ServiceKind.EMBEDDING
+    title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
+    lines = [
+        ("model", f"{title} ({spec.architecture}{_trained(spec)})"),
+        ("config", _source(spec)),
+        ("memory", f"{memory.owner}: {size(memory.usable)} for models of {size(memory.total)}"),
+        ("weights", f"{size(spec.weights_bytes)}, {spec.weights_from}"),
+        ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
+        ("workspace", size(found.workspace_bytes)),
+    ]
+    if keeps_kv:
+        lines += [
+            ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
+            ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
+        ]
+    lines.append(("wanted", _verdict(found)))
+    if found.shared is not None:
+        lines.append(("shared", _sharing(found.shared)))
+    facts(lines)
+    if keeps_kv:
+        typer.echo()
+        _show_contexts(found)
+        typer.echo()
+        _show_matrix(found)
+    if memory.half_bytes > 2:
+        sums = "the sum and the tables count" if keeps_kv else "the sum counts"
+        typer.echo(
+            f"\nMLX computes on a CPU here and widens half precision: {sums} that, the lines "
+            "`weights` and `KV` do not; --memory plans for a Mac"
+        )
+
+
+def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list[PlanRow]:
+    """KV of every model, at 16 bit, for these contexts."""
+    rows = []
+    for one in candidates:
+        spec, geometry = spec_of(one), one.geometry()
+        rows.append(
+            PlanRow(
+                preset=one.preset.name,
+                geometry=_geometry(spec),
+                growth_bytes=spec.growth_bytes,
+                window_bytes=spec.window_bytes,
+                kv_bytes={n: geometry.n_bytes(n) for n in contexts},
+            )
+        )
+    return rows
+
+
+def show_table(rows: Sequence[PlanRow]) -> None:
+    """The table of `table_rows`."""
+    contexts = list(rows[0].kv_bytes) if rows else []
+    heads = (
+        "PRESET",
+        "GEOMETRY",
+        "PER TOKEN",
+        "WINDOWS",
+        *(f"KV AT {tokens(n)}" for n in contexts),
+    )
+    table(
+        heads,
+        [
+            (
+                one.preset,
+                one.geometry,
+                size(one.growth_bytes),
+                size(one.window_bytes),
+                *(size(one.kv_bytes[n]) for n in contexts),
+            )
+            for one in rows
+        ],
+    )
+
+
+def _source(spec: Spec) -> str:
+    return f"{spec.config}{' (an excerpt; not downloaded)' if spec.is_excerpt else ''}"
+
+
+def _trained(spec: Spec) -> str:
+    return f", trained for {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
+
+
+def _kind(one: KindRow) -> tuple[object, ...]:
+    dims = f"{one.k_dim}" if one.k_dim == one.v_dim else f"{one.k_dim}/{one.v_dim}"
+    return (
+        one.kind,
+        len(one.layers),
+        _numbers(one.layers),
+        f"{one.heads} x {dims}" if one.heads else "-",
+        one.window or "-",
+        size(one.token_bytes * len(one.layers)) if not one.state_bytes else "-",
+        size(one.state_bytes),
+    )
+
+
+def _numbers(layers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, layers[:12]))
+    return f"{shown}, ..." if len(layers) > 12 else shown
+
+
+def _geometry(spec: Spec) -> str:
+    parts = []
+    for one in spec.kinds:
+        window = f", W {one.window}" if one.window else ""
+        dims = f" ({one.heads} x {one.k_dim}{window})" if one.heads else ""
+        parts.append(f"{len(one.layers)} {one.kind}{dims}")
+    return " + ".join(parts)
+
+
+def _verdict(found: Forecast) -> str:
+    fit, memory = found.wanted, found.memory
+    if found.kind is ServiceKind.EMBEDDING:
+        asked = f"texts of up to {tokens(fit.n_ctx)} tokens: {size(fit.n_bytes)}"
+        most = f"{fit.max_ctx} tokens"
+    else:
+        slots = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {fit.bits}-bit KV"
+        asked = f"{slots}: {size(fit.n_bytes)}"
+        most = f"{fit.max_agents} such slots, or {fit.max_ctx} tokens in each of {fit.n_slots}"
+    if fit.fits:
+        return f"{asked}: fits; up to {most}"
+    helps = "; what would fit: " + ", or ".join(fit.nearest) if fit.nearest else ""
+    if fit.n_bytes <= memory.usable:
+        return f"{asked}: does not fit: {fit.over_budget}{helps}"
+    return f"{asked}: does not fit into {size(memory.usable)}{helps}"
+
+
+def _sharing(fit: SharedFit) -> str:
+    on = "is on" if fit.is_on else "is off, and not counted"
+    return (
+        f"{fit.n_agents} agents share {fit.n_tokens:,} tokens: {size(fit.copied_bytes)} of KV in "
+        f"copies, {size(fit.shared_bytes)} in one; {fit.max_agents_copied} or {fit.max_agents} "
+        f"such agents fit; prefix_cache.live_sharing {on}"
+    )
+
+
+def _show_contexts(found: Forecast) -> None:
+    plain = found.memory.half_bytes * 8
+    heads = ["CONTEXT"]
+    for one in found.contexts[0].precisions:
+        heads += [f"KV {plain if one.bits == 16 else one.bits} BIT", "AGENTS"]
+    rows = []
+    for row in found.contexts:
+        cells: list[object] = [tokens(row.n_ctx)]
+        for one in row.precisions:
+            cells += [size(one.kv_bytes), one.n_agents]
+        rows.append([*cells, size(row.disk_bytes)])
+    table([*heads, "DISK PER AGENT"], rows)
+
+
+def _show_matrix(found: Forecast) -> None:
+    contexts = [row.n_ctx for row in found.contexts]
+    at = {(one.n_slots, one.n_ctx): one for one in found.matrix}
+    rows = []
+    for n_slots in dict.fromkeys(one.n_slots for one in found.matrix):
+        cells = [at[n_slots, n_ctx] for n_ctx in contexts]
+        rows.append((n_slots, *(size(one.n_bytes) if one.fits else "no" for one in cells)))
+    table(("SLOTS", *(f"x {tokens(n)}" for n in contexts)), rows)
+
+
+def show_ranking(
+    rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, n_ctx: int, shows_all: bool
+) -> None:
+    """The ranking, then the line that starts the best one."""
+    typer.echo(
+        f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
+        f"({size(memory.usable)} for models of {size(memory.total)}; {RESERVE} % of it kept free)"
+    )
+    fitting = [one for one in rows if one.command]
+    shown = rows if shows_all else fitting
+    cells = [
+        (
+            n,
+            one.preset,
+            size(one.n_bytes),
+            size(one.weights_bytes),
+            one.kv_bits,
+            one.max_agents,
+            one.why,
+        )
+        for n, one in enumerate(shown, 1)
+    ]
+    if cells:
+        table(ADVICE_HEADS, cells, ADVICE_LEAST)
+    if not fitting:
+        typer.echo("no preset fits; try fewer --agents or a shorter --ctx")
+    if n_hidden := len(rows) - len(shown):
+        typer.echo(f"{n_hidden} more do not fit: `--all` shows them")
+    if fitting:
+        typer.echo(f"\n{fitting[0].command}")
+
+
+def show_reasons(derived: DerivedPreset) -> None:
+    """The table of what was chosen, and why."""
+    rows = [(one.setting, one.value, one.why) for one in derived.reasons]
+    table(("SETTING", "VALUE", "WHY"), rows)

@@ -1,0 +1,1 @@
+"""Presets as files: schema, validation, overrides, modes."""

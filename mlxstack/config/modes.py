@@ -1,0 +1,120 @@
+"""Modes: named sets of presets that run together."""
+
+from pathlib import Path
+
+import msgspec
+import msgspec.inspect
+import yaml
+from msgspec import Struct
+
+from mlxstack.config import preset_schema, presets
+from mlxstack.config.overrides import Override, from_option
+from mlxstack.config.yaml_source import dotted, read_yaml
+from mlxstack.core.errors import SetupError, Taken
+from mlxstack.host.home import Home, make_private
+from mlxstack.host.service_state import read_json, write_atomic, write_json
+
+FOLDER = "modes"
+Value = str | int | float | bool | None
+
+
+class Member(Struct, frozen=True, omit_defaults=True):
+    """Preset by name or path, with the keys that this mode overrides."""
+
+    preset: str
+    set: dict[str, Value] = {}
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The changes as `--set` takes them."""
+        return tuple(f"{key}={_typed(value)}" for key, value in self.set.items())
+
+    @property
+    def overrides(self) -> list[Override]:
+        """The changes as presets take them. Raises SetupError."""
+        return [from_option(text) for text in self.options]
+
+
+class Mode(Struct, frozen=True, omit_defaults=True):
+    """Members start in this order."""
+
+    members: tuple[Member, ...]
+    description: str = ""
+
+
+class Active(Struct, frozen=True):
+    """The mode that was switched to last, and its services."""
+
+    name: str
+    services: tuple[str, ...]
+
+
+def listed(home: Home) -> dict[str, Path]:
+    """Modes by name; a user's own precedes a builtin one."""
+    found: dict[str, Path] = {}
+    for folder in (presets.builtin_folder() / FOLDER, home.presets / FOLDER):
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        found |= {file.stem: file for file in files if file.suffix in presets.ENDINGS}
+    return found
+
+
+def load(name: str, home: Home) -> Mode:
+    """Read and check. Raises SetupError naming the file and the line."""
+    known = listed(home)
+    if name not in known:
+        raise SetupError(f"no mode is called `{name}`{preset_schema.suggestion(name, known)}")
+    document = read_yaml(known[name])
+    form = msgspec.inspect.type_info(Mode)
+    for keys in preset_schema.unknown(document.values, form):
+        above = preset_schema.at(keys[:-1], form) or form
+        near = preset_schema.suggestion(str(keys[-1]), preset_schema.children(above))
+        raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
+    try:
+        mode = msgspec.convert(document.values, Mode)
+    except msgspec.ValidationError as why:
+        raise SetupError(f"{known[name]}: {why}") from why
+    if not mode.members:
+        raise SetupError(f"{known[name]}: a mode needs at least one member")
+    return mode
+
+
+def create(name: str, wanted: list[str], description: str, home: Home) -> Path:
+    """Write a mode of these presets.
+
+    Raises SetupError for a wrong preset or name, Taken when the mode is there already.
+    """
+    if not presets.NAME.fullmatch(name):
+        raise SetupError(f"`{name}` cannot be the name of a mode; use letters, digits and dashes")
+    path = home.presets / FOLDER / f"{name}.yaml"
+    if path.exists():
+        raise Taken(f"{path} exists already; remove it, or choose another name")
+    for preset in wanted:
+        presets.load(preset, home)
+    mode = Mode(tuple(Member(presets.from_anywhere(preset)) for preset in wanted), description)
+    make_private(path.parent)
+    text = yaml.safe_dump(msgspec.to_builtins(mode), sort_keys=False)
+    write_atomic(path, text.encode())
+    return path
+
+
+def active(home: Home) -> Active | None:
+    """The mode that was switched to last; None when there was none."""
+    return read_json(_file(home), Active)
+
+
+def mark_active(home: Home, now: Active | None) -> None:
+    """Remember the mode that runs."""
+    if now is None:
+        _file(home).unlink(missing_ok=True)
+    else:
+        write_json(_file(home), now)
+
+
+def _file(home: Home) -> Path:
+    return home.run / "mode"
+
+
+def _typed(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()

@@ -1,0 +1,268 @@
+"""Schema of a preset: keys, types, and error messages."""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec.inspect as mi
+import msgspec.json
+import yaml
+
+from mlxstack.config.yaml_source import UNBUILT, Keys, PlainYamlLoader
+from mlxstack.core.preset import ModelSpec, Preset
+
+PRESET = mi.type_info(Preset)
+TOKENS = re.compile(r"(\d+)([km]?)")
+TOKEN_KEYS = (
+    ("slots", "n_ctx"),
+    ("prefill", "chunk_size"),
+    ("kv", "quantized_start"),
+    ("sampling", "max_tokens"),
+)
+"""Keys that take numbers of tokens such as `64k`."""
+
+RENAMED = {
+    "pace.max_bite": "prefill.chunk_size",
+    "pace.max_stall_ms": "prefill.max_stall_ms",
+    "pace.aging_per_s": "queue.aging_per_s",
+    "kv.quantize_from": "kv.quantized_start",
+    "server.without_key": "server.allow_unauthenticated",
+    "when_to_use": "description",
+}
+"""Earlier key paths, with today's names."""
+
+NOT_SERVED = {
+    "kv.swa_full": "sliding windows are always capped, since saved and parked contexts carry "
+    "checkpoints of their windows; remove it",
+}
+"""Keys of other servers that no preset has, and why."""
+
+
+def why_unknown(keys: Keys) -> str:
+    """Remedy for an unknown key; "" if there is none."""
+    name = ".".join(map(str, keys))
+    if name in RENAMED:
+        return f"`{name}` is called `{RENAMED[name]}` now"
+    return f"unknown key `{name}`: {NOT_SERVED[name]}" if name in NOT_SERVED else ""
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema (2020-12) of a preset file, `extends` included, for editors."""
+    schema = msgspec.json.schema(Preset)
+    form = schema["$defs"][Preset.__name__]
+    extends = {"type": "string", "description": "Name or path of the preset that this one changes."}
+    form["properties"] = {"extends": extends, **form["properties"]}
+    form["anyOf"] = [{"required": ["model"]}, {"required": ["extends"]}]
+    for section in (form, schema["$defs"][ModelSpec.__name__]):
+        section.pop("required", None)
+    _allow_short_forms(form, schema["$defs"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _allow_short_forms(form: dict[str, Any], sections: dict[str, Any]) -> None:
+    """Accept the short forms of `normalized`: `model: ID`, tokens as `64k`."""
+    form["properties"]["model"] = {"anyOf": [{"type": "string"}, form["properties"]["model"]]}
+    for section, key in TOKEN_KEYS:
+        name = form["properties"][section]["$ref"].rpartition("/")[2]
+        fields = sections[name]["properties"]
+        short = {"type": "string", "pattern": "^[0-9]+[kKmM]$"}
+        fields[key] = {"anyOf": [fields[key], short]}
+
+
+def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
+    """Schema at `keys`, or None for an unknown key."""
+    for key in keys:
+        shape = _section_in(shape)
+        below = children(shape).get(key) if isinstance(key, str) else None
+        if isinstance(shape, mi.VarTupleType) and isinstance(key, int):
+            below = shape.item_type
+        elif isinstance(shape, mi.DictType):
+            below = shape.value_type
+        if below is None:
+            return None
+        shape = below
+    return shape
+
+
+def _section_in(shape: mi.Type) -> mi.Type:
+    """Section among the kinds of a value, else the shape itself."""
+    kinds = shape.types if isinstance(shape, mi.UnionType) else ()
+    return next((one for one in kinds if isinstance(one, mi.StructType)), shape)
+
+
+def children(shape: mi.Type) -> dict[str, mi.Type]:
+    """The keys of a section, in order; empty for anything else."""
+    if isinstance(shape, mi.StructType):
+        return {field.encode_name: bare(field.type) for field in shape.fields}
+    return {}
+
+
+def bare(shape: mi.Type) -> mi.Type:
+    """The shape without its description."""
+    return shape.type if isinstance(shape, mi.Metadata) else shape
+
+
+def description(field: mi.Field) -> str:
+    """Description of a key, one sentence."""
+    shape = field.type
+    found = shape.extra_json_schema if isinstance(shape, mi.Metadata) else None
+    return str((found or {}).get("description", ""))
+
+
+def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key path that holds a value rather than a section."""
+    for name, below in children(shape).items():
+        if isinstance(below, mi.StructType):
+            yield from leaves(below, (*keys, name))
+        else:
+            yield (*keys, name)
+
+
+def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, type, mi.Field]]:
+    """Every key with a value: dotted path, section, allowed values.
+
+    `[]` stands for each item of a list of sections.
+    """
+    kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
+    for section in (one for one in kinds if isinstance(one, mi.StructType)):
+        for field in section.fields:
+            path, below = f"{before}{field.encode_name}", bare(field.type)
+            if not isinstance(below, mi.StructType):
+                yield path, section.cls, field
+            if isinstance(below, mi.VarTupleType):
+                path, below = f"{path}[]", below.item_type
+            yield from keys_in(below, f"{path}.")
+
+
+def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[Keys]:
+    """Unknown key paths in `values`, in the order of the file."""
+    shape = _section_in(shape)
+    if isinstance(values, dict) and isinstance(shape, mi.StructType):
+        known = children(shape)
+        for name, value in values.items():
+            if name in known:
+                yield from unknown(value, known[name], (*keys, name))
+            else:
+                yield (*keys, name)
+    elif isinstance(values, list) and isinstance(shape, mi.VarTupleType):
+        for place, value in enumerate(values):
+            yield from unknown(value, shape.item_type, (*keys, place))
+
+
+def endless(values: Any, keys: Keys = ()) -> Iterator[Keys]:
+    """Key paths of numbers without JSON form: `.inf` and `.nan`."""
+    if isinstance(values, dict | list):
+        pairs = values.items() if isinstance(values, dict) else enumerate(values)
+        for key, value in pairs:
+            yield from endless(value, (*keys, key))
+    elif isinstance(values, float) and not math.isfinite(values):
+        yield keys
+
+
+def nearest(word: str, names: Sequence[str]) -> str | None:
+    """The most similar name, None where none is similar."""
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Suggestion `; did you mean X?`, or else the known keys."""
+    names = list(known)
+    if near := nearest(word, names):
+        return f"; did you mean `{near}`?"
+    return f"; there is {', '.join(names)}" if names else ""
+
+
+def parse(raw: str, shape: mi.Type) -> Any:
+    """Parse a typed value; unparsable text stays for a later refusal."""
+    if isinstance(shape, mi.UnionType):
+        if raw in {"null", "none", ""}:
+            return None
+        shape = next(one for one in shape.types if not isinstance(one, mi.NoneType))
+    if isinstance(shape, mi.StrType | mi.EnumType):
+        return raw
+    try:
+        return yaml.load(raw, PlainYamlLoader)
+    except (yaml.YAMLError, RecursionError, *UNBUILT):
+        return raw
+
+
+def meaning(shape: mi.Type | None) -> str:
+    """Allowed values as text: `a whole number from 1 to 256`."""
+    match shape:
+        case mi.UnionType():
+            kinds = [one for one in shape.types if not isinstance(one, mi.NoneType)]
+            null = ["null"] if len(kinds) < len(shape.types) else []
+            return " or ".join([*map(meaning, kinds), *null])
+        case mi.VarTupleType():
+            return "a list, each item " + meaning(shape.item_type)
+        case mi.StructType():
+            return "a section with " + ", ".join(children(shape))
+        case _:
+            return _meaning_of_one(shape)
+
+
+def _meaning_of_one(shape: mi.Type | None) -> str:
+    match shape:
+        case mi.IntType() | mi.FloatType():
+            kind = "a whole number" if isinstance(shape, mi.IntType) else "a number"
+            return kind + _bounds(shape)
+        case mi.BoolType():
+            return "true or false"
+        case mi.StrType():
+            return "a text"
+        case mi.EnumType():
+            return "one of " + ", ".join(str(member.value) for member in shape.cls)
+        case mi.LiteralType():
+            return " or ".join(f"`{value}`" for value in shape.values)
+        case _:
+            return "a mapping"
+
+
+def normalized(values: dict[str, Any]) -> dict[str, Any]:
+    """Expand short forms: `model: ID`, tokens as `64k`, `KEY: off`."""
+    result: dict[str, Any] = _with_off(values, PRESET)
+    if isinstance(result.get("model"), str):
+        result["model"] = {"id": result["model"]}
+    for section, key in TOKEN_KEYS:
+        inside = result.get(section)
+        if isinstance(inside, dict) and isinstance(inside.get(key), str):
+            result[section] = {**inside, key: whole_tokens(inside[key])}
+    return result
+
+
+def _with_off(values: Any, shape: mi.Type | None) -> Any:
+    """Restore `off` where YAML 1.1 read false, for text keys."""
+    if isinstance(values, dict):
+        known = children(shape) if shape is not None else {}
+        return {key: _with_off(value, known.get(key)) for key, value in values.items()}
+    return "off" if values is False and isinstance(shape, mi.EnumType) else values
+
+
+def whole_tokens(text: str) -> int | str:
+    """`64k` as 65536 and `1m` as 1048576; other texts as they are."""
+    match = TOKENS.fullmatch(text.strip().lower())
+    return int(match[1]) * 1024 ** " km".index(match[2] or " ") if match else text
+
+
+def shown(value: Any) -> str:
+    """A value as people wrote it, cut when long."""
+    if isinstance(value, dict | list):
+        return "a section" if isinstance(value, dict) else "a list"
+    if value is None:
+        return "empty"
+    text = yaml.safe_dump(value, width=1000).removesuffix("\n...\n").strip()
+    return f"`{text[:60]}`"
+
+
+def _bounds(shape: mi.IntType | mi.FloatType) -> str:
+    low = shape.ge if shape.ge is not None else shape.gt
+    words = []
+    if low is not None:
+        words.append(f"above {low:g}" if shape.ge is None else f"from {low:g}")
+    if shape.le is not None:
+        words.append(f"to {shape.le:g}")
+    elif low is not None and shape.ge is not None:
+        words = [f"of at least {low:g}"]
+    return " " + " ".join(words) if words else ""

@@ -1,0 +1,1 @@
+"""Services of this machine: start, watch, switch."""

@@ -1,0 +1,363 @@
+"""Plans a gateway: its members, their ports, keys and shares of memory."""
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.api.api_keys import as_key
+from mlxstack.config.preset_paths import is_folder
+from mlxstack.control import launch, preflight
+from mlxstack.control.launch import LaunchRequest
+from mlxstack.core.errors import SetupError
+from mlxstack.core.formatting import size
+from mlxstack.core.preset import AUTO, ApiKey, Preset, Residency, ServerSpec, ServiceKind
+from mlxstack.gateway.processes import HOST, STOP_S
+from mlxstack.gateway.spec import (
+    LINGER_S,
+    GatewayMember,
+    GatewaySpec,
+    ModelSummary,
+    digest_of,
+    internal_key,
+)
+from mlxstack.host.home import Home, make_home, make_private
+from mlxstack.host.memory_budget import MemoryBudget, this_memory
+from mlxstack.host.process import free_port
+from mlxstack.host.service_state import (
+    Phase,
+    RestartPolicy,
+    ServiceSpec,
+    owner,
+    read_json,
+    read_state,
+    write_json,
+)
+from mlxstack.models.model_files import ModelFiles, find_model, quantization_in
+from mlxstack.planner.candidate import Candidate, excerpts, of_many
+from mlxstack.planner.memory_check import MemoryRoom, refuse_if_too_big, room_in
+from mlxstack.policy.memory.capacity import MemoryNeed, need
+
+log = logging.getLogger(__name__)
+
+IDLE_UNLOAD_S = 1800.0
+"""Default idle time of a member, without one in its preset."""
+
+READY_S = 60.0
+"""Seconds in which a gateway must answer; its members have their own."""
+
+LEAST_PCT, MOST_PCT = 1, 90
+
+
+class MemberPlan(Struct, frozen=True):
+    """Member as requested and as served, with `n_bytes` of memory."""
+
+    wanted: LaunchRequest
+    preset: Preset
+    n_bytes: int
+    model: ModelSummary
+
+
+class GatewayPlan(Struct, frozen=True):
+    """Startable gateway, before anything is written."""
+
+    name: str
+    server: ServerSpec
+    secret: str
+    members: tuple[MemberPlan, ...]
+    budget: int
+    linger_s: float
+
+
+class PlannedGateway(Struct, frozen=True):
+    """A gateway for its worker, and for its supervisor."""
+
+    spec: GatewaySpec
+    service: ServiceSpec
+
+
+def prepare(
+    name: str,
+    wanted: Sequence[LaunchRequest],
+    home: Home,
+    linger_s: float = LINGER_S,
+    **listening: Any,
+) -> PlannedGateway:
+    """Check a start, and write the specs of all processes.
+
+    Raises as `plan` does, and Taken for a member that runs already.
+    """
+    room = room_in(home, this_memory(os.environ))
+    found = plan(name, wanted, home, room, linger_s, **listening)
+    for one in found.members:
+        if (running := owner(home, one.preset.name)) is not None:
+            raise launch.already_running(running)
+    preflight.check_port(found.server, home)
+    return write(found, home)
+
+
+def plan(
+    name: str,
+    wanted: Sequence[LaunchRequest],
+    home: Home,
+    room: MemoryRoom,
+    linger_s: float = LINGER_S,
+    former: Mapping[str, Preset] | None = None,
+    secret: str = "",
+    **listening: Any,
+) -> GatewayPlan:
+    """Plan a gateway within `room`. Raises SetupError.
+
+    The first member is the default; the gateway listens where it would, or at `host` and `port`
+    of `listening`, and lets in whom it would. Members keep the ports of their `former` presets,
+    and their keys where the gateway has the same `secret`.
+    """
+    make_home(home)
+    loaded = [launch.resolve(one, home) for one in wanted]
+    _refuse_twins(name, [one.preset.name for one in loaded])
+    server = replace(loaded[0].preset.server, **listening)
+    _refuse_other_keys(server, [one.preset for one in loaded])
+    if not server.port:
+        server = replace(server, port=free_port(server.host))
+    secret = secret or secrets.token_hex(32)
+    ports = {name: one.server.port for name, one in (former or {}).items()}
+    inner = [
+        replace(
+            one.preset,
+            server=inner_server(
+                one.preset.server, server, secret, ports.get(one.preset.name) or free_port(HOST)
+            ),
+        )
+        for one in loaded
+    ]
+    found = _candidates(inner, room)
+    held = [_as_before(one, (former or {}).get(one.name)) for one in inner]
+    sizes = _with_shares(list(zip(held, found, strict=True)), room.free, room.memory)
+    if sum(n_bytes for _, n_bytes in sizes) > room.free:
+        sizes = _with_shares(list(zip(inner, found, strict=True)), room.free, room.memory)
+    members = tuple(
+        MemberPlan(one, preset, n_bytes, _summary(preset, candidate))
+        for one, candidate, (preset, n_bytes) in zip(wanted, found, sizes, strict=True)
+    )
+    _refuse_too_big(members, room.free)
+    return GatewayPlan(name, server, secret, members, room.free, linger_s)
+
+
+def write(
+    found: GatewayPlan, home: Home, running: Mapping[str, ServiceSpec] | None = None
+) -> PlannedGateway:
+    """Write all specs, except of `running` members. Raises SetupError."""
+    kept = running or {}
+    members = tuple(
+        _member(one, kept.get(one.preset.name) or _written(one, home)) for one in found.members
+    )
+    spec = GatewaySpec(
+        found.name,
+        found.server,
+        found.secret,
+        members,
+        members[0].name,
+        found.budget,
+        found.linger_s,
+    )
+    return PlannedGateway(spec, _service(spec, home))
+
+
+def inner_server(own: ServerSpec, server: ServerSpec, secret: str, port: int) -> ServerSpec:
+    """Loopback server section of a member, with the gateway's keys."""
+    keys = [
+        replace(key, key=digest_of(internal_key(secret, key)))
+        for key in map(as_key, server.api_keys)
+    ]
+    # Requests of a gateway without keys come with its own; a service without keys allows all.
+    own_key = ApiKey(internal_key(secret, None), may_raise=not keys)
+    idle_s = None if own.resident is Residency.ALWAYS else own.idle_unload_s or IDLE_UNLOAD_S
+    return replace(
+        own,
+        host=HOST,
+        port=port,
+        allowed_hosts=server.allowed_hosts,
+        api_keys=(own_key, *keys),
+        max_body_bytes=server.max_body_bytes,
+        max_bodies_bytes=server.max_bodies_bytes,
+        strict_models=False,
+        idle_unload_s=idle_s,
+    )
+
+
+def running_members(home: Home, name: str) -> list[str]:
+    """Members that run, of a gateway that runs or was killed."""
+    state, spec = read_state(home, name), read_json(home.gateway_file(name), GatewaySpec)
+    if state is None or spec is None or state.phase is Phase.STOPPED:
+        return []
+    key = digest_of(internal_key(spec.secret, None))
+    presets = {one.name: read_json(home.preset_file(one.name), Preset) for one in spec.members}
+    return [
+        member
+        for member, preset in presets.items()
+        # Another gateway that runs it now has given it another key.
+        if preset is not None and key in (as_key(one).key for one in preset.server.api_keys)
+        if member not in spec.handed_over and owner(home, member) is not None
+    ]
+
+
+def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate | None]:
+    """Planner inputs from files, or the hub; None where unknown.
+
+    Raises SetupError where one would not even fit alone.
+    """
+    files: dict[str, ModelFiles] = {}
+    unknown: dict[str, str] = {}
+    for one in presets:
+        try:
+            files[one.name] = find_model(one.model, excerpts(), asks_hub=True)
+        except SetupError as why:
+            unknown[one.name] = why.message
+    pairs = [(one, files[one.name]) for one in presets if one.name in files]
+    found = {candidate.preset.name: candidate for candidate in of_many(pairs)}
+    for name, candidate in list(found.items()):
+        if (why_not := refuse_if_too_big(candidate, room)) is not None:
+            unknown[name] = why_not
+            del found[name]
+    for name, why_not in unknown.items():
+        log.warning("warning: `%s` is loaded alone, its size is not known: %s", name, why_not)
+    return [found.get(one.name) for one in presets]
+
+
+def _with_shares(
+    members: Sequence[tuple[Preset, Candidate | None]], budget: int, memory: MemoryBudget
+) -> list[tuple[Preset, int]]:
+    """Presets with KV budgets, and the bytes that each may take.
+
+    Of the memory that is left when all are loaded, each whose share is not set gets a part in
+    proportion to its KV. One of unknown size takes all that the members leave which are never
+    unloaded.
+    """
+    needs = [need(found.load(memory.half_bytes)) if found else None for _, found in members]
+    sizes = [
+        _n_bytes(preset, found, parts, memory) if found and parts else None
+        for (preset, found), parts in zip(members, needs, strict=True)
+    ]
+    spare = max(0, budget - sum(n for n in sizes if n))
+    kv = sum(
+        parts.kv for (one, _), parts in zip(members, needs, strict=True) if parts and _is_free(one)
+    )
+    shared = []
+    for (preset, found), parts, n_bytes in zip(members, needs, sizes, strict=True):
+        if found is None or parts is None or not _is_free(preset):
+            shared.append((preset, n_bytes))
+            continue
+        n_kv = parts.kv + spare * parts.kv // kv
+        pct = min(MOST_PCT, max(LEAST_PCT, 100 * n_kv / memory.total))
+        cache = replace(preset.prefix_cache, memory_budget_pct=pct)
+        own = replace(preset, prefix_cache=cache)
+        shared.append((own, _n_bytes(own, found, parts, memory)))
+    kept = sum(n or 0 for one, n in shared if one.server.resident is Residency.ALWAYS)
+    return [(one, max(0, budget - kept) if n is None else n) for one, n in shared]
+
+
+def _n_bytes(preset: Preset, found: Candidate, parts: MemoryNeed, memory: MemoryBudget) -> int:
+    """Bytes that a member may take, its KV budget in full."""
+    load = replace(found, preset=preset).load(memory.half_bytes, memory.total)
+    return parts.total - parts.kv + max(parts.kv, load.budget.n_bytes if load.budget else 0)
+
+
+def _is_free(preset: Preset) -> bool:
+    """Whether the gateway sets the KV budget."""
+    is_chat = preset.kind is ServiceKind.CHAT
+    return is_chat and preset.prefix_cache.memory_budget_pct == AUTO
+
+
+def _as_before(preset: Preset, former: Preset | None) -> Preset:
+    """The former preset, where it differs by its share of memory only."""
+    if former is None or not _is_free(preset):
+        return preset
+    pct = former.prefix_cache.memory_budget_pct
+    same = replace(preset, prefix_cache=replace(preset.prefix_cache, memory_budget_pct=pct))
+    return former if same == former else preset
+
+
+def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
+    if found is None:
+        return ModelSummary(preset.kind)
+    return ModelSummary(
+        kind=preset.kind,
+        architecture=found.architecture,
+        quantization=quantization_in(found.files.config),
+        n_bytes=found.weights.n_bytes(),
+        n_ctx_train=found.n_trained,
+    )
+
+
+def _written(planned: MemberPlan, home: Home) -> ServiceSpec:
+    preflight.check(planned.preset, home)
+    return launch.write(planned.wanted, planned.preset, home)
+
+
+def _member(planned: MemberPlan, service: ServiceSpec) -> GatewayMember:
+    model, server = planned.preset.model, planned.preset.server
+    plain = PurePath(model.id).name if is_folder(model.id) else model.id
+    return GatewayMember(
+        names=tuple(dict.fromkeys((model.alias or plain, plain, planned.preset.name))),
+        service=service,
+        n_bytes=planned.n_bytes,
+        residency=server.resident,
+        startup_timeout_s=server.startup_timeout_s,
+        model=planned.model,
+    )
+
+
+def _service(spec: GatewaySpec, home: Home) -> ServiceSpec:
+    """The gateway's own process; its spec is written down for it."""
+    file = home.gateway_file(spec.name)
+    make_private(file.parent)
+    write_json(file, spec)
+    members_s = max(one.service.patience.grace_s for one in spec.members)
+    return ServiceSpec(
+        name=spec.name,
+        root=str(home.root),
+        preset=", ".join(one.name for one in spec.members),
+        url=launch.url_of(spec.server),
+        worker=(sys.executable, "-m", "mlxstack.gateway", str(file)),
+        env={"MLX_STACK_HOME": str(home.root)} | launch.QUIET,
+        patience=RestartPolicy(grace_s=spec.server.drain_s + members_s + 2 * STOP_S),
+    )
+
+
+def _refuse_too_big(members: Sequence[MemberPlan], budget: int) -> None:
+    """Raises SetupError where a member never fits beside those that stay loaded."""
+    always = [one for one in members if one.preset.server.resident is Residency.ALWAYS]
+    kept = sum(one.n_bytes for one in always)
+    largest = max((one.n_bytes for one in members if one not in always), default=0)
+    if kept + largest > budget:
+        told = ", ".join(f"{one.preset.name} {size(one.n_bytes)}" for one in members)
+        raise SetupError(
+            f"the members of this gateway do not fit: {size(kept + largest)} are needed at once "
+            f"({told}), {size(budget)} are there; give them fewer or shorter slots, or "
+            "`server.resident: auto`"
+        )
+
+
+def _refuse_twins(name: str, names: Sequence[str]) -> None:
+    for one in (name, *names):
+        if (name, *names).count(one) > 1:
+            raise SetupError(
+                f"two services of this gateway are called `{one}`; give one of them another "
+                "`name`, or the gateway another `--name`"
+            )
+
+
+def _refuse_other_keys(server: ServerSpec, presets: Sequence[Preset]) -> None:
+    """Raise SetupError for member keys that the gateway lacks."""
+    for one in presets:
+        if one.server.api_keys and one.server.api_keys != server.api_keys:
+            raise SetupError(
+                f"`{one.name}` has other server.api_keys than the gateway, which are those of its "
+                "first member; give both the same"
+            )

@@ -1,0 +1,250 @@
+"""Mode switch: check, stop, start gateway and members, or roll back."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.config import modes
+from mlxstack.config.modes import Active
+from mlxstack.config.presets import from_anywhere
+from mlxstack.control import gateway, launch, preflight
+from mlxstack.control.gateway import GatewayPlan
+from mlxstack.control.launch import LaunchRequest
+from mlxstack.control.probe import ServiceHealthLevel, survey
+from mlxstack.core.errors import Broken, StackError
+from mlxstack.core.preset import Preset, Residency
+from mlxstack.gateway.spec import GatewayMember, GatewaySpec
+from mlxstack.host import services
+from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.service_state import ServiceSpec, owner, read_json, write_json
+from mlxstack.host.services import is_gateway
+from mlxstack.planner.memory_check import MemoryRoom
+
+
+class ServiceCondition(StrEnum):
+    """Earlier condition of a service; STALE: other settings, or no answer."""
+
+    RIGHT = "right"
+    STALE = "stale"
+
+
+class ModeChange(Struct, frozen=True):
+    """Service names of a switch: `stop` all, then `start` in order.
+
+    Members that are only loaded when they are asked for are `on_demand`; the gateway of the mode,
+    which answers at `url`, and the one before it are in none of these.
+    """
+
+    stop: tuple[str, ...]
+    start: tuple[str, ...]
+    keep: tuple[str, ...]
+    on_demand: tuple[str, ...] = ()
+    url: str = ""
+
+
+def difference(running: Mapping[str, ServiceCondition], wanted: Sequence[str]) -> ModeChange:
+    """Minimum change from running to wanted services, in their order."""
+    keep = tuple(name for name in wanted if running.get(name) is ServiceCondition.RIGHT)
+    return ModeChange(
+        stop=tuple(name for name in running if name not in keep),
+        start=tuple(name for name in wanted if name not in keep),
+        keep=keep,
+    )
+
+
+Say = Callable[[str], None]
+
+
+class ModeBefore(Struct, frozen=True):
+    """Service before the switch, with its preset or gateway."""
+
+    plan: ServiceSpec
+    served: Preset | GatewaySpec
+
+
+def requests_of(name: str, home: Home) -> list[LaunchRequest]:
+    """The start requests of a mode. Raises SetupError."""
+    source = modes.listed(home).get(name)
+    mode = modes.load(name, home)
+    folder = source.parent if source is not None else home.presets
+    return [
+        LaunchRequest(from_anywhere(one.preset, folder), one.options, folder)
+        for one in mode.members
+    ]
+
+
+def switch(name: str, home: Home, say: Say) -> ModeChange:
+    """Make a mode's gateway and members the running services.
+
+    Raises Broken after going back, and Taken while another switch goes on.
+    """
+    with services.starting(home, "a mode", waits=False):
+        return _switch(name, home, say)
+
+
+def _switch(name: str, home: Home, say: Say) -> ModeChange:
+    before, active = _running(home), modes.active(home)
+    former = [one.served for one in before if isinstance(one.served, GatewaySpec)]
+    presets = _presets(former, home)
+    wanted = gateway.plan(
+        name,
+        requests_of(name, home),
+        home,
+        MemoryRoom(this_memory(os.environ), ()),
+        former=presets,
+        secret=former[0].secret if former else "",
+    )
+    healthy = {one.name for one in survey(home).services if one.state is ServiceHealthLevel.HEALTHY}
+    members = {one.preset.name: one.preset for one in wanted.members}
+    conditions = {
+        one.plan.name: ServiceCondition.RIGHT
+        if one.plan.name in healthy and members.get(one.plan.name) == one.served
+        else ServiceCondition.STALE
+        for one in before
+        if not is_gateway(one.plan)
+    }
+    change = _on_demand(difference(conditions, list(members)), wanted)
+    is_kept = name in healthy and any(_is_same(wanted, presets, one) for one in former)
+    try:
+        found = _apply(change, wanted, before, is_kept, home, say)
+    except BaseException as why:
+        try:
+            _go_back(before, (*change.start, *([] if is_kept else [name])), home, say)
+        except StackError as worse:
+            raise Broken(
+                f"mode `{name}` could not start ({why}), and what ran before did not come back "
+                f"({worse}); `mlx-stack status` tells what runs"
+            ) from why
+        modes.mark_active(home, active)
+        if isinstance(why, Exception):
+            raise Broken(f"mode `{name}` could not start, all is as before: {why}") from why
+        raise
+    modes.mark_active(home, Active(name, (name,)))
+    return replace(change, url=found)
+
+
+def _apply(
+    change: ModeChange, wanted: GatewayPlan, before: list[ModeBefore], is_kept: bool, home: Home,
+    say: Say,
+) -> str:  # fmt: skip
+    """Change the services; returns the address of the mode."""
+    plans = {one.plan.name: one.plan for one in before}
+    for one in before:
+        if isinstance(one.served, GatewaySpec) and not (is_kept and one.plan.name == wanted.name):
+            kept = replace(one.served, handed_over=change.keep)
+            write_json(home.gateway_file(one.plan.name), kept)
+            _stop(one.plan.name, home, say)
+    for name in change.stop:
+        _stop(name, home, say)
+    if is_kept:
+        front, members = plans[wanted.name], _again(wanted, before)
+    else:
+        preflight.check_port(wanted.server, home)
+        planned = gateway.write(wanted, home, {name: plans[name] for name in change.keep})
+        front, members = planned.service, list(planned.spec.members)
+    for member in members:
+        if member.name in change.start:
+            _start(member.service, member.startup_timeout_s, home, say)
+    if not is_kept:
+        _start(front, gateway.READY_S, home, say)
+    return front.url
+
+
+def _again(wanted: GatewayPlan, before: list[ModeBefore]) -> list[GatewayMember]:
+    """Members of a continuing gateway, at their last ports."""
+    ports = {one.preset.name: one.preset.server for one in wanted.members}
+    spec = next(one.served for one in before if one.plan.name == wanted.name)
+    if not isinstance(spec, GatewaySpec):
+        return []
+    return [
+        replace(one, service=replace(one.service, url=launch.url_of(ports[one.name])))
+        for one in spec.members
+    ]
+
+
+def _on_demand(change: ModeChange, wanted: GatewayPlan) -> ModeChange:
+    """Defer members without room, or non-resident ones, to first use."""
+    members = {one.preset.name: one for one in wanted.members}
+    kinds = {name: one.preset.server.resident for name, one in members.items()}
+    free = wanted.budget - sum(members[name].n_bytes for name in change.keep)
+    begun = set()
+    for name in sorted(change.start, key=lambda name: kinds[name] is not Residency.ALWAYS):
+        if kinds[name] is not Residency.NEVER and members[name].n_bytes <= free:
+            begun.add(name)
+            free -= members[name].n_bytes
+    return replace(
+        change,
+        start=tuple(name for name in change.start if name in begun),
+        on_demand=tuple(name for name in change.start if name not in begun),
+    )
+
+
+def _go_back(before: list[ModeBefore], begun: Sequence[str], home: Home, say: Say) -> None:
+    for name in begun:
+        _stop(name, home, say)
+    for one in sorted(before, key=lambda one: not is_gateway(one.plan)):
+        if isinstance(one.served, Preset):
+            timeout_s = one.served.server.startup_timeout_s
+            write_json(home.preset_file(one.plan.name), one.served)
+        else:
+            timeout_s = gateway.READY_S
+            write_json(home.gateway_file(one.plan.name), one.served)
+        _start(one.plan, timeout_s, home, say)
+
+
+def _start(plan: ServiceSpec, timeout_s: float, home: Home, say: Say) -> None:
+    """Start a service unless it runs."""
+    with services.starting(home, plan.name, waits=True):
+        services.sweep(home, plan.name)
+        if owner(home, plan.name) is None:
+            say(f"starting {plan.name}")
+            launch.start(plan, timeout_s, lambda now: say(f"starting {plan.name}: {now}"))
+
+
+def _stop(name: str, home: Home, say: Say) -> None:
+    state = owner(home, name)
+    if state is not None:
+        say(f"stopping {name}")
+        services.stop(home, state, state.plan.patience.grace_s + 1.0)
+
+
+def _running(home: Home) -> list[ModeBefore]:
+    found = []
+    for state in services.running(home):
+        name = state.plan.name
+        served: Preset | GatewaySpec | None = (
+            read_json(home.gateway_file(name), GatewaySpec)
+            if is_gateway(state.plan)
+            else read_json(home.preset_file(name), Preset)
+        )
+        if served is not None:
+            found.append(ModeBefore(state.plan, served))
+    return found
+
+
+def _presets(former: list[GatewaySpec], home: Home) -> dict[str, Preset]:
+    """Presets of the members of gateways, as they were served last."""
+    return {
+        member.name: preset
+        for spec in former
+        for member in spec.members
+        if (preset := read_json(home.preset_file(member.name), Preset)) is not None
+    }
+
+
+def _is_same(wanted: GatewayPlan, presets: Mapping[str, Preset], spec: GatewaySpec) -> bool:
+    """Whether a gateway and its members have the wanted settings."""
+    return (
+        (wanted.name, wanted.server, wanted.budget) == (spec.name, spec.server, spec.budget)
+        and [_shown(one) for one in spec.members]
+        == [(one.preset.name, one.n_bytes, one.preset.server.resident) for one in wanted.members]
+        and all(presets.get(one.preset.name) == one.preset for one in wanted.members)
+    )
+
+
+def _shown(member: GatewayMember) -> tuple[str, int, Residency]:
+    return member.name, member.n_bytes, member.residency

@@ -1,0 +1,278 @@
+"""Survey of the machine and of every service of a home."""
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any
+
+import psutil
+from msgspec import Struct
+
+from mlxstack.client import Client, GenerationSettings, HealthResponse, PropsResponse, Unreachable
+from mlxstack.config import modes
+from mlxstack.core.errors import StackError
+from mlxstack.core.preset import Preset
+from mlxstack.host import services
+from mlxstack.host.hardware import this_hardware
+from mlxstack.host.home import Home
+from mlxstack.host.process import held_bytes
+from mlxstack.host.service_state import (
+    Phase,
+    ServiceSpec,
+    ServiceState,
+    owner,
+    read_json,
+    read_state,
+)
+from mlxstack.host.services import KEY_VARIABLE, is_gateway, usable_key
+
+PROBE_TIMEOUT_S = 3.0
+FORGET_S = 86_400.0
+"""Age at which a stopped service leaves the list."""
+
+NO_PROPS = PropsResponse(0, GenerationSettings(0))
+
+
+class ServiceHealthLevel(StrEnum):
+    """Health level. HEALTHY: answers. DEGRADED: answers, but cannot serve now.
+
+    DOWN: it is supervised but does not answer. CRASHED: its supervisor is gone or gave up.
+    STOPPED: it was ended on request.
+    """
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    DOWN = "down"
+    CRASHED = "crashed"
+    STOPPED = "stopped"
+
+
+class MemberStatus(Struct, frozen=True):
+    """Member of a gateway: "unloaded", "loading", "loaded" or "unloading"."""
+
+    name: str
+    phase: str
+
+
+class ServiceStatus(Struct, frozen=True):
+    """Status of a service; `total_ctx` counts all slots' tokens.
+
+    `since` is in seconds since the epoch. `uptime_s` and `memory_bytes` are of the worker that
+    runs; 0 without one. MLX holds `mlx_active_bytes` of that in arrays and `mlx_cache_bytes` of
+    freed buffers, as the worker itself reports; Metal buffers are not always part of a process's
+    resident memory. `members` are those of a gateway, also the ones that were never started.
+    """
+
+    name: str
+    preset: str
+    state: ServiceHealthLevel
+    url: str
+    worker_pid: int | None
+    supervisor_pid: int | None
+    detail: str
+    n_slots: int
+    n_ctx: int
+    total_ctx: int
+    n_restarts: int
+    since: float
+    log: str
+    model: str = ""
+    uptime_s: float = 0.0
+    memory_bytes: int = 0
+    mlx_active_bytes: int = 0
+    mlx_cache_bytes: int = 0
+    kv_budget_bytes: int = 0
+    why_not_batching: str | None = None
+    prevents_sleep: bool = False
+    members: tuple[MemberStatus, ...] = ()
+
+
+class SystemStatus(Struct, frozen=True):
+    """Everything that `status` shows."""
+
+    device: str
+    system: str
+    n_cores: int
+    memory_bytes: int
+    memory_available_bytes: int
+    mode: str
+    services: tuple[ServiceStatus, ...]
+
+
+class ProcessStatus(Struct, frozen=True):
+    """One process; `cpu_s` seconds of CPU used so far, `rss_bytes` resident memory."""
+
+    service: str
+    role: str
+    pid: int
+    cpu_s: float
+    rss_bytes: int
+    command: str
+
+
+def survey(home: Home, is_recent_only: bool = False) -> SystemStatus:
+    """Ask every service for its state, all at once.
+
+    `is_recent_only` leaves out services that were stopped more than a day ago.
+    """
+    here = this_hardware()
+    seen = asyncio.run(_look(home))
+    if is_recent_only:
+        seen = [one for one in seen if not _is_old(home, one)]
+    alive = [one.name for one in seen if one.supervisor_pid is not None]
+    return SystemStatus(
+        device=here.chip,
+        system=here.system,
+        n_cores=here.n_cores,
+        memory_bytes=here.total_bytes,
+        memory_available_bytes=here.available_bytes,
+        mode=_mode(modes.active(home), alive),
+        services=tuple(seen),
+    )
+
+
+def _is_old(home: Home, service: ServiceStatus) -> bool:
+    """Whether stopped for over a day, by the state file."""
+    if service.state is not ServiceHealthLevel.STOPPED:
+        return False
+    return time.time() - home.state_file(service.name).stat().st_mtime > FORGET_S
+
+
+def _mode(active: modes.Active | None, alive: list[str]) -> str:
+    if not alive:
+        return "none; nothing runs"
+    if active is None or not set(active.services) & set(alive):
+        return f"none; running: {', '.join(alive)}"
+    missing = [name for name in active.services if name not in alive]
+    return f"{active.name}, but {', '.join(missing)} does not run" if missing else active.name
+
+
+def processes(home: Home) -> list[ProcessStatus]:
+    """The supervisors and workers that are alive."""
+    found = []
+    for state in services.running(home):
+        for role, process in (("supervisor", state.supervisor), ("worker", state.worker)):
+            if process is not None:
+                one = _process(state.plan.name, role, process.pid)
+                found += [one] if one is not None else []
+    return found
+
+
+def classify(
+    state: ServiceState, is_owned: bool, health: HealthResponse | None
+) -> tuple[ServiceHealthLevel, str]:
+    """Condition of a service, with a note; `health` None: no answer."""
+    if not is_owned:
+        if state.phase is Phase.STOPPED:
+            return ServiceHealthLevel.STOPPED, ""
+        if state.phase is Phase.CRASHED:
+            why = f"; the last worker {state.exit_summary}" if state.exit_summary else ""
+            remedy = f"see `mlx-stack logs {state.plan.name}`"
+            return (
+                ServiceHealthLevel.CRASHED,
+                f"gave up after {state.n_crashes} crashes{why}; {remedy}",
+            )
+        return ServiceHealthLevel.CRASHED, "the supervisor is gone; `mlx-stack up` starts it again"
+    if health is None:
+        return ServiceHealthLevel.DOWN, f"no answer ({state.phase})"
+    if not health.is_ready:
+        return ServiceHealthLevel.DEGRADED, health.message
+    return (
+        ServiceHealthLevel.HEALTHY,
+        f"the last worker {state.exit_summary}" if state.exit_summary else "",
+    )
+
+
+async def _look(home: Home) -> list[ServiceStatus]:
+    states = [read_state(home, name) for name in services.names(home)]
+    return await asyncio.gather(*(_see(home, state) for state in states if state is not None))
+
+
+async def _see(home: Home, state: ServiceState) -> ServiceStatus:
+    plan = state.plan
+    is_owned = owner(home, plan.name) is not None
+    health = await _health(plan.url) if is_owned else None
+    condition, detail = classify(state, is_owned, health)
+    worker = state.worker if is_owned else None
+    # What is served may have been changed since the start.
+    served = read_json(home.preset_file(plan.name), Preset)
+    n_slots, n_ctx = plan.n_slots, plan.n_ctx
+    if served is not None:
+        n_slots, n_ctx = served.slots.count, served.slots.n_ctx
+        serves = f"serves {served.name}" if served.name != plan.name else ""
+        detail = "; ".join(filter(None, (serves, detail)))
+    props = NO_PROPS
+    if condition is ServiceHealthLevel.HEALTHY and served is not None:
+        props = await running_props(plan.url, served)
+        detail = "; ".join(filter(None, (*props.remarks, detail)))
+    return ServiceStatus(
+        name=plan.name,
+        preset=plan.preset,
+        state=condition,
+        url=plan.url,
+        worker_pid=worker.pid if worker is not None else None,
+        supervisor_pid=state.supervisor.pid if is_owned else None,
+        detail=detail,
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        total_ctx=n_slots * n_ctx,
+        n_restarts=state.n_crashes,
+        since=state.since,
+        log=str(home.log_file(plan.name)),
+        model=served.model.id if served is not None else "",
+        uptime_s=time.time() - state.since if worker is not None else 0.0,
+        memory_bytes=held_bytes(worker.pid) if worker is not None else 0,
+        mlx_active_bytes=props.mlx_active_bytes,
+        mlx_cache_bytes=props.mlx_cache_bytes,
+        kv_budget_bytes=props.kv_budget_bytes,
+        why_not_batching=props.why_not_batching,
+        prevents_sleep=props.prevents_sleep,
+        members=await _members(plan) if is_owned else (),
+    )
+
+
+async def _members(plan: ServiceSpec) -> tuple[MemberStatus, ...]:
+    """Phases of a gateway's members; empty for another service."""
+    if not is_gateway(plan):
+        return ()
+    async with Client(plan.url, timeout_s=PROBE_TIMEOUT_S) as client:
+        with suppress(Unreachable, StackError):
+            found = (await client.get("/health", dict[str, Any])).get("members", {})
+            return tuple(MemberStatus(name, phase) for name, phase in found.items())
+    return ()
+
+
+async def running_props(url: str, preset: Preset) -> PropsResponse:
+    """Properties of a running service; empty without an answer."""
+    key = os.environ.get(KEY_VARIABLE) or usable_key(preset)
+    async with Client(url, key, timeout_s=PROBE_TIMEOUT_S) as client:
+        with suppress(Unreachable, StackError):
+            return await client.props()
+    return NO_PROPS
+
+
+async def _health(url: str) -> HealthResponse | None:
+    async with Client(url, timeout_s=PROBE_TIMEOUT_S) as client:
+        try:
+            return await client.health()
+        except Unreachable:
+            return None
+
+
+def _process(service: str, role: str, pid: int) -> ProcessStatus | None:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return ProcessStatus(
+                service=service,
+                role=role,
+                pid=pid,
+                cpu_s=times.user + times.system,
+                rss_bytes=held_bytes(pid),
+                command=" ".join(process.cmdline())[:200],
+            )
+    except psutil.Error:
+        return None

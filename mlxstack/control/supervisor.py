@@ -1,0 +1,240 @@
+"""Supervisor of one worker: start, log, backoff restarts, crash limit."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from mlxstack.control.liveness_probe import LivenessMonitor, probe
+from mlxstack.core.errors import StackError
+from mlxstack.host.logs import RotatingLog
+from mlxstack.host.parent_watchdog import VARIABLE
+from mlxstack.host.process import ProcessId, identify
+from mlxstack.host.service_state import (
+    Phase,
+    ServiceSpec,
+    ServiceState,
+    claim,
+    read_json,
+    release,
+    write_json,
+)
+
+N_LAST_WORDS = 20
+
+DEAF_S = 6.0
+"""Seconds after which a worker that still calls itself well ignores SIGTERM."""
+
+PROBE_S = 1.0
+
+
+class Supervisor:
+    """One service from start to end; `echo` gets the log lines."""
+
+    def __init__(self, plan: ServiceSpec, echo: Callable[[str], None] | None = None) -> None:
+        me = identify(os.getpid())
+        assert me is not None
+        self._plan = plan
+        self._state = ServiceState(
+            plan=plan, phase=Phase.STARTING, supervisor=me, since=time.time()
+        )
+        self._echo = echo
+        self._stop = asyncio.Event()
+        self._deaths: list[float] = []
+
+    def claim(self) -> None:
+        """Claim the service's name. Raises Taken for another supervisor's."""
+        claim(self._state)
+
+    async def run(self) -> int:
+        """Supervise a claimed service: 0 after a stop, 1 after crashes."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop.set)
+        try:
+            with closing(RotatingLog(self._plan.home.log_file(self._plan.name))) as self._log:
+                end = await self._keep_alive()
+                self._tell(phase=end, worker=None)
+        finally:
+            release(self._plan.home, self._plan.name)
+        return 0 if end is Phase.STOPPED else 1
+
+    async def _keep_alive(self) -> Phase:
+        while not self._stop.is_set():
+            code = await self._one_life()
+            if self._stop.is_set() or code == 0:
+                break
+            if code == os.EX_CONFIG:
+                self._say("the worker says that a restart cannot help; giving up")
+                return Phase.CRASHED
+            delay = self._next_delay(time.monotonic())
+            if delay is None:
+                patience = self._plan.patience
+                self._say(
+                    f"the worker died {patience.max_crashes} times within {patience.window_s:g} s; "
+                    "giving up. Read the lines above, then start it again"
+                )
+                return Phase.CRASHED
+            self._say(f"starting again in {delay:g} s")
+            self._tell(phase=Phase.WAITING)
+            await self._wait_or_stop(delay)
+        return Phase.STOPPED
+
+    async def _one_life(self) -> int:
+        """Start a worker and see it to its end; its exit code."""
+        process = await self._start()
+        pump = asyncio.create_task(self._pump(process))
+        stopping = asyncio.create_task(self._stop.wait())
+        ending = asyncio.create_task(process.wait())
+        sticking = asyncio.create_task(self._until_stuck())
+        watched = {stopping, ending, sticking}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        how = None
+        if stopping.done() and not ending.done():
+            await self._end(process, ending)
+        elif sticking.done() and not ending.done():
+            how = sticking.result()
+            self._say(f"worker {process.pid} {how}; killing it")
+            process.kill()
+        stopping.cancel()
+        sticking.cancel()
+        await self._drain(pump)
+        code = await ending
+        if not self._stop.is_set():
+            self._record_exit(process.pid, code, how)
+        return code
+
+    async def _until_stuck(self) -> str:
+        """Probe until the worker counts as stuck; returns the reason."""
+        every, pulse = self._plan.patience.look_s, LivenessMonitor(self._plan.patience)
+        while True:
+            await asyncio.sleep(every)
+            why = pulse.observe(await asyncio.to_thread(probe, self._plan.url, every))
+            if why is not None:
+                return why
+
+    async def _start(self) -> Process:
+        grace = {VARIABLE: str(self._plan.patience.grace_s)}
+        process = await asyncio.create_subprocess_exec(
+            *self._plan.worker,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | self._plan.env | grace,
+            process_group=0,
+        )
+        self._say(f"worker {process.pid} started")
+        worker = identify(process.pid) or ProcessId(process.pid, 0.0)
+        self._tell(phase=Phase.RUNNING, worker=worker, since=time.time())
+        return process
+
+    async def _end(self, process: Process, ending: "asyncio.Task[int]") -> None:
+        self._tell(phase=Phase.STOPPING)
+        self._say(f"stopping worker {process.pid}")
+        process.terminate()
+        grace = self._plan.patience.grace_s
+        first = min(DEAF_S, grace)
+        done, _ = await asyncio.wait({ending}, timeout=first)
+        if not done and (await asyncio.to_thread(probe, self._plan.url, PROBE_S)).is_well:
+            # A worker that drains or saves is unwell or takes no connections.
+            grace = first
+        elif not done:
+            done, _ = await asyncio.wait({ending}, timeout=grace - first)
+        if not done:
+            self._say(f"worker {process.pid} did not stop within {grace:g} s; killing it")
+            process.kill()
+            await ending
+
+    async def _pump(self, process: Process) -> None:
+        assert process.stdout is not None
+        async for line in _lines(process.stdout):
+            self._write(line)
+
+    async def _drain(self, pump: "asyncio.Task[None]") -> None:
+        """Last output lines; a grandchild's open pipe does not block."""
+        _, pending = await asyncio.wait({pump}, timeout=1.0)
+        for task in pending:
+            task.cancel()
+
+    def _record_exit(self, pid: int, code: int, stuck: str | None) -> None:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        words = tuple(self._log.last_lines)[-N_LAST_WORDS:]
+        self._say(f"worker {pid} {how}")
+        self._tell(
+            worker=None,
+            exit_code=code,
+            exit_summary=f"{stuck} and {how}" if stuck else how,
+            last_log_lines=words,
+            n_crashes=self._state.n_crashes + 1,
+        )
+
+    def _next_delay(self, now: float) -> float | None:
+        """Seconds until the next start; None after too many crashes."""
+        patience = self._plan.patience
+        self._deaths = [at for at in self._deaths if now - at < patience.window_s] + [now]
+        if len(self._deaths) >= patience.max_crashes:
+            return None
+        return min(patience.first_s * 2.0 ** (len(self._deaths) - 1), patience.longest_s)
+
+    async def _wait_or_stop(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _say(self, what: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._write(f"{stamp} [supervisor {os.getpid()}] {what}")
+
+    def _write(self, line: str) -> None:
+        self._log.write(line)
+        if self._echo is not None:
+            self._echo(line)
+
+    def _tell(self, **changes: object) -> None:
+        """Write the current state; a disk error only costs the file."""
+        self._state = msgspec.structs.replace(self._state, **changes)
+        file = self._plan.home.state_file(self._plan.name)
+        try:
+            write_json(file, self._state)
+        except OSError as why:
+            self._say(f"{file} cannot be written ({why.strerror}); `status` tells what was before")
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    rest = b""
+    while chunk := await stream.read(65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r").decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def main() -> int:
+    """`python -m mlxstack.control.supervisor PLAN`: what `up` leaves behind."""
+    os.umask(0o077)
+    plan = read_json(Path(sys.argv[1]), ServiceSpec)
+    if plan is None:
+        sys.stderr.write(f"{sys.argv[1]} is not a plan\n")
+        return 1
+    try:
+        supervisor = Supervisor(plan)
+        supervisor.claim()
+        return asyncio.run(supervisor.run())
+    except StackError as why:
+        sys.stderr.write(f"error: {why.message}\n")
+    except OSError as why:
+        sys.stderr.write(f"error: {why.filename}: {why.strerror}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

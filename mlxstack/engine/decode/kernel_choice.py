@@ -1,0 +1,85 @@
+"""Choice of fused prefill attention kernels that MLX passes over."""
+
+import logging
+import time
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from mlxstack.engine import device
+from mlxstack.engine.decode.attention_costs import n_query_heads
+from mlxstack.engine.decode.attention_patch import force_fused
+from mlxstack.engine.model import cache_adapters
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.policy.attention_kernels import (
+    FORCIBLE_DIMS,
+    Dims,
+    KernelCosts,
+    PrefillAttention,
+    is_worth_forcing,
+    prefill_attention,
+)
+
+log = logging.getLogger(__name__)
+
+N_QUERIES = 512
+N_KEYS = 8192
+N_TRIES = 3
+"""Alternating tries; the fastest counts, since the first compiles."""
+
+
+def choose_kernels(
+    runner: ModelRunner, maker: CacheFactory, planned: PrefillAttention
+) -> PrefillAttention:
+    """Measure forced kernels of the full-attention layers; scores left to bound."""
+    if not planned.score_bytes:
+        return planned
+    caches = maker.make()
+    mx.eval(runner.execute([SlotTokens(caches, mx.array([0, 0]))]))
+    full = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.can_share(leaf)]
+    if any(type(leaf) is not KVCache for leaf in full):
+        return planned
+    by_dims = {(leaf.keys.shape[3], leaf.values.shape[3]): leaf for leaf in full}
+    forced = frozenset(
+        dims
+        for dims in FORCIBLE_DIMS & by_dims.keys()
+        if _choose(dims, by_dims[dims], n_query_heads(runner.model, by_dims[dims]))
+    )
+    has_nax = device.has_nax_units()
+    return prefill_attention(planned.score_bytes, frozenset(by_dims), forced, has_nax=has_nax)
+
+
+def _choose(dims: Dims, leaf: KVCache, n_heads: int) -> bool:
+    costs = _measured(leaf, n_heads)
+    is_forced = costs is not None and is_worth_forcing(costs)
+    force_fused(dims, is_forced=is_forced)
+    if is_forced:
+        log.info("prefill uses the fused attention kernel of head dims %d and %d", *dims)
+    return is_forced
+
+
+def _measured(leaf: KVCache, n_heads: int) -> KernelCosts | None:
+    """Seconds of default and forced kernel; None where none can be forced."""
+    _, n_kv, _, dim = leaf.keys.shape
+    shapes = ((n_heads, N_QUERIES, dim), (n_kv, N_KEYS, dim), (n_kv, N_KEYS, dim))
+    arrays = [mx.random.normal((1, *shape)).astype(leaf.keys.dtype) for shape in shapes]
+    mx.eval(arrays)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    try:
+        for _ in range(N_TRIES):
+            for is_forced, taken in times.items():
+                began = time.perf_counter()
+                mx.eval(_attention(*arrays, is_forced=is_forced))
+                taken.append(time.perf_counter() - began)
+    except ValueError as why:
+        log.info("no fused attention kernel: %s", why)
+        return None
+    return KernelCosts(min(times[False]), min(times[True]))
+
+
+def _attention(queries: mx.array, keys: mx.array, values: mx.array, *, is_forced: bool) -> mx.array:
+    scale = queries.shape[-1] ** -0.5
+    return mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=scale, mask="causal", force_fused=is_forced
+    )

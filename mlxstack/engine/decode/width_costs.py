@@ -1,0 +1,30 @@
+"""Measures forward passes by width in tokens, for draft governors."""
+
+import time
+
+import mlx.core as mx
+
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import Example, ModelRunner, SlotTokens, zeros
+from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+N_PASSES = 3
+"""Passes per width; the fastest counts, since the first may compile."""
+
+
+def measure_widths(
+    runner: ModelRunner, maker: CacheFactory, example: Example = zeros
+) -> WidthCosts:
+    """Seconds of one slot's pass by width, which later steps correct."""
+    return WidthCosts(WIDTHS, tuple(_seconds(runner, maker, example(n)) for n in WIDTHS))
+
+
+def _seconds(runner: ModelRunner, maker: CacheFactory, tokens: mx.array) -> float:
+    caches = maker.make()
+    taken = []
+    for _ in range(N_PASSES):
+        began = time.perf_counter()
+        mx.eval(runner.execute([SlotTokens(caches, tokens)]))
+        taken.append(time.perf_counter() - began)
+    return min(taken)

@@ -1,0 +1,1 @@
+"""KV of live slots: preparation, lookup, transfer."""

@@ -1,0 +1,119 @@
+"""KV exchange on the MLX thread: export and import of cached KV."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from msgspec.structs import replace
+
+from mlxstack.core.errors import Damaged, Unsupported, describe_error
+from mlxstack.core.ports import KVFileHeader, Manifest
+from mlxstack.engine.device_errors import raise_device_error
+from mlxstack.engine.kv.disk_tier import DiskTier
+from mlxstack.engine.kv.park import BackgroundSteps
+from mlxstack.engine.kv.segments import Layout, check_cover, layout_of_head, layouts, record_of
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.kv.write_queue import copy_outcome
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
+from mlxstack.policy.kv.prefix_index import CheckpointMeta, Record, SegmentMeta, common_prefix
+from mlxstack.policy.kv.reuse_plan import ReusePlan
+
+Tokens = tuple[int, ...]
+
+
+class KVExchange:
+    """KV exchange of one engine, as files of its `identity`."""
+
+    def __init__(
+        self,
+        slot_kv: SlotKVManager,
+        pieces: BackgroundSteps,
+        runner: ModelRunner,
+        maker: CacheFactory,
+        identity: str,
+    ) -> None:
+        self._slot_kv = slot_kv
+        self._archive: DiskTier = slot_kv.archive
+        self._pieces = pieces
+        self._runner = runner
+        self._maker = maker
+        self._identity = identity
+        self._layouts: list[Layout] = []
+
+    def match(self, tokens: Tokens, salt: str) -> int:
+        """Cached tokens at the prompt's start: in slot, memory or disk."""
+        return max(self._stored(tokens, salt).position, self._nearest(tokens, salt)[0])
+
+    def export(self, tokens: Tokens, salt: str, result: "Future[Manifest]") -> None:
+        """Write the cached KV of the first tokens; returns the manifest."""
+        spec = self._slot_kv.memory.spec
+        if not (spec.enabled and spec.disk.enabled):
+            raise Unsupported(
+                "KV is exchanged as files: set prefix_cache.enabled and prefix_cache.disk.enabled"
+            )
+        n_live, context = self._nearest(tokens, salt)
+        is_live = n_live > self._stored(tokens, salt).position
+        if context is None or not is_live or not context.is_storable:
+            copy_outcome(self._write(tokens, salt), result)
+            return
+        packing = self._archive.incremental_pack(context)
+
+        def end(error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if packing.is_current:
+                    self._slot_kv.store(context)
+                copy_outcome(self._write(tokens, salt), result)
+            except Exception as why:
+                result.set_exception(describe_error(why, "an export of KV"))
+                raise_device_error(why)
+
+        self._pieces.run(packing.go_on, end)
+
+    def adopt(self, manifest: Manifest, result: "Future[int]") -> None:
+        """Index files of another service; the future raises Damaged."""
+        self._archive.adopt(manifest, self._records, result)
+
+    def _write(self, tokens: Tokens, salt: str) -> "Future[Manifest]":
+        return self._archive.export(self._stored(tokens, salt), tokens, salt)
+
+    def _stored(self, tokens: Tokens, salt: str) -> ReusePlan:
+        return self._slot_kv.lookup.kept(tokens, salt, self._slot_kv.slots[0])
+
+    def _nearest(self, tokens: Tokens, salt: str) -> tuple[int, SlotContext | None]:
+        """The live context that shares most of these tokens, and how many."""
+        live = [context for context in self._slot_kv.slots if context.salt == salt]
+        shared = [(common_prefix(context.tokens, tokens), context) for context in live]
+        return max(shared, key=lambda one: one[0], default=(0, None))
+
+    def _records(self, manifest: Manifest, heads: Sequence[KVFileHeader]) -> list[Record]:
+        """Index records of sent files, parents first. Raises Damaged.
+
+        They must be of this model, and of the tokens of the manifest as far as it goes.
+        """
+        if manifest.identity != self._identity:
+            raise Damaged("the KV is of another model, adapter, KV precision or version of mlx-lm")
+        self._layouts = self._layouts or layouts(self._runner, self._maker)
+        memory = self._slot_kv.memory
+        chains = memory.chains(manifest.tokens, manifest.salt)
+        names = {name for chain in chains for name in chain.keys}
+        segments = heads[: len(manifest.segments)]
+        check_cover("of another service", manifest, segments)
+        records: list[Record] = []
+        for head in segments:
+            record = record_of(head)
+            n_known = len(manifest.tokens) // memory.spec.block_size
+            n_known -= head.start // memory.spec.block_size
+            is_ours = isinstance(record, SegmentMeta) and names.issuperset(record.blocks[:n_known])
+            if not is_ours or layout_of_head(head) not in self._layouts:
+                raise Damaged(f"the KV file {head.key} is not of these tokens and this model")
+            records.append(replace(record, parent=records[-1].key if records else None))
+        for head in heads[len(segments) :]:
+            record = record_of(head)
+            parent = next((s.key for s in segments if s.start < head.end <= s.end), None)
+            if not isinstance(record, CheckpointMeta) or parent is None:
+                raise Damaged(f"the KV file {head.key} is no checkpoint of these tokens")
+            records.append(replace(record, parent=parent))
+        return records

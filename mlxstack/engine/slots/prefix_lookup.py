@@ -1,0 +1,288 @@
+"""Prefix lookup: cached tokens of a prompt, and the miss reason."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.commands import AgentKVLocation
+from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.request import Request
+from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.slots.request_state import RequestState
+from mlxstack.policy.kv import block_hash, prefix_index, reuse_plan
+from mlxstack.policy.kv.block_hash import BlockHashes
+from mlxstack.policy.kv.prefix_index import StorageTier, common_prefix
+from mlxstack.policy.kv.reuse_plan import MissContext, RestorePoint, ReusePlan, ReuseSource
+from mlxstack.policy.kv.shared_prefixes import SharedPrefixes
+
+MOST_AGENTS = 512
+MOST_PROMPT_BYTES = 64 << 20
+"""Bytes of all last prompts; a small KV budget gives them less."""
+
+PROMPT_SHARE = 32
+"""Maximum KV budget of the last prompts: 1 / PROMPT_SHARE."""
+
+KEY_BYTES = 80
+"""A block key in a chain: 32 bytes, and what Python adds."""
+
+FIRST_WORDS = 48
+"""Tokens after the head that identify a conversation without a name."""
+
+SHOWN = 24
+"""Tokens of the earlier prompt that explain a miss."""
+
+
+class LastPrompt(Struct, frozen=True):
+    """The last prompt of a conversation as uint32, and its block chains."""
+
+    tokens: "array[int]"
+    salt: str
+    chains: tuple[BlockHashes, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it occupies."""
+        n_keys = sum(len(chain.keys) for chain in self.chains)
+        return self.tokens.itemsize * len(self.tokens) + KEY_BYTES * n_keys
+
+
+class PrefixLookup:
+    """Looks up reusable KV of prompts. Runs on the MLX thread.
+
+    `shared_prefixes` observes every prompt. `is_foreign` tells whether an agent has KV, but of
+    other models only.
+    """
+
+    def __init__(
+        self,
+        memory: PrefixCache,
+        shared_prefixes: SharedPrefixes,
+        is_foreign: Callable[[str], bool],
+    ) -> None:
+        self._memory = memory
+        self._shared_prefixes = shared_prefixes
+        self._is_foreign = is_foreign
+        self._prompts: OrderedDict[str, LastPrompt] = OrderedDict()
+        self._most_bytes = min(MOST_PROMPT_BYTES, memory.budget // PROMPT_SHARE)
+        self.n_bytes = 0
+        """Bytes of all last prompts, a part of the KV budget."""
+        self._hashed: tuple[Request, tuple[BlockHashes, ...]] | None = None
+
+    def find(
+        self, request: Request, slots: Sequence[SlotContext], slot: int, *, may_read: bool = True
+    ) -> tuple[ReusePlan, CacheMiss | None]:
+        """Best restore point of the prompt, and the miss.
+
+        KV on disk counts if it `may_read`.
+        """
+        chains, before = self._chains(request), self._before(request, slots)
+        clues = self._clues(request, chains, before)
+        if not request.use_cache:
+            return ReusePlan(), reuse_plan.explain_miss(
+                ReusePlan(), (), replace(clues, is_enabled=False)
+            )
+        options = [_live(slots[slot], KVSource.SLOT, slot, request)]
+        if self._memory.spec.enabled:
+            others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
+            options += [_live(slots[i], KVSource.FORK, i, request) for i in others]
+            stored = self._stored(request.tokens, chains, slots[slot])
+            options += [one for one in stored if may_read or one.source is not KVSource.DISK]
+        plan = reuse_plan.plan(len(request.tokens), options)
+        return plan, _told(reuse_plan.explain_miss(plan, options, clues), before)
+
+    def kept(self, tokens: Sequence[int], salt: str, template: SlotContext) -> ReusePlan:
+        """Longest cached prefix of these tokens beside the slots."""
+        chains = self._memory.chains(tokens, salt)
+        return reuse_plan.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
+
+    def remember(self, request: Request) -> None:
+        """Record an assigned prompt, for shared prefixes and later misses."""
+        chains = self._chains(request)
+        self._shared_prefixes.observe(_conversation(request, chains[0]), chains[0], request)
+        name = request.agent or request.display_name
+        if name is None:
+            return
+        self.forget(name)
+        self._prompts[name] = LastPrompt(array("I", request.tokens), request.salt, chains)
+        self.n_bytes += self._prompts[name].n_bytes
+        while len(self._prompts) > MOST_AGENTS or self._is_over():
+            self.forget(next(iter(self._prompts)))
+
+    def locate(self, agent: str) -> AgentKVLocation:
+        """Tier of the last prompt of this agent outside the slots."""
+        nodes = [self._memory.index.nodes[key] for key in self.keys_of(agent)]
+        return AgentKVLocation(
+            agent=agent,
+            n_tokens=max((prefix_index.end_of(node.record) for node in nodes), default=0),
+            memory_bytes=sum(n.record.n_bytes for n in nodes if StorageTier.MEMORY in n.tiers),
+            disk_bytes=sum(n.record.n_bytes for n in nodes if StorageTier.DISK in n.tiers),
+        )
+
+    def last(self, agent: str) -> LastPrompt | None:
+        """The last prompt of this agent."""
+        return self._prompts.get(agent)
+
+    def keys_of(self, agent: str) -> tuple[str, ...]:
+        """Records of an agent's longest known last prompt, root first."""
+        last = self._prompts.get(agent)
+        if last is None:
+            return ()
+        matches = [self._memory.match(chain, last.tokens, None) for chain in last.chains]
+        longest = max(matches, key=lambda match: match.covered)
+        return (*(step.key for step in longest.path), *(one.key for one in longest.checkpoints))
+
+    def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
+        """Agents whose last prompt begins with these records, the latest first. O(agents)."""
+        nodes = (self._memory.index.nodes.get(key) for key in keys)
+        known = [node.record for node in nodes if node is not None]
+        held = [one for one in known if isinstance(one, prefix_index.SegmentMeta) and one.blocks]
+        if not held:
+            return ()
+        place, block = held[-1].end // self._memory.spec.block_size - 1, held[-1].blocks[-1]
+        return tuple(
+            name
+            for name, one in reversed(self._prompts.items())
+            if any(chain.keys[place : place + 1] == (block,) for chain in one.chains)
+        )
+
+    def forget(self, agent: str) -> None:
+        """Forget the agent's last prompt as reference for misses."""
+        if last := self._prompts.pop(agent, None):
+            self.n_bytes -= last.n_bytes
+
+    def _is_over(self) -> bool:
+        """Whether the last prompts exceed their bytes; one always stays."""
+        return len(self._prompts) > 1 and self.n_bytes > self._most_bytes
+
+    def _chains(self, request: Request) -> tuple[BlockHashes, ...]:
+        """Block hashes of a request, computed once."""
+        if self._hashed is None or self._hashed[0] is not request:
+            self._hashed = request, self._memory.chains(request.tokens, request.salt)
+        return self._hashed[1]
+
+    def _stored(
+        self, tokens: Sequence[int], chains: Iterable[BlockHashes], template: SlotContext
+    ) -> Iterable[ReuseSource]:
+        """Reuse sources in memory and on disk; quantized KV only beyond `quantized_start`."""
+        free_from = self._memory.quantized_start
+        for chain in chains:
+            match = self._memory.match(chain, tokens, None)
+            if template.is_sliceable:
+                match = self._memory.match_in_block(match, chain, tokens)
+            for option in reuse_plan.stored(match, template.is_sliceable):
+                if option.source is KVSource.DISK and not self._memory.spec.disk.enabled:
+                    continue
+                yield replace(option, free_from=free_from) if template.is_sliceable else option
+            free_from = 0
+
+    def _clues(
+        self, request: Request, chains: Iterable[BlockHashes], before: Sequence[int]
+    ) -> MissContext:
+        name = request.agent or request.display_name
+        is_new = name is not None and self._last(request) is None
+        return MissContext(
+            n_prompt=len(request.tokens),
+            is_new=request.is_first_turn and self._last(request) is None,
+            block_size=self._memory.spec.block_size,
+            is_foreign=is_new and self._is_foreign(name or ""),
+            n_previous=len(before),
+            n_common=common_prefix(before, request.tokens),
+            is_guess=self._last(request) is None,
+            n_evicted=max(prefix_index.was_known(self._memory.index, c.keys) for c in chains),
+        )
+
+    def _before(self, request: Request, slots: Sequence[SlotContext]) -> Sequence[int]:
+        """Reference prompt: the agent's last, else the nearest live one."""
+        last = self._last(request)
+        if last is not None:
+            return last.tokens
+        live = [c.tokens[: c.n_prompt] for c in slots if c.salt == request.salt and len(c)]
+        return max(live, key=lambda tokens: common_prefix(tokens, request.tokens), default=())
+
+    def _last(self, request: Request) -> LastPrompt | None:
+        """Last prompt of the requesting agent; never disclosed under another salt."""
+        last = self._prompts.get(request.agent or request.display_name or "")
+        return last if last is not None and last.salt == request.salt else None
+
+
+def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
+    """Cache miss with the tokens of the cached continuation."""
+    if miss is None or miss.at is None:
+        return miss
+    return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
+
+
+def _conversation(request: Request, chain: BlockHashes) -> str:
+    """Conversation by agent, session hint, else first tokens."""
+    head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
+    head_hash = block_hash.hash_at(
+        chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS)
+    )
+    return request.agent or request.session_hint or head_hash.hex()
+
+
+def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -> ReuseSource:
+    """Reuse source of a live context, up to its cuttable end."""
+    n_common = 0
+    is_usable = source is KVSource.SLOT or context.is_storable
+    if context.salt == request.salt and is_usable:
+        n_common = common_prefix(context.tokens, request.tokens)
+    if context.is_cuttable:
+        covered = min(n_common, len(request.tokens) - 1)
+        return ReuseSource(source, covered, free_from=context.min_rewind, slot=slot)
+    states = [RestorePoint(c.position) for c in context.checkpoints]
+    return reuse_plan.live(source, slot, n_common, [*states, RestorePoint(len(context))])
+
+
+class PrefixOverlapCache:
+    """Caches prefix comparisons; a changed context has another version."""
+
+    def __init__(
+        self, slots: Sequence[SlotContext], live: Mapping[str, RequestState], block: int
+    ) -> None:
+        self._slots = slots
+        self._live = live
+        self._block = block
+        self._promises: dict[tuple[str, str], int] = {}
+        self._known: dict[tuple[str, int, int], int] = {}
+
+    def shared(self, request_id: str, slot: int) -> int:
+        """First tokens of the prompt in the slot; 0 under another salt."""
+        request, context = self._live[request_id].request, self._slots[slot]
+        if request.salt != context.salt:
+            return 0
+        key = (request.id, slot, context.version)
+        if key not in self._known:
+            self._known[key] = common_prefix(context.tokens, request.tokens)
+        return self._known[key]
+
+    def promised(self, request_id: str, other_id: str) -> int:
+        """Prompt tokens of another request's prefill, if worth a wait.
+
+        A context that can be cut is forked to the token, any other one at its checkpoints.
+        """
+        request, other = self._live[request_id].request, self._live[other_id].request
+        if request.salt != other.salt or not (request.use_cache and other.use_cache):
+            return 0
+        key = (request.id, other.id)
+        if key not in self._promises:
+            n_common = common_prefix(request.tokens, other.tokens)
+            n_common = min(n_common, len(request.tokens) - 1, len(other.tokens) - 1)
+            if self._slots[0].is_sliceable:
+                position = n_common
+            else:
+                position = max(
+                    (cut for cut in other.checkpoint_positions if cut <= n_common), default=0
+                )
+            known = max(self.shared(request.id, i) for i in range(len(self._slots)))
+            self._promises[key] = position if position >= known + self._block else 0
+        return self._promises[key]
+
+    def forget(self, request_id: str) -> None:
+        """Drop the comparisons of a request that waits no longer."""
+        self._known = {key: n for key, n in self._known.items() if key[0] != request_id}
+        self._promises = {key: n for key, n in self._promises.items() if request_id != key[0]}

@@ -1,0 +1,444 @@
+"""Slot preparation: reuse of KV, parking and memory admission."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from mlxstack.core.commands import FlushResult
+from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.errors import OutOfMemory
+from mlxstack.core.preset import Persist
+from mlxstack.core.request import Request
+from mlxstack.engine.decode.prefill import room_for
+from mlxstack.engine.decode.sibling_answers import MOST_BYTES, SiblingAnswers
+from mlxstack.engine.device_errors import raise_device_error
+from mlxstack.engine.kv.disk_tier import DiskTier
+from mlxstack.engine.kv.live_prefix import LivePrefix
+from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
+from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.slots.prefix_lookup import PrefixLookup
+from mlxstack.policy.kv.live_sharing import NO_SHARING, LiveSharing, PrefixUse, saved_bytes
+from mlxstack.policy.kv.prefix_index import PathStep, common_prefix
+from mlxstack.policy.kv.reuse_plan import ReusePlan
+from mlxstack.policy.kv.shared_prefixes import SharedPrefixTokens
+
+log = logging.getLogger(__name__)
+
+ROOM_EVERY = 16
+SIBLING_SHARE = 64
+"""Maximum KV budget of sibling answers: 1 / SIBLING_SHARE."""
+
+
+class SlotKVManager:
+    """KV of all slots: reuse, parking, memory admission. MLX thread only.
+
+    A token adds `bytes_per_token` to a live context. The device has room for `array_limit` bytes
+    of arrays; 0 without a limit.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[SlotContext],
+        memory: PrefixCache,
+        archive: DiskTier,
+        pieces: BackgroundSteps,
+        persist: Persist,
+        bytes_per_token: int,
+        array_limit: int = 0,
+        sharing: LiveSharing = NO_SHARING,
+    ) -> None:
+        self._pieces = pieces
+        self._persist = persist
+        self.lookup = PrefixLookup(memory, archive.parker.shared_prefixes, archive.is_foreign)
+        self._parker = archive.parker
+        self.slots = slots
+        self.memory = memory
+        self.siblings = SiblingAnswers(min(MOST_BYTES, memory.budget // SIBLING_SHARE))
+        self.archive = archive
+        self._is_room_due = False
+        self._storing: set[int] = set()
+        self._idle: Sequence[int] = ()
+        self.bytes_per_token = bytes_per_token
+        self.array_limit = array_limit
+        self._planned = memory.budget
+        self.sharing = sharing
+        memory.live_prefixes = self._prefixes
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of live contexts, last prompts and answers, shared ones once.
+
+        A checkpoint that is shared or parked too counts once, and so does a shared prefix.
+        """
+        own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
+        marks = sum(mark.n_bytes for mark in own.values() if not self.memory.contains(mark))
+        contexts = sum(context.cache_bytes for context in self.slots)
+        drafts = sum(context.draft_bytes for context in self.slots)
+        texts = self.lookup.n_bytes + self.siblings.n_bytes
+        written = self.archive.n_copied
+        return marks + contexts + self.shared_bytes + drafts + texts + written
+
+    def _prefixes(self) -> set[LivePrefix]:
+        return {one.prefix.whole for one in self.slots if one.prefix is not None}
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the prefixes that live contexts share."""
+        return sum(prefix.n_bytes for prefix in self._prefixes())
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Whether `n_bytes` fit in addition to all live KV."""
+        is_within = self.live_bytes + n_bytes <= self.memory.budget
+        return is_within and not self._is_beyond_device(n_bytes)
+
+    def drop_copies(self) -> None:
+        """Drop draft contexts and row stacks: they only make answers faster."""
+        for context in self.slots:
+            context.draft = None
+            context.unstack()
+
+    @property
+    def learned(self) -> tuple[SharedPrefixTokens, ...]:
+        """Prefixes that several conversations share."""
+        return self._parker.shared_prefixes.learned
+
+    def need(self, request: Request) -> int:
+        """Bytes of live KV for the prompt and its answer's start."""
+        return self.bytes_per_token * room_for(request)
+
+    def too_big(self, request: Request) -> OutOfMemory:
+        """Error for a request beyond the KV budget, with numbers."""
+        return OutOfMemory(
+            f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the "
+            "whole "
+            f"budget is {self.memory.budget}; shorten it, raise prefix_cache.memory_budget_pct, or "
+            "use fewer kv.bits where the model can"
+        )
+
+    def plan(
+        self, request: Request, slot: int, *, may_read: bool
+    ) -> tuple[ReusePlan, CacheMiss | None]:
+        """Plan the reuse for a prompt in a slot; explain the miss."""
+        return self.lookup.find(request, self.slots, slot, may_read=may_read)
+
+    def load(self, request: Request, plan: ReusePlan, then: Callable[[], None]) -> bool:
+        """Start the plan's disk reads, if any; `then` follows."""
+        if self.memory.missing(plan):
+            for context in self.slots:
+                if context.n_shared and context.salt == request.salt:
+                    n_common = common_prefix(context.tokens, request.tokens)
+                    self._parker.hold_in_prefix(context, plan.path, n_common, time.monotonic())
+        missing = self.memory.missing(plan)
+        if missing:
+            nodes = self.memory.index.nodes
+            self._make_way(plan, sum(nodes[key].record.n_bytes for key in missing))
+            self.archive.load(missing, then)
+        return bool(missing)
+
+    def prepare_slot(
+        self, request: Request, slot: int, plan: ReusePlan, *, is_expected: bool = False
+    ) -> None:
+        """Make the slot's context the planned beginning of the prompt.
+
+        What it held before and the prompt does not continue is parked, unless it is short and
+        belongs to no explicit agent. A prompt that is only expected explains no later miss, and
+        what it does not continue is the first to be evicted.
+        """
+        mine, now = self.slots[slot], time.monotonic()
+        kept = plan.position if plan.source is KVSource.SLOT else 0
+        is_left = mine.agent is not None and not kept and len(mine) > 0
+        if is_left or len(mine) - kept >= self.memory.spec.block_size:
+            # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
+            parked = self.park(mine, spared=kept)
+            if is_expected and parked is not None:
+                self.memory.retention.abandon(parked.new, plan.position)
+        end = plan.position
+        if plan.source is KVSource.SLOT:
+            if end == len(request.tokens) - 1 and not is_expected:
+                # With the logits after the same prompt its last token needs no pass either.
+                end += mine.logits_after(request.tokens) is not None
+            mine.rewind(end, self.sharing)
+        else:
+            mine.clear()
+        n_tokens = room_for(request)
+        tokens = () if len(mine) else request.tokens[: plan.position]
+        shared = self._share(mine, tokens, request.salt, plan.path)
+        n_held = shared.n_tokens if shared else len(mine)
+        self._make_way(plan, self.bytes_per_token * (n_tokens - n_held))
+        if plan.source is KVSource.FORK and plan.slot is not None:
+            fresh = mine.new_empty()
+            fresh.fork_from(self.slots[plan.slot], plan.position, shared, n_tokens)
+            mine.take_over(fresh)
+        elif plan.path:
+            self._parker.restore_context(mine, request, plan, shared, n_tokens, now)
+        assert len(mine) == end, f"{len(mine)} tokens instead of {end}"
+        mine.assign(request.salt, request.agent, len(request.tokens))
+        if not is_expected:
+            self.lookup.remember(request)
+        # What was copied may go now, and idle slots at the end of this step.
+        self._is_room_due = True
+        self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
+
+    def _share(
+        self, mine: SlotContext, tokens: Sequence[int], salt: str, path: Sequence[PathStep] = ()
+    ) -> LivePrefix | None:
+        """The longest prefix of these tokens that live contexts or segments of `path` can share."""
+        donor, longest = self._donor(mine, tokens, salt)
+        existing = self._existing(donor, longest, len(tokens), path)
+        if existing is not None or not longest:
+            return existing
+        # The first split holds the context of the donor twice for a moment.
+        n_bytes = donor.cache_bytes
+        if self.array_limit and mx.get_active_memory() + n_bytes > self.array_limit:
+            return None
+        prefix, now = donor.share(longest), time.monotonic()
+        self._parker.hold_in_prefix(donor, self._parker.path_of(donor), longest, now)
+        return prefix
+
+    def _donor(
+        self, mine: SlotContext, tokens: Sequence[int], salt: str
+    ) -> tuple[SlotContext, int]:
+        """Live context with the longest prefix to share, and its tokens.
+
+        The context itself and 0 if there is none.
+        """
+        longest, donor = 0, mine
+        for other in self.slots:
+            if other is mine or other.salt != salt or not self.sharing.split_point(len(other)):
+                continue
+            n_tokens = self.sharing.extended(other.n_shared, common_prefix(other.tokens, tokens))
+            rank = n_tokens, n_tokens == other.n_shared
+            if n_tokens and rank > (longest, longest == donor.n_shared) and other.can_share:
+                longest, donor = n_tokens, other
+        return donor, longest
+
+    def _existing(
+        self, donor: SlotContext, longest: int, n_tokens: int, path: Sequence[PathStep]
+    ) -> LivePrefix | None:
+        """Shared prefix in segments of `path` or the donor, if any."""
+        parked, n_parked = self.memory.prefix_of(path)
+        n_parked = self.sharing.split_point(min(n_parked, n_tokens))
+        is_new = longest > donor.n_shared
+        if parked is not None and n_parked >= max(1, longest if is_new else longest + 1):
+            return parked.cut(n_parked)
+        return donor.share(longest) if longest and not is_new else None
+
+    def saved_bytes(self, active: Sequence[int], request: Request, slot: int) -> int:
+        """Bytes that these slots and this request save by sharing.
+
+        Of the request only a prefix counts that exists already.
+        """
+        held = [one for i in active if (one := self.slots[i].prefix) is not None]
+        if held and (expected := self._expected_prefix(request, slot)) is not None:
+            held.append(expected)
+        return saved_bytes(
+            [
+                PrefixUse(id(one.whole), one.n_tokens * one.bytes_per_token, one.whole.n_bytes)
+                for one in held
+            ]
+        )
+
+    def _expected_prefix(self, request: Request, slot: int) -> LivePrefix | None:
+        """Existing prefix that `prepare_slot` will give this request."""
+        plan, _ = self.plan(request, slot, may_read=True)
+        mine = self.slots[slot]
+        if self.memory.missing(plan):
+            return None
+        if plan.source is KVSource.SLOT:
+            n_tokens = min(mine.n_shared, self.sharing.split_point(plan.position))
+            return mine.prefix.cut(n_tokens) if mine.prefix is not None and n_tokens else None
+        tokens = request.tokens[: plan.position]
+        donor, longest = self._donor(mine, tokens, request.salt)
+        return self._existing(donor, longest, len(tokens), plan.path)
+
+    def share_restored(self, context: SlotContext) -> None:
+        """Share the prefix of live ones with a restored context."""
+        shared = self._share(context, context.tokens, context.salt)
+        if shared is not None:
+            context.adopt(shared)
+
+    def park(self, context: SlotContext, spared: int = 0) -> IndexedContext | None:
+        """Park unknown KV of this context, and write it to disk.
+
+        The context keeps its checkpoint at position `spared`. None if it cannot be kept.
+        """
+        spec = self.memory.spec
+        if not spec.enabled or not context.is_storable:
+            return None
+        context.checkpoint(spared)
+        shelved = self._parker.park(context, time.monotonic())
+        if spec.disk.enabled and self._may_be_written(context):
+            self._write(context, shelved, is_deferred=True)
+        return shelved
+
+    def end_request(self, slot: int) -> None:
+        """Detach a finished request's context; write an agent's if configured."""
+        self.slots[slot].detach()
+        self._is_room_due = True
+        if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
+            self._store_in_pieces(self.slots[slot])
+
+    def limit(self, n_bytes: int) -> int:
+        """Bound the budget that was planned at the load; the budget."""
+        self.memory.budget = min(self._planned, n_bytes)
+        self._is_room_due = True
+        return self.memory.budget
+
+    def note_growth(self) -> None:
+        """Note growth of an idle context; the step enforces the budget."""
+        self._is_room_due = True
+
+    def maintain(self, turn: int, idle: Sequence[int], *, is_busy: bool = False) -> None:
+        """Enforce the KV budget every few steps, and submit writes.
+
+        Deferred writes wait while the engine is busy: it computes a prompt or decodes.
+        """
+        self._idle = idle
+        self.archive.submit_pending(is_busy=is_busy)
+        if self._is_room_due or turn % ROOM_EVERY == 0:
+            self.make_room(idle)
+            self._is_room_due = False
+
+    def make_room(self, idle: Sequence[int], ahead: int = 0) -> None:
+        """Bring live and parked bytes, and those `ahead`, under the budget.
+
+        `idle` slots may go, in this order.
+        """
+        if self.live_bytes + ahead > self.memory.budget:
+            self.drop_copies()
+        self.memory.make_room(self.live_bytes + ahead)
+        for slot in idle:
+            if self.live_bytes + ahead <= self.memory.budget:
+                return
+            self.flush_and_clear(self.slots[slot])
+
+    def reserve_memory(self, context: SlotContext, n_bytes: int) -> None:
+        """Make room for a context of `n_bytes` instead of this one.
+
+        Raises OutOfMemory when the budget can never hold it.
+        """
+        if n_bytes > self.memory.budget:
+            raise OutOfMemory(
+                f"the saved context has {n_bytes} bytes of KV, the whole budget is "
+                f"{self.memory.budget}; raise prefix_cache.memory_budget_pct"
+            )
+        more = max(0, n_bytes - context.n_bytes)
+        self.make_room(self._idle, more)
+        self._refuse_beyond_device(more)
+
+    def admit_growth(self, context: SlotContext, n_bytes: int, idle: Sequence[int]) -> None:
+        """Make room on the device for a context to grow to `n_bytes`.
+
+        Parked KV goes first, then `idle` slots. Raises OutOfMemory when that is not enough.
+        """
+        more = n_bytes - context.cache_bytes - self.bytes_per_token * context.n_shared
+        if not self.array_limit or more <= 0:
+            return
+        self.memory.make_room(self.live_bytes + max(more, self._shortage(more)))
+        for slot in idle:
+            if int(mx.get_active_memory()) + more <= self.array_limit:
+                break
+            self.flush_and_clear(self.slots[slot])
+        self._refuse_beyond_device(more)
+
+    def _make_way(self, plan: ReusePlan, n_bytes: int) -> None:
+        """Make room for `n_bytes` without evicting the plan."""
+        self.memory.index.lock(plan.keys)
+        self.memory.make_room(self.live_bytes + max(n_bytes, self._shortage(n_bytes)))
+        self.memory.index.unlock(plan.keys)
+        self._refuse_beyond_device(n_bytes)
+
+    def _shortage(self, n_bytes: int) -> int:
+        """Bytes to free so that the device holds `n_bytes` more."""
+        if not self.array_limit:
+            return 0
+        parked = self.memory.n_bytes
+        over = int(mx.get_active_memory()) + n_bytes - self.array_limit
+        return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
+
+    def _refuse_beyond_device(self, n_bytes: int) -> None:
+        """Raise OutOfMemory without device memory: the GPU would fail all rows."""
+        if self._is_beyond_device(n_bytes):
+            self.drop_copies()
+        held = int(mx.get_active_memory())
+        if self._is_beyond_device(n_bytes):
+            raise OutOfMemory(
+                f"{n_bytes} more bytes of KV are needed, and {held} of the {self.array_limit} that "
+                "the device has room for are in use; try again when other requests have ended, or "
+                "lower slots.count, slots.n_ctx or kv.bits"
+            )
+
+    def _is_beyond_device(self, n_bytes: int) -> bool:
+        return 0 < self.array_limit < int(mx.get_active_memory()) + n_bytes
+
+    def flush_and_clear(self, context: SlotContext) -> None:
+        """Store a context on disk and empty its slot."""
+        try:
+            self.store(context)
+        finally:
+            context.clear()
+
+    def park_all(self) -> FlushResult:
+        """Write all contexts that may be on disk; slots stay."""
+        before = self.archive.n_written
+        held = [context for context in self.slots if len(context)]
+        for context in held:
+            self.store(context)
+        spec = self.memory.spec
+        if spec.enabled and spec.disk.enabled and self._persist is not Persist.NEVER:
+            self.archive.write_rest()
+        self.archive.catch_up()
+        return FlushResult(len(held), self.archive.n_written - before)
+
+    def store(self, context: SlotContext, *, is_deferred: bool = False) -> None:
+        """Write this context's missing KV; memory releases it."""
+        if self._is_stored(context):
+            shelved = self._parker.index_context(context, time.monotonic())
+            self._write(context, shelved, is_deferred=is_deferred)
+
+    def is_storing(self, slot: int) -> bool:
+        """Whether this slot's last answer is still being packed."""
+        return id(self.slots[slot]) in self._storing
+
+    def _store_in_pieces(self, context: SlotContext) -> None:
+        """Store in pieces; after a change the next user stores."""
+        if not self._is_stored(context):
+            return
+        packing = self.archive.incremental_pack(context)
+
+        def end(error: Exception | None) -> None:
+            self._storing.discard(id(context))
+            try:
+                if error is not None:
+                    raise error
+                if packing.is_current:
+                    self.store(context, is_deferred=True)
+            except Exception as why:
+                raise_device_error(why)
+                log.exception("what an answer left in its slot could not be stored")
+
+        def step() -> bool:
+            self._is_room_due = True
+            return packing.go_on()
+
+        self._storing.add(id(context))
+        self._pieces.run(step, end)
+
+    def _is_stored(self, context: SlotContext) -> bool:
+        spec = self.memory.spec
+        least = spec.block_size if context.agent is None else 1
+        is_worth_it = len(context) >= least and context.is_storable
+        return is_worth_it and spec.enabled and spec.disk.enabled and self._may_be_written(context)
+
+    def _may_be_written(self, context: SlotContext) -> bool:
+        return context.agent is None or self._persist is not Persist.NEVER
+
+    def _write(
+        self, context: SlotContext, shelved: IndexedContext, *, is_deferred: bool = False
+    ) -> None:
+        self.archive.write(shelved, is_deferred=is_deferred)
+        if shelved.segments:
+            self.archive.put(context, shelved, is_deferred=is_deferred)

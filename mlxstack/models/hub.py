@@ -1,0 +1,291 @@
+"""Hugging Face hub: configs, sizes, downloads and their errors."""
+
+import errno
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.formatting import size
+from mlxstack.models import hub_answers
+from mlxstack.models.foreign_json import read_object
+from mlxstack.models.weight_download import (
+    PART,
+    WEIGHTS,
+    Report,
+    blobs_folder,
+    fetch_weights,
+    meter,
+    missing_weights,
+)
+
+PATTERNS = (
+    "*.json", "model*.safetensors", "mtp*.safetensors", "*.py", "tokenizer.model", "*.tiktoken",
+    "tiktoken.model", "*.txt", "*.jsonl", "*.jinja",
+)  # fmt: skip
+"""The files of a repository that mlx-lm loads, and its MTP head."""
+
+BESIDE_WEIGHTS = tuple(pattern for pattern in PATTERNS if not pattern.endswith(WEIGHTS))
+"""Patterns of its small files, without which a snapshot with all weights would not load."""
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+"""Index of the weight files, and the file of a repository without one."""
+
+SMALL_FILES = ("config.json", "generation_config.json", "chat_template.jinja")
+N_NEAR = 3
+BYTES_BAR = "Reconstructing"
+"""The bar of the hub's client that counts bytes."""
+
+DISK_RESERVE = 2**30
+"""Bytes of the disk that a download leaves free."""
+
+# Its warnings are said better by the refusals here.
+logging.getLogger("huggingface_hub").setLevel("ERROR")
+hub_answers.install()
+
+
+class Download(Struct, frozen=True):
+    """Bytes of a repository's files: all, weights, and missing ones."""
+
+    model: str
+    n_bytes: int
+    n_weights: int
+    n_missing: int
+
+
+def cache_folder() -> Path:
+    """Folder of the downloads of the hub's client."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def plan(model: str, revision: str | None = None, patterns: Sequence[str] = PATTERNS) -> Download:
+    """Ask the hub for a model's files, without download. Raises SetupError."""
+    n_begun = 0
+    try:
+        files = _files(model, revision, patterns)
+        if any(blobs_folder(model).glob(f"*{PART}")):
+            n_begun = sum(one.n_here for one in missing_weights(model, revision, _missing(files)))
+    except Exception as error:
+        raise refusal(model, error) from error
+    if not any(file.filename.endswith(WEIGHTS) for file in files):
+        raise _without_weights(model)
+    return Download(
+        model=model,
+        n_bytes=sum(file.file_size or 0 for file in files),
+        n_weights=sum(f.file_size or 0 for f in files if f.filename.endswith(WEIGHTS)),
+        n_missing=sum(file.file_size or 0 for file in files if file.will_download) - n_begun,
+    )
+
+
+def check_disk(download: Download) -> None:
+    """Raise SetupError where the cache's disk is too small."""
+    folder = cache_folder()
+    there = next(one for one in (folder, *folder.parents) if one.is_dir())
+    free = shutil.disk_usage(there).free
+    if download.n_missing + DISK_RESERVE > free:
+        raise SetupError(
+            f"{download.model} needs {size(download.n_missing)} more in {folder}, and that disk "
+            f"has {size(free)} free; make room (`mlx-stack models`, `mlx-stack rm`), or set "
+            "HF_HOME to another disk"
+        )
+
+
+def download(
+    model: str, revision: str | None, report: Report, patterns: Sequence[str] = PATTERNS
+) -> Path:
+    """Download a model; `report` gets the bytes of each chunk.
+
+    It goes on where an earlier one ended, inside a weight file too.
+    """
+    began = time.time()
+    try:
+        bring = partial(
+            snapshot_download,
+            model,
+            revision=revision,
+            allow_patterns=list(patterns),
+            tqdm_class=meter(report, BYTES_BAR),
+        )
+        if names := _missing(_files(model, revision, patterns)):
+            # An interrupted download is listed by its small files.
+            bring(ignore_patterns=[f"*{WEIGHTS}"])
+            fetch_weights(missing_weights(model, revision, names), report)
+        path = bring()
+    except SetupError:
+        raise
+    except Exception as error:
+        raise refusal(model, error) from error
+    _delete_abandoned(model, began)
+    return Path(path)
+
+
+def weight_files_with(model: str, is_wanted: Callable[[str], bool]) -> list[str]:
+    """Weight files that hold a wanted tensor. Raises SetupError."""
+    try:
+        index = Path(hf_hub_download(model, INDEX))
+    except errors.EntryNotFoundError as missing:
+        if _is_offline(missing):
+            raise _offline(model) from missing
+        return [SINGLE]
+    except Exception as error:
+        raise refusal(model, error) from error
+    files = read_object(index).get("weight_map")
+    if not isinstance(files, dict):
+        raise SetupError(f"{index} names no weights")
+    return sorted({str(file) for name, file in files.items() if is_wanted(name)})
+
+
+def is_cached(model: str, names: Sequence[str]) -> bool:
+    """Whether these files of a repository are in the cache."""
+    return all(isinstance(try_to_load_from_cache(model, name), str) for name in names)
+
+
+def _files(model: str, revision: str | None, patterns: Sequence[str]) -> Any:
+    return snapshot_download(
+        model,
+        revision=revision,
+        allow_patterns=list(patterns),
+        dry_run=True,
+        tqdm_class=meter(lambda _: None),
+    )
+
+
+def _missing(files: Any) -> list[str]:
+    """Names of the weight files that are not in the cache."""
+    return [one.filename for one in files if one.will_download and one.filename.endswith(WEIGHTS)]
+
+
+def _delete_abandoned(model: str, before: float) -> None:
+    """Delete partial files that killed downloads left."""
+    for part in blobs_folder(model).glob("*.incomplete"):
+        with suppress(FileNotFoundError):
+            if part.stat().st_mtime < before:
+                part.unlink()
+
+
+def fetch_config(model: str, revision: str | None = None) -> Path:
+    """Download the small planning files; returns the config. Raises SetupError."""
+    if not isinstance(try_to_load_from_cache(model, SMALL_FILES[0], revision=revision), str):
+        # A download retries for half a minute without network; this question does not.
+        try:
+            HfApi().model_info(model, revision=revision)
+        except Exception as error:
+            raise refusal(model, error) from error
+    config = None
+    for name in SMALL_FILES:
+        try:
+            path = hf_hub_download(model, name, revision=revision)
+        except errors.EntryNotFoundError as missing:
+            if name == SMALL_FILES[0]:
+                raise (_offline(model) if _is_offline(missing) else _without_weights(model)) from (
+                    missing
+                )
+        except Exception as error:
+            raise refusal(model, error) from error
+        else:
+            config = config or Path(path)
+    assert config is not None
+    return config
+
+
+def refusal(model: str, error: BaseException) -> SetupError:
+    """Error message for a hub client's failure, with cause and remedy."""
+    if isinstance(error, errors.DryRunError) and error.__cause__ is not None:
+        error = error.__cause__
+    match error:
+        case errors.GatedRepoError():
+            text = f"{model} is gated: accept its license at {_page(model)}, then `hf auth login`"
+        case errors.RepositoryNotFoundError() | errors.HFValidationError():
+            text = (
+                f"the hub has no model {model}{_near(model)}; a private one needs `hf auth login`"
+            )
+        case errors.RevisionNotFoundError():
+            text = f"{model} has no such revision; {_page(model)} lists them"
+        case errors.HfHubHTTPError() if error.response.status_code in {401, 403}:
+            text = f"the hub refuses {model} to this account; `hf auth login`"
+        case errors.HfHubHTTPError() if error.response.status_code >= 500:
+            status = error.response.status_code
+            text = f"{constants.ENDPOINT} answers {status} for {model}; try again later"
+        case OSError() if error.errno == errno.ENOSPC:
+            text = f"the disk of {cache_folder()} is full; `mlx-stack rm` makes room"
+        case _ if _is_offline(error):
+            return _offline(model)
+        case _:
+            text = f"{model}: {' '.join(str(error).split())}"
+    return SetupError(text)
+
+
+def _is_offline(error: BaseException) -> bool:
+    # The hub's client wraps a failed connection in what it missed in the cache.
+    kinds = (errors.LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return constants.is_offline_mode() or isinstance(error, kinds) or "TransportError" in names
+
+
+def _offline(model: str) -> SetupError:
+    if constants.is_offline_mode():
+        return SetupError(
+            f"{model} is not on this machine, and HF_HUB_OFFLINE forbids to ask the hub; unset it"
+        )
+    if any(blobs_folder(model).glob(f"*{PART}")):
+        return SetupError(
+            f"{model} is here in part, and {constants.ENDPOINT} cannot be reached; `mlx-stack pull "
+            f"{model}` goes on from there"
+        )
+    return SetupError(
+        f"{model} is not on this machine, and {constants.ENDPOINT} cannot be reached; check the "
+        "network, the proxy and HF_ENDPOINT"
+    )
+
+
+def _without_weights(model: str) -> SetupError:
+    names = _listed_files(model)
+    if any(name.lower().endswith(".gguf") for name in names):
+        return SetupError(
+            f"{model} holds GGUF files, which llama.cpp reads; get the MLX version of this "
+            f"model{_near(model.removesuffix('-GGUF'))}"
+        )
+    lacks = "safetensors weights" if "config.json" in names else "config.json"
+    return SetupError(f"{model} holds no {lacks}, so mlx-lm cannot load it")
+
+
+def _listed_files(model: str) -> Sequence[str]:
+
+    try:
+        return HfApi().list_repo_files(model)
+    except Exception:  # The refusal that is being made says enough.
+        return ()
+
+
+def _near(model: str) -> str:
+    """Suggest hub models with similar names: `; did you mean ...?`"""
+    name = model.rpartition("/")[2]
+    try:
+        ids = [one.id for one in HfApi().list_models(search=name, limit=N_NEAR)]
+        if not ids:
+            stem = name.replace("_", "-").rsplit("-", 2)[0]
+            ids = [one.id for one in HfApi().list_models(search=stem, limit=N_NEAR)]
+    except Exception:  # As above.
+        return ""
+    names = [one for one in ids if one != model]
+    return f"; did you mean {', '.join(names)}?" if names else ""
+
+
+def _page(model: str) -> str:
+
+    return f"{constants.ENDPOINT}/{model}"

@@ -1,0 +1,113 @@
+"""Models on this machine: the hub's cache and LM Studio's folders."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.models.foreign_json import read_config_object
+from mlxstack.models.hub import cache_folder
+from mlxstack.models.model_files import CONFIG, measured, quantization_in
+from mlxstack.models.reference import lm_studio_folders
+
+
+class LocalModel(Struct, frozen=True):
+    """Model on disk; `last_used` in Unix seconds, 0 if unknown.
+
+    `where` is the hub's cache or LM Studio; an incomplete one lacks files of its weights.
+    """
+
+    name: str
+    path: str
+    where: str
+    n_bytes: int
+    last_used: float
+    is_complete: bool
+    model_type: str = ""
+    quantization: str = ""
+    n_trained: int = 0
+
+
+def local_models() -> list[LocalModel]:
+    """Every model on this machine, by name."""
+    found = [*_cached(), *_of_lm_studio()]
+    return sorted(found, key=lambda one: (one.name.lower(), one.where))
+
+
+def delete(model: LocalModel) -> int:
+    """Remove a model from the disk; the bytes that came back."""
+    if model.where == "LM Studio":
+        shutil.rmtree(model.path)
+        return model.n_bytes
+    cache = scan_cache_dir(cache_folder())
+    repos = [one for one in cache.repos if one.repo_type == "model" and one.repo_id == model.name]
+    revisions = [revision.commit_hash for repo in repos for revision in repo.revisions]
+    # A copy under another name has the same revisions.
+    strategy = replace(cache, repos=frozenset(repos)).delete_revisions(*revisions)
+    strategy.execute()
+    return int(strategy.expected_freed_size)
+
+
+def quantization_of(folder: str) -> str:
+    """Quantization of the model in a folder, as its config.json names it."""
+    return quantization_in(_config(Path(folder)))
+
+
+def _cached() -> Iterator[LocalModel]:
+    try:
+        cache = scan_cache_dir(cache_folder())
+    except CacheNotFound:
+        return
+    for repo in cache.repos:
+        newest = max(repo.revisions, key=lambda one: one.last_modified, default=None)
+        if repo.repo_type == "model" and newest is not None:
+            yield _model(
+                repo.repo_id, newest.snapshot_path, "hub", repo.size_on_disk, repo.last_accessed
+            )
+
+
+def _of_lm_studio() -> Iterator[LocalModel]:
+    for folder in lm_studio_folders():
+        for config in sorted(folder.glob(f"*/*/{CONFIG}")):
+            files = [file for file in config.parent.iterdir() if file.is_file()]
+            n_bytes = sum(file.stat().st_size for file in files)
+            used = max(file.stat().st_atime for file in files)
+            name = str(config.parent.relative_to(folder))
+            yield _model(name, config.parent, "LM Studio", n_bytes, used)
+
+
+def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> LocalModel:
+    config = _config(path)
+    text = config.get("text_config") or {}
+    flat = {**config, **text}
+    return LocalModel(
+        name=name,
+        path=str(path),
+        where=where,
+        n_bytes=n_bytes,
+        last_used=used,
+        is_complete=bool(config) and _is_whole(path),
+        model_type=str(config.get("model_type", "")),
+        quantization=quantization_in(config),
+        n_trained=int(flat.get("max_position_embeddings") or 0),
+    )
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return measured(path) is not None
+    except Exception:  # A damaged file is listed as incomplete, whatever is wrong with it.
+        return False
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return read_config_object(path / CONFIG)
+    except SetupError:
+        return {}

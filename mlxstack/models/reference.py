@@ -1,0 +1,146 @@
+"""Resolves a model reference: preset, hub id, folder, or cache folder."""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.config import presets
+from mlxstack.config.preset_paths import BUILTIN_MODEL, expanded, is_folder
+from mlxstack.core.errors import SetupError
+from mlxstack.host.home import Home
+from mlxstack.models.model_files import CONFIG, refuse_gguf
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+REPOSITORY = re.compile(r"models--(.+?)--(.+)")
+UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+LONGEST_NAME = 64
+
+PUBLISHER = "mlx-community"
+OLLAMA_NAME = re.compile(r"([A-Za-z0-9][\w.-]*):([\w.-]+)", re.ASCII)
+PARAMETERS = re.compile(r"\d+(\.\d+)?b(-a\d+b)?|\d+m", re.ASCII)
+QUANTIZED_NAME = re.compile(r"[A-Za-z0-9][\w.-]*-(\d+bit|bf16|fp16|mxfp4)[\w.-]*", re.I | re.ASCII)
+HUB_NAMES = {
+    "gemma3": "gemma-3-{}-it-4bit",
+    "llama3.1": "Meta-Llama-3.1-{}-Instruct-4bit",
+    "llama3.2": "Llama-3.2-{}-Instruct-4bit",
+    "qwen2.5": "Qwen2.5-{}-Instruct-4bit",
+    "qwen2.5-coder": "Qwen2.5-Coder-{}-Instruct-4bit",
+    "qwen3": "Qwen3-{}-4bit",
+    "qwen3.5": "Qwen3.5-{}-4bit",
+}
+"""Repository of a family by its size, such as 4B, for families of Ollama's library."""
+
+LM_STUDIO_FOLDERS = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
+
+
+class ReferenceKind(StrEnum):
+    """Resolved model argument of a command."""
+
+    PRESET = "preset"
+    MODEL = "model"
+
+
+class Reference(Struct, frozen=True):
+    """Preset by name or file, or model by id or folder.
+
+    `name` is that of the service.
+    """
+
+    kind: ReferenceKind
+    id: str
+    name: str
+
+
+def resolve(given: str, home: Home) -> Reference:
+    """Tell presets from models. Raises SetupError with near names."""
+    if given.endswith(presets.ENDINGS) or given in presets.listed(home):
+        return Reference(ReferenceKind.PRESET, given, given)
+    folder = _folder(given)
+    if folder is not None:
+        return _of_folder(folder)
+    if given == BUILTIN_MODEL or not HUB_ID.fullmatch(given):
+        if is_folder(given):
+            raise SetupError(
+                f"there is no folder {expanded(given)}; give a preset, a hub id or a model folder"
+            )
+        if given not in {BUILTIN_MODEL, *presets.listed(home)}:
+            _refuse_foreign(given, home)
+        presets.find(given, home)
+    local = lm_studio_model(given)
+    return Reference(ReferenceKind.MODEL, str(local or given), _name(given.rpartition("/")[2]))
+
+
+def lm_studio_folders() -> list[Path]:
+    """The folders in which LM Studio keeps models here."""
+    folders = [Path(one).expanduser() for one in LM_STUDIO_FOLDERS]
+    return [one for one in folders if one.is_dir()]
+
+
+def lm_studio_model(model: str) -> Path | None:
+    """Folder of a model that LM Studio downloaded; None without one."""
+    folders = (folder / model for folder in lm_studio_folders())
+    return next((one for one in folders if (one / CONFIG).is_file()), None)
+
+
+def _refuse_foreign(given: str, home: Home) -> None:
+    """Raise SetupError, with a hub id, for Ollama's spelling or a bare repository name."""
+    if match := OLLAMA_NAME.fullmatch(given):
+        family, tag = match[1].lower(), match[2].lower()
+        if (preset := f"{family}-{tag}") in presets.listed(home):
+            near = f"use the preset `{preset}`"
+        elif (pattern := HUB_NAMES.get(family)) and PARAMETERS.fullmatch(tag):
+            near = f"try `{PUBLISHER}/{pattern.format(tag if family == 'gemma3' else tag.upper())}`"
+        else:
+            near = f"look for one at https://huggingface.co/{PUBLISHER}"
+        raise SetupError(f"`{given}` is Ollama's name for a model, not a hub id; {near}")
+    if QUANTIZED_NAME.fullmatch(given):
+        raise SetupError(f"`{given}` is a hub id without its owner; try `{PUBLISHER}/{given}`")
+
+
+def _folder(given: str) -> Path | None:
+    path = expanded(given)
+    if path.name == CONFIG and path.is_file():
+        path = path.parent
+    return path.absolute() if path.is_dir() else None
+
+
+def _of_folder(folder: Path) -> Reference:
+    """Model folder, hub cache repository, or a snapshot in one."""
+    repository = next((one for one in (folder, *folder.parents[:2]) if _is_repository(one)), None)
+    if repository is None:
+        refuse_gguf(folder)
+        return Reference(ReferenceKind.MODEL, str(folder), _name(folder.name))
+    snapshot = folder if folder.parent.name == "snapshots" else _newest(repository)
+    refuse_gguf(snapshot)
+    match = REPOSITORY.fullmatch(repository.name)
+    assert match is not None
+    from mlxstack.models.hub import cache_folder  # noqa: PLC0415 - slow, and rarely needed
+
+    is_own = repository.parent.resolve() == cache_folder().resolve()
+    is_newest = is_own and snapshot.resolve() == _newest(repository).resolve()
+    model = f"{match[1]}/{match[2]}" if is_newest else str(snapshot)
+    return Reference(ReferenceKind.MODEL, model, _name(match[2]))
+
+
+def _is_repository(folder: Path) -> bool:
+    return bool(REPOSITORY.fullmatch(folder.name)) and (folder / "snapshots").is_dir()
+
+
+def _newest(repository: Path) -> Path:
+    """The snapshot that `main` names, else the one that came last."""
+    reference = repository / "refs" / "main"
+    if reference.is_file():
+        named = repository / "snapshots" / reference.read_text().strip()
+        if named.is_dir():
+            return named
+    snapshots = sorted((repository / "snapshots").iterdir(), key=lambda one: one.stat().st_mtime)
+    if not snapshots:
+        raise SetupError(f"{repository} holds no downloaded files; `mlx-stack pull` gets them")
+    return snapshots[-1]
+
+
+def _name(text: str) -> str:
+    """A service's name from the name of a model."""
+    return UNFIT.sub("-", text).strip("-._")[:LONGEST_NAME] or "model"

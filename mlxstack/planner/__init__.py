@@ -1,0 +1,1 @@
+"""Memory plans: candidates, fit, derived settings, ranking."""

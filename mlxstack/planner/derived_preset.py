@@ -1,0 +1,186 @@
+"""Preset derivation: slots, context and KV precision from config and sizes."""
+
+from typing import Any
+
+import yaml
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.config import presets
+from mlxstack.config.preset_paths import is_folder
+from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.formatting import size
+from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec
+from mlxstack.host.home import Home
+from mlxstack.models import model_files
+from mlxstack.models.generation_config import FILE, sampling_defaults
+from mlxstack.models.reference import Reference
+from mlxstack.planner.candidate import Candidate, excerpts, of_files
+from mlxstack.planner.memory_check import MemoryRoom
+from mlxstack.policy.memory.capacity import fits, kv_budget
+from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
+from mlxstack.policy.memory.kv_geometry import LayerKind
+from mlxstack.policy.sampling import default_sampling, described, is_chosen
+
+
+class Reason(Struct, frozen=True):
+    """One setting of a derived preset, and why it has this value."""
+
+    setting: str
+    value: str
+    why: str
+
+
+class DerivedPreset(Struct, frozen=True):
+    """Derived preset, the origin of each value, and the plan.
+
+    `base` is the listed preset of the same model whose other settings are taken over.
+    """
+
+    preset: Preset
+    reasons: tuple[Reason, ...]
+    candidate: Candidate
+    base: str = ""
+
+
+def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes) -> DerivedPreset:
+    """Choose a preset; only the config is downloaded. Raises SetupError."""
+    base = _listed_for(reference.id, home)
+    alias = reference.name if is_folder(reference.id) else None
+    model = base.model if base is not None else ModelSpec(id=reference.id, alias=alias)
+    files = model_files.find_model(model, excerpts(), asks_hub=True)
+    start = base or Preset(model=model)
+    start = replace(start, name=reference.name, model=model)
+    candidate = of_files(start, files)
+    if candidate.reply.param == "model_type":
+        raise SetupError(
+            f"{reference.id} cannot be served: {candidate.reply.refusal}; a newer mlx-lm may have "
+            "the type, and docs/models.md lists those of this one"
+        )
+    chosen = _choose(candidate, room, given)
+    sizes = chosen or CapacityOption(
+        given.n_slots or start.slots.count,
+        given.n_ctx or start.slots.n_ctx,
+        given.bits or start.kv.bits,
+    )
+    preset = replace(
+        start,
+        description=f"{reference.id}, sized for this machine",
+        slots=replace(start.slots, count=sizes.n_slots, n_ctx=sizes.n_ctx),
+        kv=replace(start.kv, bits=sizes.bits),
+    )
+    candidate = replace(candidate, preset=preset)
+    origin = base.name if base is not None else ""
+    reasons = _reasons(candidate, room, given, is_planned=chosen is not None, base=origin)
+    return DerivedPreset(preset, reasons, candidate, origin)
+
+
+def text_of(derived: DerivedPreset) -> str:
+    """Preset as YAML, without what it has from its base."""
+    preset = derived.preset
+    document: dict[str, Any] = {"extends": derived.base} if derived.base else {}
+    document |= {"name": preset.name, "description": preset.description}
+    if not derived.base:
+        alias = {"alias": preset.model.alias} if preset.model.alias else {}
+        document["model"] = {"id": preset.model.id, **alias}
+    document["slots"] = {"count": preset.slots.count, "n_ctx": preset.slots.n_ctx}
+    if preset.kv.bits != KVSpec().bits:
+        document["kv"] = {"bits": preset.kv.bits}
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+
+
+def _listed_for(model: str, home: Home) -> Preset | None:
+    """Listed preset of the model, if a hand-written one exists."""
+    for name, file in sorted(presets.listed(home).items()):
+        if file.parent == home.derived_presets:
+            continue
+        try:
+            preset = presets.load(name, home).preset
+        except SetupError:
+            continue
+        if preset.model.id == model:
+            return preset
+    return None
+
+
+def _choose(candidate: Candidate, room: MemoryRoom, given: SlotSizes) -> CapacityOption | None:
+    """Best sizes that fit; None if nothing fits or caches are unknown."""
+
+    def is_fitting(sizes: CapacityOption) -> bool:
+        if sizes.bits < 16 and not given.bits and not _can_quantize(candidate):
+            return False
+        try:
+            return fits(_sized(candidate, sizes).load(room.memory.half_bytes), room.free)
+        except BadRequest:
+            return False
+
+    batch = candidate.preset.batch
+    n_rows = batch.max_size if batch.enabled else 1
+    return choose_sizes(is_fitting, candidate.n_trained, given, n_rows)
+
+
+def _can_quantize(candidate: Candidate) -> bool:
+    """Whether KV can be quantized; latent KV cannot.
+
+    Latent KV is read outside of the attention function.
+    """
+    shape = candidate.reply.shape
+    return shape is not None and all(
+        layer.kind is not LayerKind.LATENT for layer in shape.geometry.layers
+    )
+
+
+def _sized(candidate: Candidate, sizes: CapacityOption) -> Candidate:
+    preset = candidate.preset
+    slots = SlotSpec(sizes.n_slots, sizes.n_ctx, preset.slots.save_path)
+    return replace(
+        candidate, preset=replace(preset, slots=slots, kv=replace(preset.kv, bits=sizes.bits))
+    )
+
+
+def _reasons(
+    candidate: Candidate, room: MemoryRoom, given: SlotSizes, is_planned: bool, base: str
+) -> tuple[Reason, ...]:
+    preset, files = candidate.preset, candidate.files
+    weights = candidate.weights.n_bytes(room.memory.half_bytes)
+    source = "measured" if files.weights is not None else "from config.json"
+    rows = [
+        Reason("model", preset.model.id, candidate.architecture),
+        Reason("weights", size(weights), source),
+    ]
+    planned = "fits" if is_planned else "default; nothing smaller is proposed"
+    trained = f"trained for {candidate.n_trained}" if candidate.n_trained else planned
+    for setting, value, is_given, why in (
+        ("slots.count", preset.slots.count, given.n_slots, f"{planned} {size(room.free)}"),
+        ("slots.n_ctx", preset.slots.n_ctx, given.n_ctx, trained),
+        (
+            "kv.bits",
+            preset.kv.bits,
+            given.bits,
+            "the model's own" if preset.kv.bits == 16 else planned,
+        ),
+    ):
+        rows.append(Reason(setting, str(value), "given" if is_given else why))
+    rows.append(_budget(candidate, room, weights))
+    rows.append(_sampling(candidate, base))
+    return tuple(rows)
+
+
+def _budget(candidate: Candidate, room: MemoryRoom, weights: int) -> Reason:
+    try:
+        load = candidate.load(room.memory.half_bytes)
+    except BadRequest as why:
+        return Reason("KV budget", "auto", why.message)
+    left = max(0, kv_budget(room.free, weights, load.workspace))
+    live = load.geometry.n_bytes(load.n_ctx) * load.n_slots
+    return Reason("KV budget", size(left), f"{size(live)} of it when all slots are full")
+
+
+def _sampling(candidate: Candidate, base: str) -> Reason:
+    """The sampling of a request that sets nothing, and its source."""
+    preset, card = candidate.preset, sampling_defaults(candidate.files.source.parent)
+    sources = [f"preset {base}"] if is_chosen(preset.sampling) else []
+    sources += [FILE] if is_chosen(card) else []
+    why = ", ".join(sources) or "the model recommends none; llama-server's defaults"
+    params = default_sampling(preset.sampling, card)
+    return Reason("sampling", described(params), why)

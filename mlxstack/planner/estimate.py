@@ -1,0 +1,287 @@
+"""Estimate for `plan` and `spec`: KV per layer kind, sum, fit."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import Unsupported
+from mlxstack.core.preset import LiveSharingMode, ServiceKind
+from mlxstack.host.memory_budget import MemoryBudget
+from mlxstack.planner.candidate import Candidate
+from mlxstack.policy.kv.live_sharing import MIN_TOKENS, LiveSharing
+from mlxstack.policy.memory.capacity import (
+    ServiceLoad,
+    disk_bytes,
+    fits,
+    kv_budget,
+    max_agents,
+    max_ctx,
+    need,
+)
+from mlxstack.policy.memory.capacity_advice import nearest
+from mlxstack.policy.memory.kv_geometry import PLAIN_BITS, Geometry, Layer, quantized
+from mlxstack.policy.memory.memory_shares import MemoryClaim, kv_budgets
+
+CONTEXTS = tuple(4096 * 2**n for n in range(6))
+SLOTS = (1, 2, 3, 4, 6, 8, 10, 16)
+BITS = (16, 8, 4)
+DISK_TOKENS = 50_000
+
+
+class KindRow(Struct, frozen=True):
+    """Layers of one kind: count, and bytes per token or in all."""
+
+    kind: str
+    layers: tuple[int, ...]
+    heads: int
+    k_dim: int
+    v_dim: int
+    window: int
+    token_bytes: int
+    state_bytes: int
+
+
+class Spec(Struct, frozen=True):
+    """Bytes at 16-bit KV, as the model's own precision is."""
+
+    model: str
+    architecture: str
+    config: str
+    is_excerpt: bool
+    n_trained: int
+    n_layers: int
+    kinds: tuple[KindRow, ...]
+    growth_bytes: int
+    window_bytes: int
+    kv_bytes_4k: int
+    weights_bytes: int
+    weights_from: str
+
+
+class PrecisionFit(Struct, frozen=True):
+    """KV precision with bytes of a context, and agents that fit."""
+
+    bits: int
+    kv_bytes: int
+    n_agents: int
+
+
+class ContextRow(Struct, frozen=True):
+    """One length of context; `disk_bytes` is one saved agent."""
+
+    n_ctx: int
+    precisions: tuple[PrecisionFit, ...]
+    disk_bytes: int
+
+
+class CapacityCell(Struct, frozen=True):
+    """Bytes of `n_slots` slots with `n_ctx` tokens each."""
+
+    n_slots: int
+    n_ctx: int
+    n_bytes: int
+    fits: bool
+
+
+class Fit(Struct, frozen=True):
+    """Fit of slots x context, or settings that do fit.
+
+    `over_budget` tells by how much their KV exceeds the engine's budget; "" where it does not.
+    """
+
+    n_slots: int
+    n_ctx: int
+    bits: int
+    n_bytes: int
+    kv_bytes: int
+    fits: bool
+    over_budget: str
+    nearest: tuple[str, ...]
+    max_ctx: int
+    max_agents: int
+
+
+class SharedFit(Struct, frozen=True):
+    """KV of agents with a common beginning, copied and shared.
+
+    They begin with the same `n_tokens`. `is_on`: the preset shares them; then all other figures
+    count one copy.
+    """
+
+    n_agents: int
+    n_tokens: int
+    copied_bytes: int
+    shared_bytes: int
+    max_agents_copied: int
+    max_agents: int
+    is_on: bool
+
+
+class Forecast(Struct, frozen=True):
+    """Forecast of a preset; `disk_bytes_50k` is a 50,000-token agent.
+
+    `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`. An
+    embedding model keeps no KV: its budget and disk are 0, and it has no tables. `shared` is None
+    unless the agents begin with tokens that can be shared.
+    """
+
+    preset: str
+    kind: ServiceKind
+    spec: Spec
+    memory: MemoryBudget
+    workspace_bytes: int
+    kv_budget_bytes: int
+    wanted: Fit
+    disk_bytes_50k: int
+    contexts: tuple[ContextRow, ...]
+    matrix: tuple[CapacityCell, ...]
+    shared: SharedFit | None = None
+
+
+def spec_of(candidate: Candidate) -> Spec:
+    """The geometry and weights of a model. Raises Unsupported."""
+    geometry = candidate.geometry()
+    return Spec(
+        model=candidate.preset.model.id,
+        architecture=candidate.architecture,
+        config=str(candidate.files.source),
+        is_excerpt=candidate.files.is_excerpt,
+        n_trained=candidate.n_trained,
+        n_layers=len(geometry.layers),
+        kinds=tuple(_kinds(geometry)),
+        growth_bytes=geometry.growth,
+        window_bytes=geometry.state_bytes(1 << 30),
+        kv_bytes_4k=geometry.n_bytes(4096),
+        weights_bytes=candidate.weights.n_bytes(),
+        weights_from="measured" if candidate.is_measured else "estimated",
+    )
+
+
+def forecast(
+    candidate: Candidate,
+    memory: MemoryBudget,
+    wanted: ServiceLoad,
+    contexts: Sequence[int],
+    n_shared: int = 0,
+    others: Sequence[MemoryClaim] = (),
+) -> Forecast:
+    """The forecast for `wanted`, which is `candidate.load` with other slots or context.
+
+    The agents begin with the same `n_shared` tokens. `others` run beside it.
+    """
+    dense, shared = wanted.geometry, _shared(candidate, wanted, memory.usable, n_shared)
+    if shared is not None and shared.is_on:
+        wanted = replace(wanted, n_shared=shared.n_tokens)
+    keeps_kv = candidate.preset.kind is not ServiceKind.EMBEDDING
+    contexts = contexts if keeps_kv else ()
+    return Forecast(
+        preset=candidate.preset.name,
+        kind=candidate.preset.kind,
+        spec=spec_of(candidate),
+        memory=memory,
+        workspace_bytes=wanted.workspace,
+        kv_budget_bytes=_kv_budget(wanted, memory.usable, others) if keeps_kv else 0,
+        wanted=fit(wanted, memory.usable),
+        disk_bytes_50k=disk_bytes(dense, DISK_TOKENS) if keeps_kv else 0,
+        contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
+        matrix=tuple(
+            _cell(replace(wanted, n_slots=n, n_ctx=n_ctx), memory.usable)
+            for n in SLOTS
+            for n_ctx in contexts
+        ),
+        shared=shared,
+    )
+
+
+def fit(load: ServiceLoad, usable: int) -> Fit:
+    """Fit of a load, or advice to make it fit."""
+    from mlxstack.planner.memory_check import over_budget, settings  # noqa: PLC0415
+
+    parts, is_fitting = need(load), fits(load, usable)
+    others = () if is_fitting else tuple(settings(one, load) for one in nearest(load, usable))
+    return Fit(
+        n_slots=load.n_slots,
+        n_ctx=load.n_ctx,
+        bits=load.geometry.bits,
+        n_bytes=parts.total,
+        kv_bytes=parts.kv,
+        fits=is_fitting,
+        over_budget=over_budget(load),
+        nearest=others,
+        max_ctx=max_ctx(load, usable),
+        max_agents=max_agents(load, usable),
+    )
+
+
+def _shared(
+    candidate: Candidate, load: ServiceLoad, usable: int, n_tokens: int
+) -> SharedFit | None:
+    cache, kv = candidate.preset.prefix_cache, candidate.preset.kv
+    n_shared = LiveSharing(cache.block_size, MIN_TOKENS).split_point(min(n_tokens, load.n_ctx))
+    if not n_shared or load.n_slots < 2 or (kv.bits < PLAIN_BITS and kv.quantized_start):
+        return None
+    sharing = replace(load, n_shared=n_shared)
+    return SharedFit(
+        n_agents=load.n_slots,
+        n_tokens=n_shared,
+        copied_bytes=need(load).kv,
+        shared_bytes=need(sharing).kv,
+        max_agents_copied=max_agents(load, usable),
+        max_agents=max_agents(sharing, usable),
+        is_on=cache.enabled and cache.live_sharing is LiveSharingMode.AUTO,
+    )
+
+
+def _kv_budget(load: ServiceLoad, usable: int, others: Sequence[MemoryClaim]) -> int:
+    parts, share = need(load), load.budget
+    own = MemoryClaim("", parts.total - parts.kv, parts.kv, share.n_bytes if share else None)
+    left = max(0, kv_budget(usable, load.weights, load.workspace))
+    return min(left, kv_budgets((own, *others), usable)[""])
+
+
+def _kinds(geometry: Geometry) -> list[KindRow]:
+    groups: dict[Layer, list[int]] = {}
+    for number, layer in enumerate(geometry.layers):
+        groups.setdefault(layer, []).append(number)
+    return [_kind(geometry, layer, numbers) for layer, numbers in groups.items()]
+
+
+def _kind(geometry: Geometry, layer: Layer, numbers: list[int]) -> KindRow:
+    alone = replace(geometry, layers=(layer,))
+    return KindRow(
+        kind=layer.kind.value,
+        layers=tuple(numbers),
+        heads=layer.k_heads,
+        k_dim=layer.k_dim,
+        v_dim=layer.v_dim,
+        window=layer.window,
+        token_bytes=geometry.token_bytes(layer),
+        state_bytes=alone.state_bytes(1 << 30) * len(numbers),
+    )
+
+
+def _row(load: ServiceLoad, usable: int, n_ctx: int) -> ContextRow:
+    return ContextRow(
+        n_ctx=n_ctx,
+        precisions=tuple(_precisions(replace(load, n_ctx=n_ctx), usable)),
+        disk_bytes=disk_bytes(load.geometry, n_ctx),
+    )
+
+
+def _precisions(load: ServiceLoad, usable: int) -> list[PrecisionFit]:
+    found: list[PrecisionFit] = []
+    for bits in BITS:
+        try:
+            geometry = quantized(load.geometry, bits, load.geometry.group_size)
+        except Unsupported:
+            break
+        if found and geometry.n_bytes(load.n_ctx) == found[0].kv_bytes:
+            break  # Latent KV stays as it is.
+        one = replace(load, geometry=geometry)
+        found.append(PrecisionFit(bits, geometry.n_bytes(load.n_ctx), max_agents(one, usable)))
+    return found
+
+
+def _cell(load: ServiceLoad, usable: int) -> CapacityCell:
+    return CapacityCell(load.n_slots, load.n_ctx, need(load).total, fits(load, usable))

@@ -1,0 +1,157 @@
+"""Ranking of presets for coding agents on a machine, and the command that starts each."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.config import presets
+from mlxstack.core.formatting import size, tokens
+from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import MemoryBudget
+from mlxstack.planner.candidate import Candidate, shipped
+from mlxstack.planner.memory_check import BUDGET_KEY, settings
+from mlxstack.policy.memory.capacity import ServiceLoad, fits, need
+from mlxstack.policy.memory.capacity_advice import (
+    AGENT_TOKENS,
+    Advice,
+    CapacityRequest,
+    FitLevel,
+    advise,
+    nearest,
+    option,
+)
+
+N_AGENTS = 3
+"""Agents to plan for: a client with its sub-agents."""
+
+RESERVE = 10
+"""Percent of the memory for models that a recommended load leaves free."""
+
+N_PROPOSED = 3
+"""Presets that the refusal of another one names at most."""
+
+
+class AdviceRow(Struct, frozen=True):
+    """Ranked preset; `command` starts it with these agents, "" where it does not fit."""
+
+    preset: str
+    verdict: str
+    n_bytes: int
+    weights_bytes: int
+    kv_bits: int
+    max_agents: int
+    options: tuple[str, ...]
+    command: str
+    why: str
+
+
+def agent_presets(home: Home) -> list[Candidate]:
+    """Chat presets with the models' shapes, without those derived from a served model."""
+    files = presets.listed(home)
+    return [one for one in shipped(home) if files[one.preset.name].parent != home.derived_presets]
+
+
+def with_reserve(memory: MemoryBudget) -> MemoryBudget:
+    """Memory less the share that is kept free."""
+    return replace(memory, usable=memory.usable * (100 - RESERVE) // 100)
+
+
+def recommendation(
+    candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
+) -> tuple[Advice, ...]:
+    """Candidates for these agents and contexts, best first, with the reserve kept free."""
+    wishes = [
+        CapacityRequest(one.preset.name, _wish(one, memory, n_agents, n_ctx), one.n_trained)
+        for one in candidates
+    ]
+    return advise(wishes, with_reserve(memory).usable)
+
+
+def ranked(
+    candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
+) -> list[AdviceRow]:
+    """The ranking with commands and reasons."""
+    by_name = {one.preset.name: one for one in candidates}
+    return [
+        _row(by_name[one.name], one, with_reserve(memory))
+        for one in recommendation(candidates, memory, n_agents, n_ctx)
+    ]
+
+
+def proposal(home: Home, memory: MemoryBudget) -> str:
+    """Line on the presets that fit `memory`, for agents or for one agent."""
+    candidates = agent_presets(home)
+    for n_agents in (N_AGENTS, 1):
+        rows = ranked(candidates, memory, n_agents, AGENT_TOKENS)
+        fitting = [one for one in rows if one.command][:N_PROPOSED]
+        if fitting:
+            load = f"{n_agents} x {tokens(AGENT_TOKENS)}"
+            names = (f"{one.preset} ({load}{_dense(one.kv_bits)})" for one in fitting)
+            return f"presets that fit here: {', '.join(names)}; all: `mlx-stack plan`"
+    return (
+        f"no preset with {tokens(AGENT_TOKENS)} of context fits here; all: `mlx-stack plan --all`"
+    )
+
+
+def _wish(candidate: Candidate, memory: MemoryBudget, n_agents: int, n_ctx: int) -> ServiceLoad:
+    slots = replace(candidate.preset.slots, count=n_agents, n_ctx=n_ctx)
+    sized = replace(candidate, preset=replace(candidate.preset, slots=slots))
+    load = sized.load(memory.half_bytes, memory.total)
+    return replace(load, geometry=candidate.geometry(memory.half_bytes))
+
+
+def _row(candidate: Candidate, advice: Advice, memory: MemoryBudget) -> AdviceRow:
+    load = advice.load
+    is_fitting = advice.verdict in {FitLevel.FITS, FitLevel.NEEDS_4_BIT}
+    options = _options(candidate, load, memory) if is_fitting else ()
+    return AdviceRow(
+        preset=advice.name,
+        verdict="too large" if advice.verdict is FitLevel.TOO_LARGE else _verdict(is_fitting),
+        n_bytes=need(load).total,
+        weights_bytes=load.weights,
+        kv_bits=load.geometry.bits,
+        max_agents=advice.n_agents,
+        options=options,
+        command=" ".join(["mlx-stack up", advice.name, *options]) if is_fitting else "",
+        why=_why(advice, memory),
+    )
+
+
+def _verdict(is_fitting: bool) -> str:
+    return "fits" if is_fitting else "not trained"
+
+
+def _options(candidate: Candidate, load: ServiceLoad, memory: MemoryBudget) -> tuple[str, ...]:
+    """Options of `up` for this load; none where the preset itself holds it and fits."""
+    own = candidate.load(memory.half_bytes, memory.total)
+    is_enough = own.n_slots >= load.n_slots and own.n_ctx >= load.n_ctx
+    if is_enough and own.geometry.bits >= load.geometry.bits and fits(own, memory.usable):
+        return ()
+    changes = [
+        ("--slots", load.n_slots, own.n_slots),
+        ("--ctx", tokens(load.n_ctx), tokens(own.n_ctx)),
+        ("--kv-bits", load.geometry.bits, candidate.preset.kv.bits),
+    ]
+    options = [word for name, new, old in changes if new != old for word in (name, str(new))]
+    pct = option(load).budget_pct
+    return (*options, *([] if pct is None else ["--set", f"{BUDGET_KEY}={pct:g}"]))
+
+
+def _dense(bits: int) -> str:
+    return f", {bits}-bit KV" if bits < 16 else ""
+
+
+def _why(advice: Advice, memory: MemoryBudget) -> str:
+    free = memory.usable - need(advice.load).total
+    match advice.verdict:
+        case FitLevel.FITS if advice.load.geometry.bits == 16:
+            return f"fits with full precision, {size(free)} to spare"
+        case FitLevel.FITS:
+            return f"fits with 8-bit KV, {size(free)} to spare"
+        case FitLevel.NEEDS_4_BIT:
+            return "fits only with 4-bit KV, which costs quality"
+        case FitLevel.NOT_TRAINED:
+            return "fits, but was not trained for so long a context"
+    helps = [settings(other, advice.load) for other in nearest(advice.load, memory.usable)]
+    return f"{size(-free)} too large" + (f"; {' or '.join(helps)} would fit" if helps else "")

@@ -1,0 +1,1 @@
+"""Governors of draft lengths."""

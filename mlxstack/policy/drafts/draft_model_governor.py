@@ -1,0 +1,208 @@
+"""Speculative decoding by a draft model: which rows it drafts for, how far, and at what loss.
+
+Its tokens cost passes of the draft model before any is verified, and a context of its own that
+must be computed first. So rows are drafted for while tokens per second grow, passes of both
+models counted, and drafts may lose no more than a small share of the time: `credit` is what they
+may still lose. Where no draft is worth its cost, the credit pays for a short one now and then,
+which shows whether that has changed.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.policy.drafts.ngram_draft_governor import (
+    FIRST_WIDTH,
+    LEAST_GAIN,
+    RESUMED_RATE,
+    UNBOUNDED,
+    DraftOffer,
+    PassLayout,
+    StepBounds,
+    WidthCosts,
+    allowed_seconds,
+    step_seconds,
+)
+
+SIZES = tuple(2**n for n in range(9))
+"""Numbers of rows that are weighed: the likeliest ones, and at last all of them."""
+
+MOST_AHEAD = 8
+"""Tokens that a draft model drafts for a row at most."""
+
+LOSS_SHARE = 0.01
+"""Share of the seconds of decoding that drafts may lose in the long run."""
+
+MOST_CREDIT = 4.0
+"""Steps without drafts that may be lost at the start, and after drafts have saved as many."""
+
+START_S = 1.0
+"""Seconds that a draft model may lose once, so that long contexts too show soon how it fares.
+
+An MTP head has no context to compute first.
+"""
+
+ROW_WEIGHT, MODEL_WEIGHT = 0.15, 0.03
+"""Weights of the newest verified token in the acceptance rates of its row and of all rows."""
+
+N_PROVEN = 48
+"""Verified tokens after which the rate of all rows decides whether a prefill is worth it."""
+
+TYPICAL_ANSWER = 256
+"""Tokens of an answer that are expected at most: requests rarely use their limit."""
+
+
+class DraftModelRecord(Struct, frozen=True):
+    """Acceptance of the drafts of a model; `costs` are seconds of its passes.
+
+    `credit` is in seconds; None before the first step was measured. At the start it is `start_s`
+    and a few steps.
+    """
+
+    costs: WidthCosts
+    rate: float = RESUMED_RATE
+    n_verified: int = 0
+    credit: float | None = None
+    start_s: float = START_S
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether a draft may be tried that may turn out to cost more than it saves."""
+        return self.credit is None or self.credit > 0
+
+
+def plan_drafts(
+    record: DraftModelRecord,
+    rates: Mapping[int, float],
+    counts: Sequence[int],
+    costs: WidthCosts,
+    layout: PassLayout = PassLayout.RAGGED,
+    bounds: StepBounds = UNBOUNDED,
+) -> dict[int, int]:
+    """Tokens to draft for each row; rows that are left out get none.
+
+    `rates` are those of the rows that can be drafted for, `counts` the tokens that every row
+    brings anyway, and `costs` those of the target model. The passes of both models are within
+    `bounds`.
+    """
+    if not rates or not record.may_lose:
+        return {}
+    likeliest = sorted(rates, key=lambda row: -rates[row])
+    best = LEAST_GAIN * len(counts) / step_seconds(counts, costs, layout)
+    widths: dict[int, int] = {}
+    for rows in (likeliest[:n] for n in SIZES if n < 2 * len(likeliest)):
+        chosen = {row: rates[row] for row in rows}
+        speeds = _speeds(record, chosen, counts, costs, layout, bounds)
+        fastest = max(speeds)
+        if fastest > best:
+            best, widths = fastest, dict.fromkeys(rows, 1 + speeds.index(fastest))
+    if widths:
+        return widths
+    # A draft that is not expected to pay shows whether the rate is still what it was.
+    first = likeliest[0]
+    brought = [n + FIRST_WIDTH * (row == first) for row, n in enumerate(counts)]
+    trial_s = step_seconds(brought, costs, layout) + FIRST_WIDTH * record.costs.seconds_at(1)
+    return {first: FIRST_WIDTH} if trial_s <= bounds.most_s else {}
+
+
+def verified(rate: float, n_drafted: int, n_accepted: int, weight: float = ROW_WEIGHT) -> float:
+    """Rate of acceptance after a verified draft."""
+    for is_right in [True] * n_accepted + [False] * (n_accepted < n_drafted):
+        rate += weight * (is_right - rate)
+    return rate
+
+
+def settled(
+    record: DraftModelRecord,
+    n_drafted: int,
+    n_accepted: int,
+    spent_s: float,
+    plain_s: float,
+    n_rows: int = 1,
+) -> DraftModelRecord:
+    """Take the verified drafts of one step of `n_rows` into account.
+
+    The step took `spent_s` seconds longer for them, passes of the draft model included; without
+    drafts it takes `plain_s`.
+    """
+    before = _credit(record, plain_s)
+    credit = before + n_accepted * plain_s / n_rows - spent_s
+    return replace(
+        record,
+        rate=verified(record.rate, n_drafted, n_accepted, MODEL_WEIGHT),
+        n_verified=record.n_verified + n_accepted + (n_accepted < n_drafted),
+        credit=min(credit, max(before, MOST_CREDIT * plain_s)),
+    )
+
+
+def stepped(record: DraftModelRecord, seconds: float, plain_s: float) -> DraftModelRecord:
+    """Take a decode step into account; without drafts it takes `plain_s` seconds."""
+    credit = _credit(record, plain_s)
+    return replace(
+        record, credit=max(credit, min(credit + LOSS_SHARE * seconds, MOST_CREDIT * plain_s))
+    )
+
+
+def charged(record: DraftModelRecord, seconds: float) -> DraftModelRecord:
+    """Take a prefill into account that is not known to be worth its seconds."""
+    return replace(
+        record, credit=(record.start_s if record.credit is None else record.credit) - seconds
+    )
+
+
+def prefill_seconds(
+    record: DraftModelRecord, n_behind: int, n_left: float, costs: WidthCosts
+) -> float:
+    """Seconds that computing the next of `n_behind` tokens may take; 0: they are not worth it.
+
+    At most `n_left` tokens are still to be sampled. Unless drafts have proven to save more than
+    all of it takes, it is paid by the credit.
+    """
+    plain_s = costs.seconds_at(1)
+    gain = plain_s * max(_speeds(record, {0: record.rate}, [1], costs, PassLayout.RAGGED))
+    saved_s = plain_s * (1 - 1 / gain) * min(n_left, TYPICAL_ANSWER)
+    is_proven = record.n_verified >= N_PROVEN and gain > LEAST_GAIN
+    if is_proven and saved_s > record.costs.seconds_at(n_behind):
+        return inf
+    return max(0.0, record.start_s if record.credit is None else record.credit)
+
+
+def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
+    """Tokens of a prefill chunk that takes at most `seconds`; never less than 16."""
+    n_tokens = 16
+    while 2 * n_tokens <= most and costs.seconds_at(2 * n_tokens) <= seconds:
+        n_tokens *= 2
+    return n_tokens
+
+
+def _credit(record: DraftModelRecord, plain_s: float) -> float:
+    return record.start_s + MOST_CREDIT * plain_s if record.credit is None else record.credit
+
+
+def _speeds(
+    record: DraftModelRecord,
+    rates: Mapping[int, float],
+    counts: Sequence[int],
+    costs: WidthCosts,
+    layout: PassLayout,
+    bounds: StepBounds = UNBOUNDED,
+) -> list[float]:
+    """Expected tokens per second of a step in which these rows get drafts of 1, 2, ... tokens.
+
+    0 where the step would not stay within `bounds`.
+    """
+    brought, tokens, speeds = list(counts), float(len(counts)), []
+    pass_s = record.costs.seconds_at(len(rates))
+    plain_s = step_seconds([1] * len(counts), costs, layout)
+    allowed = allowed_seconds([DraftOffer(n_known=n) for n in counts], plain_s, bounds)
+    for n_tokens in range(1, MOST_AHEAD + 1):
+        for row, rate in rates.items():
+            brought[row] += 1
+            tokens += rate**n_tokens
+            allowed[row] += rate**n_tokens * plain_s
+        seconds = step_seconds(brought, costs, layout) + n_tokens * pass_s
+        is_allowed = seconds <= min(bounds.most_s, *allowed)
+        speeds.append(tokens / seconds if is_allowed else 0.0)
+    return speeds

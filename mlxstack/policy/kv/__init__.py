@@ -1,0 +1,1 @@
+"""Prefix index, reuse, retention and eviction, without arrays."""

@@ -1,0 +1,186 @@
+"""Retention: agents' claims on their newest state, and named prefixes."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from mlxstack.policy.kv.prefix_index import (
+    IndexEntry,
+    PrefixIndex,
+    SegmentMeta,
+    end_of,
+    last_checkpoint,
+    reach,
+)
+
+
+class PinnedPrefixName(Struct, frozen=True):
+    """Named prefix: its segments, and the last checkpoint on them.
+
+    A name given by a person pins its records; a learned one only protects them.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    n_tokens: int
+    since: float
+    is_learned: bool = False
+
+
+class PrefixStats(Struct, frozen=True):
+    """One line of "top prefixes": `age_s` since it was stored.
+
+    `key` is the name, or that of its last record when it has none.
+    """
+
+    key: str
+    name: str
+    n_tokens: int
+    n_bytes: int
+    hits: int
+    age_s: float
+    is_pinned: bool
+
+
+class Retention:
+    """Claims of agents and names on records of one index.
+
+    Changed together with the index.
+    """
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._claims: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, PinnedPrefixName] = {}
+
+    @property
+    def names(self) -> tuple[PinnedPrefixName, ...]:
+        """All named prefixes, oldest first."""
+        return tuple(self._names.values())
+
+    @property
+    def claims(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Records of every agent's newest state."""
+        return tuple(self._claims.items())
+
+    def claim(self, agent: str, leaf: str, checkpoint: str | None = None) -> None:
+        """Claim the segment `leaf` as newest state; the older is superseded.
+
+        What the new state shares with the old one, and what others claim, is not.
+        """
+        steps = reach(self._index, leaf, end_of(self._index.nodes[leaf].record))
+        keys = tuple(step.key for step in steps)
+        self.release(agent)
+        self._claims[agent] = keys if checkpoint is None else (*keys, checkpoint)
+        for node in self._existing(self._claims[agent]):
+            node.agents.add(agent)
+            node.was_left = False
+
+    def release(self, agent: str) -> None:
+        """`agent` no longer claims anything; unknown agents are ignored."""
+        for node in self._existing(self._claims.pop(agent, ())):
+            node.agents.discard(agent)
+            node.was_left = True
+
+    def abandon(self, keys: Iterable[str], position: int) -> None:
+        """Evict first whatever reaches beyond `position` on the path.
+
+        A segment that holds `position` goes as a whole: a live context has its beginning.
+        """
+        for node in self._existing(keys):
+            node.was_left |= end_of(node.record) > position
+
+    def pin(self, name: PinnedPrefixName) -> None:
+        """Pin the records of `name`, replacing an older one.
+
+        A learned name only protects them.
+        """
+        self.unpin(name.name)
+        self._names[name.name] = name
+        for node in self._existing(name.keys):
+            (node.soft_pins if name.is_learned else node.pins).add(name.name)
+
+    def unpin(self, name: str) -> bool:
+        """Unpin a named prefix; False for an unknown name."""
+        known = self._names.pop(name, None)
+        if known is None:
+            return False
+        for node in self._existing(known.keys):
+            node.soft_pins.discard(name)
+            node.pins.discard(name)
+        return True
+
+    def forget(self, key: str) -> None:
+        """Drop a record whose content is gone from all names."""
+        for node in self._existing((key,)):
+            node.pins.clear()
+            node.soft_pins.clear()
+
+    def top(self, now: float, limit: int = 10) -> tuple[PrefixStats, ...]:
+        """At most `limit` prefixes by hits: the newest pins, then the most used. O(records)."""
+        named = [self._named_prefix(name, now) for name in self._names.values()]
+        taken = {key for name in self._names.values() for key in name.keys}
+        others = [
+            self._unnamed_prefix(key, now)
+            for key, node in self._index.nodes.items()
+            if key not in taken and node.hits and self._is_tip(node)
+        ]
+        pinned = sorted((one for one in named if one.is_pinned), key=lambda one: one.age_s)
+        rest = sorted([one for one in named if not one.is_pinned] + others, key=_by_use)
+        return tuple(sorted((pinned + rest)[:limit], key=_by_use))
+
+    def known(self, key: str) -> PinnedPrefixName | None:
+        """Records under the key of a `Prefix`; None without any."""
+        if key in self._names:
+            return self._names[key]
+        node = self._index.nodes.get(key)
+        if node is None or not isinstance(node.record, SegmentMeta):
+            return None
+        end = end_of(node.record)
+        return PinnedPrefixName("", self.held(key, end), end, node.born_at)
+
+    def held(self, leaf: str, n_tokens: int) -> tuple[str, ...]:
+        """Keys needed to keep `n_tokens` of the path to `leaf`."""
+        steps = reach(self._index, leaf, n_tokens)
+        checkpoint = last_checkpoint(self._index, steps)
+        keys = tuple(step.key for step in steps)
+        return keys if checkpoint is None else (*keys, checkpoint)
+
+    def _existing(self, keys: Iterable[str]) -> list[IndexEntry]:
+        return [self._index.nodes[key] for key in keys if key in self._index.nodes]
+
+    def _is_tip(self, node: IndexEntry) -> bool:
+        """Whether a segment was hit more often than anything that continues it."""
+        if not isinstance(node.record, SegmentMeta):
+            return False
+        children = self._existing(node.children)
+        return all(c.hits < node.hits for c in children if isinstance(c.record, SegmentMeta))
+
+    def _named_prefix(self, name: PinnedPrefixName, now: float) -> PrefixStats:
+        nodes = self._existing(name.keys)
+        return PrefixStats(
+            key=name.name,
+            name=name.name,
+            n_tokens=name.n_tokens,
+            n_bytes=sum(node.record.n_bytes for node in nodes),
+            hits=min((n.hits for n in nodes if isinstance(n.record, SegmentMeta)), default=0),
+            age_s=now - name.since,
+            is_pinned=not name.is_learned,
+        )
+
+    def _unnamed_prefix(self, key: str, now: float) -> PrefixStats:
+        node = self._index.nodes[key]
+        steps = reach(self._index, key, end_of(node.record))
+        return PrefixStats(
+            key=key,
+            name="",
+            n_tokens=end_of(node.record),
+            n_bytes=sum(step.n_bytes for step in steps),
+            hits=node.hits,
+            age_s=now - node.born_at,
+            is_pinned=bool(node.pins),
+        )
+
+
+def _by_use(prefix: PrefixStats) -> tuple[int, int, str]:
+    return -prefix.hits, -prefix.n_tokens, prefix.name

@@ -1,0 +1,1 @@
+"""KV geometry and memory budgets."""

@@ -1,0 +1,1 @@
+"""Order and size of the work of a step."""

@@ -1,0 +1,225 @@
+"""Chunked prefill: size and order of chunks, bounded by inter-token latency.
+
+The size follows a throughput model that is fitted to measured chunks and decode steps.
+"""
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.preset import NonNegativeInt, PositiveInt, Seconds
+from mlxstack.core.request import Priority
+from mlxstack.policy.scheduling.scheduler_state import Slot
+
+FEWEST = 16
+"""Shorter chunks, in tokens, measure overhead rather than throughput."""
+
+MEMORY = 0.95
+"""Decay of older chunks in the regression of the slowdown."""
+
+
+class RegressionSums(Struct, frozen=True):
+    """Decaying regression sums over chunks: tokens, positions, costs, products."""
+
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+
+class ThroughputModel(Struct, frozen=True):
+    """Measured prefill tokens per second at position 0; seconds per step.
+
+    Each token before a token makes it slower by the share `slowdown`: attention looks back at
+    all of them. 0: not known yet.
+    """
+
+    prefill_tps: float = 0.0
+    decode_s: float = 0.0
+    slowdown: float = 0.0
+    trend: RegressionSums = RegressionSums()
+    n_largest: int = 0
+    """Tokens of the longest chunk that was measured."""
+
+
+def observe_prefill(
+    speed: ThroughputModel, start: int, n_tokens: int, seconds: float
+) -> ThroughputModel:
+    """Update by a chunk; level follows at once, slowdown gradually."""
+    if n_tokens < FEWEST or seconds <= 0:
+        return speed
+    middle = start + n_tokens / 2
+    trend = _add(speed.trend, n_tokens, middle, seconds / n_tokens)
+    slowdown = _slowdown(trend)
+    measured = n_tokens / seconds
+    expected = speed.prefill_tps / (1 + speed.slowdown * middle) or measured
+    level = 0.5 * (measured + expected) * (1 + slowdown * middle)
+    n_largest = max(speed.n_largest, n_tokens)
+    return ThroughputModel(level, speed.decode_s, slowdown, trend, n_largest)
+
+
+def observe_decode(speed: ThroughputModel, seconds: float) -> ThroughputModel:
+    """Update by a decode step: slower at once, faster gradually."""
+    decode_s = max(seconds, 0.8 * speed.decode_s + 0.2 * seconds)
+    return replace(speed, decode_s=decode_s)
+
+
+def prefill_s(speed: ThroughputModel, start: int, n_tokens: int) -> float:
+    """Prefill seconds of `n_tokens` from position `start`; 0 if unknown."""
+    if not speed.prefill_tps:
+        return 0.0
+    return n_tokens * (1 + speed.slowdown * (start + n_tokens / 2)) / speed.prefill_tps
+
+
+def tokens_within(speed: ThroughputModel, start: int, seconds: float) -> int:
+    """Number of tokens from position `start` on that take `seconds`: `prefill_s` solved."""
+    work = max(0.0, seconds) * speed.prefill_tps
+    first = 1 + speed.slowdown * start
+    return int(2 * work / (first + math.sqrt(first * first + 2 * speed.slowdown * work)))
+
+
+def _add(trend: RegressionSums, n: int, x: float, y: float) -> RegressionSums:
+    return RegressionSums(
+        MEMORY * trend.n + n,
+        MEMORY * trend.x + n * x,
+        MEMORY * trend.y + n * y,
+        MEMORY * trend.xx + n * x * x,
+        MEMORY * trend.xy + n * x * y,
+    )
+
+
+def _slowdown(trend: RegressionSums) -> float:
+    """Slope over intercept of the least-squares line; 0 for clustered chunks."""
+    x, y = trend.x / trend.n, trend.y / trend.n
+    spread = trend.xx / trend.n - x * x
+    if spread < FEWEST * FEWEST:
+        return 0.0
+    slope = max(0.0, (trend.xy / trend.n - x * y) / spread)
+    return slope / max(y - slope * x, 0.1 * y)
+
+
+FINEST = 16
+"""Chunks shorter than a block end on multiples of this, in tokens."""
+
+GROWTH = 2
+"""A chunk beside decoding requests is at most so many times as long as any that was measured."""
+
+HEADROOM = 0.9
+"""Target share of the bound; the next step may have another row."""
+
+DRAFT_SHARE = 0.05
+"""Share of the seconds of a prefill chunk by which drafts may prolong the decode step beside it."""
+
+
+class PrefillPolicy(Struct, frozen=True):
+    """Bounds of a prefill chunk.
+
+    `max_stall_s` is the longest pause between tokens of a decoding request; `patience_s` the
+    longest chunk while no request decodes, so that arrivals and cancellations are handled;
+    `max_chunk_size` and `block` are tokens; `max_passed` is the number of chunks in a row that may
+    pass over the oldest prompt. `score_bytes` is what unfused attention stores per query token and
+    context token, of which `max_score_bytes` may be alive; 0: fused, no bound. Chunks of
+    `fused_from` tokens or more are fused too; 0: none.
+    """
+
+    max_stall_s: Seconds = 0.25
+    patience_s: Seconds = 1.0
+    max_chunk_size: PositiveInt = 2048
+    block: PositiveInt = 128
+    max_passed: NonNegativeInt = 3
+    score_bytes: NonNegativeInt = 0
+    max_score_bytes: NonNegativeInt = 0
+    fused_from: NonNegativeInt = 0
+
+
+def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
+    """Select the slot with the highest priority, then the shortest remaining prompt.
+
+    The oldest prompt gets one chunk of `max_passed + 1`, so every prompt ends.
+    """
+    first = min(slots, key=_arrival)
+    if first.n_passed >= pace.max_passed:
+        return first
+    return min(slots, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
+
+
+def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
+    """Tokens of the next prefill chunk, preferably to a block boundary.
+
+    While other requests decode, chunk plus decode step stay inside `max_stall_s` at the measured
+    throughput, which says little about far longer chunks. Where that permits `fused_from` tokens,
+    no chunk is shorter, the last one included if the one before it can give way.
+    """
+    budget = _budget(slot, n_decoding, speed, pace)
+    if slot.n_left <= budget:
+        return slot.n_left
+    end = slot.position + budget
+    aligned = end - end % pace.block
+    if aligned <= slot.position:
+        aligned = end - end % FINEST
+    n_tokens = aligned - slot.position
+    if not 0 < pace.fused_from <= budget:
+        return n_tokens
+    n_before_last = slot.n_left - pace.fused_from
+    n_tokens = max(n_tokens, pace.fused_from)
+    return n_before_last if pace.fused_from <= n_before_last < n_tokens else n_tokens
+
+
+def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
+    n_tokens = _tokens_within_stall(slot, n_decoding, speed, pace)
+    if 0 < pace.fused_from <= min(n_tokens, slot.n_left):
+        return n_tokens
+    return min(n_tokens, tokens_within_scores(slot.position, pace))
+
+
+def _tokens_within_stall(
+    slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy
+) -> int:
+    most = pace.max_chunk_size
+    if speed.prefill_tps == 0:
+        return min(pace.block, most)
+    seconds = pace.patience_s
+    if n_decoding:
+        seconds = stall_left(speed, pace)
+        most = min(most, GROWTH * max(pace.block, speed.n_largest))
+    return max(FINEST, min(most, tokens_within(speed, slot.position, seconds)))
+
+
+def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
+    """Seconds that the bound on stalls leaves beside a decode step."""
+    return HEADROOM * pace.max_stall_s - speed.decode_s
+
+
+def draft_bound(
+    plain_s: float, n_rows: int, pace: PrefillPolicy, *, is_prefilling: bool = False
+) -> float:
+    """Maximum seconds of a decode step with drafts; without, it takes `plain_s`.
+
+    Beside a prefill chunk they take a share of its seconds, out of the headroom of the bound: its
+    size stays. Several rows stay within the bound on stalls, and a row alone delays an arrival by
+    it at most.
+    """
+    bound_s = HEADROOM * pace.max_stall_s
+    if is_prefilling:
+        return plain_s + DRAFT_SHARE * max(0.0, bound_s - plain_s)
+    return max(bound_s, plain_s) if n_rows > 1 else plain_s + bound_s
+
+
+def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:
+    """Tokens from `position` whose attention scores fit `max_score_bytes`."""
+    if not pace.score_bytes:
+        return pace.max_chunk_size
+    pairs = pace.max_score_bytes / pace.score_bytes
+    n_tokens = int((math.sqrt(position * position + 4 * pairs) - position) / 2)
+    return max(FINEST, min(pace.max_chunk_size, n_tokens))
+
+
+def _priority(slot: Slot) -> int:
+    return slot.queued.priority if slot.queued else Priority.NORMAL
+
+
+def _arrival(slot: Slot) -> tuple[float, int]:
+    return slot.queued.arrived if slot.queued else 0.0, slot.id

@@ -1,0 +1,345 @@
+"""Scheduler: pure function from scheduler state to a step's actions.
+
+Admission is bounded by slots, batch size and KV bytes. The queue is ordered by priority with
+aging, one request per agent. Slots are selected by pin, conversation, longest common prefix,
+then least recent use; a request may wait for a prefix that another one computes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated
+
+from msgspec import Meta, Struct, structs
+
+from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
+from mlxstack.policy.attention_kernels import FUSED, PrefillAttention
+from mlxstack.policy.memory.workspace import MAX_SCORE_BYTES
+from mlxstack.policy.scheduling.chunked_prefill import (
+    PrefillPolicy,
+    ThroughputModel,
+    chunk_size,
+    next_to_prefill,
+)
+from mlxstack.policy.scheduling.scheduler_state import (
+    ACTIVE,
+    EarlyTurn,
+    QueuedRequest,
+    SchedulerState,
+    Slot,
+    SlotAction,
+    SlotState,
+    assign_slot,
+    dequeue,
+    enqueue,
+    reserve_slot,
+    skip,
+)
+
+OverlapFn = Callable[[str, int], int]
+"""Common prefix of a request and a slot's context, in tokens."""
+
+SharedPrefillFn = Callable[[str, str], int]
+"""Prompt tokens that another request's prefill computes too, else 0."""
+
+SavedBytesFn = Callable[[str, int], int]
+"""Bytes that sharing saves with this request in this slot."""
+
+COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
+
+REST_STEPS = 200
+"""Decode steps between two chunks of early turns.
+
+Their stalls are half a percent of the gaps, so that the 99th percentile hardly moves.
+"""
+
+KEEP = 0.5
+"""Minimum kept share of a context to overwrite it, without empty slots."""
+
+SLACK = 32
+"""Tail tokens that templates rewrite and a follow-up may lose."""
+
+
+def select_slot(
+    state: SchedulerState, queued: QueuedRequest, match: OverlapFn, barred: frozenset[int]
+) -> int | None:
+    """Select the slot for a request, or None to wait.
+
+    `barred` slots are excluded. A follow-up is of the same conversation and repeats the last prompt
+    of its slot. A title request, another conversation or an edited one only shares a prefix with
+    it, and takes an empty slot instead of overwriting it; the engine forks the prefix from there.
+    Slots that other requests are pinned to are taken last.
+    """
+    idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
+    if queued.pin is not None:
+        return queued.pin if any(s.id == queued.pin for s in idle) else None
+    pinned = {t.pin for t in state.waiting}
+    shared = {s.id: match(queued.request, s.id) if s.n_tokens else 0 for s in idle}
+    own = [s for s in idle if _continues(s, queued, shared[s.id])]
+    empty = [s for s in idle if not s.n_tokens and s.id not in pinned]
+    alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
+    for slots in (own, () if empty else alike):
+        if slots:
+            return max(slots, key=lambda s: (shared[s.id], s.last_used)).id
+    least_missed = min(idle, key=lambda s: (s.id in pinned, *_worth(s)), default=None)
+    return least_missed.id if least_missed else None
+
+
+def no_shared_prefill(_ask: str, _other: str) -> int:
+    """Default of `schedule`: no request waits for the prefill of another."""
+    return 0
+
+
+def no_saved_bytes(_ask: str, _slot: int) -> int:
+    """Default of `schedule`: every request holds its own KV."""
+    return 0
+
+
+def should_wait_for_prefix(
+    state: SchedulerState, queued: QueuedRequest, promise: SharedPrefillFn
+) -> bool:
+    """Whether a slot computes a prefix of this prompt: wait, then fork."""
+    return any(
+        slot.position < promise(queued.request, slot.queued.request)
+        for slot in state.slots
+        if slot.state in COMPUTING and slot.queued
+    )
+
+
+def _continues(slot: Slot, queued: QueuedRequest, n_shared: int) -> bool:
+    """Whether the prompt continues this slot's conversation, as far as known.
+
+    Short user messages make the prompts of two conversations alike but for their last tokens:
+    only names tell them apart. Without names, a follow-up repeats the last prompt to its end.
+    """
+    if slot.name is not None and queued.name is not None and slot.name != queued.name:
+        return False
+    n_prompt = slot.n_prompt or slot.n_tokens
+    is_restored = not slot.n_prompt
+    is_known = is_restored or (slot.name is not None and slot.name == queued.name)
+    slack = min(SLACK, n_prompt // 4) if is_known else 0
+    return n_shared > 0 and n_prompt - n_shared <= slack
+
+
+def _worth(slot: Slot) -> tuple[bool, float, int]:
+    return slot.n_tokens > 0, slot.last_used, slot.id
+
+
+def effective_priority(queued: QueuedRequest, now: float, aging_per_s: float) -> float:
+    """Effective priority: base minus `aging_per_s` for each second waited; lower goes first."""
+    return queued.priority - aging_per_s * max(0.0, now - queued.arrived)
+
+
+def sort_queue(
+    waiting: Iterable[QueuedRequest], now: float, aging_per_s: float
+) -> list[QueuedRequest]:
+    """Queue in serving order now; ties go by arrival."""
+    return sorted(waiting, key=lambda t: (effective_priority(t, now, aging_per_s), t.arrived))
+
+
+def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterator[QueuedRequest]:
+    """Queued requests in order; one per agent, none of a busy agent.
+
+    Requests of one agent are served strictly in order of arrival, whatever their priority.
+    """
+    taken = {s.queued.agent for s in state.slots if s.state in ACTIVE and s.queued}
+    first: dict[str, str] = {}
+    for queued in sorted(state.waiting, key=lambda t: t.arrived):
+        if queued.agent is not None:
+            first.setdefault(queued.agent, queued.request)
+    for queued in sort_queue(state.waiting, now, aging_per_s):
+        is_turn = queued.agent not in taken and first.get(queued.agent or "") == queued.request
+        if queued.agent is None or is_turn:
+            yield queued
+
+
+def expired(state: SchedulerState, now: float) -> list[QueuedRequest]:
+    """Requests whose deadline has passed, queued or in a slot."""
+    requests = [*state.waiting, *(s.queued for s in state.slots if s.queued)]
+    return [t for t in requests if t.deadline is not None and now >= t.deadline]
+
+
+def retry_after(state: SchedulerState, seconds_per_ask: float) -> float:
+    """Seconds until the queue likely moves: its length over slots."""
+    ahead = len(state.waiting) + 1
+    return max(1.0, ahead * seconds_per_ask / max(1, len(state.slots)))
+
+
+class SchedulerLimits(Struct, frozen=True):
+    """Limits: `max_active` slots prefill or decode at once; `max_waiting` requests queue.
+
+    Live KV of at most `max_bytes` is admitted; None is no bound.
+    """
+
+    max_active: PositiveInt = 8
+    max_waiting: NonNegativeInt = 64
+    max_bytes: PositiveInt | None = None
+    aging_per_s: Annotated[float, Meta(ge=0)] = 0.1
+    pace: PrefillPolicy = PrefillPolicy()
+
+
+class AssignSlot(Struct, frozen=True):
+    """Assign this request to `slot`."""
+
+    queued: QueuedRequest
+    slot: int
+
+
+class Expire(Struct, frozen=True):
+    """Deadline of a request passed; the caller releases its slot."""
+
+    queued: QueuedRequest
+
+
+class RunSlotAction(Struct, frozen=True):
+    """Run this slot action now; its slot is reserved."""
+
+    action: SlotAction
+
+
+class PrefillChunk(Struct, frozen=True):
+    """Compute the next `n_tokens` of the prompt in `slot`."""
+
+    slot: int
+    n_tokens: int
+
+
+class EarlyChunk(Struct, frozen=True):
+    """Compute `n_tokens` of an early turn; 0: look up cached ones."""
+
+    turn: EarlyTurn
+    n_tokens: int
+
+
+Action = AssignSlot | Expire | RunSlotAction | PrefillChunk
+
+
+def is_full(
+    state: SchedulerState, queued: QueuedRequest, now: float, limits: SchedulerLimits
+) -> bool:
+    """Whether admission must refuse this request because too many would wait."""
+    after, _ = schedule(enqueue(state, queued), now, limits, lambda request, slot: 0)
+    return len(after.waiting) > limits.max_waiting
+
+
+def schedule(
+    state: SchedulerState,
+    now: float,
+    limits: SchedulerLimits,
+    match: OverlapFn,
+    promise: SharedPrefillFn = no_shared_prefill,
+    saved: SavedBytesFn = no_saved_bytes,
+) -> tuple[SchedulerState, list[Action]]:
+    """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
+
+    Work conserving: while the batch has a free row and an idle slot without an older action, a
+    request waits only for its pinned slot, its agent, a shared prefix being computed, or memory.
+    Scheduling again at once changes nothing, unless requests share KV: `saved` counts what is in
+    the slots, so it admits the next one when the one before is in its slot.
+    """
+    actions: list[Action] = []
+    for late in expired(state, now):
+        state = dequeue(state, late.request)
+        actions.append(Expire(late))
+    for pending in state.actions:
+        if state.slot(pending.slot).state is SlotState.IDLE and _is_first(state, pending):
+            state = reserve_slot(state, pending)
+            actions.append(RunSlotAction(pending))
+    requests = schedulable(state, now, limits.aging_per_s)
+    while _has_room(state, limits) and (queued := next(requests, None)):
+        if should_wait_for_prefix(state, queued, promise):
+            continue
+        slot = select_slot(state, queued, match, _barred(state, queued))
+        n_saved = saved(queued.request, slot) if slot is not None else 0
+        if not _fits(state, queued, limits, n_saved):
+            # Smaller requests do not overtake, or a large prompt would starve.
+            break
+        if slot is not None:
+            state = assign_slot(state, queued, slot)
+            actions.append(AssignSlot(queued, slot))
+            if n_saved:
+                break
+    return state, actions
+
+
+def next_prefill_chunk(
+    state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
+) -> tuple[SchedulerState, PrefillChunk | None]:
+    """Prefill chunk of this step, None without a prompt to compute."""
+    slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
+    if not slots:
+        return state, None
+    n_decoding = sum(s.state is SlotState.RUNNING for s in state.slots)
+    slot = next_to_prefill(slots, pace)
+    n_tokens = chunk_size(slot, n_decoding, speed, pace)
+    return skip(state, slot.id), PrefillChunk(slot.id, n_tokens)
+
+
+def may_compute_early(state: SchedulerState) -> bool:
+    """Whether no other work waits, prefills or uses a slot, but decoding."""
+    is_quiet = all(s.state in (SlotState.IDLE, SlotState.RUNNING) for s in state.slots)
+    return bool(state.early) and is_quiet and not (state.waiting or state.actions)
+
+
+def next_early_chunk(
+    state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
+) -> tuple[SchedulerState, EarlyChunk | None]:
+    """Early-turn chunk of this step, or None while other work waits.
+
+    It delays a request by one chunk within `max_stall_s` at most. Beside decoding requests there
+    are long rests.
+    """
+    if not may_compute_early(state):
+        return state, None
+    if state.n_active and state.n_rested < REST_STEPS:
+        return structs.replace(state, n_rested=state.n_rested + 1), None
+    turn = state.early[0]
+    if turn.position is None:
+        return state, EarlyChunk(turn, 0)
+    slot = Slot(turn.slot, position=turn.position, n_prompt=turn.n_prompt)
+    # An arrival waits as shortly as a decoding request, also while none decodes.
+    return state, EarlyChunk(turn, chunk_size(slot, max(1, state.n_active), speed, pace))
+
+
+def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:
+    is_idle = any(slot.state is SlotState.IDLE for slot in state.slots)
+    return is_idle and state.n_active < limits.max_active
+
+
+def _fits(
+    state: SchedulerState, queued: QueuedRequest, limits: SchedulerLimits, n_saved: int
+) -> bool:
+    """Whether its KV fits beside active ones; alone it never waits."""
+    if limits.max_bytes is None or not state.n_active:
+        return True
+    return state.active_bytes + queued.n_bytes - n_saved <= limits.max_bytes
+
+
+def _is_first(state: SchedulerState, pending: SlotAction) -> bool:
+    """Whether no older pinned request or action wants the slot."""
+    return all(t.pin != pending.slot or t.arrived >= pending.arrived for t in state.waiting)
+
+
+def _barred(state: SchedulerState, queued: QueuedRequest) -> frozenset[int]:
+    """Slots with an action that is older than this request."""
+    return frozenset(e.slot for e in state.actions if e.arrived < queued.arrived)
+
+
+def limits_of(
+    preset: Preset, budget: int | None, attention: PrefillAttention = FUSED
+) -> SchedulerLimits:
+    """Scheduler limits of a preset; `budget` is bytes of KV, or none."""
+    block = preset.prefix_cache.block_size
+    pace = PrefillPolicy(
+        max_stall_s=preset.prefill.max_stall_ms / 1000,
+        max_chunk_size=preset.prefill.chunk_size,
+        block=block,
+        score_bytes=attention.score_bytes,
+        max_score_bytes=MAX_SCORE_BYTES,
+        fused_from=attention.fused_from,
+    )
+    return SchedulerLimits(
+        max_active=preset.batch.max_size if preset.batch.enabled else 1,
+        max_waiting=preset.queue.max_waiting,
+        max_bytes=budget,
+        aging_per_s=preset.queue.aging_per_s,
+        pace=pace,
+    )

@@ -1,0 +1,1 @@
+"""Operations that clients request of a service."""

@@ -1,0 +1,366 @@
+"""Explicit agents: create, inspect, fork, rewind, evict, delete; record their turns."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.commands import AgentKVLocation, EvictAgentFromSlot, pin_of
+from mlxstack.core.conversation import Conversation, Message, Tool
+from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
+from mlxstack.core.kv_transfer import AgentMove, MovedAgent
+from mlxstack.core.request import Priority
+from mlxstack.core.response_parts import SpokenPart
+from mlxstack.core.status import AgentView
+from mlxstack.service.parts import openai_messages
+from mlxstack.service.parts.agent_registry import AgentRecord, facts_about, facts_of, views
+from mlxstack.service.parts.agent_store import in_thread
+from mlxstack.service.service import Service
+from mlxstack.store.agent_history import History
+
+log = logging.getLogger("mlxstack.agents")
+
+MOST_AGENTS = 10_000
+"""Limit of explicit agents, which stay until they are deleted."""
+
+
+class AgentHistory(Struct, frozen=True):
+    """Messages and tools of an agent."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+
+class AgentDetails(Struct, frozen=True):
+    """An agent, and the bytes of its KV for the served model.
+
+    Live, parked and stored bytes may be the same KV in several places; other agents may share them.
+    """
+
+    view: AgentView
+    is_explicit: bool
+    live_bytes: int = 0
+    parked_bytes: int = 0
+    disk_bytes: int = 0
+
+
+class AgentChanges(Struct, frozen=True):
+    """Changes of an agent; None keeps a value."""
+
+    priority: Priority | None = None
+    is_pinned: bool | None = None
+
+
+UNCHANGED = AgentChanges()
+
+
+def check_room(service: Service, agent: str) -> None:
+    """Raises Conflict for a new agent when there are too many already."""
+    n_agents = service.agent_registry.n_agents
+    if n_agents >= MOST_AGENTS and service.agent_registry.find(agent) is None:
+        raise Conflict(
+            f"there are {n_agents} agents, and no new one is kept; delete those that are over "
+            "(DELETE /v1/agents/{id})"
+        )
+
+
+async def everyone(service: Service) -> tuple[AgentDetails, ...]:
+    """All agents, those without an explicit name too, the last used first."""
+    return await _details(service, service.agent_registry.latest)
+
+
+async def one(service: Service, agent: str) -> AgentDetails:
+    """One agent. Raises NotFound."""
+    return (await _details(service, (_record(service, agent),)))[0]
+
+
+async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetails:
+    """Create an agent with a history. Raises Conflict for a taken id."""
+    check_room(service, agent)
+    async with _editing(service, agent):
+        if await asyncio.to_thread(service.agent_store.has, agent):
+            raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
+        with _recorded(service, agent):
+            await _write(service, agent, past)
+        return await one(service, agent)
+
+
+async def past(service: Service, agent: str) -> AgentHistory:
+    """History of an agent. Raises NotFound, or Conflict when damaged."""
+    try:
+        history = await asyncio.to_thread(service.agent_store.read, agent)
+        messages = tuple(openai_messages.read_stored(message) for message in history.messages)
+    except Damaged as error:
+        raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
+    return AgentHistory(messages, facts_of(history).tools)
+
+
+async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDetails:
+    """Change priority and pin, from the next request on. Raises NotFound."""
+    record = _record(service, agent)
+    if changes.priority is not None:
+        record.priority = changes.priority
+    if changes.is_pinned is not None:
+        record.is_pinned = changes.is_pinned
+        await _pin(service, record)
+    if record.is_explicit:
+        async with service.agent_locks.writing(agent):
+            await _replace(service, agent, await past(service, agent), changes)
+    return await one(service, agent)
+
+
+async def fork(service: Service, agent: str, other: str) -> AgentDetails:
+    """Create `other` with the history of `agent`; no KV is copied.
+
+    Raises NotFound, or Conflict when there is an `other` or the history is damaged.
+    """
+    _record(service, agent)
+    await past(service, agent)
+    check_room(service, other)
+    async with _editing(service, other):
+        await in_thread(service.agent_store.copy, agent, other)
+        record = service.agent_registry.record(other, is_explicit=True)
+        own = AgentChanges(record.priority, record.is_pinned)
+        await _write(service, other, await past(service, other), own)
+        return await one(service, other)
+
+
+async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
+    """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
+    async with _editing(service, agent):
+        history = await past(service, agent)
+        if not 0 <= n_messages <= len(history.messages):
+            raise BadRequest(
+                f"n_messages is {n_messages}; agent {agent} has {len(history.messages)} messages",
+                "n_messages",
+            )
+        await _write(service, agent, replace(history, messages=history.messages[:n_messages]))
+        return await one(service, agent)
+
+
+async def evict(service: Service, agent: str) -> int:
+    """Free an agent's slot and memory, not its disk; tokens evicted."""
+    async with service.agent_locks.acting(agent):
+        _record(service, agent)
+        return await _vacate(service, agent, is_kept=True)
+
+
+async def delete(service: Service, agent: str) -> None:
+    """Delete record, history and KV in memory.
+
+    Raises NotFound, or Conflict when the agent is busy. Its KV files stay until a collection of the
+    store finds nothing that names them.
+    """
+    async with _editing(service, agent):
+        await _forget(service, _record(service, agent))
+
+
+async def record_turn(
+    service: Service, agent: str, conversation: Conversation, spoken: Sequence[SpokenPart]
+) -> None:
+    """Store a finished turn, before the client receives its end.
+
+    A disk that refuses costs a line in the log, not the answer; the history is kept in memory until
+    one of the next turns writes it.
+    """
+    messages = conversation.messages
+    reply = openai_messages.assistant_message(spoken)
+    if conversation.continue_final and messages:
+        begun = messages[-1]
+        reply = replace(reply, text=begun.text + reply.text)
+        messages = messages[:-1]
+    past = AgentHistory((*messages, reply), conversation.tools)
+    try:
+        await _write(service, agent, past)
+    except StackError as error:
+        log.warning("the history of agent %s was not written: %s", agent, error)
+        service.agent_store.reserve(agent, _history(service, agent, past))
+    record = service.agent_registry.record(agent, is_explicit=True)
+    if record.is_pinned:
+        service.generator.cache.pin_agent(agent)
+
+
+@asynccontextmanager
+async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
+    """Lock the history against changes. Raises Conflict when busy."""
+    async with service.agent_locks.acting(agent):
+        with await service.agent_locks.lock_turn_now(agent):
+            yield
+
+
+@contextmanager
+def _recorded(service: Service, agent: str) -> Iterator[AgentRecord]:
+    """New record of an agent, dropped when its history is not written."""
+    registry = service.agent_registry
+    is_new = registry.find(agent) is None
+    try:
+        yield registry.record(agent, is_explicit=True)
+    except StackError:
+        if is_new:
+            registry.forget(agent)
+        raise
+
+
+async def _write(
+    service: Service, agent: str, past: AgentHistory, changes: AgentChanges = UNCHANGED
+) -> None:
+    """Replace the history, after earlier writes."""
+    async with service.agent_locks.writing(agent):
+        await _replace(service, agent, past, changes)
+
+
+async def _replace(service: Service, agent: str, past: AgentHistory, changes: AgentChanges) -> None:
+    """Replace the history, but for `changes` with the stored priority and pin.
+
+    Another service of the home may have set them.
+    """
+    history = _history(service, agent, past)
+
+    def write() -> None:
+        facts = facts_of(history)
+        with suppress(StackError):
+            stored = facts_of(service.agent_store.read(agent))
+            facts = replace(facts, priority=stored.priority, is_pinned=stored.is_pinned)
+        if changes.priority is not None:
+            facts = replace(facts, priority=changes.priority)
+        if changes.is_pinned is not None:
+            facts = replace(facts, is_pinned=changes.is_pinned)
+        service.agent_store.write(agent, History(history.messages, msgspec.to_builtins(facts)))
+
+    await in_thread(write)
+
+
+def _history(service: Service, agent: str, past: AgentHistory) -> History:
+    record = service.agent_registry.record(agent, is_explicit=True)
+    facts = facts_about(record, past.tools)
+    messages = tuple(openai_messages.write_message(message) for message in past.messages)
+    return History(messages, msgspec.to_builtins(facts))
+
+
+async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
+    snapshot = service.engine.snapshot()
+    kept = await _located(service, tuple(record.name for record in records))
+    locations = {location.agent: location for location in kept}
+    title = service.agent_registry.title
+    drawn = views(records, snapshot, service.name, locations, service.agent_store.stored, title)
+    live = {slot.id: slot.n_bytes for slot in snapshot.slots}
+    return tuple(
+        AgentDetails(
+            view=view,
+            is_explicit=record.is_explicit,
+            live_bytes=live.get(view.slot, 0) if view.slot is not None else 0,
+            parked_bytes=locations[record.name].memory_bytes,
+            disk_bytes=locations[record.name].disk_bytes
+            or _stored(service, record.name).disk_bytes,
+        )
+        for record, view in zip(records, drawn, strict=True)
+    )
+
+
+async def _located(service: Service, agents: tuple[str, ...]) -> tuple[AgentKVLocation, ...]:
+    """Location of the KV of each agent; that of an unloaded model is on disk."""
+    if not service.is_unloaded:
+        return await asyncio.wrap_future(service.cache.locate_agents(agents))
+    return tuple(_stored(service, agent) for agent in agents)
+
+
+def _stored(service: Service, agent: str) -> AgentKVLocation:
+    """Saved KV of the served model, known without a request."""
+    own = [one for one in service.agent_store.stored(agent) if one.model == service.name]
+    return (
+        AgentKVLocation(agent, own[-1].n_tokens, 0, own[-1].n_bytes)
+        if own
+        else AgentKVLocation(agent)
+    )
+
+
+async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> AgentMove:
+    """Send an agent with its KV to the peer `to`.
+
+    It is deleted here unless `is_kept`. Raises NotFound, BadRequest for a URL that is no peer,
+    Conflict when the agent is busy or the peer refuses it; then the agent stays.
+    """
+    peer = service.peers.at(to)
+    async with _editing(service, agent):
+        record = _record(service, agent)
+        history = await asyncio.to_thread(service.agent_store.read, agent)
+        await _vacate(service, agent, is_kept=True)
+        await asyncio.wrap_future(service.generator.after_writes())
+        identity = service.facts.identity.key()
+        manifest = await asyncio.to_thread(service.agent_store.manifest, agent, identity)
+        try:
+            moved = MovedAgent(history.messages, history.facts, manifest)
+            n_sent, n_tokens = await service.peers.push(peer, agent, moved)
+        except StackError as error:
+            raise Conflict(f"agent {agent} was not moved and stays here: {error}") from error
+        if not is_kept:
+            await _forget(service, record)
+    n_bytes = manifest.n_bytes if manifest is not None else 0
+    return AgentMove(agent, to, n_tokens, n_bytes, n_sent, is_kept)
+
+
+async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
+    """Create an agent that another service sent; KV tokens that are here.
+
+    Raises Conflict when the id is taken, BadRequest for a history that cannot be read, Damaged
+    for KV that is not its own.
+    """
+    check_room(service, agent)
+    async with _editing(service, agent):
+        if await asyncio.to_thread(service.agent_store.has, agent):
+            raise Conflict(f"there is an agent {agent} already; delete it or move another one")
+        history = History(moved.messages, moved.facts)
+        messages = tuple(openai_messages.read_stored(message) for message in moved.messages)
+        facts, n_tokens = facts_of(history), 0
+        if moved.manifest is not None:
+            service.text_processor.check(moved.manifest.tokens, "manifest.tokens")
+            n_tokens = await asyncio.wrap_future(service.generator.import_kv(moved.manifest))
+        with _recorded(service, agent) as record:
+            record.priority, record.is_pinned = facts.priority, facts.is_pinned
+            record.sums, record.used_at = facts.sums, facts.used_at
+            await _write(service, agent, AgentHistory(messages, facts.tools))
+        if moved.manifest is not None:
+            await in_thread(service.agent_store.put, agent, moved.manifest)
+        return n_tokens
+
+
+async def _forget(service: Service, record: AgentRecord) -> None:
+    """Delete record, history and KV in memory; the caller edits it."""
+    # The history first: the agent keeps everything when the disk refuses.
+    async with service.agent_locks.writing(record.name):
+        with suppress(NotFound):
+            await in_thread(service.agent_store.remove, record.name)
+    record.is_pinned = False
+    await _pin(service, record)
+    await _vacate(service, record.name, is_kept=False)
+    service.agent_registry.forget(record.name)
+
+
+async def _vacate(service: Service, agent: str, *, is_kept: bool) -> int:
+    n_tokens = 0
+    for slot in service.engine.snapshot().slots:
+        if slot.agent == agent:
+            done: Any = await service.run_slot_command(EvictAgentFromSlot(slot.id, agent, is_kept))
+            n_tokens += done.n_erased
+    await service.change_cache(service.cache.release_agent(agent, is_kept=is_kept))
+    return n_tokens
+
+
+async def _pin(service: Service, record: AgentRecord) -> None:
+    if record.is_pinned:
+        await service.change_cache(service.cache.pin_agent(record.name))
+    else:
+        with suppress(NotFound):
+            await service.change_cache(service.cache.unpin(pin_of(record.name)))
+
+
+def _record(service: Service, agent: str) -> AgentRecord:
+    record = service.agent_registry.find(agent)
+    if record is None:
+        raise NotFound(f"there is no agent {agent}")
+    return record

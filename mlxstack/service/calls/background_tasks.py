@@ -1,0 +1,151 @@
+"""Background tasks: warm prefixes, watch memory and disk, log a summary."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from mlxstack.core.commands import CollectGarbage
+from mlxstack.core.errors import Loading, StackError
+from mlxstack.core.preset import ServiceKind
+from mlxstack.host import memory_pressure
+from mlxstack.host.memory_pressure import PressureLevel
+from mlxstack.service.calls import prefix_cache_admin
+from mlxstack.service.calls.idle_unload import unload_when_idle
+from mlxstack.service.calls.memory_return import return_free_memory
+from mlxstack.service.calls.prefix_warmup import warm_all
+from mlxstack.service.parts.neighbors import Neighbors
+from mlxstack.service.service import Service
+
+log = logging.getLogger("mlxstack.tasks")
+
+LOOK_S = 5.0
+SWEEP_S = 600.0
+SAMPLE_S = 1.0
+REST_S = 10.0
+WORK_S = 2.0
+"""CPU seconds without a request after which freed memory is returned."""
+
+
+async def run_tasks(
+    service: Service, level: Callable[[], PressureLevel] = memory_pressure.pressure_level
+) -> None:
+    """Run until cancelled. `level` is the memory pressure of the computer."""
+    spec = service.preset.prefix_cache
+    async with asyncio.TaskGroup() as group:
+        group.create_task(sample(service, SAMPLE_S))
+        group.create_task(return_memory(service, REST_S))
+        if service.preset.server.idle_unload_s is not None:
+            group.create_task(unload_when_idle(service))
+        if service.preset.kind is ServiceKind.EMBEDDING:
+            return
+        if spec.warm_on_startup:
+            group.create_task(warm_all(service))
+        if spec.metrics.enabled:
+            group.create_task(log_statistics(service, spec.metrics.log_interval))
+        group.create_task(watch_memory(service, level, LOOK_S))
+        if service.neighbors is not None:
+            group.create_task(watch_neighbors(service, service.neighbors, LOOK_S))
+        group.create_task(watch_disk(service, SWEEP_S))
+
+
+async def log_statistics(service: Service, interval_s: float) -> None:
+    """Log a line of statistics every `interval_s` seconds, without request text."""
+    await asyncio.sleep(interval_s)
+    await _every(interval_s, "the summary", lambda: _tell(service))
+
+
+async def _tell(service: Service) -> None:
+    view, counters = await prefix_cache_admin.look(service, 1), service.snapshot().counters
+    log.info(
+        "requests=%d hits=%d prompt=%d cached=%d generated=%d saved=%.1fs "
+        "memory=%d/%d entries=%d evicted=%d",
+        view.hour.n_requests, view.hour.n_hits, view.hour.n_prompt, view.hour.n_cached,
+        counters.n_generated_tokens, view.hour.saved_s, view.memory_bytes,
+        view.memory_budget or 0, view.n_entries, view.n_evicted,
+    )  # fmt: skip
+
+
+async def sample(service: Service, interval_s: float) -> None:
+    """Sample the throughput, for the charts of dashboards that connect later."""
+
+    async def count() -> None:
+        service.stats.sample(service.snapshot().counters)
+
+    await _every(interval_s, "the count of tokens", count)
+
+
+async def return_memory(service: Service, interval_s: float) -> None:
+    """Return freed memory to the system after work, once idle.
+
+    Status feeds and refused bodies do not enter the gate: their work shows as CPU time.
+    """
+    n_before, worked_s = 0, time.process_time()
+
+    async def trim() -> None:
+        nonlocal n_before, worked_s
+        gate = service.gate
+        is_same = gate.n_entered == n_before and time.process_time() - worked_s < WORK_S
+        if gate.n_inside or is_same:
+            return
+        n_before = gate.n_entered
+        await return_free_memory(gate)
+        worked_s = time.process_time()
+
+    await _every(interval_s, "the return of memory", trim)
+
+
+async def watch_memory(
+    service: Service, level: Callable[[], PressureLevel], interval_s: float
+) -> None:
+    """Reclaim cold KV under memory pressure, pinned KV never."""
+    await _every(interval_s, "the relief of memory", lambda: _relieve(service, level))
+
+
+async def watch_neighbors(service: Service, neighbors: Neighbors, interval_s: float) -> None:
+    """Plan the KV budget again when another service of the home starts or stops."""
+
+    async def plan() -> None:
+        service.require()
+        engine = service.generator
+        budget = await asyncio.to_thread(neighbors.planned_again, service.preset, engine)
+        if budget is not None:
+            await asyncio.wrap_future(engine.cache.limit(budget))
+
+    await asyncio.sleep(interval_s)
+    await _every(interval_s, "the plan beside other services", plan)
+
+
+async def watch_disk(service: Service, interval_s: float) -> None:
+    """Delete KV beyond the disk bounds, of other processes too."""
+    await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
+
+
+async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[None]]) -> None:
+    """Repeat an action; a failure is logged and stops nothing else."""
+    while True:
+        try:
+            await action()
+        except Loading:
+            pass  # While the model is changed there is nothing to do.
+        except StackError as error:
+            log.warning("%s failed: %s", what, error)
+        except Exception:
+            log.exception("%s failed", what)
+        await asyncio.sleep(interval_s)
+
+
+async def _sweep(service: Service) -> None:
+    disk = service.preset.prefix_cache.disk
+    if disk.max_bytes is not None or disk.max_age_s is not None:
+        service.require()
+        await asyncio.wrap_future(service.generator.sweep(CollectGarbage()))
+
+
+async def _relieve(service: Service, level: Callable[[], PressureLevel]) -> None:
+    now = await asyncio.to_thread(level)
+    if now is PressureLevel.CALM:
+        return
+    freed = await asyncio.wrap_future(service.cache.reclaim(now))
+    if freed.n_bytes:
+        log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)

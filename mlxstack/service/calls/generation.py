@@ -1,0 +1,270 @@
+"""Generation: events of the engine become the parts of a reply."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+from msgspec import structs
+
+from mlxstack.core.conversation import Message
+from mlxstack.core.engine_events import (
+    Event,
+    FinishReason,
+    PrefillProgress,
+    RequestFinished,
+    SlotAssigned,
+    TokenSampled,
+)
+from mlxstack.core.errors import Busy
+from mlxstack.core.preset import Anticipation
+from mlxstack.core.request import Request
+from mlxstack.core.response_parts import (
+    AnswerPart,
+    FinishCause,
+    GenerationFinished,
+    GenerationStarted,
+    KeepAlive,
+    NotedPart,
+    PrefillProgressed,
+    ResponsePart,
+    SpokenPart,
+    TokenLogprob,
+    ToolCallPart,
+)
+from mlxstack.service.calls import agents
+from mlxstack.service.calls.admission import AdmittedRequest, ParseConfig
+from mlxstack.service.parts.early_turns import Pause
+from mlxstack.service.parts.openai_messages import assistant_message
+from mlxstack.service.service import Service, ServiceHealth
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.output_parser import OutputParser
+from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer
+from mlxstack.text.prompt.tool_call_replay import Scope, ToolCallReplay
+
+ENDINGS = {
+    FinishReason.EOS: FinishCause.EOS,
+    FinishReason.LENGTH: FinishCause.LENGTH,
+    FinishReason.CONTEXT: FinishCause.CONTEXT,
+}
+
+
+async def stream_response(
+    service: Service, order: AdmittedRequest, first_s: float, beat_s: float
+) -> AsyncGenerator[ResponsePart, None]:
+    """Stream the parts of a reply; leaving the iterator cancels the request.
+
+    The first part comes within `first_s` seconds and the next ones within `beat_s`: KeepAlive when
+    there is no other. Raises the error that the engine fails with.
+    """
+    clock = asyncio.get_running_loop().time
+    assembler = ResponseAssembler(
+        order.request,
+        order.parsing,
+        order.words.output_format,
+        order.words.maker.replay,
+        order.words.maker.answers,
+    )
+    due = clock() + first_s
+    spoken: list[SpokenPart] = []
+    lock: AbstractContextManager[object] = nullcontext()
+    if order.request.agent is not None:
+        await service.agent_locks.until_no_act(order.request.agent)
+        lock = await service.agent_locks.lock_request(order.request.agent)
+    with lock, service.open(order.request, order.words) as events:
+        while not events.is_over:
+            event = await events.next(max(0.0, due - clock()))
+            if isinstance(event, SlotAssigned):
+                service.stats.note_slot(event, order.request)
+            parts = assembler.on_event(event)
+            if assembler.is_enough:
+                events.cancel()
+            for part in parts or ([assembler.keep_alive()] if clock() >= due else []):
+                if isinstance(part, GenerationFinished):
+                    service.stats.n_unparsed_calls += part.n_unparsed
+                    await _remember(service, order, spoken)
+                    _anticipate(service, order, assembler.answer, part.slot)
+                elif isinstance(part, SpokenPart):
+                    spoken.append(part)
+                yield part
+                due = clock() + beat_s
+
+
+async def _remember(service: Service, order: AdmittedRequest, spoken: list[SpokenPart]) -> None:
+    """Record an explicit agent's turn before the client receives its end."""
+    agent, conversation = order.request.agent, order.conversation
+    if agent is not None and conversation is not None:
+        await agents.record_turn(service, agent, conversation, spoken)
+
+
+def _anticipate(
+    service: Service, order: AdmittedRequest, answer: Message | None, slot: int
+) -> None:
+    """Begin the next turn early, if the answer is complete."""
+    spec, conversation = service.preset.prefix_cache, order.conversation
+    is_wanted = spec.enabled and spec.anticipate is Anticipation.AUTO
+    if answer is None or conversation is None or not is_wanted:
+        return
+    if service.health is ServiceHealth.OK:
+        pause = Pause(service.generator, order.words, order.request, conversation, answer, slot)
+        service.early_turns.note_answer(pause)
+
+
+class ResponseAssembler:
+    """Assembles the parts of one reply from events of the engine.
+
+    `is_enough` requests a cancel: the reply is complete. `answer` is the message of an answer
+    that ended by itself and was parsed as a whole, as soon as it has ended.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        parsing: ParseConfig,
+        output_format: OutputFormat,
+        replay: ToolCallReplay,
+        answers: AnswerReplay | None = None,
+    ) -> None:
+        self.is_enough = False
+        self.answer: Message | None = None
+        self._request = request
+        self._parsing = parsing
+        self._replay = replay
+        self._answers = answers
+        self._scope = Scope(request.salt, request.display_name or "")
+        self._tokens = list(parsing.forced)
+        self._spoken: list[SpokenPart] = []
+        self._parser = OutputParser(
+            output_format,
+            parsing.parse_options,
+            lambda: f"{parsing.call_prefix}{uuid.uuid4().hex[:24]}",
+        )
+        self._opening = [part for token in parsing.forced for part in self._parser.push(token)]
+        self._started = GenerationStarted(slot=-1, n_prompt=len(request.tokens), n_cached=0)
+        self._assigned_at = 0.0
+        self._n_done = 0
+        self._n_tokens = 0
+        self._has_call = False
+        self._notes: list[TokenLogprob] = []
+
+    def on_event(self, event: Event | None) -> list[ResponsePart]:
+        """Parts that an event adds. Raises Busy for a cancelled request."""
+        match event:
+            case TokenSampled():
+                return [] if self.is_enough else self._on_token(event)
+            case SlotAssigned():
+                return [self._on_slot_assigned(event), *self._progress(event.n_cached)]
+            case PrefillProgress():
+                return self._progress(event.n_done)
+            case RequestFinished():
+                return self._finish(event)
+        return []
+
+    def keep_alive(self) -> KeepAlive:
+        """KeepAlive part with the progress of the prompt."""
+        return KeepAlive(self._n_done, len(self._request.tokens))
+
+    def _on_slot_assigned(self, assigned: SlotAssigned) -> GenerationStarted:
+        self._assigned_at, self._n_done = time.monotonic(), assigned.n_cached
+        self._started = GenerationStarted(
+            slot=assigned.slot,
+            n_prompt=len(self._request.tokens),
+            n_cached=assigned.n_cached,
+            n_replayed=self._parsing.n_replayed,
+            source=assigned.source,
+            miss=assigned.miss,
+            early=assigned.early,
+        )
+        return self._started
+
+    def _progress(self, n_done: int) -> list[ResponsePart]:
+        self._n_done = n_done
+        if not self._parsing.has_progress:
+            return []
+        elapsed_ms = round((time.monotonic() - self._assigned_at) * 1000)
+        return [
+            PrefillProgressed(n_done, len(self._request.tokens), self._started.n_cached, elapsed_ms)
+        ]
+
+    def _on_token(self, chosen: TokenSampled) -> list[ResponsePart]:
+        """Parts of a sampled token; end tokens are not text.
+
+        The first token completes the prompt.
+        """
+        n_prompt = len(self._request.tokens)
+        done = self._progress(n_prompt) if self._n_done < n_prompt else []
+        if self._parsing.is_prefill:
+            self.is_enough = True
+            return done
+        self._n_tokens += 1
+        if chosen.token not in self._request.eos:
+            self._notes.append(TokenLogprob(chosen.token, chosen.logprob, chosen.top))
+            self._tokens.append(chosen.token)
+        opening, self._opening = self._opening, []
+        return [*done, *self._answered([*opening, *self._parser.push(chosen.token)])]
+
+    def _answered(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+        """The parts to send, with the tokens sampled since the last ones."""
+        answered: list[AnswerPart] = []
+        for part in parts:
+            if self._parsing.is_one_call and self._has_call:
+                # Only the marks after the one call are still of interest.
+                self.is_enough = True
+                break
+            self._has_call = self._has_call or isinstance(part, ToolCallPart)
+            is_noted = isinstance(part, NotedPart)
+            answered.append(structs.replace(part, notes=self._take_notes()) if is_noted else part)
+        for block in self._parser.blocks:
+            self._replay.remember(self._scope, block)
+        self._parser.blocks.clear()
+        is_last = self._parsing.is_one_call and self._parser.n_blocks > 0
+        self.is_enough = self.is_enough or is_last or self._parser.stop is not None
+        if self._parsing.anchor is not None:
+            self._spoken += [part for part in answered if isinstance(part, SpokenPart)]
+        return answered
+
+    def _take_notes(self) -> tuple[TokenLogprob, ...]:
+        notes, self._notes = tuple(self._notes), []
+        return notes
+
+    def _finish(self, finished: RequestFinished) -> list[ResponsePart]:
+        is_over = self.is_enough or self._parsing.is_prefill
+        parts = [] if is_over else self._answered(self._parser.finish(finished.reason))
+        self._remember(finished.reason)
+        work = finished.timings
+        if is_over:
+            work = structs.replace(work, n_generated=self._n_tokens)
+        ended = GenerationFinished(
+            ending=self._ending(finished.reason),
+            work=work,
+            slot=self._started.slot,
+            n_reasoning=self._parser.n_reasoning,
+            stop_string=self._parser.stop,
+            notes=self._take_notes(),
+            n_unparsed=self._parser.n_unparsed,
+        )
+        return [*parts, ended]
+
+    def _remember(self, reason: FinishReason) -> None:
+        """Keep a complete answer, all of which was parsed, for later prompts."""
+        is_complete = reason is FinishReason.EOS or (self.is_enough and self._parsing.is_one_call)
+        is_complete = is_complete and not self._parsing.is_prefill
+        anchor = self._parsing.anchor
+        if anchor is None or self._answers is None or not is_complete:
+            return
+        if self._parser.stop is None and not self._parser.n_unparsed and not self._parser.is_cut:
+            self.answer = assistant_message(self._spoken)
+            sampled = SampledAnswer(self.answer, tuple(self._tokens))
+            self._answers.remember(self._scope, anchor, sampled)
+
+    def _ending(self, reason: FinishReason) -> FinishCause:
+        if self._parser.stop is not None:
+            return FinishCause.WORD
+        if self.is_enough:
+            return FinishCause.LENGTH if self._parsing.is_prefill else FinishCause.EOS
+        if reason is FinishReason.CANCELLED:
+            raise Busy("the request was cancelled by the service, which may be stopping")
+        if reason is FinishReason.LENGTH and self._parsing.may_fill_context:
+            return FinishCause.CONTEXT
+        return ENDINGS[reason]

@@ -1,0 +1,118 @@
+"""Idle unload: frees the model's memory until the next request."""
+
+import asyncio
+import logging
+import time
+
+from mlxstack.core.errors import Broken, Conflict, StackError, Unsupported
+from mlxstack.core.preset import ServiceKind
+from mlxstack.service.calls import model_swap
+from mlxstack.service.calls.memory_return import return_free_memory
+from mlxstack.service.parts.stats import n_processing
+from mlxstack.service.service import Service, ServiceHealth
+
+log = logging.getLogger("mlxstack.idle")
+
+LOOK_S = 0.5
+WAIT_S = 0.02
+
+
+async def unload_when_idle(service: Service) -> None:
+    """Unload the idle model, and reload it for a waiting request."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if remaining_s(service) > 0:
+            continue
+        try:
+            await unload(service)
+            while service.is_unloaded:
+                await service.gate.wanted.wait()
+                async with service.gate.loading:
+                    # A swap may have loaded another model meanwhile.
+                    if service.is_unloaded:
+                        await load(service)
+        except StackError as error:
+            log.error("%s", error.message)
+
+
+async def unload_now(service: Service) -> None:
+    """Have the model unloaded as soon as no request is inside; its memory is free afterwards.
+
+    Raises Unsupported where the preset never unloads it, Conflict when a request comes first, and
+    Broken when the engine does not end.
+    """
+    if service.preset.server.idle_unload_s is None:
+        raise Unsupported("this service keeps its model; set server.idle_unload_s of the preset")
+    n_entered, service.gate.keep_alive_s = service.gate.n_entered, 0.0
+    while service.health is not ServiceHealth.UNLOADED:
+        if service.gate.n_entered != n_entered:
+            raise Conflict("a request came before the model was unloaded")
+        if service.died.is_set():
+            raise Broken(service.trouble)
+        await asyncio.sleep(WAIT_S)
+
+
+def idle_limit_s(service: Service) -> float:
+    """Seconds without a request until the model is unloaded; inf for never.
+
+    The `keep_alive` of the last request replaces that of the preset, which has to have one.
+    """
+    limit, given = service.preset.server.idle_unload_s, service.gate.keep_alive_s
+    if limit is None:
+        return float("inf")
+    return limit if given is None else given
+
+
+def remaining_s(service: Service) -> float:
+    """Seconds until the model is unloaded if no request comes."""
+    limit, snapshot = idle_limit_s(service), service.engine.snapshot()
+    if service.health is not ServiceHealth.OK or limit == float("inf"):
+        return float("inf")
+    if service.gate.n_inside or n_processing(snapshot) or snapshot.waiting:
+        return max(limit, LOOK_S)
+    return service.gate.left_at + limit - time.monotonic()
+
+
+async def unload(service: Service) -> None:
+    """Park all KV on disk, and unload the model; the gate closes.
+
+    Raises Broken when parking takes too long: then the model stays. An engine that does not end
+    is given up, as in a model swap.
+    """
+    engine_factory = model_swap.engine_factory_of(service)
+    resting = engine_factory.engine(service.preset)
+    limit_s = service.preset.server.startup_timeout_s
+    service.gate.close()
+    try:
+        if service.preset.kind is ServiceKind.CHAT:
+            await model_swap.park(service, limit_s)
+        model_swap.begin(service, service.preset, "unload", limit_s)
+        freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
+        service.rest(resting)
+        await return_free_memory(service.gate)
+    except BaseException:
+        service.gate.left_at = time.monotonic()
+        service.gate.open()
+        raise
+    finally:
+        service.change = None
+    log.info("%s was idle and is unloaded: %d bytes freed", service.name, freed.n_bytes)
+
+
+async def load(service: Service) -> None:
+    """Reload the model and open the gate; a failure fails waiting requests."""
+    engine_factory = model_swap.engine_factory_of(service)
+    began = time.perf_counter()
+    try:
+        failure = await model_swap.try_load(service, engine_factory, service.preset)
+        if failure:
+            service.gate.wanted.clear()
+            why = f"{service.name} was unloaded while idle and cannot be loaded again: {failure}"
+            log.error("%s", why)
+            service.gate.interrupt(Broken(why))
+            return
+        await model_swap.warm(service)
+    finally:
+        service.change = None
+    service.gate.open()
+    log.info("%s is loaded again after %.1f s", service.name, time.perf_counter() - began)

@@ -1,0 +1,262 @@
+"""Model swap while clients wait: drain, park, unload, load, warm; or back."""
+
+import asyncio
+import logging
+import math
+import time
+
+from msgspec import Struct
+
+from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported, describe_error
+from mlxstack.core.preset import Preset
+from mlxstack.service.calls.prefix_warmup import warm_all
+from mlxstack.service.engine_factory import CheckedModel, EngineFactory
+from mlxstack.service.service import Change, Service, ServiceHealth, ended, name_of
+
+log = logging.getLogger("mlxstack.swap")
+
+STOP_S = 30.0
+"""Seconds for an overdue load to end and free its memory."""
+UNDER_WAY = "another change of models is under way; wait for its end"
+
+
+class SwapStep(Struct, frozen=True):
+    """One step, with milliseconds and bytes.
+
+    drain: `count` requests were finished. park: `count` contexts, bytes newly written. unload:
+    bytes freed. load: bytes of the weights. warm: `count` prefixes.
+    """
+
+    name: str
+    ms: float
+    n_bytes: int = 0
+    count: int = 0
+
+
+class SwapReport(Struct, frozen=True):
+    """Report of a model swap, with MLX memory before and after."""
+
+    before: str
+    after: str
+    steps: tuple[SwapStep, ...]
+    bytes_before_load: int
+    bytes_after_unload: int
+
+
+async def prepare(service: Service, preset: Preset) -> CheckedModel:
+    """Download and check the next model while this one answers. Raises SetupError."""
+    return await asyncio.to_thread(engine_factory_of(service).check, preset)
+
+
+async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
+    """Serve `preset` from now on; new requests wait at the gate.
+
+    Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when the
+    model is not there, Conflict when another change is under way, and Broken when it could not be
+    loaded: then the old one answers again, or stays unloaded. Parking, unloading and loading may
+    each take `server.startup_timeout_s`. A load that goes on after that keeps its memory, so no
+    other model can be loaded: the service gives up, to be restarted with the old preset.
+    """
+    engine_factory = engine_factory_of(service)
+    if service.is_unloaded:
+        # Requests fail together when the unloaded model cannot be loaded for one of them.
+        async with service.gate.interruptible():
+            await prepare(service, preset)
+        _refuse_if_changing(service)
+        if service.is_unloaded:
+            async with service.gate.loading:
+                return await _load_instead(service, engine_factory, preset)
+    else:
+        service.require()
+        _refuse_if_closed(service)
+        # As a request this keeps the model loaded.
+        await service.gate.enter()
+        try:
+            await prepare(service, preset)
+        finally:
+            service.gate.leave()
+    service.require()
+    _refuse_if_closed(service)
+    service.gate.close()
+    try:
+        return await _change(service, engine_factory, preset, drain_s)
+    finally:
+        service.change = None
+        service.gate.open()
+
+
+def engine_factory_of(service: Service) -> EngineFactory:
+    """Engine factory of a service. Raises Unsupported without one."""
+    if service.engine_factory is None:
+        raise Unsupported("this service cannot change its model")
+    return service.engine_factory
+
+
+async def _change(
+    service: Service, engine_factory: EngineFactory, preset: Preset, drain_s: float
+) -> SwapReport:
+    old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
+    held = service.stats.bytes_before_load
+    begin(service, preset, "drain", drain_s + limit_s)
+    steps = [await _drain(service, drain_s)]
+    begin(service, preset, "park", limit_s)
+    steps.append(await park(service, limit_s))
+    if service.health is ServiceHealth.STOPPING:
+        raise Loading("the service is shutting down; the model was not changed")
+    begin(service, preset, "unload", limit_s)
+    freed, free = await unload(service, engine_factory, limit_s)
+    began = time.perf_counter()
+    if failure := await try_load(service, engine_factory, preset):
+        await _go_back(service, engine_factory, old, failure)
+    load = SwapStep("load", _ms(began), service.facts.n_bytes)
+    # A stuck engine is the watchdog's matter, so the warm-up has no limit.
+    begin(service, preset, "warm", math.inf)
+    steps += [freed, load, await warm(service)]
+    await _keep(service, engine_factory)
+    log.info("%s was changed for %s: %s", name, service.name, _line(steps))
+    return SwapReport(name, service.name, tuple(steps), held, free)
+
+
+async def _load_instead(
+    service: Service, engine_factory: EngineFactory, preset: Preset
+) -> SwapReport:
+    """Load another model than the unloaded one, which stays when it fails."""
+    old, name = service.preset, service.name
+    free = await asyncio.to_thread(engine_factory.active_bytes)
+    began = time.perf_counter()
+    try:
+        if failure := await try_load(service, engine_factory, preset):
+            service.preset = old
+            service.rest(engine_factory.engine(old))
+            raise Broken(f"{name_of(preset)} was not loaded, {name} stays unloaded: {failure}")
+        load = SwapStep("load", _ms(began), service.facts.n_bytes)
+        begin(service, preset, "warm", math.inf)
+        steps = [load, await warm(service)]
+        await _keep(service, engine_factory)
+    finally:
+        service.change = None
+        if not service.is_unloaded:
+            # The task that would load the old model for a request waits for one.
+            service.gate.wanted.set()
+            service.gate.open()
+    log.info("%s, unloaded, was changed for %s: %s", name, service.name, _line(steps))
+    return SwapReport(name, service.name, tuple(steps), free, free)
+
+
+def begin(service: Service, preset: Preset, step: str, limit_s: float) -> None:
+    """Set the step that is under way, for /health."""
+    service.change = Change(name_of(preset), step, time.monotonic(), limit_s)
+
+
+async def _keep(service: Service, engine_factory: EngineFactory) -> None:
+    """Write the preset; a failure does not undo the swap."""
+    try:
+        await asyncio.to_thread(engine_factory.keep, service.preset)
+    except StackError as error:
+        log.warning("after a restart the old model will be served: %s", error.message)
+
+
+async def _drain(service: Service, drain_s: float) -> SwapStep:
+    began, n_before = time.perf_counter(), service.gate.n_inside
+    n_left = await service.gate.emptied(drain_s)
+    if n_left:
+        log.warning("%d requests were not over after %.1f s and fail", n_left, drain_s)
+    return SwapStep("drain", _ms(began), count=n_before - n_left)
+
+
+async def park(service: Service, limit_s: float) -> SwapStep:
+    """Park all KV before the unload. Raises Broken when overdue."""
+    began = time.perf_counter()
+    await service.write_histories()
+    try:
+        async with asyncio.timeout(limit_s):
+            parked = await asyncio.wrap_future(service.generator.park())
+    except TimeoutError:
+        raise Broken(
+            f"the KV of {service.name} was not parked within {limit_s:g} s; the model was not "
+            "changed"
+        ) from None
+    return SwapStep("park", _ms(began), parked.n_bytes, parked.n_contexts)
+
+
+async def unload(
+    service: Service, engine_factory: EngineFactory, limit_s: float, *, is_idle: bool = False
+) -> tuple[SwapStep, int]:
+    """Unload the model; returns the step and MLX's remaining bytes."""
+    before = service.engine.snapshot().active_bytes
+    began = time.perf_counter()
+    await service.unload_model(limit_s, is_idle=is_idle)
+    free = await asyncio.to_thread(engine_factory.active_bytes)
+    return SwapStep("unload", _ms(began), max(0, before - free)), free
+
+
+async def try_load(service: Service, engine_factory: EngineFactory, preset: Preset) -> str:
+    """Load a preset; returns "" or the reason of the failure.
+
+    A model that failed is freed. Raises Broken, and gives the service up, when the load took too
+    long and does not end.
+    """
+    limit_s = preset.server.startup_timeout_s
+    begin(service, preset, "load", limit_s + STOP_S)
+    try:
+        engine = engine_factory.engine(preset)
+    except Exception as error:
+        return describe_error(error, "a new engine").message
+    try:
+        async with asyncio.timeout(limit_s):
+            await service.load_model(preset, engine)
+    except TimeoutError:
+        failure = (
+            f"{name_of(preset)} was not loaded within {limit_s:g} s (server.startup_timeout_s)"
+        )
+    except Exception as error:
+        failure = describe_error(error, "loading").message
+    else:
+        return ""
+    if not await ended(engine, STOP_S):
+        why = f"{failure}, and its load does not end; the service has to start again"
+        service.give_up(why)
+        raise Broken(why)
+    return failure
+
+
+async def _go_back(
+    service: Service, engine_factory: EngineFactory, old: Preset, failure: str
+) -> None:
+    """Load the old model again; always raises Broken."""
+    refused = service.name
+    log.error("%s; going back to the model before", failure)
+    if again := await try_load(service, engine_factory, old):
+        why = f"{failure}; and the model before cannot be loaded again: {again}"
+        service.give_up(why)
+        raise Broken(why)
+    await warm(service)
+    raise Broken(f"{refused} was not loaded, {service.name} answers again: {failure}")
+
+
+async def warm(service: Service) -> SwapStep:
+    """Compute the prefixes of the preset again."""
+    began, spec = time.perf_counter(), service.preset.prefix_cache
+    if spec.warm_on_startup:
+        await warm_all(service)
+    return SwapStep(
+        "warm", _ms(began), count=len(spec.warm_prefixes) if spec.warm_on_startup else 0
+    )
+
+
+def _refuse_if_closed(service: Service) -> None:
+    if service.gate.is_closed:
+        raise Conflict(UNDER_WAY)
+
+
+def _refuse_if_changing(service: Service) -> None:
+    if service.change is not None or service.gate.loading.locked():
+        raise Conflict(UNDER_WAY)
+
+
+def _ms(began: float) -> float:
+    return 1000 * (time.perf_counter() - began)
+
+
+def _line(steps: list[SwapStep]) -> str:
+    return ", ".join(f"{step.name} {step.ms:.0f} ms {step.n_bytes} bytes" for step in steps)

@@ -1,0 +1,65 @@
+"""Warms the prefixes of a preset and those that conversations shared."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import msgspec
+
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.preset import WarmPrefix
+from mlxstack.service.calls import prefix_cache_admin
+from mlxstack.service.parts.openai_messages import ChatMessageParam, read_messages
+from mlxstack.service.parts.text_processor import TextProcessor
+from mlxstack.service.service import Service
+from mlxstack.text.prompt.prompt import TokenizeOptions
+
+log = logging.getLogger(__name__)
+
+
+async def warm_all(service: Service) -> None:
+    """Compute and pin the preset's prefixes and learned ones; failures are logged."""
+    for prefix in service.preset.prefix_cache.warm_prefixes:
+        try:
+            words = service.text_processor
+            made = prefix_cache_admin.Prefix(await _tokens(words, prefix), words)
+            pinned = await prefix_cache_admin.pin(service, prefix.name, made)
+            log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
+        except Exception as error:
+            log.warning("the prefix %s was not warmed: %s", prefix.name, error)
+    try:
+        n_heads = await prefix_cache_admin.warm_learned(service)
+        log.info("warmed %d heads that conversations shared", n_heads)
+    except Exception as error:
+        log.warning("learned heads were not warmed: %s", error)
+
+
+async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
+    if prefix.tokens_file is not None:
+        tokens = json.loads(await _read(prefix.tokens_file))
+        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
+            raise BadRequest(f"{prefix.tokens_file} is not a JSON list of token ids")
+        words.check(tokens, "tokens_file")
+        return tuple(tokens)
+    if prefix.text_file is not None:
+        text = await _read(prefix.text_file)
+        return await words.tokenize(text, TokenizeOptions(add_special=False))
+    text = await _read(prefix.messages_file or "")
+    try:
+        sent = msgspec.json.decode(text, type=list[ChatMessageParam])
+    except msgspec.MsgspecError as error:
+        raise BadRequest(
+            f"{prefix.messages_file} is not a JSON list of chat messages: {error}"
+        ) from None
+    prompt = await words.prompt(Conversation(read_messages(sent), add_generation_prompt=False))
+    return prompt.tokens
+
+
+async def _read(path: str) -> str:
+    return await asyncio.to_thread(_text, path)
+
+
+def _text(path: str) -> str:
+    return Path(path).expanduser().read_text()

@@ -1,0 +1,220 @@
+"""Status frames of a service for dashboards."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+
+import psutil
+from msgspec.structs import replace
+
+from mlxstack import __version__
+from mlxstack.core.commands import AgentKVLocation
+from mlxstack.core.engine_snapshot import Counters, Snapshot
+from mlxstack.core.errors import Unsupported
+from mlxstack.core.status import (
+    AgentView,
+    CacheView,
+    LoadView,
+    MemoryView,
+    PrefixView,
+    RequestView,
+    ServiceFacts,
+    StatusFrame,
+)
+from mlxstack.host.memory_pressure import pressure_level
+from mlxstack.service.parts.agent_registry import views
+from mlxstack.service.parts.request_log import misses_of
+from mlxstack.service.service import Service, ServiceHealth
+
+MOST_PREFIXES = 20
+MOST_REQUESTS = 50
+MOST_AGENTS = 64
+MOST_TURNS = 16
+NOWHERE: Mapping[str, AgentKVLocation] = {}
+PROCESS = psutil.Process()
+LOOK_S = 2.0
+REST_S = 15.0
+
+
+def frame_of(
+    service: Service, memory: CacheView | None = None, kept: Mapping[str, AgentKVLocation] = NOWHERE
+) -> StatusFrame:
+    """Build a status frame, cheaply, also while the model loads.
+
+    `memory` and `kept` are the latest statistics of the prefix cache.
+    """
+    snapshot = service.snapshot()
+    age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
+    requests = service.request_log.requests()
+    agents = _agents(service, kept)
+    return StatusFrame(
+        at=time.time(),
+        service=_facts(service),
+        snapshot=snapshot,
+        snapshot_age_s=max(0.0, age_s),
+        cache=None if memory is None else _with_details(service, memory, requests),
+        agents=agents,
+        requests=requests[:MOST_REQUESTS],
+        n_agents=service.agent_registry.n_agents,
+        memory=_memory(service, snapshot, memory),
+        loading=_loading(service),
+        titles=_titles(service, snapshot, agents, requests[:MOST_REQUESTS]),
+    )
+
+
+def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
+    """Most recent agents, with few turns: frames are frequent."""
+    records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
+    title = service.agent_registry.title
+    shown = views(records, snapshot, service.name, kept, service.agent_store.stored, title)
+    return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in shown)
+
+
+class StatusFeed:
+    """Status frames for one watcher.
+
+    The prefix cache is read rarely, since that takes a step of the engine. Nothing waits for it, so
+    a stuck engine shows as stuck.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._memory: CacheView | None = None
+        self._kept: Mapping[str, AgentKVLocation] = {}
+        self._coming: tuple[Future[CacheView], Future[tuple[AgentKVLocation, ...]]] | None = None
+        self._asked_at = -REST_S
+        self._done = (Counters(), 0)
+        self._has_past = False
+        self._mode = ""
+
+    def frame(self) -> StatusFrame:
+        """Current frame with cache statistics; the first has past samples."""
+        self._take()
+        frame = frame_of(self._service, self._memory, self._kept)
+        if self._mode:
+            frame = replace(frame, service=replace(frame.service, mode=self._mode))
+        if not self._has_past:
+            self._has_past = True
+            frame = replace(frame, past=tuple(self._service.stats.samples))
+        if self._coming is None and self._is_due(time.monotonic()):
+            self._look_up_mode()
+            self._begin_look(tuple(agent.id for agent in frame.agents or ()))
+        return frame
+
+    def _begin_look(self, agents: tuple[str, ...]) -> None:
+        with suppress(Unsupported):
+            cache = self._service.cache
+            self._coming = cache.stats(MOST_PREFIXES), cache.locate_agents(agents)
+
+    def _take(self) -> None:
+        if self._coming is None or not all(one.done() for one in self._coming):
+            return
+        look, kept = self._coming
+        if look.exception() is None and kept.exception() is None:
+            self._memory = look.result()
+            self._kept = {one.agent: one for one in kept.result()}
+        self._coming = None
+
+    def _look_up_mode(self) -> None:
+        """Read the mode, a file that `mlx-stack mode` writes."""
+        engine_factory = self._service.engine_factory
+        self._mode = (
+            engine_factory.mode(self._service.preset.name) if engine_factory is not None else ""
+        )
+
+    def _is_due(self, now: float) -> bool:
+        done = self._service.snapshot().counters, self._service.stats.n_cache_changes
+        pause_s = REST_S if done == self._done else LOOK_S
+        if self._service.health is not ServiceHealth.OK or now < self._asked_at + pause_s:
+            return False
+        self._asked_at, self._done = now, done
+        return True
+
+
+def _with_details(
+    service: Service, memory: CacheView, requests: tuple[RequestView, ...]
+) -> CacheView:
+    """Add the misses, and the first words of every prefix."""
+    prefixes = tuple(_described(service, one) for one in memory.prefixes)
+    return replace(
+        memory,
+        misses=misses_of(requests, MOST_PREFIXES),
+        losses=service.request_log.losses,
+        prefixes=prefixes,
+    )
+
+
+def _described(service: Service, prefix: PrefixView) -> PrefixView:
+    titles = (service.agent_registry.title(agent) for agent in prefix.agents)
+    return replace(prefix, opening=next((one.opening for one in titles if one), ""))
+
+
+def _titles(
+    service: Service,
+    snapshot: Snapshot,
+    agents: tuple[AgentView, ...],
+    requests: tuple[RequestView, ...],
+) -> dict[str, str]:
+    """Titles of the agents that the rest of a frame names."""
+    names = {one.id for one in agents} | {one.agent for one in requests}
+    names |= {one.agent for one in snapshot.slots} | {one.agent for one in snapshot.waiting}
+    known = {name: service.agent_registry.title(name) for name in names if name}
+    return {name: title.title for name, title in sorted(known.items()) if title and title.title}
+
+
+def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> MemoryView:
+    """Divide the process memory: weights, KV, and workspace as the rest.
+
+    Its resident memory lacks what a GPU holds, and untouched arrays.
+    """
+    system = psutil.virtual_memory()
+    is_loaded = service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
+    weights = service.facts.n_bytes if is_loaded else 0
+    kv = max(memory.memory_bytes if memory else 0, snapshot.kv_bytes)
+    held = max(snapshot.active_bytes + snapshot.cache_bytes, PROCESS.memory_info().rss)
+    return MemoryView(
+        total_bytes=system.total,
+        available_bytes=system.available,
+        weights_bytes=weights,
+        live_bytes=snapshot.kv_bytes,
+        parked_bytes=kv - snapshot.kv_bytes,
+        workspace_bytes=max(0, held - weights - kv),
+        swap_bytes=psutil.swap_memory().used,
+        pressure=pressure_level().name.lower(),
+    )
+
+
+def _loading(service: Service) -> LoadView | None:
+    """Progress of a load or download.
+
+    The old model serves while the new one is downloaded.
+    """
+    downloads = service.engine_factory.downloads() if service.engine_factory is not None else {}
+    for model, transfer in downloads.items():
+        elapsed_s = time.monotonic() - transfer.began
+        return LoadView(model, transfer.n_done, transfer.n_total, elapsed_s, is_download=True)
+    if service.health not in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
+        return None
+    n_done = n_total = 0
+    if service.engine_factory is not None:
+        n_total = service.engine_factory.weights_bytes(service.preset)
+        n_done = max(0, service.engine_factory.active_bytes() - service.stats.bytes_before_load)
+    elapsed_s = time.monotonic() - service.stats.load_began_at
+    return LoadView(service.name, min(n_done, n_total), n_total, elapsed_s)
+
+
+def _facts(service: Service) -> ServiceFacts:
+    preset, health = service.preset, service.health
+    is_loaded = health in (ServiceHealth.OK, ServiceHealth.STALLED)
+    return ServiceFacts(
+        model=service.name,
+        architecture=service.facts.architecture if is_loaded else "",
+        preset=preset.name,
+        version=__version__,
+        health=health.value,
+        uptime_s=time.time() - service.stats.started_at,
+        n_ctx=service.n_ctx,
+        max_waiting=preset.queue.max_waiting,
+        budget_bytes=service.snapshot().kv_budget_bytes,
+    )

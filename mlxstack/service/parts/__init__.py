@@ -1,0 +1,1 @@
+"""Collaborators that a service holds."""

@@ -1,0 +1,366 @@
+"""Agent registry: titles, requests, tokens and last turns of all agents."""
+
+import logging
+import re
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePosixPath, PureWindowsPath
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.commands import AgentKVLocation
+from mlxstack.core.conversation import Conversation, Role, Tool
+from mlxstack.core.engine_snapshot import SlotView, Snapshot
+from mlxstack.core.errors import StackError
+from mlxstack.core.request import Priority
+from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
+from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_digests
+from mlxstack.service.parts.agent_store import AgentStore, StoredKV
+from mlxstack.service.parts.stats import BUSY
+from mlxstack.store.agent_history import History
+from mlxstack.text.normalize_messages import pair_results
+
+SEPARATOR = " · "
+MOST_CHARS = 40
+MOST_SCANNED = 200_000
+
+CLIENTS = (
+    ("claude", re.compile(r"\bClaude Code\b|\bClaude Agent SDK\b")),
+    ("codex", re.compile(r"\bCodex\b")),
+    ("opencode", re.compile(r"\bopencode\b", re.I)),
+    ("qwen", re.compile(r"\bQwen Code\b|interactive CLI agent developed by Alibaba", re.I)),
+    ("pi", re.compile(r"operating inside pi, a coding agent|\byou are pi\b", re.I)),
+    ("aider", re.compile(r"Act as an expert software developer")),
+)
+"""Clients by words of their system prompts."""
+
+FOLDER = re.compile(
+    r"(?:<cwd>|working directory(?: is)?:|working in the directory:)[ \t]*[`\"']?"
+    r"(?P<path>(?:/|~|[A-Za-z]:\\)[^\n<`\"']*)",
+    re.I,
+)
+REMINDERS = re.compile(
+    r"<(?P<tag>system-reminder|environment_context|user_instructions|session_context)>"
+    r".*?(?:</(?P=tag)>|\Z)",
+    re.S,
+)
+
+
+class AgentTitle(Struct, frozen=True):
+    """`title` names the agent, `opening` are the first words of its prompt."""
+
+    title: str
+    opening: str = ""
+
+
+def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
+    """Name an agent by client and folder, else by its first words."""
+    messages = conversation.messages
+    system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MOST_SCANNED]
+    user = next((m.text for m in messages if m.role is Role.USER), "")[:MOST_SCANNED]
+    client, folder = _client(system, hint), _folder(system) or _folder(user)
+    words = first_words(REMINDERS.sub("", user))
+    parts = (client, folder) if folder else (client, words)
+    title = SEPARATOR.join(part for part in parts if part)
+    return AgentTitle(title, first_words(system) or words)
+
+
+def first_words(text: str) -> str:
+    """The beginning of a text, cut at a word."""
+    line = " ".join(text[: 8 * MOST_CHARS].split())
+    if len(line) <= MOST_CHARS:
+        return line
+    return line[: MOST_CHARS + 1].rpartition(" ")[0] or line[:MOST_CHARS]
+
+
+def _client(system: str, hint: str | None) -> str:
+    named = (hint or "").partition(":")[0]
+    if named in {"claude", "codex", "opencode"}:
+        return named
+    return next((name for name, words in CLIENTS if words.search(system)), "")
+
+
+def _folder(text: str) -> str:
+    match = FOLDER.search(text)
+    if match is None:
+        return ""
+    path = match["path"].strip()
+    return (PureWindowsPath(path) if path[1:2] == ":" else PurePosixPath(path)).name
+
+
+MOST_AGENTS = 1000
+MOST_TURNS = 50
+
+
+class AgentSums(Struct, frozen=True):
+    """Sums over all requests of an agent; `n_tokens` after the latest one."""
+
+    n_requests: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    saved_s: float = 0.0
+    n_tokens: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+
+class AgentTurn(Struct, frozen=True):
+    """One finished request; `at` is Unix seconds."""
+
+    view: TurnView
+    at: float
+
+
+class AgentRecord:
+    """Record of one agent."""
+
+    def __init__(self, name: str, *, is_explicit: bool) -> None:
+        self.name = name
+        self.is_explicit = is_explicit
+        self.priority = Priority.NORMAL
+        self.is_pinned = False
+        self.sums = AgentSums()
+        self.used_at = time.time()
+        self.miss: MissView | None = None
+        self.missed_at = 0.0
+        self.turns: deque[AgentTurn] = deque(maxlen=MOST_TURNS)
+
+    def count(self, view: RequestView, at: float) -> None:
+        """Add a finished request."""
+        sums = self.sums
+        self.sums = AgentSums(
+            n_requests=sums.n_requests + 1,
+            n_prompt=sums.n_prompt + view.n_prompt,
+            n_cached=sums.n_cached + view.n_cached,
+            n_generated=sums.n_generated + view.n_generated,
+            saved_s=sums.saved_s + view.saved_s,
+            n_tokens=view.n_prompt + view.n_generated,
+            n_drafted=sums.n_drafted + view.n_drafted,
+            n_accepted=sums.n_accepted + view.n_accepted,
+        )
+        self.used_at = at
+        if view.miss is not None:
+            self.miss, self.missed_at = view.miss, at
+        turn = TurnView(
+            n_cached=view.n_cached,
+            n_computed=view.n_prompt - view.n_cached,
+            n_generated=view.n_generated,
+            ttft_s=view.ttft_s,
+            reason=view.miss.reason if view.miss else None,
+        )
+        self.turns.append(AgentTurn(turn, at))
+
+
+class AgentRegistry:
+    """Agent records, filled on the event loop.
+
+    The least recently used go first, unless they are explicit or pinned.
+    """
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, AgentRecord] = OrderedDict()
+        self._names = ConversationNamer()
+        self._titles: OrderedDict[str, AgentTitle] = OrderedDict()
+
+    def name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
+        """Name of a conversation without an explicit agent."""
+        return self._names.name(_turns(conversation, salt), hint)
+
+    def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
+        """The name that `name` would return again, None for a new conversation."""
+        return self._names.find(_turns(conversation, salt), hint)
+
+    def entitle(self, name: str, conversation: Conversation, hint: str | None) -> None:
+        """Record the title of an agent; least recently used ones go."""
+        if name not in self._titles:
+            self._titles[name] = agent_title(conversation, hint)
+        self._titles.move_to_end(name)
+        if len(self._titles) > MOST_AGENTS:
+            self._titles.popitem(last=False)
+
+    def title(self, name: str) -> AgentTitle | None:
+        """Client, folder and first words of an agent, where they are known."""
+        return self._titles.get(name)
+
+    def record(self, name: str, *, is_explicit: bool) -> AgentRecord:
+        """Record of an agent, created if it is new."""
+        record = self._records.get(name)
+        if record is None:
+            self._make_room()
+            record = self._records[name] = AgentRecord(name, is_explicit=is_explicit)
+        record.is_explicit |= is_explicit
+        return record
+
+    def find(self, name: str) -> AgentRecord | None:
+        """Record of an agent, if there is one."""
+        return self._records.get(name)
+
+    def forget(self, name: str) -> None:
+        """Drop the record of an agent."""
+        self._records.pop(name, None)
+
+    def note(self, view: RequestView, at: float, *, is_explicit: bool) -> None:
+        """Add a finished request to its agent, if it had a slot."""
+        if view.agent is None or view.slot is None:
+            return
+        self.record(view.agent, is_explicit=is_explicit).count(view, at)
+        self._records.move_to_end(view.agent)
+
+    @property
+    def n_agents(self) -> int:
+        """Number of records."""
+        return len(self._records)
+
+    @property
+    def latest(self) -> tuple[AgentRecord, ...]:
+        """All records, the last used first."""
+        return tuple(sorted(self._records.values(), key=lambda record: -record.used_at))
+
+    def _make_room(self) -> None:
+        """Drop the oldest record before a new one comes.
+
+        A pin without its record could not be found to be removed.
+        """
+        if len(self._records) < MOST_AGENTS:
+            return
+        leaving = (n for n, r in self._records.items() if not (r.is_explicit or r.is_pinned))
+        oldest = next(leaving, None)
+        if oldest is not None:
+            del self._records[oldest]
+
+
+def _turns(conversation: Conversation, salt: str) -> tuple[str, ...]:
+    messages = pair_results(conversation.messages)
+    return user_turn_digests(replace(conversation, messages=messages), salt)
+
+
+def views(
+    records: Iterable[AgentRecord],
+    snapshot: Snapshot,
+    model: str,
+    kept: Mapping[str, AgentKVLocation],
+    stored: Callable[[str], Iterable[StoredKV]],
+    title: Callable[[str], AgentTitle | None],
+) -> tuple[AgentView, ...]:
+    """Agents as the API shows them.
+
+    `kept` is the place of each outside the slots, `stored` its saved KV of any model, `title` its
+    title.
+    """
+    slots = _slots(snapshot)
+    now = time.time()
+    return tuple(
+        _view(
+            record,
+            _states(
+                slots.get(record.name),
+                model,
+                kept.get(record.name, AgentKVLocation(record.name)),
+                stored(record.name),
+            ),
+            slots,
+            now,
+            title(record.name),
+        )
+        for record in records
+    )
+
+
+def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
+    """Slot of every live agent: a busy one, else the last one."""
+    held = [slot for slot in snapshot.slots if slot.agent and slot.n_tokens]
+    ranked = sorted(held, key=lambda slot: (slot.state in BUSY, -slot.idle_s))
+    return {slot.agent: slot for slot in ranked if slot.agent}
+
+
+def _view(
+    record: AgentRecord,
+    states: tuple[AgentKVView, ...],
+    slots: Mapping[str, SlotView],
+    now: float,
+    title: AgentTitle | None,
+) -> AgentView:
+    slot = slots.get(record.name)
+    here = states[0] if states else AgentKVView("")
+    sums = record.sums
+    is_busy = slot is not None and slot.state in BUSY
+    return AgentView(
+        id=record.name,
+        name=title.title if title is not None else "",
+        place="parked" if here.place == "memory" else here.place,
+        slot=slot.id if slot else None,
+        priority=record.priority,
+        is_pinned=record.is_pinned,
+        n_tokens=slot.n_tokens if slot else sums.n_tokens or here.n_tokens,
+        n_bytes=here.n_bytes,
+        n_requests=sums.n_requests,
+        n_prompt=sums.n_prompt,
+        n_cached=sums.n_cached,
+        n_generated=sums.n_generated,
+        saved_s=sums.saved_s,
+        n_drafted=sums.n_drafted,
+        n_accepted=sums.n_accepted,
+        idle_s=0.0 if is_busy else max(0.0, now - record.used_at),
+        miss=None if record.miss is None else replace(record.miss, age_s=now - record.missed_at),
+        states=states,
+        turns=tuple(replace(turn.view, age_s=now - turn.at) for turn in record.turns),
+    )
+
+
+def _states(
+    slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
+) -> tuple[AgentKVView, ...]:
+    """KV of the served model first, then of other models on disk."""
+    states = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
+    if slot is not None:
+        states[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
+    elif kept.memory_bytes:
+        states[model] = AgentKVView(model, kept.n_tokens, kept.memory_bytes, "memory")
+    elif kept.disk_bytes:
+        states[model] = AgentKVView(model, kept.n_tokens, kept.disk_bytes, "disk")
+    return tuple(sorted(states.values(), key=lambda state: state.model != model))
+
+
+log = logging.getLogger("mlxstack.agents")
+
+
+class AgentFacts(Struct, frozen=True):
+    """Fields of history.json other than messages; `used_at` is Unix seconds."""
+
+    priority: Priority = Priority.NORMAL
+    is_pinned: bool = False
+    sums: AgentSums = AgentSums()
+    used_at: float = 0.0
+    tools: tuple[Tool, ...] = ()
+
+
+def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> None:
+    """Restore all records at startup; a damaged history is only logged."""
+    agent_store.survey()
+    for agent in agent_store.agents():
+        record = agent_registry.record(agent, is_explicit=True)
+        try:
+            facts = facts_of(agent_store.read(agent))
+        except StackError as error:
+            log.warning("%s", error)
+            continue
+        record.priority, record.is_pinned = facts.priority, facts.is_pinned
+        record.sums, record.used_at = facts.sums, facts.used_at
+
+
+def facts_about(record: AgentRecord, tools: tuple[Tool, ...]) -> AgentFacts:
+    """Facts of a record."""
+    return AgentFacts(record.priority, record.is_pinned, record.sums, record.used_at, tools)
+
+
+def facts_of(history: History) -> AgentFacts:
+    """Facts of a history, defaults where they cannot be read."""
+    try:
+        return msgspec.convert(history.facts, AgentFacts)
+    except msgspec.ValidationError as error:
+        log.warning("the facts of a stored history are ignored: %s", error)
+        return AgentFacts()

@@ -1,0 +1,178 @@
+"""Log of the last requests, with the reasons of their misses."""
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct, msgpack
+from msgspec.structs import replace
+
+from mlxstack.core.engine_events import (
+    CacheMiss,
+    Event,
+    RequestFailed,
+    RequestFinished,
+    SlotAssigned,
+)
+from mlxstack.core.request import Request
+from mlxstack.core.status import MissSums, MissView, RequestView
+from mlxstack.service.parts.agent_registry import AgentRegistry
+
+log = logging.getLogger("mlxstack.requests")
+
+MOST_REQUESTS = 200
+AROUND = 24
+"""Tokens of text shown on both sides of a divergence."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class LoggedRequest(Struct, frozen=True):
+    """Finished request; `at` is Unix seconds, `miss` has its text."""
+
+    view: RequestView
+    at: float
+    miss: MissView | None = None
+
+
+class RequestLog:
+    """Last requests, newest last, fed with every event on the event loop.
+
+    Each is kept as one block of bytes: small objects that outlive a burst of requests would keep
+    its memory from the system. `agent_registry` keeps the records of their agents.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[str, tuple[Request, Decode]] = {}
+        self._slots: dict[str, SlotAssigned] = {}
+        self._done: deque[bytes] = deque(maxlen=MOST_REQUESTS)
+        self._losses: dict[str, MissSums] = {}
+        self.agent_registry = AgentRegistry()
+
+    def begin(self, request: Request, decode: Decode) -> None:
+        """Note a submitted request, and the detokenizer of its model."""
+        self._requests[request.id] = request, decode
+
+    def note(self, event: Event) -> None:
+        """Note an event."""
+        if isinstance(event, SlotAssigned):
+            self._slots[event.request] = event
+        elif isinstance(event, RequestFinished | RequestFailed):
+            begun = self._requests.pop(event.request, None)
+            slot = self._slots.pop(event.request, None)
+            if begun is not None:
+                request, decode = begun
+                view = _view(request, slot, event)
+                miss = _miss(request, slot.miss, decode, view) if slot and slot.miss else None
+                entry = LoggedRequest(view, time.time(), miss)
+                self._done.append(msgpack.encode(entry))
+                if miss is not None:
+                    self._count(miss)
+                view = replace(view, miss=miss)
+                self.agent_registry.note(view, entry.at, is_explicit=request.agent is not None)
+                _log(request, view)
+
+    def requests(self) -> tuple[RequestView, ...]:
+        """Last requests, the newest first."""
+        now = time.time()
+        entries = (msgpack.decode(data, type=LoggedRequest) for data in reversed(self._done))
+        return tuple(
+            replace(e.view, age_s=now - e.at, miss=_aged(e.miss, now - e.at)) for e in entries
+        )
+
+    @property
+    def losses(self) -> tuple[MissSums, ...]:
+        """Misses since the start by reason, the costliest first."""
+        return tuple(sorted(self._losses.values(), key=lambda one: -one.lost_s))
+
+    def find(self, name: str) -> RequestView | None:
+        """Newest request with this id, or of this agent."""
+        return next((r for r in self.requests() if name in (r.id, r.agent)), None)
+
+    def _count(self, miss: MissView) -> None:
+        sums = self._losses.get(miss.reason, MissSums(miss.reason))
+        self._losses[miss.reason] = replace(
+            sums,
+            n_misses=sums.n_misses + 1,
+            n_lost=sums.n_lost + miss.n_lost,
+            lost_s=sums.lost_s + miss.lost_s,
+        )
+
+
+def misses_of(requests: tuple[RequestView, ...], limit: int) -> tuple[MissView, ...]:
+    """Latest misses, newest first; of many, the most expensive ones."""
+    misses = [view.miss for view in requests if view.miss is not None]
+    costly = sorted(misses, key=lambda miss: -miss.lost_s)[:limit]
+    return tuple(sorted(costly, key=lambda miss: miss.age_s))
+
+
+def _view(
+    request: Request, slot: SlotAssigned | None, end: RequestFinished | RequestFailed
+) -> RequestView:
+    view = RequestView(
+        id=request.id,
+        agent=request.display_name,
+        n_prompt=len(request.tokens),
+        ended=end.reason.value if isinstance(end, RequestFinished) else "failed",
+    )
+    if isinstance(end, RequestFinished):
+        timings = end.timings
+        view = replace(
+            view,
+            n_cached=timings.n_cached,
+            n_generated=timings.n_generated,
+            queued_s=timings.queued_s,
+            prefill_s=timings.prefill_s,
+            decode_s=timings.decode_s,
+            ttft_s=timings.ttft_s,
+            saved_s=timings.saved_s,
+            n_drafted=timings.n_drafted,
+            n_accepted=timings.n_accepted,
+        )
+    if slot is None:
+        return view
+    if slot.early is not None:
+        n_begun, n_used = slot.early.n_begun, slot.early.n_used
+        view = replace(view, n_begun_early=n_begun, n_used_early=n_used)
+    return replace(view, slot=slot.slot, source=slot.source)
+
+
+def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:
+    """Describe a miss, with the lost tokens' share of the prefill time."""
+    n_computed = view.n_prompt - view.n_cached
+    n_lost = miss.n_recomputed(n_computed)
+    shown = MissView(
+        reason=miss.reason,
+        at=miss.at,
+        request=request.id,
+        agent=request.display_name,
+        n_lost=n_lost,
+        lost_s=view.prefill_s * n_lost / max(1, n_computed),
+    )
+    if miss.at is None:
+        return shown
+    return replace(
+        shown,
+        text_shared=decode(request.tokens[max(0, miss.at - AROUND) : miss.at]),
+        text_cached=decode(miss.instead),
+        text_sent=decode(request.tokens[miss.at : miss.at + AROUND]),
+    )
+
+
+def _log(request: Request, view: RequestView) -> None:
+    """Log `name=value` pairs on one line, without text; names are quoted."""
+    log.info(
+        "request=%s id=%s agent=%s slot=%s priority=%s prompt=%d cached=%d generated=%d "
+        "queued_ms=%.0f ttft_ms=%.0f decode_ms=%.0f ended=%s miss=%s",
+        request.request_id or "-", view.id, json.dumps(view.agent),
+        "-" if view.slot is None else view.slot,
+        request.priority.name.lower(), view.n_prompt, view.n_cached, view.n_generated,
+        1000 * view.queued_s, 1000 * view.ttft_s, 1000 * view.decode_s, view.ended,
+        view.miss.reason if view.miss else "-",
+    )  # fmt: skip
+
+
+def _aged(miss: MissView | None, age_s: float) -> MissView | None:
+    return None if miss is None else replace(miss, age_s=age_s)

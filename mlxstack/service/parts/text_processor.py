@@ -1,0 +1,320 @@
+"""Text processing of the loaded model, in threads where it takes long."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from llguidance import LLMatcher
+from msgspec import Struct
+
+from mlxstack.core.conversation import Conversation, Message, Tool
+from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
+from mlxstack.core.preset import Preset
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.enforceable import enforceable
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.text.grammar.grammar_check import is_bounded
+from mlxstack.text.grammar.lazy_calls import CallTrigger
+from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, not_objects
+from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
+from mlxstack.text.prompt.report import notes
+from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
+from mlxstack.text.template.rendering import RENDERERS
+
+log = logging.getLogger("mlxstack.service")
+T = TypeVar("T")
+
+N_THREADS = 4
+CHANGED = "the model was changed while this request was prepared; send it again"
+N_COMPILERS = 2
+MAX_TOOL_SETS = 16
+COMPILE_S = 0.5
+"""Seconds that a request waits for the grammar of its optional calls."""
+
+
+class TemplateFacts(Struct, frozen=True):
+    """Facts of a chat template that outlive its tokenizer.
+
+    `text` is as the model's authors wrote it, `caps` are llama-server's `chat_template_caps`, found
+    by trying it; `bos` and `eos` are the texts of these tokens, "" where there is none. `notes` say
+    what it cannot do. A base model has no template: it continues text.
+    """
+
+    text: str
+    caps: dict[str, bool]
+    bos: str
+    eos: str
+    has_thoughts: bool
+    notes: tuple[str, ...]
+    is_base: bool = False
+
+
+class TextProcessor:
+    """Prompts, tokens and pieces of one model, callable from the event loop.
+
+    Raises SetupError for a chat template that exceeds its limits already when it is probed.
+    """
+
+    def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
+        self.tokenizer = tokenizer
+        n_ctx = preset.slots.n_ctx
+        try:
+            self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
+            self.output_format = OutputFormat(tokenizer)
+        except TemplateOverrun as overrun:
+            raise SetupError(
+                f"the chat template of {preset.model.id} {overrun.reason}; choose another model"
+            ) from overrun
+        capabilities = self.maker.template.capabilities
+        self.template_notes = notes(capabilities, self.output_format.description)
+        for note in self.template_notes:
+            log.warning("chat template: %s", note)
+        self.n_vocab = n_vocab
+        self._n_ctx = n_ctx
+        self._grammars = GrammarCompiler(tokenizer, n_vocab)
+        self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
+        self._began_at: dict[object, float] = {}
+        self._reason: StackError | None = None
+        # Slow grammars delay neither prompts nor the grammars that are known to be quick.
+        self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
+        self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
+        self._has_free_rules = preset.structured_output.auto_tool_grammar
+        self._loosener = ToolLoosener(self._grammars.probe)
+        self._free_calls: dict[str, list[Future[LLMatcher | None]]] = {}
+        self.loose_schemas = LooseSchemas()
+
+    async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
+        """Prompt of a conversation. Raises BadRequest with the template's message."""
+        return await self._run(lambda: self.maker.make(conversation, scope))
+
+    async def expected(
+        self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
+    ) -> Prompt:
+        """Expected start of the prompt after an answer. Raises as `prompt` does."""
+        return await self._run(lambda: self.maker.expected(conversation, answer, scope))
+
+    async def text(self, conversation: Conversation) -> str:
+        """The rendered template."""
+        return await self._run(lambda: self.maker.text(conversation))
+
+    def stalled_s(self) -> float:
+        """Seconds without a new job, while all threads are busy."""
+        began_at = tuple(self._began_at.values())
+        return time.monotonic() - max(began_at) if len(began_at) >= N_THREADS else 0.0
+
+    async def read(self, convert: Callable[[], T]) -> T:
+        """Run `convert`, which takes long for a large body."""
+        return await self._run(convert)
+
+    async def raw(self, prompt: str | Sequence[int | str]) -> Prompt:
+        """Prompt of texts and tokens in a row. Raises as `check` does."""
+        if isinstance(prompt, str):
+            return await self._run(lambda: self.maker.plain(prompt))
+        if len(prompt) > self._n_ctx:
+            raise TooLong(len(prompt), self._n_ctx)
+        tokens = await self._run(lambda: self.maker.joined(prompt))
+        self.check(tokens, "prompt")
+        return self.maker.given(tokens)
+
+    async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
+        """The tokens of a text."""
+        return await self._run(lambda: self.maker.tokenize(text, spelling))
+
+    async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
+        """Matcher of a response format; None without one. Raises BadRequest."""
+        try:
+            return await self._compile(lambda: grammar_of(shape), shape.param)
+        except BadRequest as error:
+            if shape.schema is None:
+                raise
+            work = partial(self._blamed, shape.schema, error)
+        raise await self._run(work, self._compilers)
+
+    def _blamed(self, schema: dict[str, Any], error: BadRequest) -> BadRequest:
+        """Error of a schema with its first unenforceable part."""
+
+        is_compilable = self._grammars.probe()
+
+        def fits(part: Any) -> bool:
+            try:
+                return is_compilable(schema_grammar(part, "schema"))
+            except BadRequest:
+                return False
+
+        left_out = enforceable(schema, fits).left_out
+        if not left_out:
+            return error
+        return BadRequest(
+            f"{error.message}; this is at {left_out[0]} of the schema: change it or leave it out",
+            error.param,
+        )
+
+    async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
+        """Matcher of tool calls; None without one. Odd schemas are loosened."""
+        loose = not_objects(calls.tools)
+        try:
+            rules = await self._compile(lambda: call_grammar(calls), "tools")
+        except BadRequest as error:
+            if error.param != "tools":
+                raise
+            work = partial(self._loosener.loosened, calls)
+            loosened, left_out = await self._run(work, self._compilers)
+            loose += left_out
+            rules = await self._compile(lambda: call_grammar(loosened), "tools")
+        self.loose_schemas.add(calls.tools, loose)
+        return rules
+
+    async def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
+        """Constraint of calls in a free answer; grammars compile in the background.
+
+        Returns when they are compiled, or soon.
+        """
+        ways = self.output_format.free_call_marks
+        if not ways or self._reason is not None or not self._has_free_rules:
+            return None
+        try:
+            key = repr((tools, is_single))
+        except RecursionError:
+            return None
+        compiled = self._free_calls.pop(key, None)
+        if compiled is None:
+            asked = (ForcedCalls(tools, one, is_single, is_complete=True) for one in ways)
+            compiled = [self._compilers.submit(self._free_rules, one) for one in asked]
+        self._free_calls[key] = compiled
+        if len(self._free_calls) > MAX_TOOL_SETS:
+            del self._free_calls[next(iter(self._free_calls))]
+        # The headers of the response say which schemas are loose.
+        await asyncio.wait(map(asyncio.wrap_future, compiled), timeout=COMPILE_S)
+        return self.output_format.call_trigger([partial(_result, one) for one in compiled], tools)
+
+    def _free_rules(self, asked: ForcedCalls) -> LLMatcher | None:
+        """Matcher of optional calls; None where they have no grammar."""
+        loose = not_objects(asked.tools)
+        try:
+            try:
+                rules = self._bounded(asked)
+            except BadRequest as error:
+                if error.param != "tools":
+                    raise
+                loosened, left_out = self._loosener.loosened(asked)
+                loose += left_out
+                rules = self._bounded(loosened)
+            self.loose_schemas.add(asked.tools, loose)
+            return rules
+        except BadRequest as error:
+            log.info("calls of a free answer have no grammar: %s", error.message)
+            return None
+
+    def _bounded(self, calls: ForcedCalls) -> LLMatcher | None:
+        """Matcher of calls. Raises BadRequest if compiling may take long."""
+        grammar = call_grammar(calls)
+        if not is_bounded(grammar):
+            raise BadRequest("tools: compiling their schemas may take long", "tools")
+        return self._grammars.compile(grammar, "tools")
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return await self._run(lambda: self.decode(tokens))
+
+    async def pieces(self, tokens: Sequence[int]) -> list[str | list[int]]:
+        """Piece of each token."""
+        return await self._run(lambda: [self.maker.piece(token) for token in tokens])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a few tokens of this model."""
+        return self.maker.detokenize(tokens)
+
+    def piece(self, token: int) -> bytes:
+        """Bytes of one token."""
+        return self.maker.pieces.of(token)
+
+    def check(self, tokens: Sequence[int], param: str) -> None:
+        """Raises TooLong for too many tokens, BadRequest for one outside the vocabulary."""
+        if len(tokens) > self._n_ctx:
+            raise TooLong(len(tokens), self._n_ctx)
+        for token in tokens:
+            if not 0 <= token < self.n_vocab:
+                raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)
+
+    def close(self, reason: StackError) -> None:
+        """Refuse new and waiting work, which raises `reason`."""
+        self._reason = reason
+        for pool in (self._pool, self._compilers, self._checkers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
+
+    async def _compile(self, make: Callable[[], str], param: str) -> LLMatcher | None:
+        grammar = await self._run(make, self._compilers)
+        is_slow = self._grammars.needs_check(grammar)
+        pool = self._checkers if is_slow else self._compilers
+        return await self._run(lambda: self._grammars.compile(grammar, param), pool)
+
+    async def _run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
+        if self._reason is not None:
+            raise self._reason
+        loop = asyncio.get_running_loop()
+        try:
+            if pool is None:
+                return await loop.run_in_executor(self._pool, self._budgeted, work)
+            return await loop.run_in_executor(pool, work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # `close` cancelled the queued work, not the caller.
+            raise self._reason or Busy(CHANGED) from None
+
+    def _budgeted(self, work: Callable[[], T]) -> T:
+        """Run a job with one budget for its renderings."""
+        job = object()
+        self._began_at[job] = time.monotonic()
+        try:
+            with RENDERERS.budget():
+                return work()
+        finally:
+            del self._began_at[job]
+
+    @property
+    def facts(self) -> TemplateFacts:
+        """Facts of the chat template."""
+        answer = self.output_format.description
+        text = str(getattr(self.tokenizer, "chat_template", None) or "")
+        return TemplateFacts(
+            text=text,
+            caps=self._caps(has_template=bool(text)),
+            bos=str(getattr(self.tokenizer, "bos_token", None) or ""),
+            eos=str(getattr(self.tokenizer, "eos_token", None) or ""),
+            has_thoughts=answer.reasoning is not None or answer.channels is not None,
+            notes=self.template_notes,
+            is_base=not self.tokenizer.has_chat_template,
+        )
+
+    def _caps(self, *, has_template: bool) -> dict[str, bool]:
+        template = self.maker.template
+        capabilities = template.capabilities
+        has_calls = capabilities.takes_calls and has_template
+        return {
+            "supports_object_arguments": has_calls and capabilities.takes_objects,
+            "supports_parallel_tool_calls": has_calls and capabilities.takes_parallel_calls,
+            "supports_preserve_reasoning": template.switches.keeps_thoughts,
+            "supports_reasoning_effort": bool(template.switches.levels),
+            "supports_string_content": not capabilities.needs_parts,
+            "supports_system_role": capabilities.has_system,
+            "supports_tool_calls": has_calls,
+            "supports_tools": capabilities.takes_tools and has_template,
+            "supports_typed_content": capabilities.needs_parts,
+        }
+
+
+def _result(compiled: Future[LLMatcher | None]) -> LLMatcher | None:
+    """The compiled grammar, waited for; None once no more work is accepted."""
+    try:
+        return compiled.result()
+    except CancelledError:
+        return None

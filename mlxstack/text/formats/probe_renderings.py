@@ -1,0 +1,145 @@
+"""Probe conversations rendered by a chat template."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mlxstack.text.formats.description import pieces
+from mlxstack.text.template.rendering import render_chat
+
+Turn = dict[str, Any]
+NAMES = ("probe_alpha", "probe_beta")
+KEYS = ("key_one", "key_two")
+VALUES = ("value_one", "value_two")
+IDS = ("callid001", "callid002")
+CONTENT, THOUGHT = "Content sentinel.", "Thought sentinel."
+USER: Turn = {"role": "user", "content": "User sentinel."}
+TYPED: dict[str, Any] = {
+    "integer": 73519, "number": 73.5, "boolean": True, "array": ["item_one"],
+    "object": {"key_in": "value_in"}, "null": None,
+}  # fmt: skip
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+VARIABLES = {"enable_thinking": True, "thinking": True}
+REFUSALS = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+    RecursionError,
+)  # fmt: skip
+_PROPERTIES = {
+    key: {"type": "string", "description": key} for key in (*KEYS, *(f"key_{t}" for t in TYPED))
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "A probe.",
+            "parameters": {"type": "object", "properties": _PROPERTIES, "required": []},
+        },
+    }
+    for name in NAMES
+]
+TWO = dict(zip(KEYS, VALUES, strict=True))
+
+
+class TemplateProbes:
+    """Renders probes; `arguments_as_text` if the template takes no objects."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._variables: dict[str, Any] = VARIABLES
+        self._rendered: dict[str, str | None] = {}
+        self._tools: list[dict[str, Any]] | None = TOOLS
+        self.arguments_as_text = False
+        self.source = str(getattr(tokenizer, "chat_template", None) or "")
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.tokens = frozenset(token.content for token in added.values())
+        eos = (added.get(at) for at in getattr(tokenizer, "eos_token_ids", ()))
+        self.eos = tuple(token.content for token in eos if token is not None)
+        if self.text([USER]) is None:
+            self._variables = {}
+        if self.text([USER]) is None:
+            self._tools = None
+        self.bare = self.text([USER], opens=False) or ""
+        self.prompt = self.text([USER]) or self.bare
+
+    def text(self, turns: Sequence[Turn], *, opens: bool = True) -> str | None:
+        """The rendering of turns; None if the template refuses them."""
+        key = json.dumps([list(turns), opens, self._variables, self._tools is None])
+        if key not in self._rendered:
+            self._rendered[key] = self._render(turns, opens=opens)
+        return self._rendered[key]
+
+    def _render(self, turns: Sequence[Turn], *, opens: bool) -> str | None:
+        try:
+            return render_chat(
+                self._tokenizer,
+                list(turns),
+                tools=self._tools,
+                add_generation_prompt=opens,
+                **self._variables,
+            )
+        except REFUSALS:
+            return None
+
+    def turn(self, content: Any = "", calls: Sequence[Turn] = (), **fields: Any) -> str | None:
+        """Rendered assistant turn with its opening; None if refused."""
+        turn = {"role": "assistant", "content": content, **fields}
+        if calls:
+            turn["tool_calls"] = list(calls)
+        whole = self.text([USER, turn], opens=False)
+        if whole is None and calls:
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "content": "r", "name": NAMES[0]}
+                for call in calls
+            ]
+            whole = self.text([USER, turn, *results], opens=False)
+        return None if whole is None else whole[common_start(self.bare, whole) :]
+
+    def answer(self, turn: str) -> str:
+        """An assistant turn without what the prompt opens it with."""
+        opening = self.prompt[common_start(self.bare, self.prompt) :]
+        return turn[common_start(opening, turn) :]
+
+    def calls(self, *arguments: dict[str, Any]) -> list[Turn]:
+        """A call for each of some arguments."""
+        return [self._call(at, values) for at, values in enumerate(arguments)]
+
+    def _call(self, at: int, arguments: dict[str, Any]) -> Turn:
+        values: Any = json.dumps(arguments) if self.arguments_as_text else arguments
+        function = {"name": NAMES[at], "arguments": values}
+        return {"id": IDS[at], "type": "function", "function": function}
+
+
+def common_start(first: str, second: str) -> int:
+    """Length of the common prefix of two texts, at mark boundaries."""
+    n = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
+    )
+    if n in (len(first), len(second)):
+        return n
+    at = max(second.rfind("<", 0, n), second.rfind("[", 0, n))
+    is_inside = at >= 0 and not re.search(r"[>\]\s]", second[at:n])
+    return at if is_inside else n
+
+
+def tokens(text: str) -> list[str]:
+    """Marks, words and white space of a text."""
+    words: list[str] = []
+    for part in re.findall(r"\s+|\S+", text):
+        words += [part] if part.isspace() else pieces(part)
+    return words
+
+
+def shared_start(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """The common beginning of two sequences of tokens."""
+    n = 0
+    while n < min(len(first), len(second)) and first[n] == second[n]:
+        n += 1
+    return list(first[:n])
+
+
+def shared_end(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """The common end of two sequences of tokens."""
+    return shared_start(first[::-1], second[::-1])[::-1]

@@ -1,0 +1,113 @@
+"""Checks in a child process that a grammar compiles in bounded time.
+
+llguidance bounds the work of a grammar, except for `multipleOf`: a schema of 200 bytes with
+several of them takes minutes and gigabytes, and a thread in it cannot be stopped.
+"""
+
+import math
+import re
+import threading
+from collections import OrderedDict
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.errors import BadRequest, Busy
+from mlxstack.text.limited_process import LimitedProcess, Overrun
+
+LIMIT_S = 2.0
+"""CPU seconds that a grammar may take in the process."""
+MAX_BYTES = 4 * 1024**3
+"""Memory that the process may take, its vocabulary included."""
+MAX_MULTIPLE = 10_000
+"""Largest `multipleOf`, counted in units of its last decimal place."""
+COSTLY = "multipleOf"
+VALUES = frozenset({"enum", "const", "default", "example", "examples"})
+"""Schema keywords with data as values, where `multipleOf` means nothing."""
+MOST_REFUSED = 256
+MAX_UNCHECKED = 50_000
+"""Maximum characters; an object's compile time grows faster than quadratically."""
+CHEAP = re.compile(r'multipleOf\\*": ?1e-10\b')
+"""The multiple that bounds the decimal places of every number."""
+ESCAPED = re.compile(r"\\+u00([0-9a-fA-F]{2})")
+
+
+class TokenizerData(Struct, frozen=True):
+    """Arguments of an `LLTokenizer`, to make the same one in another process."""
+
+    tokenizer: str
+    n_vocab: int
+    eos: list[int]
+
+
+def is_bounded(grammar: str) -> bool:
+    """Whether llguidance alone bounds the time that compiling takes."""
+    text = ESCAPED.sub(lambda match: chr(int(match[1], 16)), grammar)
+    return len(grammar) <= MAX_UNCHECKED and COSTLY not in CHEAP.sub("", text)
+
+
+def check_multiples(schema: Any, param: str) -> None:
+    """Raise BadRequest for a `multipleOf` with too large an automaton."""
+    if isinstance(schema, dict):
+        _check_multiple(schema.get(COSTLY), param)
+        inner = [value for key, value in schema.items() if key not in VALUES]
+    else:
+        inner = schema
+    for one in inner:
+        if isinstance(one, dict | list):
+            check_multiples(one, param)
+
+
+def _check_multiple(given: Any, param: str) -> None:
+    # Anything but a number is refused by llguidance, or belongs to a property of this name.
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        return
+    _, digits, exponent = Decimal(repr(given)).normalize().as_tuple()
+    units = int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
+    if units > MAX_MULTIPLE:
+        raise BadRequest(
+            f"{param}: multipleOf is {given}, which cannot be enforced; without its decimal point "
+            f"it may be {MAX_MULTIPLE} at most, as with 0.01 or 5000",
+            param,
+        )
+
+
+class GrammarCheck:
+    """Compiles grammars of one tokenizer under limits, in a process. Thread-safe."""
+
+    def __init__(self, tokenizer: TokenizerData) -> None:
+        opening = msgspec.json.encode(tokenizer)
+        self._process = LimitedProcess("mlxstack.text.grammar.grammar_worker", MAX_BYTES, opening)
+        self._lock = threading.Lock()
+        self._refused: OrderedDict[str, str] = OrderedDict()
+
+    def check(self, grammar: str, param: str) -> None:
+        """Raise BadRequest when compiling `grammar` takes too long, Busy without a process."""
+        with self._lock:
+            reason = self._refused.get(grammar) or self._problem(grammar)
+            if reason is None:
+                return
+            self._refused[grammar] = reason
+            if len(self._refused) > MOST_REFUSED:
+                self._refused.popitem(last=False)
+        raise BadRequest(
+            f"{param}: compiling this grammar {reason}; use a smaller schema, or fewer and "
+            "smaller values of multipleOf",
+            param,
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def _problem(self, grammar: str) -> str | None:
+        """The limit that compiling exceeds, if any."""
+        try:
+            self._process.request(grammar.encode(errors="surrogatepass"), LIMIT_S)
+        except Overrun as overrun:
+            return str(overrun)
+        except OSError as error:
+            raise Busy(f"the grammar cannot be checked now: {error.strerror}") from error
+        return None

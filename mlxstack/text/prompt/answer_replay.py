@@ -1,0 +1,354 @@
+"""Answer replay: sampled tokens of earlier answers in later prompts.
+
+A template writes an answer in its own way: without the thoughts, without the opening that the
+prompt had, with other spaces. Every difference would cost the rest of the cached conversation.
+
+An answer stands where the prompt it answered ended: if the text up to there is still the same,
+the place is known. Where it ends is seen in the rendering of the conversation up to this answer.
+Only this stretch is replaced, from the opening of the answer to the end of the turn. All other
+text of a prompt is the template's for the request alone, whatever is remembered.
+"""
+
+import hashlib
+import json
+import re
+import threading
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.formats.special_tokens import SpecialTokens
+from mlxstack.text.prompt.tool_call_replay import Scope, digest_of
+from mlxstack.text.template.chat_template import TemplateInputs
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Splice, TokenBytes, common_length
+from mlxstack.text.tokens.special_token_escape import unescape
+
+_WORD = re.compile(r"\w+")
+Render = Callable[[Sequence[Message], TemplateInputs], str]
+
+PROBE, PROBE_THOUGHT = "text", "sxthought0"
+MAX_PROBES = 64
+ANSWER_BYTES = 1024
+"""Bytes of an answer beside its tokens: digests, thought, containers."""
+
+
+class AnswerAnchor(Struct, frozen=True):
+    """The place where the answer to a prompt begins.
+
+    `history` is a digest of the messages before it, `n_chars` and `digest` say what the template
+    wrote for them. `opening` are the tokens with which the prompt opens the answer.
+    """
+
+    history: bytes
+    n_chars: int
+    digest: bytes
+    opening: tuple[int, ...] = ()
+
+
+class SampledAnswer(Struct, frozen=True):
+    """Complete answer and its sampled tokens, without the turn's end."""
+
+    message: Message
+    tokens: tuple[int, ...]
+
+
+class WrittenAnswer(Struct, frozen=True):
+    """Rendered answer: its length in characters, and a digest.
+
+    A length of 0: it writes something else. `key` says what it was rendered with.
+    """
+
+    key: bytes
+    n_chars: int = 0
+    digest: bytes = b""
+
+
+class AnswerPlace(Struct, frozen=True):
+    """Answer `at` in a conversation, rendered with `inputs`, whose digest is `key`."""
+
+    messages: Sequence[Message]
+    at: int
+    inputs: TemplateInputs
+    key: bytes
+
+    @property
+    def message(self) -> Message:
+        """The answer as the client sent it."""
+        return self.messages[self.at]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a user turn follows; templates may drop the thought."""
+        return any(message.role is Role.USER for message in self.messages[self.at + 1 :])
+
+
+class AnswerEntry:
+    """Remembered answer; `written` is its latest rendering, None before."""
+
+    def __init__(self, anchor: AnswerAnchor, answer: SampledAnswer) -> None:
+        self.n_chars = anchor.n_chars
+        self.digest = anchor.digest
+        self.tokens = array("I", (*anchor.opening, *answer.tokens))
+        self.n_opening = len(anchor.opening)
+        self.reasoning = answer.message.reasoning or ""
+        self.call_ids = tuple(call.id for call in answer.message.tool_calls)
+        self.written: WrittenAnswer | None = None
+        self.n_bytes = 4 * len(self.tokens) + len(self.reasoning) + ANSWER_BYTES
+
+
+class AnswerReplay:
+    """The latest answers by conversation, history and meaning. Callable by any thread.
+
+    At most `max_bytes` in all; the oldest ones are forgotten.
+    """
+
+    def __init__(self, max_bytes: int = 32_000_000) -> None:
+        self._max = max_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[tuple[Scope, bytes, bytes], AnswerEntry] = OrderedDict()
+        self.n_bytes = 0
+
+    def remember(self, scope: Scope, anchor: AnswerAnchor, answer: SampledAnswer) -> None:
+        """Keep a sampled answer for the later prompts of its conversation.
+
+        Arguments nested too deeply to be compared are left out. So is an answer without text and
+        calls: it may have ended inside a thought that its prompt opened, which no template writes.
+        """
+        if not answer.message.text.strip() and not answer.message.tool_calls:
+            return
+        try:
+            key = (scope, anchor.history, meaning(answer.message))
+        except RecursionError:
+            return
+        entry = AnswerEntry(anchor, answer)
+        with self._lock:
+            if (old := self._entries.pop(key, None)) is not None:
+                self.n_bytes -= old.n_bytes
+            self._entries[key] = entry
+            self.n_bytes += entry.n_bytes
+            while self.n_bytes > self._max:
+                self.n_bytes -= self._entries.popitem(last=False)[1].n_bytes
+
+    def known(self, scope: Scope, messages: Sequence[Message]) -> dict[int, AnswerEntry]:
+        """The remembered answers among these messages, by index.
+
+        Text and calls must come back as they were said; a thought may be left out.
+        """
+        entries: dict[int, AnswerEntry] = {}
+        with self._lock:
+            is_empty = not self._entries
+        if is_empty:
+            return entries
+        for at, (message, history) in enumerate(zip(messages, histories(messages), strict=False)):
+            if message.role is not Role.ASSISTANT:
+                continue
+            try:
+                key = (scope, history, meaning(message))
+            except RecursionError:
+                continue
+            with self._lock:
+                entry = self._entries.get(key)
+            thought = (message.reasoning or "").strip()
+            if entry is not None and thought in ("", entry.reasoning.strip()):
+                entries[at] = entry
+        return entries
+
+
+def histories(messages: Iterable[Message]) -> list[bytes]:
+    """Digests of the history before each message, and after the last."""
+    running = hashlib.blake2b(digest_size=16)
+    digests = [running.digest()]
+    for message in messages:
+        names = [name for call in message.tool_calls for name in (call.id, call.name)]
+        for field in (message.role, message.text, message.tool_call_id or "", *names):
+            data = field.encode("utf-8", "surrogatepass")
+            running.update(b"%d " % len(data) + data)
+        digests.append(running.digest())
+    return digests
+
+
+def meaning(message: Message) -> bytes:
+    """A digest of the text and the calls of an answer."""
+    digest = hashlib.blake2b(message.text.strip().encode("utf-8", "surrogatepass"), digest_size=16)
+    for call in message.tool_calls:
+        digest.update(digest_of(call))
+    return digest.digest()
+
+
+def digest_of_text(text: str) -> bytes:
+    """A digest of a rendered text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class AnswerSplicer:
+    """Finds answers in the prompts of one model. Thread-safe.
+
+    `render` renders messages as they came. `marks` are texts that structure an answer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        render: Render,
+        encoder: CachedTokenizer,
+        special_tokens: SpecialTokens,
+        marks: Iterable[str],
+    ) -> None:
+        self._render = render
+        self._encoder = encoder
+        self._pieces = TokenBytes(tokenizer)
+        self._keeps: dict[bytes, bool] = {}
+        self._eos_ids = frozenset(tokenizer.eos_token_ids)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._eos = [added[at].content for at in self._eos_ids if at in added]
+        self._structure = {
+            at for at, token in added.items() if token.content in special_tokens.structure
+        }
+        known = tuple(marks)
+        self._marks = {at for at in self._structure if any(added[at].content in m for m in known)}
+        self._known_words = set(_words(" ".join(known)))
+
+    def splices(
+        self,
+        conversation: Conversation,
+        known: Mapping[int, AnswerEntry],
+        inputs: TemplateInputs,
+        marked: str,
+    ) -> list[Splice]:
+        """The remembered answers in `marked`, the rendering of a conversation, in order."""
+        splices: list[Splice] = []
+        key = _key(inputs)
+        running, n_read = hashlib.blake2b(digest_size=16), 0
+        for at, entry in sorted(known.items(), key=lambda item: item[1].n_chars):
+            if entry.n_chars > len(marked):
+                break
+            running.update(marked[n_read : entry.n_chars].encode("utf-8", "surrogatepass"))
+            n_read = entry.n_chars
+            if running.digest() != entry.digest or (splices and splices[-1].end > entry.n_chars):
+                continue
+            place = AnswerPlace(conversation.messages, at, inputs, key)
+            end = self._end(place, entry, marked)
+            if end > entry.n_chars:
+                splices.append(Splice(entry.n_chars, end, tuple(entry.tokens)))
+        return splices
+
+    def _end(self, place: AnswerPlace, entry: AnswerEntry, marked: str) -> int:
+        """Character where the answer ends; 0 after another rendering."""
+        key = place.key + bytes([place.is_answered])
+        written = entry.written
+        if written is None or written.key != key:
+            text = self._alone(place, entry, marked)
+            if not text and not (entry.reasoning and place.is_answered):
+                text = self._closed(entry, marked)
+            written = entry.written = WrittenAnswer(key, len(text), digest_of_text(text))
+        end = entry.n_chars + written.n_chars
+        text = marked[entry.n_chars : end]
+        if digest_of_text(text) != written.digest:
+            return 0
+        # A thought that the template does not keep comes back only until the user speaks again.
+        is_kept = (
+            not place.is_answered
+            or entry.reasoning.strip() in unescape(text)
+            or (not place.message.reasoning and self._keeps_thought(place))
+        )
+        return end if is_kept else 0
+
+    def _keeps_thought(self, place: AnswerPlace) -> bool:
+        """Whether the template writes a thought of such an answer after the user spoke again."""
+        key = place.key + bytes([bool(place.message.tool_calls)])
+        keeps = self._keeps.get(key)
+        if keeps is None:
+            calls = place.message.tool_calls[:1]
+            results = [Message(Role.TOOL, PROBE, tool_call_id=c.id, name=c.name) for c in calls]
+            answer = Message(Role.ASSISTANT, PROBE, reasoning=PROBE_THOUGHT, tool_calls=calls)
+            user = Message(Role.USER, PROBE)
+            try:
+                text = self._render((user, answer, *results, user), _closed_inputs(place.inputs))
+            except BadRequest:
+                text = ""
+            keeps = PROBE_THOUGHT in unescape(text)
+            if len(self._keeps) >= MAX_PROBES:
+                self._keeps.clear()
+            self._keeps[key] = keeps
+        return keeps
+
+    def _alone(self, place: AnswerPlace, entry: AnswerEntry, marked: str) -> str:
+        """Answer as rendered last; "" if the prompt has another."""
+        try:
+            closed = self._render(place.messages[: place.at + 1], _closed_inputs(place.inputs))
+        except BadRequest:
+            return ""
+        body = len(closed.rstrip())
+        end = min([body, *(body - len(e) for e in self._eos if closed.endswith(e, 0, body))])
+        if not entry.n_chars < end <= common_length(closed, marked):
+            return ""
+        sampled = self._text(entry.tokens)
+        space = sampled[len(sampled.rstrip()) :]
+        end += len(space) * marked.startswith(space, end)
+        text = marked[entry.n_chars : end]
+        return text if self._is_same(entry, text) else ""
+
+    def _closed(self, entry: AnswerEntry, marked: str) -> str:
+        """Answer up to its turn end, if rendered as sampled.
+
+        Some templates write an answer in another way once its results follow.
+        """
+        ends = [marked.find(eos, entry.n_chars) for eos in self._eos]
+        end = min((one for one in ends if one >= 0), default=0)
+        text = marked[entry.n_chars : end].rstrip()
+        if not text or not self._is_same(entry, text):
+            return ""
+        written = self._text(self._encoder.encode(text).tokens)
+        more = Counter(_words(written)) - Counter(_words(self._text(entry.tokens)))
+        ids = set(_words(" ".join(entry.call_ids)))
+        return text if set(more) <= self._known_words | ids | {"id"} else ""
+
+    def _is_same(self, entry: AnswerEntry, text: str) -> bool:
+        """Whether the sample holds just the rendered answer and thought.
+
+        A parser passes over what it does not know; that must not come back as if it had been
+        meant.
+        """
+        sampled = entry.tokens[entry.n_opening :]
+        tokens = self._encoder.encode(text).tokens
+        written = {t for t in tokens if t in self._structure}
+        marks = [t for t in sampled if t in self._structure]
+        if self._eos_ids.intersection(sampled) or not written.union(self._marks).issuperset(marks):
+            return False
+        if not self._opens_no_turn(entry):
+            return False
+        words = Counter(_words(unescape(text)))
+        extra = Counter(_words(self._text(sampled))) - words
+        return set(extra - Counter(_words(entry.reasoning))) <= self._known_words
+
+    def _opens_no_turn(self, entry: AnswerEntry) -> bool:
+        """Whether repeated marks of the opening always open an answer."""
+        opening = entry.tokens[: entry.n_opening]
+        follows = {a: b for a, b in pairwise(opening) if a in self._structure}
+        sampled = entry.tokens[entry.n_opening :]
+        return all(follows[a] == b for a, b in pairwise(sampled) if a in follows)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        data = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
+        return data.decode(errors="replace")
+
+
+def _closed_inputs(inputs: TemplateInputs) -> TemplateInputs:
+    return replace(inputs, add_generation_prompt=False, continue_final=False)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _key(inputs: TemplateInputs) -> bytes:
+    """Digest of the inputs that change how the template writes an answer."""
+    spelled = json.dumps([inputs.tools, inputs.variables], default=str)
+    return hashlib.blake2b(spelled.encode(), digest_size=16).digest()

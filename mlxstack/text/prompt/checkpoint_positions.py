@@ -1,0 +1,70 @@
+"""Checkpoint positions of a prompt: ends of parts that other prompts share."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Encoded
+
+MAX_TURN_ENDS = 4
+LEAST_GAP = 8
+SMALL_TAIL = 32
+MAX_IN_VAIN = 2**30
+
+
+def head_end(encoder: CachedTokenizer, encoded: Encoded, char: int) -> int:
+    """The token where a shared head that reaches to `char` ends.
+
+    It is the beginning of the next turn, where that is near, so that prompts which go on
+    differently still agree on it.
+    """
+    at = encoded.piece_at(char)
+    if char - encoded.chars[at] <= SMALL_TAIL:
+        return encoded.places[at]
+    return encoder.place(encoded, char)
+
+
+def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[int]:
+    """End characters of the last turns before `end`, and the user's.
+
+    `turns` are (text, whether of a user) of user and tool messages, in order. They are looked
+    for from the end, so that the cost does not grow with the history; a text which the
+    template rewrote is passed over, until MAX_IN_VAIN characters were looked through for such.
+    """
+    # Backwards letters, since `find` takes linear time and `rfind` does not.
+    mirrored = text[end - 1 :: -1] if end else ""
+    at, in_vain = 0, 0
+    ends: list[int] = []
+    for content, is_user in reversed(turns):
+        stripped = content.strip()
+        if in_vain > MAX_IN_VAIN:
+            break
+        if not stripped or (len(ends) >= MAX_TURN_ENDS and not is_user):
+            continue
+        place = mirrored.find(stripped[::-1], at)
+        if place < 0:
+            in_vain += len(mirrored) - at
+            continue
+        ends.append(end - place)
+        at = place + len(stripped)
+        if is_user and len(ends) >= MAX_TURN_ENDS:
+            break
+    return ends
+
+
+def after_turn(encoded: Encoded, char: int) -> int | None:
+    """Token after the special token that closes the turn at `char`."""
+    at = encoded.piece_from(char)
+    if at == len(encoded.chars):
+        return None
+    if at + 1 == len(encoded.chars):
+        return encoded.places[at] + 1
+    tail = encoded.text[encoded.chars[at] : encoded.chars[at + 1]]
+    is_closed = len(tail) < SMALL_TAIL and tail[-1:].isspace()
+    return encoded.places[at + 1] if is_closed else encoded.places[at] + 1
+
+
+def tidy(head: int, ends: Iterable[int | None], n_tokens: int) -> tuple[int, ...]:
+    """Ascending positions in the prompt, with the head, without close neighbors."""
+    positions = sorted({min(end, n_tokens - 1) for end in ends if end is not None and end > head})
+    kept = [a for a, b in pairwise([*positions, n_tokens + LEAST_GAP]) if b - a >= LEAST_GAP]
+    return tuple(cut for cut in (head, *kept) if 0 < cut < n_tokens)

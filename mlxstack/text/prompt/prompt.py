@@ -1,0 +1,486 @@
+"""Builds prompts: token ids and checkpoint positions of conversations and texts."""
+
+import hashlib
+import json
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
+from mlxstack.core.errors import BadRequest, TooLong
+from mlxstack.text.formats.derivation import derive_format
+from mlxstack.text.formats.special_tokens import special_tokens_of
+from mlxstack.text.normalize_messages import head_tools, pair_results
+from mlxstack.text.output_format import accent_of
+from mlxstack.text.prompt.answer_replay import (
+    AnswerAnchor,
+    AnswerEntry,
+    AnswerReplay,
+    AnswerSplicer,
+    digest_of_text,
+    histories,
+)
+from mlxstack.text.prompt.checkpoint_positions import (
+    after_turn,
+    head_end,
+    tidy,
+    turn_ends,
+)
+from mlxstack.text.prompt.splices import Splicer
+from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
+from mlxstack.text.template.adaptation import adapt_to_template, cautious
+from mlxstack.text.template.chat_template import ChatTemplate, TemplateInputs
+from mlxstack.text.template.switches import LEVELS
+from mlxstack.text.tokens.cached_tokenizer import (
+    CachedTokenizer,
+    Encoded,
+    Splice,
+    TokenBytes,
+    common_length,
+)
+from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper, unescape
+
+# A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
+PROBE_CHAR = Message(Role.USER, "\ufdd1")
+PROBE_CALL = Message(Role.ASSISTANT, tool_calls=(ToolCall("call00000", "\ufdd1", {}),))
+STANDARD_SWITCH = "enable_thinking"
+"""Template variable for thinking, which most templates enable by default."""
+N_BEFORE = 8
+UNKNOWN = "sxunknown0"
+"""Placeholder of unknown text in ASCII letters, unescaped in JSON."""
+MAX_TAILS = 64
+MAX_VARIABLES = 65_536
+CHARS_PER_TOKEN = 8
+MIN_COUNTED_CHARS = 200_000
+"""Texts up to this length are counted exactly, however small the context."""
+
+
+class Prompt(Struct, frozen=True):
+    """A prompt in tokens.
+
+    `text` is what was rendered, None for a prompt that came as tokens. It depends on the request
+    alone; `n_replayed` answers and calls in it have other tokens, which were sampled for them.
+    `checkpoint_positions`: ascending token positions between 0 and the last token, namely the end
+    of system and tools, the ends of the last user and tool turns, the end of the messages before
+    the opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
+    `before` are the last tokens, when the answer goes on in the middle of a text, which is the last
+    message. `may_think`:
+    neither the request nor the preset switches thinking off. `anchor`: where the answer begins,
+    by which it comes back in later prompts as it was sampled.
+    """
+
+    tokens: tuple[int, ...]
+    text: str | None = None
+    checkpoint_positions: tuple[int, ...] = ()
+    is_in_thinking: bool = False
+    before: tuple[int, ...] = ()
+    may_think: bool = True
+    anchor: AnswerAnchor | None = None
+    n_replayed: int = 0
+
+
+class EncodedConversation(Struct, frozen=True):
+    """Conversation as tokens; messages end at `end`."""
+
+    conversation: Conversation
+    inputs: TemplateInputs
+    encoded: Encoded
+    end: int | None
+    cuts: tuple[int, ...]
+
+
+class TokenizeOptions(Struct, frozen=True):
+    """Special tokens: `add_special` adds BOS and EOS, `parse_special` reads them."""
+
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class PromptMaker:
+    """Makes prompts of one model from its mlx-lm TokenizerWrapper. Thread-safe.
+
+    `thinking_default` None lets a model think if it can. `template_kwargs` are the preset's
+    variables of the chat template; those of a conversation win. Texts that are surely longer than
+    `n_ctx` tokens are refused before they are rendered or tokenized as a whole, with TooLong.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        thinking_default: bool | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        n_ctx: int | None = None,
+    ) -> None:
+        self._n_ctx = n_ctx
+        self._tokenizer = tokenizer
+        self._default = thinking_default
+        self._variables = template_kwargs or {}
+        special_tokens = special_tokens_of(tokenizer)
+        self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
+        self._encoder = CachedTokenizer(tokenizer, special_tokens)
+        self.template = ChatTemplate(tokenizer, special_tokens)
+        self._output_format = derive_format(tokenizer)
+        self._tails: dict[bytes, str] = {}
+        self._lock = threading.Lock()
+        self._splicer = Splicer(
+            tokenizer, self.template, self._encoder, accent_of(tokenizer), special_tokens
+        )
+        self.replay = self._splicer.replay
+        self.answers = AnswerReplay()
+        self._answer_splicer = AnswerSplicer(
+            tokenizer, self._written, self._encoder, special_tokens, self._output_format.marks
+        )
+        self.pieces = TokenBytes(tokenizer)
+
+    def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
+        """Prompt of a conversation. Raises BadRequest with the template's message, TooLong.
+
+        Calls that were sampled in this `scope` get the tokens that were sampled for them.
+        """
+        done = self._encoded(conversation, scope)
+        conversation, encoded, end = done.conversation, done.encoded, done.end
+        return Prompt(
+            tokens=encoded.tokens,
+            text=unescape(encoded.text),
+            checkpoint_positions=done.cuts,
+            is_in_thinking=self._is_in_thinking(encoded.text[0 if end is None else end :]),
+            before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
+            may_think=self._may_think(conversation),
+            anchor=self._anchor(conversation, done.inputs, encoded, end),
+            n_replayed=encoded.n_replaced,
+        )
+
+    def expected(
+        self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
+    ) -> Prompt:
+        """Known beginning of the next prompt after `answer`.
+
+        The tokens are the same whatever the client says next. Raises as `make` does.
+        """
+        done = self._encoded(_continued(conversation, answer), scope)
+        known = done.encoded.text.find(UNKNOWN)
+        # A template that drops the last message says nothing about where it would stand.
+        n_known = self._encoder.place(done.encoded, known) if known >= 0 else 0
+        cuts = tuple(cut for cut in done.cuts if cut < n_known)
+        return Prompt(tokens=done.encoded.tokens[:n_known], checkpoint_positions=cuts)
+
+    def _encoded(self, conversation: Conversation, scope: Scope) -> EncodedConversation:
+        self._refuse_too_long(_heard(conversation))
+        conversation = self._normalized(conversation)
+        known = self.answers.known(scope, conversation.messages)
+        inputs = self._inputs(conversation)
+        messages, marked = self._rendered(conversation, inputs)
+        self._refuse_too_long([marked])
+        splices = self._splices(scope, conversation, messages, inputs, marked, known)
+        encoded = self._encoder.encode(marked, splices)
+        end = self._messages_end(marked, inputs)
+        cuts = self._cuts(conversation, messages, encoded, end)
+        return EncodedConversation(conversation, inputs, encoded, end, cuts)
+
+    def text(self, conversation: Conversation) -> str:
+        """The rendered template, for people. Raises as `make` does."""
+        self._refuse_too_long(_heard(conversation))
+        conversation = self._normalized(conversation)
+        return unescape(self._rendered(conversation, self._inputs(conversation))[1])
+
+    def _normalized(self, conversation: Conversation) -> Conversation:
+        """Conversation with paired results, continued if its template opens no answers.
+
+        Such a template (Mistral's form) would end the last answer and leave nothing to write.
+        """
+        messages = pair_results(conversation.messages)
+        conversation = msgspec.structs.replace(conversation, messages=messages)
+        is_closing = bool(messages) and _is_text_answer(messages[-1])
+        if not is_closing or conversation.continue_final or not conversation.add_generation_prompt:
+            return conversation
+        if self._tail(self._inputs(conversation)):
+            return conversation
+        opened = msgspec.structs.replace(conversation, continue_final=True)
+        try:
+            self._rendered(opened, self._inputs(opened))
+        except BadRequest:
+            return conversation
+        return opened
+
+    def _rendered(
+        self, conversation: Conversation, inputs: TemplateInputs
+    ) -> tuple[tuple[Message, ...], str]:
+        """The adapted messages and their rendering.
+
+        An order of turns that no probe has shown is written more and more cautiously, until the
+        template takes it. Raises BadRequest with its first words.
+        """
+        if not conversation.messages:
+            raise BadRequest("messages is empty; at least one message is needed", "messages")
+        capabilities = self.template.capabilities
+        refusal: BadRequest | None = None
+        for more in (capabilities, *cautious(capabilities)):
+            messages = adapt_to_template(conversation.messages, more, inputs.tools)
+            try:
+                return messages, self.template.render(messages, inputs)
+            except BadRequest as error:
+                refusal = refusal or error
+                if error.param != "messages":
+                    break
+        assert refusal is not None
+        raise refusal
+
+    def _adapted(self, messages: Sequence[Message], inputs: TemplateInputs) -> tuple[Message, ...]:
+        return adapt_to_template(messages, self.template.capabilities, inputs.tools)
+
+    def _written(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
+        return self.template.render(self._adapted(messages, inputs), inputs)
+
+    def _splices(
+        self,
+        scope: Scope,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        inputs: TemplateInputs,
+        marked: str,
+        known: Mapping[int, AnswerEntry],
+    ) -> list[Splice]:
+        """Remembered answers, and calls of all other turns, in order."""
+        answers = self._answer_splicer.splices(conversation, known, inputs, marked)
+        n_called = sum(bool(message.tool_calls) for message in conversation.messages)
+        if len(answers) >= n_called:
+            return answers
+        calls = self._splicer.splices(scope, messages, inputs, marked)
+        starts = [splice.start for splice in answers]
+        for call in calls:
+            at = bisect_right(starts, call.start)
+            if at == 0 or answers[at - 1].end <= call.start:
+                answers.append(call)
+        return sorted(answers, key=lambda splice: splice.start)
+
+    def _anchor(
+        self,
+        conversation: Conversation,
+        inputs: TemplateInputs,
+        encoded: Encoded,
+        end: int | None,
+    ) -> AnswerAnchor | None:
+        """Position of the answer; None if the prompt opens none."""
+        if not inputs.add_generation_prompt or inputs.continue_final:
+            return None
+        if end is None:
+            closed = msgspec.structs.replace(inputs, add_generation_prompt=False)
+            end = common_length(encoded.text, self._rendered(conversation, closed)[1])
+            if end == len(encoded.text):
+                end = self._kept_length(conversation, closed, encoded)
+        n_before = self._encoder.exact_place(encoded, end)
+        if n_before is None:
+            return None
+        return AnswerAnchor(
+            history=histories(conversation.messages)[-1],
+            n_chars=end,
+            digest=digest_of_text(encoded.text[:end]),
+            opening=encoded.tokens[n_before:],
+        )
+
+    def _kept_length(
+        self, conversation: Conversation, closed: TemplateInputs, encoded: Encoded
+    ) -> int:
+        """Prompt length that stays if a call follows.
+
+        Some templates end results otherwise.
+        """
+        answered = (*conversation.messages, PROBE_CALL)
+        try:
+            end = common_length(encoded.text, self._written(answered, closed))
+        except BadRequest:
+            return len(encoded.text)
+        is_cut = self._encoder.exact_place(encoded, end) is None
+        return encoded.chars[encoded.piece_at(end)] if is_cut else end
+
+    def plain(self, text: str) -> Prompt:
+        """Prompt of a raw text, with its special tokens."""
+        self._refuse_too_long([text])
+        tokens = self._encoder.encode(text).tokens
+        prefix = self._encoder.prefix
+        if tokens[: len(prefix)] != prefix:
+            tokens = prefix + tokens
+        return Prompt(tokens=tokens, text=text, before=tokens[-N_BEFORE:])
+
+    def given(self, tokens: Sequence[int]) -> Prompt:
+        """The prompt of tokens that a client made itself."""
+        return Prompt(tokens=tuple(tokens), before=tuple(tokens[-N_BEFORE:]))
+
+    def joined(self, parts: Sequence[int | str]) -> tuple[int, ...]:
+        """Tokens of ids and texts in a row, with an initial prefix."""
+        tokens: list[int] = []
+        for at, part in enumerate(parts):
+            if isinstance(part, int):
+                tokens.append(part)
+            else:
+                tokens += (self._encoder.encode(part) if at else self.plain(part)).tokens
+        return tuple(tokens)
+
+    def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
+        """The tokens of a text. Raises TooLong."""
+        self._refuse_too_long([text])
+        tokens = self._encoder.encode(
+            text if spelling.parse_special else self._guard.text(text)
+        ).tokens
+        if not spelling.add_special:
+            return tokens
+        return self._encoder.prefix + tokens + self._encoder.suffix
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        text: str = self._tokenizer.decode(list(tokens))
+        return text
+
+    def piece(self, token: int) -> str | list[int]:
+        """Text of a token, or its bytes if incomplete UTF-8."""
+        data = self.pieces.of(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return list(data)
+
+    def _refuse_too_long(self, texts: Sequence[str]) -> None:
+        """Raise TooLong if a lower bound of `texts` already exceeds it.
+
+        Usual texts have 3 to 5 characters per token, so those that may fit are not counted.
+        """
+        if self._n_ctx is None:
+            return
+        n_chars = sum(map(len, texts))
+        if n_chars <= max(CHARS_PER_TOKEN * self._n_ctx, MIN_COUNTED_CHARS):
+            return
+        n_tokens = self._encoder.at_least(texts, self._n_ctx)
+        if n_tokens > self._n_ctx:
+            raise TooLong(n_tokens, self._n_ctx)
+
+    def _inputs(self, conversation: Conversation) -> TemplateInputs:
+        if (size := len(_spelled(conversation.template))) > MAX_VARIABLES:
+            raise BadRequest(
+                f"chat_template_kwargs have {size} bytes of JSON, at most {MAX_VARIABLES} are "
+                "taken; long texts belong into the messages",
+                "chat_template_kwargs",
+            )
+        return TemplateInputs(
+            tools=head_tools(conversation.tools),
+            variables=self._template_variables(conversation),
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final=conversation.continue_final,
+        )
+
+    def _template_variables(self, conversation: Conversation) -> dict[str, Any]:
+        """Template variables of its switches, the preset, and the request."""
+        switches = self.template.switches
+        asked = dict(conversation.template)
+        effort = asked.get("reasoning_effort")
+        if isinstance(effort, str) and effort in LEVELS:
+            asked = {**asked, **switches.effort(effort)}
+        return {
+            **switches.keep,
+            **{name: True for name in switches.on if name == STANDARD_SWITCH},
+            **self._variables,
+            **self._thinking_variables(self._default),
+            **self._thinking_variables(conversation.thinking),
+            **asked,
+        }
+
+    def _thinking_variables(self, thinking: bool | None) -> dict[str, Any]:
+        if thinking is None:
+            return {}
+        switches = self.template.switches
+        return {STANDARD_SWITCH: thinking, **(switches.on if thinking else switches.off)}
+
+    def _may_think(self, conversation: Conversation) -> bool:
+        wishes = conversation.template.get(STANDARD_SWITCH), conversation.thinking, self._default
+        return next((wish for wish in wishes if wish is not None), True) is not False
+
+    def _messages_end(self, marked: str, inputs: TemplateInputs) -> int | None:
+        """Character between the messages and the opening of the answer."""
+        if not inputs.add_generation_prompt or inputs.continue_final:
+            return None
+        tail = self._tail(inputs)
+        return len(marked) - len(tail) if marked.endswith(tail) else None
+
+    def _tail(self, inputs: TemplateInputs) -> str:
+        """Text that the template writes to open the answer."""
+        key = hashlib.blake2b(_spelled(inputs.variables), digest_size=16).digest()
+        tail = self._tails.get(key)
+        if tail is None:
+            bare = msgspec.structs.replace(inputs, tools=())
+            opened = self.template.render([PROBE_CHAR], bare)
+            closed = msgspec.structs.replace(bare, add_generation_prompt=False)
+            tail = opened[common_length(opened, self.template.render([PROBE_CHAR], closed)) :]
+            with self._lock:
+                if len(self._tails) >= MAX_TAILS:
+                    self._tails.clear()
+                self._tails[key] = tail
+        return tail
+
+    def _cuts(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        encoded: Encoded,
+        end: int | None,
+    ) -> tuple[int, ...]:
+        listeners = [m for m in messages if m.role in (Role.USER, Role.TOOL)]
+        spoken = [(self.template.guarded(m), m.role is Role.USER) for m in listeners]
+        stop = len(encoded.text) if end is None else end
+        ends = turn_ends(encoded.text, spoken, stop)
+        cuts = [after_turn(encoded, char) for char in ends]
+        cuts.append(None if end is None else self._encoder.place(encoded, end))
+        head = self._head_length(conversation, encoded.text)
+        return tidy(head_end(self._encoder, encoded, head), cuts, len(encoded.tokens))
+
+    def _head_length(self, conversation: Conversation, marked: str) -> int:
+        """Number of characters of the prompt that are system and tools."""
+        head = []
+        for message in conversation.messages:
+            if message.role is not Role.SYSTEM:
+                break
+            head.append(message)
+        closed = msgspec.structs.replace(
+            self._inputs(conversation), add_generation_prompt=False, continue_final=False
+        )
+        messages = self._adapted([*head, PROBE_CHAR], closed)
+        return common_length(marked, self.template.render(messages, closed))
+
+    def _is_in_thinking(self, tail: str) -> bool:
+        return self._output_format.opens_thought(tail)
+
+
+def _heard(conversation: Conversation) -> list[str]:
+    """Texts that every template writes, though possibly stripped.
+
+    Some templates drop the texts of the assistant.
+    """
+    return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
+
+
+def _is_text_answer(message: Message) -> bool:
+    return message.role is Role.ASSISTANT and bool(message.text.strip()) and not message.tool_calls
+
+
+def _continued(conversation: Conversation, answer: Message) -> Conversation:
+    """The conversation as its client will likely go on.
+
+    The results of the calls of the answer follow; the user speaks if it has none.
+    """
+    results = (
+        Message(Role.TOOL, UNKNOWN, tool_call_id=call.id, name=call.name)
+        for call in answer.tool_calls
+    )
+    following = tuple(results) or (Message(Role.USER, UNKNOWN),)
+    return msgspec.structs.replace(
+        conversation,
+        messages=(*conversation.messages, answer, *following),
+        add_generation_prompt=True,
+        continue_final=False,
+    )
+
+
+def _spelled(variables: dict[str, Any]) -> bytes:
+    return json.dumps(variables, sort_keys=True, default=str).encode()

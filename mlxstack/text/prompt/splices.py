@@ -1,0 +1,236 @@
+"""Locates sampled tool calls in a rendered prompt and returns their tokens.
+
+The prompt is rendered a second time with a sentinel at the name and the id of each remembered
+call. Without the sentinels both texts must be equal; so the sentinels say where the template
+writes each call. Around it lies the text that the template gives to the same call in a
+conversation of nothing else: only this text, at this place, is replaced.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Message, Role, ToolCall
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.formats.special_tokens import SpecialTokens
+from mlxstack.text.output_format import ModelMarkers
+from mlxstack.text.prompt.answer_replay import digest_of_text
+from mlxstack.text.prompt.tool_call_replay import (
+    Entry,
+    Scope,
+    Sketch,
+    ToolCallReplay,
+)
+from mlxstack.text.template.chat_template import ChatTemplate, TemplateInputs
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
+from mlxstack.text.tokens.special_token_escape import unescape
+
+# Noncharacters, like the guard's mark: no honest text contains them.
+OPENS, CLOSES, FILLER = "\ufdd2", "\ufdd3", "\ufdd1"
+_SENTINEL = re.compile(f"{OPENS}([0-9]+){CLOSES}")
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_WORD = re.compile(r"\w+")
+
+
+class Turn(Struct, frozen=True):
+    """Assistant turn: its index, and remembered blocks by first call."""
+
+    at: int
+    blocks: Mapping[int, Entry]
+
+
+class Probe(Struct, frozen=True):
+    """A rendered text, and where it names each numbered call."""
+
+    text: str
+    places: Mapping[int, Sequence[int]]
+
+
+class Splicer:
+    """Finds the splices of prompts, for one model. Callable by any thread."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: ChatTemplate,
+        encoder: CachedTokenizer,
+        model_markers: ModelMarkers,
+        special_tokens: SpecialTokens,
+    ) -> None:
+        self.replay = ToolCallReplay()
+        self._template = template
+        self._encoder = encoder
+        self._model_markers = model_markers
+        self._pieces = TokenBytes(tokenizer)
+        special = getattr(tokenizer, "added_tokens_decoder", {})
+        self._eos = [special[at].content for at in tokenizer.eos_token_ids if at in special]
+        self._structure = {
+            at for at, token in special.items() if token.content in special_tokens.structure
+        }
+        self._optional = {
+            at for at, token in special.items() if token.content in model_markers.optional_marks
+        }
+
+    def splices(
+        self, scope: Scope, messages: Sequence[Message], inputs: TemplateInputs, marked: str
+    ) -> tuple[Splice, ...]:
+        """Remembered calls in `marked`, the rendering of `messages`, in order."""
+        turns = [
+            Turn(at, blocks)
+            for at, message in enumerate(messages)
+            if message.tool_calls and (blocks := self.replay.known(scope, message.tool_calls))
+        ]
+        if not turns or OPENS in marked:
+            return ()
+        numbers = {(turn.at, first): n for n, (turn, first) in enumerate(_firsts(turns))}
+        probe = self._probe(messages, inputs, numbers)
+        if probe is None or probe.text != marked:
+            return ()
+        splices: list[Splice] = []
+        for turn in turns:
+            sketches = self._sketches(messages[turn.at].tool_calls, turn.blocks, inputs)
+            for first, sketch in sketches.items():
+                places = probe.places.get(numbers[turn.at, first], ())
+                start = _start(marked, sketch, places, splices[-1].end if splices else 0)
+                if start is not None:
+                    tokens = tuple(turn.blocks[first].tokens)
+                    splices.append(Splice(start, start + sketch.n_chars, tokens))
+        return tuple(splices)
+
+    def _probe(
+        self,
+        messages: Sequence[Message],
+        inputs: TemplateInputs,
+        numbers: Mapping[tuple[int, int], int],
+    ) -> Probe | None:
+        """The rendering with sentinels, taken apart; None if the template refuses them."""
+        try:
+            text = self._template.render(self._numbered(messages, numbers), inputs)
+        except BadRequest:
+            return None
+        parts, n_chars, end = [], 0, 0
+        places: dict[int, list[int]] = {}
+        for match in _SENTINEL.finditer(text):
+            parts.append(text[end : match.start()])
+            n_chars += len(parts[-1])
+            end = match.end()
+            places.setdefault(int(match[1]), []).append(n_chars)
+        return Probe("".join([*parts, text[end:]]), places)
+
+    def _numbered(
+        self, messages: Sequence[Message], numbers: Mapping[tuple[int, int], int]
+    ) -> list[Message]:
+        """Messages with sentinels; results name calls by marked ids."""
+        has_ids = not self._template.capabilities.needs_short_ids
+        ids: dict[str, str] = {}
+        marked = []
+        for at, message in enumerate(messages):
+            calls = []
+            for index, call in enumerate(message.tool_calls):
+                n = numbers.get((at, index))
+                sign = "" if n is None else f"{OPENS}{n}{CLOSES}"
+                if has_ids:
+                    ids[call.id] = sign + call.id
+                calls.append(replace(call, id=ids.get(call.id, call.id), name=sign + call.name))
+            answered = message.tool_call_id
+            if answered is not None:
+                answered = ids.get(answered, answered)
+            marked.append(replace(message, tool_calls=tuple(calls), tool_call_id=answered))
+        return marked
+
+    def _sketches(
+        self, calls: Sequence[ToolCall], blocks: Mapping[int, Entry], inputs: TemplateInputs
+    ) -> dict[int, Sketch]:
+        """Rendered blocks, without those that mean something else."""
+        key = _key(calls, inputs)
+        if any(entry.sketch is None or entry.sketch.key != key for entry in blocks.values()):
+            probe = self._alone(calls, inputs)
+            for first, entry in blocks.items():
+                sketch = None if probe is None else self._sketch(probe, first, entry, key)
+                entry.sketch = sketch or Sketch(key)
+        sketches = {first: entry.sketch for first, entry in blocks.items()}
+        return {first: one for first, one in sketches.items() if one is not None and one.n_chars}
+
+    def _alone(self, calls: Sequence[ToolCall], inputs: TemplateInputs) -> Probe | None:
+        """A conversation of nothing but these calls, all of them numbered."""
+        results = [Message(Role.TOOL, FILLER, tool_call_id=c.id, name=c.name) for c in calls]
+        messages = [
+            Message(Role.USER, FILLER),
+            Message(Role.ASSISTANT, tool_calls=tuple(calls)),
+            *results,
+        ]
+        bare = replace(inputs, add_generation_prompt=False, continue_final=False)
+        return self._probe(messages, bare, {(1, at): at for at in range(len(calls))})
+
+    def _sketch(self, probe: Probe, first: int, entry: Entry, key: bytes) -> Sketch | None:
+        last = first + len(entry.calls) - 1
+        for place in probe.places.get(first, ()):
+            start = self._opening(probe.text, place)
+            end = self._closing(probe, place, last, is_closed=entry.is_closed)
+            if start is None or end is None:
+                continue
+            text = probe.text[start:end]
+            # A mark that only another turn mentions lies beyond the filler.
+            if FILLER not in text and self._is_same(entry.tokens, self._encoder.encode(text)):
+                return Sketch(key, place - start, len(text), digest_of_text(text))
+        return None
+
+    def _opening(self, text: str, place: int) -> int | None:
+        """Start of the block whose first call is named at `place`."""
+        header = self._model_markers.call_header
+        at = text.rfind(header or self._model_markers.call_start, 0, place)
+        return None if at < 0 else at + len(header)
+
+    def _closing(self, probe: Probe, place: int, last: int, *, is_closed: bool) -> int | None:
+        """End of the block around `place` whose last call is `last`."""
+        text, mark = probe.text, self._model_markers.call_end
+        named = next((at for at in probe.places.get(last, ()) if at >= place), None)
+        if named is None:
+            return None
+        if mark:
+            at = text.find(mark, named)
+            return None if at < 0 else at + len(mark) * is_closed
+        return min((at for eos in self._eos if (at := text.find(eos, named)) >= 0), default=None)
+
+    def _is_same(self, sampled: Sequence[int], written: Encoded) -> bool:
+        """Whether the template writes the marks and the words that were sampled.
+
+        A parser passes over what it does not know, and over a key that comes twice; such words
+        must not come back under the name of the call.
+        """
+        if self._marks(sampled) != self._marks(written.tokens):
+            return False
+        return self._words(sampled) <= self._words(written.tokens)
+
+    def _marks(self, tokens: Sequence[int]) -> Counter[int]:
+        return Counter(t for t in tokens if t in self._structure and t not in self._optional)
+
+    def _words(self, tokens: Sequence[int]) -> Counter[str]:
+        data = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
+        text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), data.decode(errors="replace"))
+        return Counter(_WORD.findall(unescape(text).casefold()))
+
+
+def _firsts(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
+    return [(turn, first) for turn in turns for first in turn.blocks]
+
+
+def _start(marked: str, sketch: Sketch, places: Sequence[int], least: int) -> int | None:
+    """Start of the block, if its exact text is there."""
+    for place in places:
+        start = place - sketch.lead
+        text = marked[max(0, start) : start + sketch.n_chars]
+        if start >= least and digest_of_text(text) == sketch.digest:
+            return start
+    return None
+
+
+def _key(calls: Sequence[ToolCall], inputs: TemplateInputs) -> bytes:
+    """Digest of the inputs that change how the template writes these calls."""
+    ids = [call.id for call in calls]
+    return digest_of_text(json.dumps([ids, inputs.tools, inputs.variables], default=str))

@@ -1,0 +1,1 @@
+"""Chat templates: probing, adaptation, rendering."""

@@ -1,0 +1,290 @@
+"""Chat template of a model: rendering, and its capabilities."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from mlxstack.core.conversation import Message, Role, Tool, ToolCall
+from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.text.formats import ReasoningMarks, derive_format
+from mlxstack.text.formats.special_tokens import SpecialTokens
+from mlxstack.text.normalize_messages import split_thoughts
+from mlxstack.text.template.adaptation import (
+    TemplateCapabilities,
+    ThoughtField,
+    adapt_to_template,
+)
+from mlxstack.text.template.capabilities import TemplateProbe, find_capabilities
+from mlxstack.text.template.rendering import (
+    RENDERERS,
+    TemplateRefusal,
+    render_chat,
+    template_source,
+)
+from mlxstack.text.template.switches import NO_SWITCHES, TemplateSwitches, find_switches
+from mlxstack.text.template.tool_definitions import completed
+from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper
+
+Turn = dict[str, Any]
+
+REFUSALS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+RESERVED = frozenset(
+    {
+        "conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding",
+        "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs",
+        "return_assistant_tokens_mask", "sanitize_control_tokens", "add_generation_prompt",
+        "continue_final_message",
+    }
+)  # fmt: skip
+
+
+# Ends the text of an open answer; like the mark of the escaper, no honest text contains it.
+OPEN_END = "\ufdd4"
+MAX_FINDINGS = 16
+
+
+class TemplateInputs(Struct, frozen=True):
+    """Inputs of a template besides the messages."""
+
+    tools: tuple[Tool, ...] = ()
+    variables: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+
+
+class TemplateFindings(Struct, frozen=True):
+    """Capabilities of a template, found by probing."""
+
+    capabilities: TemplateCapabilities = TemplateCapabilities()
+    switches: TemplateSwitches = NO_SWITCHES
+
+
+class FindingsCache:
+    """LRU cache of probed templates, by digest. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[bytes, TemplateFindings] = {}
+
+    def get(self, key: bytes) -> TemplateFindings | None:
+        """The findings of a template, if they are still known."""
+        with self._lock:
+            return self._found.get(key)
+
+    def put(self, key: bytes, findings: TemplateFindings) -> None:
+        """Remember, and forget all others when there are many."""
+        with self._lock:
+            if len(self._found) >= MAX_FINDINGS:
+                self._found.clear()
+            self._found[key] = findings
+
+
+_findings = FindingsCache()
+
+
+class ChatTemplate:
+    """The template of a mlx-lm TokenizerWrapper. Callable by any thread."""
+
+    def __init__(self, tokenizer: Any, special_tokens: SpecialTokens) -> None:
+        self._tokenizer = tokenizer
+        self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
+        self._own_guard = SpecialTokenEscaper(
+            special_tokens.structure - special_tokens.calls, special_tokens.normalize
+        )
+        self._marks = derive_format(tokenizer).reasoning or ReasoningMarks("", "")
+        self.capabilities, self.switches = TemplateCapabilities(), NO_SWITCHES
+        if tokenizer.has_chat_template:
+            key = self._digest(special_tokens)
+            findings = _findings.get(key) or self._probe()
+            _findings.put(key, findings)
+            self.capabilities, self.switches = findings.capabilities, findings.switches
+
+    @property
+    def source(self) -> str:
+        """The template for conversations with tools, "" where it is no text."""
+        return template_source(self._tokenizer, has_tools=True)
+
+    def render(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
+        """The prompt text of adapted messages, guard marks included.
+
+        Raises BadRequest with the words of a template that refuses, TemplateOverrun for one that
+        takes too long, and Unsupported when the model has none.
+        """
+        if not self._tokenizer.has_chat_template:
+            raise Unsupported(
+                "this model has no chat template: it is a base model, which continues text; send "
+                "a prompt to /v1/completions"
+            )
+        if reserved := RESERVED & inputs.variables.keys():
+            names = ", ".join(sorted(reserved))
+            raise BadRequest(f"{names} cannot be set for the template", "chat_template_kwargs")
+        try:
+            return self._render([self._turn(m) for m in messages], inputs)
+        except REFUSALS as error:
+            raise BadRequest(
+                f"the chat template of this model refuses the conversation: {error}", "messages"
+            ) from error
+
+    def guarded(self, message: Message) -> str:
+        """The text of a message as it appears in the rendered prompt."""
+        guard = self._own_guard if message.role is Role.ASSISTANT else self._guard
+        return guard.text(message.text)
+
+    def probe(self, probe: TemplateProbe, capabilities: TemplateCapabilities) -> str | None:
+        """Rendering of a probe under other capabilities; None if refused."""
+        return self.tried(probe.messages, probe.tools, {"enable_thinking": True}, capabilities)
+
+    def tried(
+        self,
+        messages: Sequence[Message],
+        tools: tuple[Tool, ...],
+        variables: dict[str, Any],
+        capabilities: TemplateCapabilities | None = None,
+        *,
+        opens_answer: bool = False,
+    ) -> str | None:
+        """The rendering of a conversation; None if it is refused."""
+        other = self if capabilities is None else self._under(capabilities)
+        adapted = adapt_to_template(messages, other.capabilities, tools)
+        inputs = TemplateInputs(tools, variables, add_generation_prompt=opens_answer)
+        try:
+            return other._render([other._turn(m) for m in adapted], inputs)
+        except REFUSALS:
+            return None
+
+    def _under(self, capabilities: TemplateCapabilities) -> "ChatTemplate":
+        other = ChatTemplate.__new__(ChatTemplate)
+        other.__dict__.update(self.__dict__)
+        other.capabilities = capabilities
+        return other
+
+    def _probe(self) -> TemplateFindings:
+        self.capabilities = find_capabilities(self.probe)
+        try:
+            variables = RENDERERS.free_variables(self.source)
+        except TemplateRefusal:
+            variables = {}
+        switches = find_switches(self.tried, variables)
+        return TemplateFindings(self.capabilities, switches)
+
+    def _digest(self, special_tokens: SpecialTokens) -> bytes:
+        marks = [self._marks.opens, self._marks.closes]
+        facts = [template_source(self._tokenizer, has_tools=False), self.source, marks,
+                 sorted(special_tokens.structure), sorted(special_tokens.calls),
+                 repr(self._special_texts()), str(self._own_renderer())]  # fmt: skip
+        return hashlib.blake2b(json.dumps(facts).encode("utf-8", "surrogatepass")).digest()
+
+    def _own_renderer(self) -> Any:
+        """Render function of mlx-lm for a model without Jinja template."""
+        return getattr(self._tokenizer, "_chat_template", None)
+
+    def _special_texts(self) -> dict[str, Any]:
+        return dict(getattr(self._tokenizer, "special_tokens_map", {}))
+
+    def _render(self, turns: list[Turn], inputs: TemplateInputs) -> str:
+        if inputs.continue_final:
+            turns = self._opened(turns)
+        tools = self._tools(inputs.tools)
+        variables = {
+            **self._guard.value(inputs.variables),
+            "messages": turns,
+            "tools": tools,
+            "add_generation_prompt": inputs.add_generation_prompt and not inputs.continue_final,
+        }
+        text = render_chat(self._tokenizer, **variables)
+        return self._until_open_end(text) if inputs.continue_final else text
+
+    def _opened(self, turns: list[Turn]) -> list[Turn]:
+        """Turns with a final mark, which protects trailing white space."""
+        if not turns:
+            raise ValueError("there is no message to continue")
+        last = turns[-1]
+        content = last["content"]
+        if isinstance(content, list):
+            return [*turns[:-1], {**last, "content": [*content[:-1], _marked(content[-1])]}]
+        return [*turns[:-1], {**last, "content": content + OPEN_END}]
+
+    def _until_open_end(self, text: str) -> str:
+        at = text.rfind(OPEN_END)
+        if at < 0:
+            raise ValueError("the message to continue is not in the prompt")
+        return text[:at].replace(OPEN_END, "")
+
+    def _tools(self, tools: tuple[Tool, ...]) -> list[dict[str, Any]] | None:
+        made = [self._tool(tool) for tool in tools] if self.capabilities.takes_tools else []
+        return made if made or self.capabilities.needs_tool_list else None
+
+    def _tool(self, tool: Tool) -> dict[str, Any]:
+        whole = msgspec.structs.replace(
+            tool, parameters=completed(tool.parameters, self.capabilities)
+        )
+        function: dict[str, Any] = self._guard.value(msgspec.structs.asdict(whole))
+        del function["is_deferred"]
+        return {"type": "function", "function": function}
+
+    def _turn(self, message: Message) -> Turn:
+        turn: Turn = {"role": message.role.value, "content": self.guarded(message)}
+        if message.role is Role.ASSISTANT:
+            turn |= self._thoughts(message)
+            if message.tool_calls:
+                turn["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        if message.role is Role.TOOL:
+            turn["tool_call_id"] = self._call_id(message.tool_call_id or "")
+            turn["name"] = self._guard.text(message.name or "")
+        if self.capabilities.needs_parts and isinstance(turn["content"], str):
+            turn["content"] = [{"type": "text", "text": turn["content"]}]
+        return turn
+
+    def _thoughts(self, message: Message) -> Turn:
+        """Reasoning of a turn, also from inside its text."""
+        thoughts, answer = message.reasoning, message.text
+        if thoughts is None and self._marks.opens:
+            thoughts, answer = split_thoughts(answer, self._marks.opens, self._marks.closes)
+        if thoughts is None:
+            return {}
+        thought, text = self._own_guard.text(thoughts), self._own_guard.text(answer)
+        match self.capabilities.thought_field:
+            case ThoughtField.PART:
+                parts = [{"type": "thinking", "thinking": thought}] if thought else []
+                texts = [{"type": "text", "text": text}] if text or not parts else []
+                return {"content": [*parts, *texts]}
+            case ThoughtField.REASONING:
+                return {"reasoning": thought, "content": text}
+        return {"reasoning_content": thought, "thinking": thought, "content": text}
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = self._own_guard.value(call.arguments)
+        if isinstance(arguments, str) and not self.capabilities.takes_strings:
+            arguments = {"raw": arguments}
+        if isinstance(arguments, dict) and not self.capabilities.takes_objects:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {
+            "id": self._call_id(call.id),
+            "type": "function",
+            "function": {"name": self._guard.text(call.name), "arguments": arguments},
+        }
+
+    def _call_id(self, call_id: str) -> str:
+        if not self.capabilities.needs_short_ids:
+            return self._guard.text(call_id)
+        return call_id if _is_short(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _marked(part: Turn) -> Turn:
+    return {**part, "text": part["text"] + OPEN_END} if "text" in part else part
+
+
+def _is_short(call_id: str) -> bool:
+    return len(call_id) == 9 and call_id.isalnum() and call_id.isascii()

@@ -1,0 +1,198 @@
+"""Renders chat templates in child processes, under a budget for each request.
+
+A template is a program of a model's author, which may loop in one conversation only. So every
+rendering has limits of time, memory and size, and no thread of this process runs a template.
+"""
+
+import hashlib
+import json
+import logging
+import pickle
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mlxstack.core.errors import Busy, TemplateOverrun
+from mlxstack.text.limited_process import LimitedProcess, Overrun
+from mlxstack.text.template.worker import REFUSED
+
+log = logging.getLogger("mlxstack.text")
+
+LIMIT_S = 1.0
+"""CPU seconds for all renderings of a request; usual ones take milliseconds."""
+WARY_LIMIT_S = 0.25
+"""The same, for `WARY_S` after an overrun: further ones shall not occupy every thread."""
+WARY_S = 60.0
+QUICK_S = 1.0
+"""Seconds, on a busy computer too, after which a rendering is slow."""
+MOST_SLOW = 2
+"""Slow renderings at a time; a further one is refused, so that threads are left for others."""
+MAX_BYTES = 1024**3
+"""Maximum memory of a rendering process."""
+MOST_IDLE = 2
+MOST_REFUSED = 256
+
+
+class TemplateRefusal(ValueError):
+    """The template raised an error: it refuses the conversation, or is none."""
+
+
+class SlowLane:
+    """Place of one rendering among the slow ones, taken when it becomes slow."""
+
+    def __init__(self, places: threading.Semaphore) -> None:
+        self._places = places
+        self._began_at = time.monotonic()
+        self._has_place = False
+
+    def look(self) -> None:
+        """Take a place for a rendering that is slow. Raises Busy."""
+        if self._has_place or time.monotonic() - self._began_at < QUICK_S:
+            return
+        self._has_place = self._places.acquire(blocking=False)
+        if not self._has_place:
+            raise Busy("the chat template is slow, and busy with other conversations; try again")
+
+    def leave(self) -> None:
+        """Give the place back."""
+        if self._has_place:
+            self._places.release()
+
+
+class _Budget(threading.local):
+    left_s: float | None = None
+
+
+class TemplateRenderers:
+    """Processes that render, one for each thread that does. Thread-safe.
+
+    `n_overruns` counts the renderings that exceeded a limit.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[LimitedProcess] = []
+        self._refused: OrderedDict[bytes, str] = OrderedDict()
+        self._budget = _Budget()
+        self._slow = threading.BoundedSemaphore(MOST_SLOW)
+        self._overran_at = -WARY_S
+        self.n_overruns = 0
+
+    def render(self, source: str, variables: dict[str, Any]) -> str:
+        """The rendering. Raises TemplateRefusal, TemplateOverrun, Busy."""
+        return self._answer(source, variables)
+
+    def free_variables(self, source: str) -> dict[str, tuple[str, ...]]:
+        """Variables that a template reads, and texts they are compared to.
+
+        Raises as `render` does.
+        """
+        found: dict[str, list[str]] = json.loads(self._answer(source, None))
+        return {name: tuple(texts) for name, texts in found.items()}
+
+    @contextmanager
+    def budget(self) -> Iterator[None]:
+        """One budget for all renderings of this thread inside."""
+        self._budget.left_s = self._limit()
+        try:
+            yield
+        finally:
+            self._budget.left_s = None
+
+    def close(self) -> None:
+        """End the idle processes."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.close()
+
+    def _limit(self) -> float:
+        is_wary = time.monotonic() - self._overran_at < WARY_S
+        return WARY_LIMIT_S if is_wary else LIMIT_S
+
+    def _answer(self, source: str, variables: dict[str, Any] | None) -> str:
+        payload = pickle.dumps((source, variables), pickle.HIGHEST_PROTOCOL)
+        if reason := self._refused and self._refused.get(_digest(payload)):
+            raise TemplateOverrun(reason)
+        left_s, limit_s = self._budget.left_s, self._limit()
+        if left_s is not None and left_s <= 0:
+            raise TemplateOverrun(f"takes longer than {limit_s:g} s of CPU time")
+        with self._lock:
+            process = self._idle.pop() if self._idle else None
+        process = process or LimitedProcess("mlxstack.text.template.worker", MAX_BYTES)
+        lane = SlowLane(self._slow)
+        try:
+            allowed_s = limit_s if left_s is None else left_s
+            data, used_s = process.request(payload, allowed_s, lane.look)
+        except Overrun as overrun:
+            self._note(payload, str(overrun))
+            raise TemplateOverrun(str(overrun)) from overrun
+        except OSError as error:
+            raise Busy(f"the prompt cannot be rendered now: {error.strerror}") from error
+        finally:
+            lane.leave()
+        self._release(process)
+        if left_s is not None:
+            self._budget.left_s = left_s - used_s
+        text = data[1:].decode("utf-8", "surrogatepass")
+        if data.startswith(REFUSED):
+            raise TemplateRefusal(text)
+        return text
+
+    def _release(self, process: LimitedProcess) -> None:
+        with self._lock:
+            is_kept = len(self._idle) < MOST_IDLE
+            if is_kept:
+                self._idle.append(process)
+        if not is_kept:
+            process.close()
+
+    def _note(self, payload: bytes, reason: str) -> None:
+        """Remember a request that overran: clients repeat it."""
+        if self._budget.left_s is not None:
+            self._budget.left_s = 0.0
+        with self._lock:
+            self.n_overruns += 1
+            self._overran_at = time.monotonic()
+            self._refused[_digest(payload)] = reason
+            if len(self._refused) > MOST_REFUSED:
+                self._refused.popitem(last=False)
+        log.warning("the chat template %s; its process was ended", reason)
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=16).digest()
+
+
+RENDERERS = TemplateRenderers()
+"""The rendering processes of this process."""
+
+
+def template_source(tokenizer: Any, *, has_tools: bool) -> str:
+    """Jinja template of a tokenizer, which may have two; "" without."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        template = (template.get("tool_use") if has_tools else None) or template.get("default")
+    return template if isinstance(template, str) else ""
+
+
+def render_chat(
+    tokenizer: Any, messages: list[dict[str, Any]], *, tools: Any, **variables: Any
+) -> str:
+    """The rendering of messages by the template of a mlx-lm TokenizerWrapper.
+
+    A model without a Jinja template is rendered by the function that mlx-lm has for it. Raises as
+    `TemplateRenderers.render` does, or an error of that function.
+    """
+    own = getattr(tokenizer, "_chat_template", None)
+    if own is not None:
+        return str(own(messages, tools=tools, continue_final_message=False, **variables))
+    source = template_source(tokenizer, has_tools=bool(tools))
+    if not source:
+        raise TemplateRefusal("the tokenizer has no Jinja template")
+    special = dict(getattr(tokenizer, "special_tokens_map", {}))
+    given = {**special, "documents": None, **variables, "messages": messages, "tools": tools}
+    return RENDERERS.render(source, given)

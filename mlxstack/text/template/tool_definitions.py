@@ -1,0 +1,79 @@
+"""Fills in missing schema keys of tools for templates that need them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from mlxstack.text.template.adaptation import TemplateCapabilities
+from mlxstack.text.template.capabilities import PROPERTY_DEFAULTS, SCHEMA_DEFAULTS
+
+MAX_DEPTH = 8
+CHOICES = ("anyOf", "oneOf", "allOf")
+
+
+def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) -> dict[str, Any]:
+    """Tool parameters with the keys that the template requires.
+
+    Where it follows no references and alternatives, each property is what it most likely is.
+    """
+    whole = _with_defaults(parameters, capabilities.schema_keys, SCHEMA_DEFAULTS)
+    properties = whole.get("properties")
+    if not isinstance(properties, dict):
+        return whole
+    if not capabilities.takes_references:
+        properties = {key: _plain(one, parameters, MAX_DEPTH) for key, one in properties.items()}
+    if capabilities.property_keys:
+        properties = {
+            key: _with_defaults(one, capabilities.property_keys, PROPERTY_DEFAULTS)
+            if isinstance(one, dict)
+            else one
+            for key, one in properties.items()
+        }
+    return whole if properties is whole["properties"] else {**whole, "properties": properties}
+
+
+def _with_defaults(
+    schema: dict[str, Any], keys: Iterable[str], defaults: dict[str, Any]
+) -> dict[str, Any]:
+    missing = {key: defaults[key] for key in sorted(keys) if schema.get(key) is None}
+    return {**schema, **missing} if missing else schema
+
+
+def _plain(schema: Any, root: dict[str, Any], depth: int) -> dict[str, Any]:
+    """A schema with one `type` that is a text, at every level."""
+    if not isinstance(schema, dict) or depth == 0:
+        return {"type": "string"}
+    plain = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
+    if (target := _target(schema, root)) is not None:
+        plain = {**_plain(target, root, depth - 1), **plain}
+    for choice in CHOICES:
+        options = [one for one in schema.get(choice) or () if one != {"type": "null"}]
+        if options:
+            plain = {**_plain(options[0], root, depth - 1), **plain}
+    plain["type"] = _type(plain)
+    if isinstance(properties := plain.get("properties"), dict):
+        plain["properties"] = {k: _plain(one, root, depth - 1) for k, one in properties.items()}
+    if plain["type"] == "array":
+        plain["items"] = _plain(plain.get("items", {}), root, depth - 1)
+    if "additionalProperties" in plain and isinstance(plain["additionalProperties"], dict):
+        plain["additionalProperties"] = _plain(plain["additionalProperties"], root, depth - 1)
+    return plain
+
+
+def _type(schema: dict[str, Any]) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return kind
+    if isinstance(kind, list):
+        return next((str(one) for one in kind if one != "null"), "string")
+    return "object" if "properties" in schema else "array" if "items" in schema else "string"
+
+
+def _target(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | None:
+    """Target of a reference inside the same schema."""
+    path = schema.get("$ref")
+    if not isinstance(path, str) or not path.startswith("#/"):
+        return None
+    at: Any = root
+    for step in path[2:].split("/"):
+        at = at.get(step) if isinstance(at, dict) else None
+    return at if isinstance(at, dict) else None

@@ -1,0 +1,324 @@
+"""Tokenizer with a cache of known text, and the bytes of tokens.
+
+A special token is matched before anything else looks at a text, so the text between two of them
+always gives the same tokens, wherever it stands. The text is cut there, and the tokens of each
+piece are remembered: a follow-up turn encodes only its new pieces.
+"""
+
+import re
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from msgspec import Struct
+from tokenizers.decoders import ByteLevel
+
+from mlxstack.text.formats.special_tokens import SpecialTokens
+from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR
+
+COUNTED_CHARS = 32_768
+# Tokens that a part may have more than its share of the whole text, since it is cut anywhere.
+MOST_SPLIT = 32
+PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
+
+
+class Encoded(Struct, frozen=True):
+    """Text as tokens; piece i starts at `chars[i]` and `places[i]`.
+
+    `n_replaced` splices have other tokens than their text.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    chars: tuple[int, ...]
+    places: tuple[int, ...]
+    n_replaced: int = 0
+
+    def piece_from(self, char: int) -> int:
+        """Index of the first piece from `char` on, or their number."""
+        return bisect_left(self.chars, char)
+
+    def piece_at(self, char: int) -> int:
+        """Index of the piece that holds `char`."""
+        return max(0, bisect_right(self.chars, char) - 1)
+
+
+class Splice(Struct, frozen=True):
+    """Tokens for the characters from `start` to `end` of a text."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+class TokenCache:
+    """LRU cache of tokenized pieces, up to `max_tokens`. Thread-safe."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max = max_tokens
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[str, array[int]] = OrderedDict()
+        self.n_tokens = 0
+
+    def get(self, piece: str) -> "array[int] | None":
+        """The tokens of `piece`, if they are still known."""
+        with self._lock:
+            tokens = self._pieces.get(piece)
+            if tokens is not None:
+                self._pieces.move_to_end(piece)
+            return tokens
+
+    def put(self, piece: str, tokens: "array[int]") -> None:
+        """Remember, and forget what was not used for longest."""
+        with self._lock:
+            if piece in self._pieces:
+                return
+            self._pieces[piece] = tokens
+            self.n_tokens += _weight(tokens)
+            while self.n_tokens > self._max:
+                _, oldest = self._pieces.popitem(last=False)
+                self.n_tokens -= _weight(oldest)
+
+
+def _weight(tokens: "array[int]") -> int:
+    """Cache size of a piece; an empty one takes room too."""
+    return len(tokens) + 8
+
+
+class CachedTokenizer:
+    """Encodes texts of one tokenizer, a mlx-lm TokenizerWrapper. Thread-safe.
+
+    `prefix` and `suffix` are what the tokenizer puts around a plain text (BOS, EOS).
+    `n_scratch` counts the characters that were not known yet, roughly when threads meet.
+    """
+
+    def __init__(
+        self, tokenizer: Any, special_tokens: SpecialTokens, max_tokens: int = 4_000_000
+    ) -> None:
+        self.n_scratch = 0
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._memory = TokenCache(max_tokens)
+        self._anchors = special_tokens.anchors
+        self._backend = self._find_backend()
+        self._opening, self._n_opening = "", 0
+        stops = sorted(special_tokens.anchors | special_tokens.rivals, key=len, reverse=True)
+        self._stops = re.compile("|".join(map(re.escape, stops)) or r"(?!)")
+        if not self._cuts_safely():
+            self._stops = re.compile(r"(?!)")
+        self._opening, self._n_opening = self._find_opening()
+        self.prefix, self.suffix = self._find_frame()
+
+    def encode(self, text: str, splices: Sequence[Splice] = ()) -> Encoded:
+        """Tokens of a rendered text, cut at guard marks, which vanish.
+
+        `splices` are ascending and do not overlap. One that would change the tokens outside of
+        it is left out.
+        """
+        cuts = self._cut(text)
+        kept = self._kept(text, cuts, splices)
+        spliced = {splice.start: splice for splice in kept}
+        tokens: list[int] = []
+        chars, places = [], []
+        n_replaced = 0
+        for start, end in self._segments(text, cuts, kept):
+            chars.append(start)
+            places.append(len(tokens))
+            own = self._segment(text, cuts, start, end)
+            splice = spliced.get(start)
+            if splice is None or splice.tokens == tuple(own):
+                tokens.extend(own)
+            else:
+                tokens.extend(splice.tokens)
+                n_replaced += 1
+        return Encoded(text, tuple(tokens), tuple(chars), tuple(places), n_replaced)
+
+    def at_least(self, texts: Iterable[str], enough: int) -> int:
+        """Lower bound of the tokens of `texts`, counted until above `enough`."""
+        n_tokens = 0
+        for text in texts:
+            for start in range(0, len(text), COUNTED_CHARS):
+                part = text[start : start + COUNTED_CHARS].replace(ESCAPE_CHAR, "")
+                n_tokens += max(0, len(self._scratch(part)) - MOST_SPLIT)
+                if n_tokens > enough:
+                    return n_tokens
+        return n_tokens
+
+    def place(self, encoded: Encoded, char: int) -> int:
+        """Number of tokens before `char` that no continuation can change."""
+        at = encoded.piece_at(char)
+        start, first = encoded.chars[at], encoded.places[at]
+        if char <= start:
+            return first
+        part = self._piece(encoded.text[start:char])
+        whole = encoded.tokens[first : first + len(part)]
+        same = next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), None)
+        n_same = min(len(part), len(whole)) if same is None else same
+        return first + (n_same if char == len(encoded.text) else max(0, n_same - 1))
+
+    def exact_place(self, encoded: Encoded, char: int) -> int | None:
+        """Number of tokens before `char`; None if a token reaches over it."""
+        at = encoded.piece_at(char)
+        start, first = encoded.chars[at], encoded.places[at]
+        if char == len(encoded.text):
+            return len(encoded.tokens)
+        if char <= start:
+            return first
+        stop = encoded.chars[at + 1] if at + 1 < len(encoded.chars) else len(encoded.text)
+        left = self._piece(encoded.text[start:char])
+        right = self._piece(ESCAPE_CHAR + encoded.text[char:stop])
+        last = encoded.places[at + 1] if at + 1 < len(encoded.places) else len(encoded.tokens)
+        whole = encoded.tokens[first:last]
+        return first + len(left) if (*left, *right) == whole else None
+
+    def _kept(self, text: str, cuts: Sequence[int], splices: Sequence[Splice]) -> Sequence[Splice]:
+        """Splices at whose edges a cut leaves the tokens unchanged."""
+        bad = set()
+        edges: dict[int, list[int]] = {}
+        for edge in {edge for splice in splices for edge in (splice.start, splice.end)}:
+            at = bisect_right(cuts, edge) - 1
+            if edge not in (cuts[at], len(text)):
+                edges.setdefault(at, []).append(edge)
+        for at, inner in edges.items():
+            end = cuts[at + 1] if at + 1 < len(cuts) else len(text)
+            parts = pairwise([cuts[at], *sorted(inner), end])
+            tokens = [t for a, b in parts for t in self._segment(text, cuts, a, b)]
+            if tokens != list(self._piece(text[cuts[at] : end])):
+                bad.update(inner)
+        if not bad:
+            return splices
+        return self._kept(
+            text,
+            cuts,
+            [splice for splice in splices if not bad.intersection((splice.start, splice.end))],
+        )
+
+    def _segments(
+        self, text: str, cuts: Sequence[int], splices: Sequence[Splice]
+    ) -> list[tuple[int, int]]:
+        """The pieces of a text; a splice is one of them."""
+        starts, at = [], 0
+        for splice in splices:
+            stop = bisect_left(cuts, splice.start)
+            starts += [*cuts[at:stop], splice.start]
+            at = bisect_left(cuts, splice.end)
+            if splice.end < len(text) and cuts[at : at + 1] != [splice.end]:
+                starts.append(splice.end)
+        starts = sorted({*starts, *cuts[at:]})
+        return list(pairwise([*starts, len(text)]))
+
+    def _segment(self, text: str, cuts: Sequence[int], start: int, end: int) -> "array[int]":
+        """Part of a text after a cut, or continuing its predecessor."""
+        is_cut = cuts[bisect_right(cuts, start) - 1] == start
+        return self._piece(text[start:end] if is_cut else ESCAPE_CHAR + text[start:end])
+
+    def _cut(self, text: str) -> list[int]:
+        cuts = [m.start() for m in self._stops.finditer(text) if m[0] in self._anchors]
+        return cuts if cuts and cuts[0] == 0 else [0, *cuts]
+
+    def _piece(self, piece: str) -> "array[int]":
+        known = self._memory.get(piece)
+        if known is None:
+            self.n_scratch += len(piece)
+            first, *others = piece.split(ESCAPE_CHAR)
+            known = array("I", self._scratch(first))
+            for part in others:
+                known.extend(self._scratch(self._opening + part)[self._n_opening :])
+            self._memory.put(piece, known)
+        return known
+
+    def _scratch(self, text: str) -> list[int]:
+        if not text:
+            return []
+        if self._backend is not None:
+            # A batch of one, since `encode` holds the GIL, which stops all other threads.
+            (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+            ids: list[int] = encoding.ids
+            return ids
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_backend(self) -> Any:
+        """Thread-safe Rust tokenizer, where it alone decides the tokens."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        whole = list(self._tokenizer.encode(PROBE * 2, add_special_tokens=False))
+        if backend is None or backend.encode(PROBE * 2, add_special_tokens=False).ids != whole:
+            return None
+        return backend
+
+    def _cuts_safely(self) -> bool:
+        """Whether cutting at special tokens leaves a probe's tokens as they are."""
+        probe = PROBE + "".join(f"{anchor}{PROBE}" for anchor in sorted(self._anchors)[:64])
+        return list(self.encode(probe).tokens) == self._scratch(probe)
+
+    def _find_opening(self) -> tuple[str, int]:
+        """Prefix so that a continuation is not tokenized as a beginning.
+
+        Some tokenizers put a space before the first word. After a special token they do not.
+        """
+        for anchor in sorted(self._anchors):
+            alone, followed = self._scratch(anchor), self._scratch(anchor + "a")
+            if len(alone) == 1 and followed[:1] == alone and followed[1:] != self._scratch("a"):
+                return anchor, 1
+        return "", 0
+
+    def _find_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        bare = self._scratch("a")
+        framed = list(self._tokenizer.encode("a", add_special_tokens=True))
+        for at in range(len(framed) - len(bare) + 1):
+            if framed[at : at + len(bare)] == bare:
+                return tuple(framed[:at]), tuple(framed[at + len(bare) :])
+        return (), ()
+
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """GPT-2's table: every byte as a printable character."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class TokenBytes:
+    """Bytes of the tokens of a mlx-lm TokenizerWrapper. Thread-safe."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # The tokenizer rebuilds this table at each access.
+        self._added = frozenset(getattr(tokenizer, "added_tokens_decoder", {}))
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._is_byte_level = isinstance(getattr(backend, "decoder", None), ByteLevel)
+
+    def of(self, token: int) -> bytes:
+        """Bytes of `token` in a text; b"" if unknown."""
+        piece: str | None = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:
+            return b""
+        if token in self._added:
+            return piece.encode()
+        if self._is_byte_level:
+            table = _byte_of()
+            return b"".join(bytes([table[c]]) if c in table else c.encode() for c in piece)
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        return piece.replace("\u2581", " ").encode()
+
+
+def common_length(a: str, b: str) -> int:
+    """Number of leading characters that two texts share."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a.startswith(b[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
