@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import forked
+from tests.patience import PATIENCE_S
 
 ModelOf = Callable[[str], Path]
 LENGTHS = {"slow": 4.0, "mlx": 2.0, "net": 2.0}
@@ -31,6 +33,10 @@ forked.install()
 # What a property test says does not depend on how busy the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# Without a limit of its own, a request of the tests ends after 5 s.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

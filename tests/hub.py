@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.patience import PATIENCE_S
+
 MODEL = "org/tiny"
 GATED = "org/gated"
 COMMIT = "c" * 40
 LARGE = 2**20
-PATIENCE_S = 60.0
 
 
 class Hub:

@@ -28,6 +28,7 @@ from mlxstack.core.preset import (
 )
 from mlxstack.service.calls import background_tasks
 from tests.api.running import running
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -92,7 +93,10 @@ def http(
         server=ServerSpec(port=0),
     )
     assert sys.getprofile() is None
-    with running(preset, tmp_path) as live, httpx.Client(base_url=live.url, timeout=60) as client:
+    with (
+        running(preset, tmp_path) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client,
+    ):
         yield client
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 ROOT = Path(__file__).parents[1]
@@ -41,12 +42,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(root)]
-    subprocess.run(build, check=True, capture_output=True, timeout=240)
+    subprocess.run(build, check=True, capture_output=True, timeout=PATIENCE_S)
     venv.create(root / "env", symlinks=True)
     python = root / "env" / "bin" / "python"
     (wheel,) = root.glob("*.whl")
     install = [*pip, "--python", str(python), "install", "--no-deps", str(wheel)]
-    subprocess.run(install, check=True, capture_output=True, timeout=240)
+    subprocess.run(install, check=True, capture_output=True, timeout=PATIENCE_S)
     (site,) = (root / "env").glob("lib/python*/site-packages")
     # A path in a .pth file does not bring that folder's own .pth files, so not the editable one.
     (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
@@ -60,9 +61,9 @@ def shell(programs: Path, tmp_path: Path) -> Iterator[tuple[dict[str, str], str]
     env["PATH"] = f"{programs}{os.pathsep}{env['PATH']}"
     env.pop("PYTHONPATH", None)
     up = ["mlx-stack", "up", "demo"]
-    subprocess.run(up, env=env, check=True, timeout=240, cwd=tmp_path)
+    subprocess.run(up, env=env, check=True, timeout=PATIENCE_S, cwd=tmp_path)
     yield env, port
-    subprocess.run(["mlx-stack", "down"], env=env, check=False, timeout=60, cwd=tmp_path)
+    subprocess.run(["mlx-stack", "down"], env=env, check=False, timeout=PATIENCE_S, cwd=tmp_path)
 
 
 def test_the_wheel_holds_the_presets_and_the_demo_model(
@@ -103,7 +104,12 @@ def test_the_first_three_commands_work_with_the_demo_model(
         named = ["demo" if word == up[-1] else word for word in words]
         more = ["--if-needed"] if words is up else []
         done = subprocess.run(
-            [*named, *more], env=path, capture_output=True, text=True, check=True, timeout=240
+            [*named, *more],
+            env=path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_S,
         )
         assert said in done.stdout
 
@@ -118,7 +124,7 @@ def test_the_walk_through_is_true(shell: tuple[dict[str, str], str]) -> None:
             env=env,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PATIENCE_S,
             check=False,
             cwd=env["MLX_STACK_HOME"],
         )

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def live(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 def http(live: Running) -> Iterator[httpx.Client]:
     """A plain client; every slot is empty when a test begins."""
-    with httpx.Client(base_url=live.url, timeout=60) as client:
+    with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client:
         for slot in range(3):
             client.post(f"/slots/{slot}?action=erase").raise_for_status()
         yield client

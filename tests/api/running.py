@@ -20,6 +20,7 @@ from mlxstack.service.engine_factory import assemble
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests import models
+from tests.patience import PATIENCE_S
 from tests.service.standin import StandIn
 
 # The demo tokenizer has 1,024 tokens; a model with fewer rows would be asked for missing ones.
@@ -118,12 +119,12 @@ def serving(service: Service, listener: Any, *, is_loaded: bool = True) -> Itera
     thread = threading.Thread(target=body)
     thread.start()
     try:
-        assert started.wait(240)
+        assert started.wait(PATIENCE_S)
         port = listener.getsockname()[1]
         yield Running(f"http://127.0.0.1:{port}", service, inside["loop"])
     finally:
         # A service that ended by itself has no loop any more.
         with suppress(RuntimeError):
             inside["loop"].call_soon_threadsafe(inside["leaving"].set)
-        thread.join(120)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()

@@ -15,9 +15,10 @@ import pytest
 
 from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
 from mlxstack.store.agent_history import History
-from tests import models
+from tests import models, patience
 from tests.api.running import Running, running, tiny_preset, unanswered
 from tests.engine.harness import is_busy
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -157,15 +158,12 @@ def test_e12_turns_of_one_agent_follow_one_another(live: Running, http: httpx.Cl
     turn(http, "eve", RULES, user("start"))
 
     async def both() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=live.url, timeout=PATIENCE_S) as client:
             body = {"max_tokens": 40, "ignore_eos": True}
             first = asyncio.create_task(
                 client.post("/v1/agents/eve/generate", json={**body, "append": [user("one")]})
             )
-            for _ in range(2000):
-                await asyncio.sleep(0.001)
-                if live.service.agent_locks.is_busy("eve"):
-                    break
+            await patience.until(lambda: live.service.agent_locks.is_busy("eve"))
             refused = await client.post(
                 "/v1/agents/eve/generate", json={**body, "append": [user("no")]}
             )
@@ -195,7 +193,7 @@ def test_an_agent_is_busy_until_its_history_is_written(
 
     def slow(agent: str, history: History) -> None:
         writing.set()
-        may_write.wait(120)
+        may_write.wait(PATIENCE_S)
         write(agent, history)
 
     def rewound() -> int:
@@ -204,14 +202,12 @@ def test_an_agent_is_busy_until_its_history_is_written(
     monkeypatch.setattr(live.service.agent_store, "write", slow)
     body = {"append": [user("and the word plum")], "max_tokens": 2}
     with unanswered(f"{live.url}/v1/agents/{bob}/generate", body):
-        assert writing.wait(120)
+        assert writing.wait(PATIENCE_S)
     for _ in range(10):
         assert rewound() == 409
         time.sleep(0.05)
     may_write.set()
-    end = time.monotonic() + 120
-    while rewound() == 409:
-        assert time.monotonic() < end
+    wait_until(lambda: rewound() != 409)
     assert [message["role"] for message in history(http, bob)] == ["system"]
 
 
@@ -230,7 +226,7 @@ def test_e13_agents_run_side_by_side(live: Running) -> None:
             spans[agent] = [clock() async for line in answer.aiter_lines() if "content" in line]
 
     async def both() -> None:
-        async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=live.url, timeout=PATIENCE_S) as client:
             await asyncio.gather(one(client, "left"), one(client, "right"))
 
     asyncio.run(both())
@@ -280,7 +276,10 @@ def test_a_history_that_does_not_fit_is_refused_with_both_numbers(http: httpx.Cl
 
 def test_g1_g2_g12_files_of_an_agent(model_folder: Path, tmp_path: Path) -> None:
     preset = tiny_preset(model_folder)
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         turn(http, "Ann:1", RULES, user("hello"))
         key = found.service.facts.identity.key()
         deadline = threading.Event()
@@ -300,16 +299,25 @@ def test_g1_g2_g12_files_of_an_agent(model_folder: Path, tmp_path: Path) -> None
 
 def test_g3_agents_come_back_after_a_restart(model_folder: Path, tmp_path: Path) -> None:
     preset = tiny_preset(model_folder)
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         first = turn(http, "zoe", RULES, user("hello"))
         http.post("/v1/agents/zoe", json={"priority": "low"}).raise_for_status()
         before = history(http, "zoe")
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         shown = http.get("/v1/agents/zoe").json()
         assert shown["bytes"] == {"live": 0, "parked": 0, "disk": shown["n_bytes"]}
         assert shown["n_bytes"] > 0
     manifest = next((tmp_path / "agents" / "zoe").glob("*/manifest.json"))
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         shown = http.get("/v1/agents/zoe").json()
         assert (shown["place"], shown["priority"], shown["n_requests"]) == ("disk", "low", 1)
         assert shown["states"][0]["n_tokens"] >= first["usage"]["prompt_tokens"]
@@ -319,7 +327,10 @@ def test_g3_agents_come_back_after_a_restart(model_folder: Path, tmp_path: Path)
         assert words(said(answer)) == words(cold(http, [*before, user("again")]))
         last = history(http, "zoe")
     manifest.write_text("{broken")
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         assert history(http, "zoe") == last
         answer = turn(http, "zoe", user("and again"))
         assert words(said(answer)) == words(cold(http, [*last, user("and again")]))
@@ -328,10 +339,7 @@ def test_g3_agents_come_back_after_a_restart(model_folder: Path, tmp_path: Path)
 def kv_files(found: Running, home: Path) -> list[Path]:
     """All KV on disk, once nothing waits to be written."""
     engine: Any = found.service.engine
-    end = time.monotonic() + 120
-    while is_busy(engine):
-        assert time.monotonic() < end, "the engine does not come to rest"
-        time.sleep(0.005)
+    wait_until(lambda: not is_busy(engine), "the engine does not come to rest")
     engine._archive.catch_up()
     return list((home / "kv").rglob("*.safetensors"))
 
@@ -342,7 +350,10 @@ def test_persist_modes(model_folder: Path, tmp_path: Path, persist: Persist) -> 
         model_folder, agents=AgentsSpec(persist=persist), slots=SlotSpec(count=1, n_ctx=1024)
     )
     folder, is_kept = tmp_path / "agents" / "ida", persist is not Persist.NEVER
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         turn(http, "ida", RULES, user("hello"))
         is_written = bool(kv_files(found, tmp_path))
         assert is_written is (persist is Persist.AFTER_TURN)
@@ -354,7 +365,10 @@ def test_persist_modes(model_folder: Path, tmp_path: Path, persist: Persist) -> 
         assert len(history(http, "ida")) == 5
     assert bool(list((tmp_path / "kv").rglob("*.safetensors"))) is is_kept
     assert folder.exists() is is_kept
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         assert http.get("/v1/agents/ida").status_code == (200 if is_kept else 404)
         if is_kept:
             assert turn(http, "ida", user("back"))["agent"]["cached_tokens"] > 100
@@ -367,7 +381,10 @@ def test_g3_g5_layers_that_cannot_be_cut_branch_and_come_back(
     folder = models.write(tmp_path / "model", config)
     preset = tiny_preset(folder)
     home = tmp_path / "home"
-    with running(preset, home) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, home) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         turn(http, "kim", RULES, user("hello"))
         turn(http, "kim", user("go on"))
         turn(http, "kim", user("and on"))
@@ -380,7 +397,10 @@ def test_g3_g5_layers_that_cannot_be_cut_branch_and_come_back(
         assert words(said(forked)) == words(cold(http, [*kept, user("a branch")]))
         assert words(said(rewound)) == words(cold(http, [*kept[:3], user("another way")]))
         last = history(http, "kim.2")
-    with running(preset, home) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, home) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         back = turn(http, "kim.2", user("back again"))
         assert back["agent"]["cached_tokens"] > 100
         assert words(said(back)) == words(cold(http, [*last, user("back again")]))
@@ -418,7 +438,10 @@ def test_a_damaged_history_is_told_and_healed_by_full_messages(
     folder.mkdir(parents=True, mode=0o700)
     (folder / "history.json").write_text('{"version": 1, "agent": "eli", "mess')
     preset = tiny_preset(model_folder)
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         refused = http.post("/v1/agents/eli/generate", json={"append": [user("hi")]})
         assert refused.status_code == 409 and "full `messages`" in refused.text
         forked = http.post("/v1/agents/eli/fork", json={"id": "eve"})
@@ -430,11 +453,17 @@ def test_a_damaged_history_is_told_and_healed_by_full_messages(
 
 def test_g3_a_short_conversation_comes_back_too(model_folder: Path, tmp_path: Path) -> None:
     preset = tiny_preset(model_folder)
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         first = turn(http, "flo", user("hi"), max_tokens=1)
         assert first["usage"]["prompt_tokens"] < 128
         assert http.get("/v1/agents/flo").json()["bytes"]["live"] > 0
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
         same = {"messages": [user("hi")], "max_tokens": 6, "session_id": "flo", "temperature": 0}
         again = http.post("/v1/chat/completions", json=same).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
@@ -459,14 +488,16 @@ def test_x_9_a_client_that_leaves_leaves_no_trace(
             heartbeats = waiting.iter_lines()
             assert next(heartbeats).startswith("data: ")
             assert live.service.agent_locks.is_busy("gus") and lock.locked()
-    end = time.monotonic() + 120
-    while (
-        live.service.agent_locks.is_busy("gus")
-        or lock.locked()
-        or live.service.engine.snapshot().counters.n_cancelled == cancelled
-    ):
-        assert time.monotonic() < end, "the turn, its lock or its request in the engine goes on"
-        time.sleep(0.005)
+    wait_until(
+        lambda: (
+            not (
+                live.service.agent_locks.is_busy("gus")
+                or lock.locked()
+                or live.service.engine.snapshot().counters.n_cancelled == cancelled
+            )
+        ),
+        "the turn, its lock or its request in the engine goes on",
+    )
     assert len(history(http, "gus")) == 3
     assert turn(http, "gus", user("again"))["agent"]["cached_tokens"] > 100
 
@@ -476,7 +507,7 @@ def test_a_forgotten_agent_does_not_come_back_by_a_late_write(
 ) -> None:
     with (
         running(tiny_preset(model_folder), tmp_path) as found,
-        httpx.Client(base_url=found.url, timeout=60) as http,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
     ):
         for n in range(8):
             turn(http, f"gone-{n}", RULES, user("hello"), max_tokens=1)

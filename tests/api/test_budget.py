@@ -7,6 +7,7 @@ import pytest
 
 from mlxstack.core.preset import PrefixCacheSpec
 from tests.api.running import running, tiny_preset
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -18,6 +19,6 @@ def test_the_engine_takes_its_share_of_the_memory_that_was_said(
     preset = tiny_preset(model_folder, prefix_cache=PrefixCacheSpec(memory_budget_pct=0.1))
     with running(preset, tmp_path / "home") as found:
         body = {"prompt": "word " * 300, "n_predict": 1}
-        answer = httpx.post(f"{found.url}/completion", json=body, timeout=60)
+        answer = httpx.post(f"{found.url}/completion", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 503
     assert f"the whole budget is {2**24 // 1000}" in answer.json()["error"]["message"]

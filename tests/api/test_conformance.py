@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
 
 from mlxstack.core.preset import SamplingSpec, SlotSpec
 from tests.api.running import running, tiny_preset
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -80,7 +81,7 @@ def test_every_answer_is_as_described(case: schemathesis.Case) -> None:
 
 def check(case: schemathesis.Case) -> None:
     """Never a 5xx; content types and bodies as OpenAPI tells them."""
-    response = case.call(timeout=60)
+    response = case.call(timeout=PATIENCE_S)
     checks = [content_type_conformance, response_schema_conformance]
     if response.status_code != OFF:
         checks.append(not_a_server_error)

@@ -3,7 +3,6 @@
 import json
 import resource
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, tiny_preset
 from tests.api.speaking import chat_body
 from tests.gateway.in_front import WAYS, running_behind
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -47,7 +47,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(here: Running, data: bytes = b"") -> socket.socket:
-    found = socket.create_connection(("127.0.0.1", httpx.URL(here.url).port or 0), timeout=120)
+    found = socket.create_connection(
+        ("127.0.0.1", httpx.URL(here.url).port or 0), timeout=PATIENCE_S
+    )
     found.sendall(data)
     return found
 
@@ -65,7 +67,7 @@ def test_idle_connections_make_room_for_new_ones(here: Running) -> None:
     with ExitStack() as stack:
         idle = [stack.enter_context(opened(here, HALF_HEAD[: i % 2 * 99])) for i in range(60)]
         for _ in range(3):
-            assert httpx.get(f"{here.url}/health", timeout=120).status_code == 200
+            assert httpx.get(f"{here.url}/health", timeout=PATIENCE_S).status_code == 200
         assert idle[0].recv(1) == b"", "the first one was closed"
         # Connections made in the same millisecond have an order too.
         for i in range(60 - LIMIT + 1, 60):
@@ -104,7 +106,9 @@ def test_a_head_has_a_time_limit_and_an_answer_has_none(
     body = {**chat_body(max_tokens=600, ignore_eos=True), "stream": True}
     monkeypatch.setattr(connection, "BODY_S", 0.3)
     monkeypatch.setattr(connection, "HEAD_S", 0.3)
-    with httpx.stream("POST", f"{here.url}/v1/chat/completions", json=body, timeout=60) as answer:
+    with httpx.stream(
+        "POST", f"{here.url}/v1/chat/completions", json=body, timeout=PATIENCE_S
+    ) as answer:
         lines = list(answer.iter_lines())
     assert "data: [DONE]" in lines
 
@@ -137,7 +141,4 @@ def test_the_limit_leaves_descriptors_for_files(monkeypatch: pytest.MonkeyPatch)
 def until(is_so: object) -> None:
     """Wait for up to two minutes."""
     assert callable(is_so)
-    end = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.005)
+    wait_until(is_so, "it never came true")

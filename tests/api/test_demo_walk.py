@@ -10,6 +10,7 @@ import pytest
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.running import Running, running
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -64,7 +65,7 @@ def test_the_openai_client_runs_a_tool_loop(demo: Running) -> None:
 
 
 def test_c3_c5_the_magic_word_survives_save_and_restore(demo: Running) -> None:
-    with httpx.Client(base_url=demo.url, timeout=60) as http:
+    with httpx.Client(base_url=demo.url, timeout=PATIENCE_S) as http:
 
         def say(messages: list[dict[str, str]], slot: int) -> dict[str, Any]:
             body = {"messages": messages, "id_slot": slot}

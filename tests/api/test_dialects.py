@@ -16,6 +16,7 @@ from mlxstack.core.errors import Broken, Busy, NotFound, StackError
 from mlxstack.core.preset import ServerSpec
 from mlxstack.core.response_parts import ContentPart, ResponsePart
 from tests.api.running import serving, standing
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 
 pytestmark = pytest.mark.net
@@ -70,7 +71,7 @@ def http(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener) as live,
-        httpx.Client(base_url=live.url, timeout=120) as client,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client,
     ):
         yield client
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mlxstack.cli.main import app
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 
 WORDS = " ".join(f"word{n}" for n in range(150))
 
@@ -38,7 +39,9 @@ def large(home: Path) -> Iterator[Running]:
 
 def chat(live: Running, text: str, **more: object) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
-    return httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    return httpx.post(
+        f"{live.url}/v1/chat/completions", json=body, timeout=PATIENCE_S
+    ).raise_for_status()
 
 
 def gc(*words: str) -> str:
@@ -56,7 +59,9 @@ def grow_old(folder: Path) -> None:
 
 def test_c14_a_save_over_the_limit_is_refused_with_507(small: Running, home: Path) -> None:
     chat(small, WORDS, id_slot=0)
-    refused = httpx.post(f"{small.url}/slots/0?action=save", json={"filename": "a.bin"}, timeout=60)
+    refused = httpx.post(
+        f"{small.url}/slots/0?action=save", json={"filename": "a.bin"}, timeout=PATIENCE_S
+    )
     assert refused.status_code == 507
     error = refused.json()["error"]
     assert error["code"] == 507
@@ -69,7 +74,7 @@ def test_c14_a_save_over_the_limit_is_refused_with_507(small: Running, home: Pat
 def test_c14_gc_asks_the_running_service(large: Running, home: Path) -> None:
     chat(large, WORDS, id_slot=0)
     httpx.post(
-        f"{large.url}/slots/0?action=save", json={"filename": "a.bin"}, timeout=60
+        f"{large.url}/slots/0?action=save", json={"filename": "a.bin"}, timeout=PATIENCE_S
     ).raise_for_status()
     grow_old(home / "large")
     at = ("--url", large.url)
@@ -92,7 +97,7 @@ def test_c14_gc_without_a_service_sweeps_the_home(
         chat(live, WORDS, session_id="writer")
         chat(live, WORDS[::-1], id_slot=2)
         httpx.post(
-            f"{live.url}/slots/2?action=save", json={"filename": "b.bin"}, timeout=60
+            f"{live.url}/slots/2?action=save", json={"filename": "b.bin"}, timeout=PATIENCE_S
         ).raise_for_status()
     grow_old(tmp_path)
     told = json.loads(gc("slots", "gc", "--max-bytes", "0", "--dry-run", "--json"))

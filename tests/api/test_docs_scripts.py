@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.running import running, tiny_preset
+from tests.patience import PATIENCE_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "slots-and-agents.md"
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
@@ -22,7 +23,11 @@ def test_c13_the_script_that_restores_chats_and_saves(tmp_path: Path) -> None:
         told = script.replace("localhost:7109", live.url.removeprefix("http://"))
         laps = [
             subprocess.run(
-                ["bash", "-ec", told], capture_output=True, text=True, check=True, timeout=120
+                ["bash", "-ec", told],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=PATIENCE_S,
             ).stdout
             for _ in range(2)
         ]

@@ -15,6 +15,7 @@ from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec, Specul
 from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED
 from tests.api.running import running, tiny_preset
 from tests.api.speaking import chat, chat_body, chunks
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -43,7 +44,7 @@ def drafting(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def auto(drafting: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=drafting, timeout=60) as client:
+    with httpx.Client(base_url=drafting, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -91,7 +92,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     )
     with running(preset, tmp_path_factory.mktemp("demo")) as found:
         found.service.engine._turns.batch.costs = UNMEASURED  # type: ignore[attr-defined]
-        with httpx.Client(base_url=found.url, timeout=60) as client:
+        with httpx.Client(base_url=found.url, timeout=PATIENCE_S) as client:
             yield client
 
 
@@ -136,7 +137,10 @@ def test_a_draft_model_is_named_and_its_tokens_are_counted(
 ) -> None:
     preset = tiny_preset(model_folder, speculation=Speculation.AUTO)
     preset = replace(preset, model=replace(preset.model, draft=str(model_folder)))
-    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as client:
+    with (
+        running(preset, tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as client,
+    ):
         found.service.engine._turns.batch.costs = UNMEASURED  # type: ignore[attr-defined]
         props = client.get("/props").json()
         assert props["draft_model"] == str(model_folder)

@@ -1,6 +1,5 @@
 """A person's next turn, begun in the pause: only new words are computed when it comes."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,11 @@ from mlxstack.core.preset import Anticipation, ModelSpec, PrefixCacheSpec, Prese
 from mlxstack.service.parts import early_turns
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
+from tests.patience import PATIENCE_S, wait_until
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.stripping import STRIPPING
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
-WAIT_S = 240.0
 SLACK = 128
 CALL = {"name": "look", "arguments": '{"place": "the lake"}'}
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"place": {}}}}
@@ -56,7 +55,7 @@ def powered(preset: Preset, home: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def http(live: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=60) as client:
+    with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -111,14 +110,13 @@ def n_tokens(http: httpx.Client, text: str) -> int:
 
 def pause(live: Running, n_before: int) -> None:
     """Wait until the next turn is begun, and to the end."""
-    end = time.monotonic() + WAIT_S
-    while True:
+
+    def is_begun() -> bool:
         now = live.service.engine.snapshot()
         left = sum(slot.n_early_left for slot in now.slots)
-        if now.counters.n_early_tokens > n_before and not left:
-            return
-        assert time.monotonic() < end, "nothing was begun early"
-        time.sleep(0.01)
+        return now.counters.n_early_tokens > n_before and not left
+
+    wait_until(is_begun, "nothing was begun early")
 
 
 def n_early(live: Running) -> int:
@@ -131,7 +129,10 @@ def test_after_a_pause_only_new_tokens_are_computed(live: Running, http: httpx.C
 
 @pytest.mark.parametrize("template", ["latest", "calls"])
 def test_other_templates_strip_thoughts_too(tmp_path: Path, template: str) -> None:
-    with under(template, tmp_path) as other, httpx.Client(base_url=other.url, timeout=60) as http:
+    with (
+        under(template, tmp_path) as other,
+        httpx.Client(base_url=other.url, timeout=PATIENCE_S) as http,
+    ):
         check_pause(other, http)
 
 
@@ -207,10 +208,7 @@ def test_nothing_is_begun_without_spare_power(
     monkeypatch.setattr(live.service.early_turns, "may_begin", refuse)
     before = n_early(live)
     chat(http, history("the well"))
-    end = time.monotonic() + WAIT_S
-    while live.service.early_turns._tasks or not asked:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: not (live.service.early_turns._tasks or not asked))
     assert n_early(live) == before
 
 
@@ -237,17 +235,14 @@ def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
         "tool_choice": "auto",
     }
     home = tmp_path / "home"
-    with powered(preset, home) as live, httpx.Client(base_url=live.url, timeout=60) as http:
+    with powered(preset, home) as live, httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http:
         turns: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
         called = message_of_call(chat(http, turns, **free))
         result = "sunny, 21 degrees"
         call_id = called["tool_calls"][0]["id"]
         turns += [called, {"role": "tool", "tool_call_id": call_id, "content": result}]
         answer = message(chat(http, turns, **free))
-        end = time.monotonic() + WAIT_S
-        while live.service.early_turns._tasks:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: not live.service.early_turns._tasks)
         asked = [*turns, answer, {"role": "user", "content": "Thanks. What can you do?"}]
         second = chat(http, asked, **free)
         assert n_computed(second) <= n_tokens(http, "Thanks. What can you do?") + SLACK

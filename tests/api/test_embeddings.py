@@ -20,6 +20,7 @@ from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.service.calls.embedding import numbers, shortened
 from tests.api.running import Running, running
 from tests.api.test_swap import until
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -94,7 +95,7 @@ def test_an_object_without_text_is_not_embedded(embedding: Running, form: object
 
 def test_ollamas_client_embeds(embedding: Running, sdk: openai.OpenAI) -> None:
     plain = sdk.embeddings.create(model="x", input="hello", dimensions=40).data[0].embedding
-    with ollama.Client(embedding.url, timeout=60) as client:
+    with ollama.Client(embedding.url, timeout=PATIENCE_S) as client:
         found = client.embed("demo-embedding", ["hello", "there"], dimensions=40)
         long = client.embed("demo-embedding", "word " * 3000)
         with pytest.raises(ollama.ResponseError, match="holds 1024"):
@@ -135,7 +136,7 @@ def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
         return embed_batch(texts)
 
     async def scene() -> int:
-        async with httpx.AsyncClient(base_url=embedding.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=embedding.url, timeout=PATIENCE_S) as http:
             asking = asyncio.create_task(http.post("/v1/embeddings", json=long))
             await until(lambda: len(sizes) >= 2)
             assert (await http.post("/embedding", json={"content": "hello"})).status_code == 200

@@ -13,6 +13,7 @@ from mlxstack.core.preset import ServerSpec
 from mlxstack.service.service import Service
 from tests.api.running import standing
 from tests.api.test_swap import until
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net
@@ -44,12 +45,12 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 async def code(stage: Stage) -> int:
-    return await asyncio.wait_for(asyncio.shield(stage.end), 120)
+    return await asyncio.wait_for(asyncio.shield(stage.end), PATIENCE_S)
 
 
 async def test_a9_a_dead_engine_ends_the_service_at_once(stage: Stage) -> None:
     stage.engine.script = None
-    async with httpx.AsyncClient(base_url=stage.url, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=stage.url, timeout=PATIENCE_S) as http:
         asking = asyncio.create_task(http.post("/completion", json={"prompt": "hello"}))
         await until(lambda: stage.engine.asked)
         stage.engine.is_dead = True
@@ -65,7 +66,7 @@ async def test_a9_a_service_without_any_model_ends(stage: Stage) -> None:
 
 
 async def test_a9_health_says_in_503_what_is_the_trouble(stage: Stage) -> None:
-    async with httpx.AsyncClient(base_url=stage.url, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=stage.url, timeout=PATIENCE_S) as http:
         assert (await http.get("/health")).status_code == 200
         # What waits for the end of the service is not woken before the answer is there.
         stage.service.died = asyncio.Event()

@@ -15,6 +15,7 @@ from msgspec import structs
 from tests import models
 from tests.api.running import TINY, running, tiny_preset
 from tests.api.speaking import PLAIN, chat, chat_body, chunks
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 from tests.text.formats import EACH, FORMATS, PAIRS, Format, template_of
 
@@ -69,7 +70,7 @@ def speaking(family: str, folder: Path) -> Iterator[httpx.Client]:
     _add(folder, form, marks)
     with (
         running(tiny_preset(folder), folder / "home") as live,
-        httpx.Client(base_url=live.url, timeout=60) as http,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
     ):
         yield http
 

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -13,6 +12,7 @@ from mlxstack.api.server import MAX_HEAD_BYTES
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running
 from tests.gateway.in_front import WAYS, standing_behind
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.net
 
@@ -38,7 +38,9 @@ def open_house(
 
 
 def called(running: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", urlsplit(running.url).port or 0), timeout=120)
+    return socket.create_connection(
+        ("127.0.0.1", urlsplit(running.url).port or 0), timeout=PATIENCE_S
+    )
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -90,7 +92,9 @@ def test_a_long_body_in_small_chunks_is_read(open_house: Running) -> None:
     body = b'{"content": "a", "filler": "' + b"b" * 10_000_000 + b'"}'
     pieces = (body[at : at + 5000] for at in range(0, len(body), 5000))
     headers = {"content-type": "application/json"}
-    answer = httpx.post(open_house.url + "/tokenize", content=pieces, headers=headers, timeout=60)
+    answer = httpx.post(
+        open_house.url + "/tokenize", content=pieces, headers=headers, timeout=PATIENCE_S
+    )
     assert answer.status_code == 200
 
 
@@ -118,9 +122,6 @@ def test_who_leaves_in_the_midst_of_a_body_is_no_failure(
     with caplog.at_level(logging.INFO):
         with called(open_house) as line:
             line.sendall(b"POST" + START + head.encode() + b"\r\n\r\n1\r\n")
-        for _ in range(100):
-            if caplog.records:
-                break
-            time.sleep(0.01)
+        wait_until(lambda: caplog.records)
         httpx.get(open_house.url + "/health").raise_for_status()
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]

@@ -17,6 +17,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import serving, standing
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net
@@ -64,7 +65,7 @@ def test_x20_progress_that_a_door_does_not_tell_stops_no_heartbeat(
     stage: Stage, path: str, body: dict[str, Any], beat: str
 ) -> None:
     wanted = {**body, "stream": True, "return_progress": True}
-    with httpx.stream("POST", stage.url + path, json=wanted, timeout=120) as found:
+    with httpx.stream("POST", stage.url + path, json=wanted, timeout=PATIENCE_S) as found:
         compute(stage.engine)
         text = "".join(found.iter_text())
     assert text.count(beat) > 5

@@ -6,7 +6,6 @@ Recordings hold their vendors' words, so that none is part of this repository; s
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,9 @@ from mlxstack.core.status import StatusFrame
 from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_digests
 from tests import models
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 
 FOLDER = os.environ.get("MLX_STACK_CAPTURES")
-PATIENCE_S = 20.0
 PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 SYSTEM = "You are a patient assistant who likes short words. " * 12
 
@@ -156,7 +155,7 @@ def test_the_frame_tells_of_agents(sdk: openai.OpenAI, http: httpx.Client) -> No
 
 def until(http: httpx.Client, agent: str, places: frozenset[str]) -> StatusFrame:
     """The first frame of the feed in which this agent is in one of these places."""
-    seen, end = "", time.monotonic() + PATIENCE_S
+    seen = ""
     with http.stream("GET", "/events", timeout=PATIENCE_S) as feed:
         for line in feed.iter_lines():
             if line.startswith("data: "):
@@ -164,8 +163,6 @@ def until(http: httpx.Client, agent: str, places: frozenset[str]) -> StatusFrame
                 seen = next((a.place for a in frame.agents or () if a.id == agent), "nowhere")
                 if seen in places:
                     return frame
-            if time.monotonic() > end:
-                break
     raise AssertionError(f"{agent} is {seen}, not {sorted(places)}")
 
 

@@ -32,6 +32,7 @@ from tests.api.speaking import chat_body
 from tests.api.test_agents import RULES, cold, history, said, turn, user, words
 from tests.api.test_serve import process, wait_for
 from tests.api.test_swap import until
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -65,7 +66,7 @@ def here(
 
 @pytest.fixture(scope="module")
 def http(here: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=here.url, timeout=60) as client:
+    with httpx.Client(base_url=here.url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -82,9 +83,9 @@ def test_memory_comes_back(quick: None, tmp_path: Path) -> None:
         assert device.active_bytes() - held < weights / 100
         assert mx.get_cache_memory() < weights / 100
         body = {"messages": HELLO, "stream": False, "options": {"num_predict": 2}}
-        httpx.post(f"{here.url}/api/chat", json={**body, "keep_alive": -1}, timeout=60)
+        httpx.post(f"{here.url}/api/chat", json={**body, "keep_alive": -1}, timeout=PATIENCE_S)
         assert here.service.health is ServiceHealth.OK and device.active_bytes() - held > weights
-        httpx.post(f"{here.url}/api/generate", json={"keep_alive": 0}, timeout=60)
+        httpx.post(f"{here.url}/api/generate", json={"keep_alive": 0}, timeout=PATIENCE_S)
         wait_unloaded(here)
         assert device.active_bytes() - held < weights / 100
         began = time.perf_counter()
@@ -97,7 +98,10 @@ def test_resident_memory_comes_back(tmp_path: Path) -> None:
     models.write(tmp_path / "big", {**BIG, "intermediate_size": 8192})
     preset = tiny_preset(tmp_path / "big", server=ServerSpec(port=unused_port(), idle_unload_s=600))
     url = f"http://127.0.0.1:{preset.server.port}"
-    with process(preset, tmp_path) as service, httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        process(preset, tmp_path) as service,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
+    ):
         wait_for(url)
         resident = psutil.Process(service.pid).memory_info
         weights = (tmp_path / "big" / "model.safetensors").stat().st_size
@@ -144,7 +148,7 @@ def test_status_calls_wake_nothing(http: httpx.Client, here: Running) -> None:
     turn(http, "ann", user("hi"))
     counted = http.get("/metrics").text
     wait_unloaded(here)
-    with httpx.stream("GET", f"{here.url}/events", timeout=120) as events:
+    with httpx.stream("GET", f"{here.url}/events", timeout=PATIENCE_S) as events:
         frame = next(line for line in events.iter_lines() if line.startswith("data:"))
     assert json.loads(frame.removeprefix("data:"))["service"]["health"] == "unloaded"
     for _ in range(3):
@@ -182,7 +186,7 @@ def test_requests_wait_with_heartbeats_in_their_dialect(
     }
 
     async def scene() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as http:
             return await asyncio.gather(
                 *(http.post(path, json=body) for path, body in wanted.items())
             )
@@ -210,7 +214,7 @@ def test_only_a_key_wakes_it_and_a_swap_does(
     server = structs.replace(SERVER, api_keys=(ApiKey("secret"),))
     with (
         running(tiny_preset(model_folder, server=server), tmp_path) as here,
-        httpx.Client(base_url=here.url, timeout=60) as http,
+        httpx.Client(base_url=here.url, timeout=PATIENCE_S) as http,
     ):
         wait_unloaded(here)
         refused = http.post("/v1/chat/completions", json={"messages": HELLO})
@@ -223,7 +227,7 @@ def test_only_a_key_wakes_it_and_a_swap_does(
 
 
 def test_keep_alive_moves_the_moment(here: Running) -> None:
-    with ollama.Client(here.url, timeout=60) as client:
+    with ollama.Client(here.url, timeout=PATIENCE_S) as client:
         client.chat("tiny", HELLO, keep_alive=-1, options={"num_predict": 2})
         assert idle_unload.remaining_s(here.service) == math.inf
         (loaded,) = client.ps().models
@@ -269,12 +273,12 @@ def movable(tmp_path: Path, quick: None) -> Iterator[Running]:
 
 
 def change(here: Running, preset: str) -> httpx.Response:
-    return httpx.post(f"{here.url}/v1/models/load", json={"preset": preset}, timeout=60)
+    return httpx.post(f"{here.url}/v1/models/load", json={"preset": preset}, timeout=PATIENCE_S)
 
 
 def chat(here: Running) -> httpx.Response:
     body = {"messages": HELLO, "max_tokens": 2}
-    return httpx.post(f"{here.url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{here.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
 
 
 def test_an_unloaded_model_that_is_gone_is_swapped_away(movable: Running, tmp_path: Path) -> None:
@@ -304,7 +308,7 @@ def test_a_swap_that_was_refused_does_not_happen_later(
 
     def slow_check(preset: Preset) -> CheckedModel:
         is_begun.set()
-        assert may_end.wait(60)
+        assert may_end.wait(PATIENCE_S)
         return check(preset)
 
     monkeypatch.setattr(factory, "check", slow_check)
@@ -312,7 +316,7 @@ def test_a_swap_that_was_refused_does_not_happen_later(
     weights.rename(tmp_path / "aside")
     with ThreadPoolExecutor(1) as pool:
         swapped = pool.submit(change, movable, "other")
-        assert is_begun.wait(60)
+        assert is_begun.wait(PATIENCE_S)
         assert chat(movable).status_code == 500
         refused = swapped.result()
     assert refused.status_code == 500 and "cannot be loaded again" in refused.text
@@ -334,7 +338,7 @@ def test_a_swap_during_a_load_is_refused(movable: Running, monkeypatch: pytest.M
     monkeypatch.setattr(model_swap, "warm", slow_warm)
     with ThreadPoolExecutor(1) as pool:
         answered = pool.submit(chat, movable)
-        assert began.wait(60)
+        assert began.wait(PATIENCE_S)
         refused = change(movable, "other")
         may_end.set()
         assert refused.status_code == 409 and "another change" in refused.text
@@ -354,7 +358,7 @@ def test_a_swap_during_an_unload_is_refused(
 
     assert chat(movable).json()["model"] == "tiny"
     monkeypatch.setattr(idle_unload, "return_free_memory", slow_return)
-    assert began.wait(60)
+    assert began.wait(PATIENCE_S)
     refused = change(movable, "other")
     may_end.set()
     assert refused.status_code == 409 and "another change" in refused.text
@@ -374,11 +378,11 @@ def test_an_embedding_model_is_unloaded_too(
     )
     with running(preset, tmp_path) as here:
         body = {"input": "hello", "encoding_format": "float"}
-        first = httpx.post(f"{here.url}/v1/embeddings", json=body, timeout=60).json()
+        first = httpx.post(f"{here.url}/v1/embeddings", json=body, timeout=PATIENCE_S).json()
         held = here.service.stats.bytes_before_load
         wait_unloaded(here)
         assert device.active_bytes() - held < here.service.facts.n_bytes / 100
-        again = httpx.post(f"{here.url}/v1/embeddings", json=body, timeout=60).json()
+        again = httpx.post(f"{here.url}/v1/embeddings", json=body, timeout=PATIENCE_S).json()
         assert again["data"] == first["data"]
         wait_unloaded(here)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlxstack.api.json_body import decode_body, mended_body
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import serving, standing
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net
@@ -29,7 +30,7 @@ def stage() -> Iterator[tuple[StandIn, httpx.Client]]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener) as found,
-        httpx.Client(base_url=found.url, timeout=60) as http,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
     ):
         yield engine, http
 

@@ -17,6 +17,7 @@ from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.disk_io import Disk
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_agents import history, turn, user
+from tests.patience import PATIENCE_S, wait_until
 from tests.store.bad_disks import FullDisk
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -37,7 +38,7 @@ class Pause:
             return self._work(*args)
         self._is_first = False
         self.begun.set()
-        self._may_end.wait(120)
+        self._may_end.wait(PATIENCE_S)
         return self._work(*args)
 
     def end(self) -> None:
@@ -53,7 +54,7 @@ class Late(Pause):
         self._is_first = False
         done = self._work(*args)
         self.begun.set()
-        self._may_end.wait(120)
+        self._may_end.wait(PATIENCE_S)
         return done
 
 
@@ -69,11 +70,11 @@ def questions(http: httpx.Client, agent: str) -> list[str]:
 
 def during(pause: Pause, first: Answer, second: Callable[[], Answer]) -> tuple[int, int]:
     """Statuses, when the second comes while the first is in the middle."""
-    assert pause.begun.wait(120)
+    assert pause.begun.wait(PATIENCE_S)
     later = second()
     time.sleep(0.4)
     pause.end()
-    return first.result(60).status_code, later.result(60).status_code
+    return first.result(PATIENCE_S).status_code, later.result(PATIENCE_S).status_code
 
 
 def test_a_change_during_a_turn_costs_no_turn(
@@ -154,7 +155,10 @@ def test_of_two_turns_at_once_one_is_refused(http: httpx.Client, pool: ThreadPoo
             start.wait()
             return http.post(f"/v1/agents/eva-{n}/generate", json=body).status_code
 
-        assert sorted(f.result(60) for f in (pool.submit(one), pool.submit(one))) == [200, 409]
+        assert sorted(f.result(PATIENCE_S) for f in (pool.submit(one), pool.submit(one))) == [
+            200,
+            409,
+        ]
 
 
 def test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next(
@@ -180,7 +184,7 @@ def test_g12_a_turn_that_a_full_disk_did_not_take_is_written_at_the_end(
     reader = AgentFolders(tmp_path / "agents")
     with (
         running(preset, tmp_path) as found,
-        httpx.Client(base_url=found.url, timeout=60) as http,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
     ):
         turn(http, "fay", user("one"))
         folders = found.service.agent_store._folders
@@ -216,13 +220,11 @@ def test_g12_an_agent_that_a_full_disk_did_not_take_is_not_there(
 def test_agents_are_told_of_a_sweep(model_folder: Path, tmp_path: Path) -> None:
     with (
         running(tiny_preset(model_folder), tmp_path) as found,
-        httpx.Client(base_url=found.url, timeout=60) as http,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
     ):
         turn(http, "gil", user("one"))
         http.post("/slots/0?action=erase").raise_for_status()
-        end = time.monotonic() + 120
-        while not found.service.agent_store.stored("gil"):
-            assert time.monotonic() < end
+        wait_until(lambda: found.service.agent_store.stored("gil"))
         (kept,) = (tmp_path / "agents" / "gil").glob("*/manifest.json")
         os.utime(kept, (1, 1))
         swept = http.post("/cache/gc", json={"max_age_s": 3600, "scope": "all"})

@@ -17,6 +17,7 @@ from mlxstack.cli.main import app
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import ModelSpec
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -53,7 +54,7 @@ def evil(here: Running, home: Path, tmp_path: Path) -> Path:
 
 
 def load(here: Running, **body: Any) -> httpx.Response:
-    return httpx.post(f"{here.url}/v1/models/load", json=body, timeout=60)
+    return httpx.post(f"{here.url}/v1/models/load", json=body, timeout=PATIENCE_S)
 
 
 def test_a_client_cannot_run_code_with_a_preset_of_its_own(

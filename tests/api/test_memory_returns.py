@@ -25,6 +25,7 @@ from mlxstack.host.heap import trim_heap
 from tests.api.running import standing, tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_serve import wait_for
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 HAS_TRIM = hasattr(ctypes.CDLL(None), "malloc_trim")
@@ -123,7 +124,7 @@ def running(
 
 def test_a_service_at_rest_gives_freed_memory_back(running: TrimmedService) -> None:
     before = running.n_bytes
-    httpx.post(running.url + "/v1/chat/completions", json=chat_body(), timeout=60)
+    httpx.post(running.url + "/v1/chat/completions", json=chat_body(), timeout=PATIENCE_S)
     assert running.wait_below(before - N_FREED / 2)
 
 
@@ -137,9 +138,11 @@ def test_garbage_of_work_without_requests_goes_back_too(running: TrimmedService)
 
 def test_huge_pages_are_off_while_idle_and_on_for_a_request(running: TrimmedService) -> None:
     url = running.url + "/v1/chat/completions"
-    httpx.post(url, json=chat_body(), timeout=60)
+    httpx.post(url, json=chat_body(), timeout=PATIENCE_S)
     assert running.wait_for_small_pages()
-    with httpx.stream("POST", url, json=chat_body(stream=True, max_tokens=400), timeout=60) as sent:
+    with httpx.stream(
+        "POST", url, json=chat_body(stream=True, max_tokens=400), timeout=PATIENCE_S
+    ) as sent:
         assert "data: " in next(sent.iter_text())
         assert running.has_huge_pages
     assert running.wait_for_small_pages()

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mlxstack.core.preset import MetricsSpec, PrefixCacheSpec
 from tests.api.running import Running, running, tiny_preset
 from tests.api.speaking import PLAIN, chat, chat_body, chunks, frames, prompt_of
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -217,7 +218,7 @@ def test_a_save_replaces_no_file_of_another_kind(model_folder: Path, tmp_path: P
     body = {"filename": "thesis.txt"}
     with (
         running(tiny_preset(model_folder), tmp_path) as here,
-        httpx.Client(base_url=here.url, timeout=60) as http,
+        httpx.Client(base_url=here.url, timeout=PATIENCE_S) as http,
     ):
         chat(http, max_tokens=5, id_slot=0)
         for _ in range(2):
@@ -272,7 +273,5 @@ def test_d11_h8_a_summary_line_comes_at_every_interval(
 
     began = time.monotonic()
     with caplog.at_level(logging.INFO, "mlxstack.tasks"), running(preset, tmp_path):
-        while len(lines()) < 3:
-            assert time.monotonic() - began < 60
-            time.sleep(0.02)
+        wait_until(lambda: len(lines()) >= 3)
     assert len(lines()) <= (time.monotonic() - began) / 0.2

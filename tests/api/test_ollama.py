@@ -23,6 +23,7 @@ from mlxstack.text.normalize_messages import pair_results
 from tests.api.running import Running
 from tests.api.test_demo_walk import WEATHER
 from tests.gateway.in_front import WAYS, running_behind
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -53,13 +54,13 @@ def demo(
 
 @pytest.fixture(scope="module")
 def client(demo: Running) -> Iterator[ollama.Client]:
-    with ollama.Client(demo.url, timeout=60) as found:
+    with ollama.Client(demo.url, timeout=PATIENCE_S) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def http(demo: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=demo.url, timeout=60) as found:
+    with httpx.Client(base_url=demo.url, timeout=PATIENCE_S) as found:
         yield found
 
 
@@ -292,7 +293,7 @@ def test_the_commands_of_the_page_work(demo: Running) -> None:
         .replace("localhost:7109", demo.url.removeprefix("http://"))
     )
     done = subprocess.run(
-        ["bash", "-ec", script], capture_output=True, text=True, check=True, timeout=60
+        ["bash", "-ec", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     chat, listed = done.stdout.splitlines()[:-1], done.stdout.splitlines()[-1]
     assert all(json.loads(line)["message"]["role"] == "assistant" for line in chat)

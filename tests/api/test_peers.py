@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -38,13 +37,13 @@ from mlxstack.service.parts import peers
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_serve import process, wait_for
 from tests.endurance.tally import read_counters
+from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 N_CTX = 8192
-WAIT_S = 240.0
 KEYS = ("plain", ApiKey("team", salt="team's"), ApiKey("ann", agents=("ann",)))
 HEADERS = {"authorization": "Bearer plain"}
 
@@ -55,11 +54,7 @@ def prompt(seed: int, n_tokens: int) -> list[int]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.005)
-    return found
+    return wait_until(condition)
 
 
 class Pair:
@@ -69,8 +64,8 @@ class Pair:
         self.here = here
         self.helper = helper
         self.worker = worker
-        self.http = httpx.Client(base_url=here.url, timeout=60)
-        self.there = httpx.Client(base_url=helper, timeout=60, headers=HEADERS)
+        self.http = httpx.Client(base_url=here.url, timeout=PATIENCE_S)
+        self.there = httpx.Client(base_url=helper, timeout=PATIENCE_S, headers=HEADERS)
 
     def view(self) -> PeerView:
         return self.here.service.peer_views[0]
@@ -133,7 +128,7 @@ def pair(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer whose speed is known is always waited for; when it pays is the policy's test."""
     monkeypatch.setattr(remote_prefill, "CLEARLY", float("inf"))
-    monkeypatch.setattr(remote_prefill, "LEAST_PATIENCE_S", WAIT_S)
+    monkeypatch.setattr(remote_prefill, "LEAST_PATIENCE_S", PATIENCE_S)
 
 
 @contextmanager
@@ -207,13 +202,13 @@ def test_fetched_kv_survives_a_restart_as_our_own(
     preset = pair.here.service.preset
     with running(preset, tmp_path) as first:
         first.service.peers._peers[0].succeed(1 << 30, 1.0)
-        with httpx.Client(base_url=first.url, timeout=60) as http:
+        with httpx.Client(base_url=first.url, timeout=PATIENCE_S) as http:
             pair.ask(prompt(5, 300), http)
             pair.ask(tokens, http)
     alone = structs.replace(preset, server=ServerSpec(port=0))
     with (
         running(alone, tmp_path) as second,
-        httpx.Client(base_url=second.url, timeout=60) as http,
+        httpx.Client(base_url=second.url, timeout=PATIENCE_S) as http,
     ):
         answer = pair.ask(tokens, http)
         assert answer["timings"]["cache_n"] == 799
@@ -225,7 +220,10 @@ def test_a_race_is_won_by_kv_that_arrives_first(pair: Pair, tmp_path: Path) -> N
     slow = structs.replace(pair.here.service.preset, prefill=PrefillSpec(chunk_size=16))
     tokens = prompt(6, 2000)
     pair.ask(tokens, pair.there)
-    with running(slow, tmp_path) as here, httpx.Client(base_url=here.url, timeout=60) as http:
+    with (
+        running(slow, tmp_path) as here,
+        httpx.Client(base_url=here.url, timeout=PATIENCE_S) as http,
+    ):
         answer = pair.ask(tokens, http)
         counters = here.service.snapshot().counters
         assert 1 < counters.n_prompt_tokens < 2000, "it was not computed here, or to the end"
@@ -319,7 +317,8 @@ class Proxy:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 self.answer(httpx.post(proxy.target + self.path, content=body, headers={
-                    **HEADERS, "content-type": "application/json"}, timeout=60))  # fmt: skip
+                    **HEADERS, "content-type": "application/json",
+                }, timeout=PATIENCE_S))  # fmt: skip
 
             def do_GET(self) -> None:
                 sent = {n: self.headers[n] for n in ("range", "if-range") if n in self.headers}
@@ -368,7 +367,10 @@ def test_a_broken_transfer_goes_on_and_an_altered_file_is_not_used(
     plain = tiny_preset(model_folder, slots=SlotSpec(count=2, n_ctx=N_CTX))
     with Proxy(pair.helper).serving() as proxy:
         preset = structs.replace(plain, server=ServerSpec(port=0, peers=(proxy.url,)))
-        with running(preset, tmp_path) as here, httpx.Client(base_url=here.url, timeout=60) as http:
+        with (
+            running(preset, tmp_path) as here,
+            httpx.Client(base_url=here.url, timeout=PATIENCE_S) as http,
+        ):
             pair.ask(prompt(20, 300), http)
             peer = here.service.peers._peers[0]
             peer.succeed(1 << 30, 1.0)
@@ -482,7 +484,7 @@ def test_an_agent_moves_with_its_kv(tmp_path: Path) -> None:
         there = stack.enter_context(running(plain, tmp_path / "there"))
         ours = structs.replace(plain, server=ServerSpec(port=0, peers=(there.url,)))
         here = stack.enter_context(running(ours, tmp_path / "here"))
-        http = stack.enter_context(httpx.Client(base_url=here.url, timeout=60))
+        http = stack.enter_context(httpx.Client(base_url=here.url, timeout=PATIENCE_S))
         for agent in ("bob", "twin"):
             turn(http, agent, story)
             turn(http, agent, "Which one is blue?")
@@ -496,7 +498,7 @@ def test_an_agent_moves_with_its_kv(tmp_path: Path) -> None:
         same = turn(http, "twin", "And why?", cache_prompt=False)
     with (
         running(plain, tmp_path / "there") as there,
-        httpx.Client(base_url=there.url, timeout=60) as http,
+        httpx.Client(base_url=there.url, timeout=PATIENCE_S) as http,
     ):
         assert http.get("/v1/agents/bob/history").json()["messages"] == said
         answer = turn(http, "bob", "And why?")
@@ -557,7 +559,7 @@ def test_files_that_are_not_of_the_tokens_or_the_model_are_not_used(pair: Pair) 
     identity = pair.here.service.facts.identity.key()
     engine = pair.here.service.generator
     pair.ask(tokens, cache_prompt=True)
-    manifest = engine.export_kv(tuple(tokens), "").result(WAIT_S)
+    manifest = engine.export_kv(tuple(tokens), "").result(PATIENCE_S)
     assert manifest.tokens == tuple(tokens) and len(manifest.segments) >= 2
     lies = (
         structs.replace(manifest, tokens=tuple(other)),
@@ -569,9 +571,9 @@ def test_files_that_are_not_of_the_tokens_or_the_model_are_not_used(pair: Pair) 
         structs.replace(manifest, segments=("cd" * 32,)),
     )
     for lie in lies:
-        error = engine.import_kv(lie).exception(WAIT_S)
+        error = engine.import_kv(lie).exception(PATIENCE_S)
         assert isinstance(error, StackError), lie
-    assert engine.import_kv(manifest).result(WAIT_S) == 700
+    assert engine.import_kv(manifest).result(PATIENCE_S) == 700
     store = pair.here.service.peers.store
     for axis in (2, 3):  # Other tokens than the file says, then other dims than the model has.
         file = store.read(identity, manifest.segments[0])
@@ -581,7 +583,7 @@ def test_files_that_are_not_of_the_tokens_or_the_model_are_not_used(pair: Pair) 
         lie = structs.replace(file, key=f"{axis:064x}", tensors=(plane, *file.tensors[1:]))
         store.write(lie)
         wrong = structs.replace(manifest, segments=(lie.key, *manifest.segments[1:]))
-        assert isinstance(engine.import_kv(wrong).exception(WAIT_S), StackError)
+        assert isinstance(engine.import_kv(wrong).exception(PATIENCE_S), StackError)
     assert pair.ask(other)["tokens"] == pair.cold(other)
 
 

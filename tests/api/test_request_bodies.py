@@ -28,6 +28,7 @@ from tests.api.running import Running, tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_connections import until
 from tests.gateway.in_front import WAYS, running_behind, standing_behind
+from tests.patience import PATIENCE_S
 from tests.service.standin import StandIn
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -78,10 +79,10 @@ def test_a_compressed_body_is_decoded(here: Running, name: str) -> None:
     headers = {**JSON, "content-encoding": name.removesuffix(" raw")}
     chunks = (data[at : at + 99] for at in range(0, len(data), 99))
     for content in (data, chunks):
-        answer = httpx.post(here.url + CHAT, content=content, headers=headers, timeout=120)
+        answer = httpx.post(here.url + CHAT, content=content, headers=headers, timeout=PATIENCE_S)
         assert answer.status_code == 400 and "9009 tokens" in answer.text
     short = PACKERS[name](json.dumps(chat_body()).encode())
-    answer = httpx.post(here.url + CHAT, content=short, headers=headers, timeout=120)
+    answer = httpx.post(here.url + CHAT, content=short, headers=headers, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -99,7 +100,7 @@ def test_a_body_that_decodes_to_more_than_the_limit_is_a_413(here: Running, name
     bomb = PACKERS[name](b" " * 50_000_000)
     assert len(bomb) < LIMIT
     headers = {**JSON, "content-encoding": name.removesuffix(" raw")}
-    answer = httpx.post(here.url + CHAT, content=bomb, headers=headers, timeout=120)
+    answer = httpx.post(here.url + CHAT, content=bomb, headers=headers, timeout=PATIENCE_S)
     assert answer.status_code == 413 and "max_body_bytes" in answer.text
 
 
@@ -118,7 +119,9 @@ def test_every_decoder_is_named_in_the_tests() -> None:
 
 def half_sent(here: Running, n_bytes: int) -> socket.socket:
     """A request whose body lacks its last byte."""
-    found = socket.create_connection(("127.0.0.1", httpx.URL(here.url).port or 0), timeout=120)
+    found = socket.create_connection(
+        ("127.0.0.1", httpx.URL(here.url).port or 0), timeout=PATIENCE_S
+    )
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     found.sendall(f"{head}Content-Length: {n_bytes + 1}\r\n\r\n".encode() + b" " * n_bytes)
     return found
@@ -126,15 +129,19 @@ def half_sent(here: Running, n_bytes: int) -> socket.socket:
 
 def test_bodies_in_flight_share_a_budget_which_is_given_back(here: Running) -> None:
     def status() -> int:
-        return httpx.post(here.url + CHAT, json=chat_body("x" * 150_000), timeout=120).status_code
+        return httpx.post(
+            here.url + CHAT, json=chat_body("x" * 150_000), timeout=PATIENCE_S
+        ).status_code
 
     for _ in range(3):
         held = [half_sent(here, 190_000) for _ in range(2)]
         until(lambda: status() == 503)
-        refused = httpx.post(here.url + "/v1/messages", json=chat_body("x" * 150_000), timeout=120)
+        refused = httpx.post(
+            here.url + "/v1/messages", json=chat_body("x" * 150_000), timeout=PATIENCE_S
+        )
         assert refused.status_code == 529 and int(refused.headers["retry-after"]) >= 1
         assert "max_bodies_bytes" in refused.text
-        small = httpx.post(here.url + CHAT, json=chat_body(), timeout=120)
+        small = httpx.post(here.url + CHAT, json=chat_body(), timeout=PATIENCE_S)
         assert small.status_code == 200, "a body that fits is served"
         for one in held:
             one.close()
@@ -189,7 +196,9 @@ def test_a_whole_answer_that_is_late_begins_with_white_space(
     silent: tuple[Running, StandIn], path: str
 ) -> None:
     here, engine = silent
-    with httpx.stream("POST", here.url + path, json=silent_body(path), timeout=60) as answer:
+    with httpx.stream(
+        "POST", here.url + path, json=silent_body(path), timeout=PATIENCE_S
+    ) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("application/json")
         pieces = answer.iter_bytes()
@@ -207,7 +216,9 @@ def test_a_failure_after_the_white_space_is_an_error_of_the_dialect(
     silent: tuple[Running, StandIn], path: str
 ) -> None:
     here, engine = silent
-    with httpx.stream("POST", here.url + path, json=silent_body(path), timeout=60) as answer:
+    with httpx.stream(
+        "POST", here.url + path, json=silent_body(path), timeout=PATIENCE_S
+    ) as answer:
         pieces = answer.iter_bytes()
         assert next(pieces).isspace()
         engine.deliver((RequestFailed(engine.asked[-1].id, OutOfMemory("no room for it")),))
@@ -219,7 +230,9 @@ def test_a_late_answer_ends_its_work_when_the_client_leaves(
     silent: tuple[Running, StandIn], path: str
 ) -> None:
     here, engine = silent
-    with httpx.stream("POST", here.url + path, json=silent_body(path), timeout=60) as answer:
+    with httpx.stream(
+        "POST", here.url + path, json=silent_body(path), timeout=PATIENCE_S
+    ) as answer:
         assert next(answer.iter_bytes()).isspace()
     until(lambda: engine.cancelled == [engine.asked[-1].id])
 
@@ -233,7 +246,9 @@ def test_a_whole_answer_begins_while_the_model_is_changed(
     for is_failed in (False, True):
         here.loop.call_soon_threadsafe(here.service.gate.close)
         until(lambda: here.service.gate.is_closed)
-        with httpx.stream("POST", here.url + path, json=silent_body(path), timeout=60) as answer:
+        with httpx.stream(
+            "POST", here.url + path, json=silent_body(path), timeout=PATIENCE_S
+        ) as answer:
             pieces = answer.iter_bytes()
             assert next(pieces).isspace()
             if is_failed:
@@ -252,10 +267,12 @@ def test_other_answers_do_not_begin_early(silent: tuple[Running, StandIn]) -> No
     asked: list[httpx.Response] = []
     body = {"content": "hi"}
     thread = threading.Thread(
-        target=lambda: asked.append(httpx.post(f"{here.url}/tokenize", json=body, timeout=60))
+        target=lambda: asked.append(
+            httpx.post(f"{here.url}/tokenize", json=body, timeout=PATIENCE_S)
+        )
     )
     thread.start()
     until(lambda: len(waiting) == 1)
     here.loop.call_soon_threadsafe(here.service.gate.open)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert asked[0].json()["tokens"]

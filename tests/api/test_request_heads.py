@@ -16,6 +16,7 @@ from tests.api.running import Running, tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_connections import answer_of, until
 from tests.gateway.in_front import WAYS, running_behind
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -38,7 +39,9 @@ def here(
 
 
 def sent(here: Running, data: bytes) -> socket.socket:
-    found = socket.create_connection(("127.0.0.1", httpx.URL(here.url).port or 0), timeout=120)
+    found = socket.create_connection(
+        ("127.0.0.1", httpx.URL(here.url).port or 0), timeout=PATIENCE_S
+    )
     found.sendall(data)
     return found
 

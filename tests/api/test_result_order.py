@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import serving, standing
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net
@@ -37,7 +38,7 @@ def stage() -> Iterator[Stage]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener) as found,
-        httpx.Client(base_url=found.url, timeout=60) as http,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
     ):
         yield Stage(engine, http)
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, serving, standing
 from tests.api.speaking import chat_body, chunks
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -64,7 +65,7 @@ def test_chat_with_thoughts_and_calls(caller: Running) -> None:
         "tools": TOOLS,
         "chat_template_kwargs": {"enable_thinking": True},
     }
-    with httpx.Client(base_url=caller.url, timeout=120) as http:
+    with httpx.Client(base_url=caller.url, timeout=PATIENCE_S) as http:
         whole = http.post(CHAT, json=body).json()
         found = chunks(http, CHAT, body)
     strictly(ChatCompletion, whole)

@@ -23,6 +23,7 @@ from mlxstack.service.service import Service
 from tests.api.running import tiny_preset
 from tests.api.test_serve import wait_for
 from tests.api.test_swap import until
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -54,7 +55,7 @@ async def stage(model_folder: Path, tmp_path: Path) -> AsyncIterator[Stage]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         end = asyncio.create_task(serve(service, server, listener, leaving))
         await until(lambda: server.started and service.health == "ok")
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             yield Stage(service, leaving, end, http)
         leaving.set()
         await end
@@ -82,14 +83,14 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
     }
     await until(lambda: sum(slot.n_decoded > 0 for slot in service.engine.snapshot().slots) >= 3)
     # The step of a slow machine, and a tokenizer at work on a long prompt.
-    service.engine._post(lambda: step_ends.wait(60))  # type: ignore[attr-defined]
-    maker.make = lambda *told: (step_ends.wait(60), make(*told))[1]  # type: ignore[method-assign]
+    service.engine._post(lambda: step_ends.wait(PATIENCE_S))  # type: ignore[attr-defined]
+    maker.make = lambda *told: (step_ends.wait(PATIENCE_S), make(*told))[1]  # type: ignore[method-assign]
     answers["prepared"] = ask("/v1/chat/completions", LONG)
     answers["queued"] = ask("/completion", {"prompt": "hello", "n_predict": 4})
     await until(lambda: service.gate.n_inside == len(answers))
     try:
         stage.leaving.set()
-        _, late = await asyncio.wait(answers.values(), timeout=120)
+        _, late = await asyncio.wait(answers.values(), timeout=PATIENCE_S)
     finally:
         step_ends.set()
     assert not late
@@ -100,7 +101,7 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
         assert answer.status_code in (503, 529), (name, answer.text)
         assert "retry-after" in answer.headers, name
     assert found["messages"].json()["type"] == "error"
-    assert await asyncio.wait_for(asyncio.shield(stage.end), 120) == 0
+    assert await asyncio.wait_for(asyncio.shield(stage.end), PATIENCE_S) == 0
     assert not service.is_engine_left
     assert list((tmp_path / "agents" / "ann").glob("*/manifest.json")), "parked after the step"
 
@@ -135,7 +136,7 @@ def test_a_stuck_engine_does_not_abort_the_exit(model_folder: Path, tmp_path: Pa
         try:
             wait_for(f"http://127.0.0.1:{port}")
             found.send_signal(signal.SIGTERM)
-            assert found.wait(60) == 0
+            assert found.wait(PATIENCE_S) == 0
             assert found.stderr is not None
             assert "has not ended its step" in found.stderr.read()
         finally:

@@ -12,6 +12,7 @@ import pytest
 
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, serving, standing
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 
 pytestmark = pytest.mark.net
@@ -54,7 +55,7 @@ def scripted() -> Iterator[Scripted]:
 
 
 def events_of(scripted: Scripted, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    answer = httpx.post(f"{scripted.url}{path}", json={"model": "m", **body}, timeout=60)
+    answer = httpx.post(f"{scripted.url}{path}", json={"model": "m", **body}, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
     return [json.loads(line) for line in lines if line.startswith("{")]

@@ -1,6 +1,5 @@
 """Many clients at once on three slots: queueing, pinning, leaving, heartbeats."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ import pytest
 from mlxstack.core.engine_snapshot import Snapshot
 from tests.api.running import Running, busy_engine, unanswered
 from tests.api.speaking import chat, chat_body, prompt_of
+from tests.patience import PATIENCE_S, wait_until
 from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -21,15 +21,16 @@ LONG = {"max_tokens": 700, "ignore_eos": True}
 SHORTER = {**LONG, "max_tokens": 300}
 
 
-def until(live: Running, is_so: Callable[[Snapshot], bool], limit_s: float = 120) -> Snapshot:
+def until(live: Running, is_so: Callable[[Snapshot], bool]) -> Snapshot:
     """The first snapshot of which this is true."""
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
+
+    def found() -> Snapshot | None:
         snapshot = live.service.engine.snapshot()
-        if is_so(snapshot):
-            return snapshot
-        time.sleep(0.005)
-    raise AssertionError(f"never so: {live.service.engine.snapshot()}")
+        return snapshot if is_so(snapshot) else None
+
+    snapshot = wait_until(found, live.service.engine.snapshot)
+    assert snapshot is not None
+    return snapshot
 
 
 def n_busy(snapshot: Snapshot) -> int:
@@ -37,7 +38,7 @@ def n_busy(snapshot: Snapshot) -> int:
 
 
 def post(live: Running, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(live.url + PATH, json=body, timeout=60)
+    return httpx.post(live.url + PATH, json=body, timeout=PATIENCE_S)
 
 
 def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Client) -> None:
@@ -138,7 +139,6 @@ def test_e12_asks_of_one_agent_run_one_after_another(live: Running, http: httpx.
         most = 0
         while not all(answer.done() for answer in answers):
             most = max(most, n_busy(live.service.engine.snapshot()))
-            time.sleep(0.005)
     assert [answer.result().status_code for answer in answers] == [200, 200]
     assert most == 1
 

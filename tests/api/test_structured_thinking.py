@@ -9,6 +9,7 @@ import pytest
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.running import running
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -34,7 +35,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     home: Path = tmp_path_factory.mktemp("home")
     with (
         running(preset, home) as live,
-        httpx.Client(base_url=live.url, timeout=60) as client,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client,
     ):
         yield client
 

@@ -18,6 +18,7 @@ from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.api.test_agents import RULES, cold, history, said, turn, user, words
 from tests.api.test_serve import process, wait_for
+from tests.patience import PATIENCE_S, until
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -63,7 +64,7 @@ def here(folders: dict[str, Path], home: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def http(here: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=here.url, timeout=60) as client:
+    with httpx.Client(base_url=here.url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -88,7 +89,7 @@ def test_a_swap_that_cannot_be_written_down_is_done(
     preset = structs.replace(tiny_preset(folders["a"]), slots=SlotSpec(count=2, n_ctx=1024))
     with (
         running(preset, home, home / "file" / "preset.json") as found,
-        httpx.Client(base_url=found.url, timeout=60) as http,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
     ):
         swap(http, "wide")
         assert http.get("/v1/models").json()["data"][0]["id"] == "model-wide"
@@ -119,7 +120,7 @@ def test_g9_models_that_are_left_or_fail_free_their_memory(
     preset = tiny_preset(folders["a"], server=ServerSpec(port=unused_port()))
     url = f"http://127.0.0.1:{preset.server.port}"
     shutil.copytree(home / "presets", home / "home" / "presets")
-    with process(preset, home), httpx.Client(base_url=url, timeout=60) as http:
+    with process(preset, home), httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
         wait_for(url)
         turn(http, "ann", RULES, user("hello"))
         first = swap(http, "wide")
@@ -212,7 +213,7 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
     chat = {"messages": [user("hi")], "max_tokens": 4}
 
     async def scene() -> dict[str, Any]:
-        async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as http:
             long = {**chat, "max_tokens": 300, "ignore_eos": True, "stream": True}
             early = asyncio.create_task(http.post("/v1/chat/completions", json=long))
             await until(lambda: here.service.gate.n_inside == 1)
@@ -258,7 +259,7 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
 
 def test_a_drain_has_a_deadline(here: Running) -> None:
     async def scene() -> tuple[httpx.Response, httpx.Response]:
-        async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as http:
             long = {"messages": [user("hi")], "max_tokens": 900, "ignore_eos": True}
             early = asyncio.create_task(http.post("/v1/chat/completions", json=long))
             await until(lambda: any(s.n_decoded for s in here.service.engine.snapshot().slots))
@@ -269,10 +270,3 @@ def test_a_drain_has_a_deadline(here: Running) -> None:
     early, changed = asyncio.run(scene())
     assert early.status_code == 503 and "retry-after" in early.headers
     assert changed.status_code == 200 and changed.json()["model"] == "model-b"
-
-
-async def until(is_so: Any) -> None:
-    """Wait for up to two minutes."""
-    async with asyncio.timeout(120):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)

@@ -22,7 +22,7 @@ from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import Service
 from tests import models
 from tests.api.running import TINY, tiny_preset
-from tests.api.test_swap import until
+from tests.patience import PATIENCE_S, until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -65,7 +65,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         end = asyncio.create_task(serve(service, web, listener, leaving))
         await until(lambda: web.started and service.health == "ok")
-        async with httpx.AsyncClient(base_url=url, timeout=90) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             yield Stage(service, end, http, tmp_path)
         leaving.set()
         await end
@@ -138,7 +138,7 @@ async def test_a_load_that_never_ends_ends_the_service(
     failed = await change(stage, "stalled")
     assert failed.status_code == 500 and f"within {LIMIT_S:g} s" in failed.text
     assert "start again" in failed.text
-    assert await asyncio.wait_for(asyncio.shield(stage.end), 120) == 1
+    assert await asyncio.wait_for(asyncio.shield(stage.end), PATIENCE_S) == 1
     assert stage.service.is_engine_left
     await give(stage.home / "adapter" / "adapter_config.json")
     await until_slowly(lambda: not stage.service.engine.is_alive())
@@ -163,6 +163,4 @@ async def test_a_stuck_step_is_no_good_health(stage: Stage) -> None:
 
 async def until_slowly(is_so: Any) -> None:
     """Wait for up to two minutes."""
-    async with asyncio.timeout(120):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+    await until(is_so)

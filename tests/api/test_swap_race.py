@@ -1,7 +1,6 @@
 """A request that is being prepared when the model changes is never answered by the next model."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from msgspec import structs
 from mlxstack.core.preset import SlotSpec
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -53,7 +53,7 @@ def test_requests_that_are_being_prepared_are_refused_after_a_swap(
 
     def slow(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            assert is_changed.wait(60)
+            assert is_changed.wait(PATIENCE_S)
             return work(*args)
 
         return run
@@ -63,15 +63,14 @@ def test_requests_that_are_being_prepared_are_refused_after_a_swap(
 
     def ask(door: str) -> httpx.Response:
         path, body = DOORS[door]
-        return httpx.post(here.url + path, json=body, timeout=60)
+        return httpx.post(here.url + path, json=body, timeout=PATIENCE_S)
 
     with ThreadPoolExecutor(len(DOORS)) as pool:
         asked = {door: pool.submit(ask, door) for door in DOORS}
         try:
-            while here.service.gate.n_inside < len(DOORS):
-                time.sleep(0.01)
+            wait_until(lambda: here.service.gate.n_inside >= len(DOORS))
             body = {"preset": "b", "drain_s": 0}
-            changed = httpx.post(f"{here.url}/v1/models/load", json=body, timeout=60)
+            changed = httpx.post(f"{here.url}/v1/models/load", json=body, timeout=PATIENCE_S)
         finally:
             is_changed.set()
         answers = {door: future.result() for door, future in asked.items()}
@@ -97,21 +96,21 @@ def test_tokens_are_counted_by_the_model_that_was_asked(
 
     def slow(*args: Any) -> Any:
         begun.set()
-        assert is_changed.wait(60)
+        assert is_changed.wait(PATIENCE_S)
         return make(*args)
 
     monkeypatch.setattr(maker, "make", slow)
     body = {"messages": TURN}
     with ThreadPoolExecutor(1) as pool:
         path = f"{here.url}/v1/messages/count_tokens"
-        counting = pool.submit(httpx.post, path, json=body, timeout=60)
-        assert begun.wait(60)
+        counting = pool.submit(httpx.post, path, json=body, timeout=PATIENCE_S)
+        assert begun.wait(PATIENCE_S)
         try:
             changed = httpx.post(
-                f"{here.url}/v1/models/load", json={"preset": "b", "drain_s": 0}, timeout=60
+                f"{here.url}/v1/models/load", json={"preset": "b", "drain_s": 0}, timeout=PATIENCE_S
             )
         finally:
             is_changed.set()
         counted = counting.result()
     assert changed.status_code == 200 and counted.status_code == 200, counted.text
-    assert counted.json() == httpx.post(path, json=body, timeout=60).json()
+    assert counted.json() == httpx.post(path, json=body, timeout=PATIENCE_S).json()

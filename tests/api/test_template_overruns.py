@@ -13,6 +13,7 @@ from mlxstack.service import service as service_module
 from mlxstack.service.parts.text_processor import N_THREADS
 from mlxstack.text.template import rendering as template_rendering
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 
 LATE = (
     "{% if messages|length > 8 %}{% for i in range(99999) %}{% for j in range(99999) %}"
@@ -60,7 +61,7 @@ def test_a_conversation_without_end_is_refused_and_the_others_are_served(
     def grown(at: int) -> list[dict[str, str]]:
         return [*LONG, {"role": "user", "content": f"{path} {at}"}]
 
-    with httpx.Client(base_url=late.url, timeout=120) as http:
+    with httpx.Client(base_url=late.url, timeout=PATIENCE_S) as http:
         before = n_overruns(http)
         with ThreadPoolExecutor(2 * N_THREADS) as pool:
             refused = list(pool.map(send, [grown(at) for at in range(2 * N_THREADS)]))
@@ -82,12 +83,12 @@ def test_health_tells_that_every_text_thread_is_stuck(
 
     def work() -> None:
         begun.release()
-        may_end.wait(120)
+        may_end.wait(PATIENCE_S)
 
     words = late.service.text_processor
     jobs = [words._pool.submit(words._budgeted, work) for _ in range(N_THREADS)]
     for _ in jobs:
-        assert begun.acquire(timeout=60)
+        assert begun.acquire(timeout=PATIENCE_S)
     stuck = httpx.get(f"{late.url}/health")
     may_end.set()
     assert stuck.status_code == 503 and "threads that make prompts" in stuck.text

@@ -8,6 +8,7 @@ import pytest
 
 from mlxstack.core.preset import ApiKey, ServerSpec
 from tests.api.running import running, tiny_preset
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net
 
@@ -28,7 +29,7 @@ class House(NamedTuple):
 
     def call(self, key: str, method: str, path: str, **more: Any) -> httpx.Response:
         headers = {"x-api-key": key, **more.pop("headers", {})}
-        return httpx.request(method, self.url + path, headers=headers, timeout=60, **more)
+        return httpx.request(method, self.url + path, headers=headers, timeout=PATIENCE_S, **more)
 
     def say(self, key: str, *texts: str, **more: Any) -> httpx.Response:
         """A conversation of a user's and an assistant's words in turn."""

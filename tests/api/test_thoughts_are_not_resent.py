@@ -8,6 +8,7 @@ import pytest
 from mlxstack.core.preset import ModelSpec
 from tests import models
 from tests.api.running import running, tiny_preset
+from tests.patience import PATIENCE_S
 
 RULES = {"role": "system", "content": "You think before you answer. " * 12}
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}, "temperature": 0}
@@ -24,7 +25,9 @@ def test_c16_the_first_user_turn_is_reused_without_the_thoughts(
 
         def chat(messages: list[dict[str, str]]) -> dict[str, object]:
             body = {"messages": messages, "max_tokens": 12, "session_id": "a", **THINKING}
-            found = http.post("/v1/chat/completions", json=body, timeout=60).raise_for_status()
+            found = http.post(
+                "/v1/chat/completions", json=body, timeout=PATIENCE_S
+            ).raise_for_status()
             return dict(found.json())
 
         first = chat(asked)

@@ -15,6 +15,7 @@ from mlxstack.core.request import Priority
 from mlxstack.store.agent_history import AgentFolders
 from tests.api.running import running, tiny_preset
 from tests.api.test_serve import process, wait_for
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -35,7 +36,7 @@ def pair(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             stack.enter_context(process(preset, home))
             url = f"http://127.0.0.1:{port}"
             wait_for(url)
-            clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=120)))
+            clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S)))
         yield clients[0], clients[1]
 
 
@@ -63,7 +64,7 @@ def begun(http: httpx.Client, path: str, body: dict[str, Any]) -> threading.Thre
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert has_begun.wait(60)
+    assert has_begun.wait(PATIENCE_S)
     return thread
 
 
@@ -145,7 +146,7 @@ def test_a_turn_in_one_service_keeps_what_the_other_set(model_folder: Path, tmp_
     preset, stored = tiny_preset(model_folder), AgentFolders(tmp_path / "agents")
     with ExitStack() as stack:
         one, other = (
-            stack.enter_context(httpx.Client(base_url=each.url, timeout=60))
+            stack.enter_context(httpx.Client(base_url=each.url, timeout=PATIENCE_S))
             for each in [stack.enter_context(running(preset, tmp_path)) for _ in range(2)]
         )
         for http in (one, other):

@@ -11,6 +11,7 @@ from msgspec import structs
 from mlxstack.api import swap_middleware
 from mlxstack.core.preset import QueueSpec, ServerSpec
 from tests.api.running import Running, serving, standing
+from tests.patience import PATIENCE_S, until
 from tests.service.standin import FACTS
 
 pytestmark = pytest.mark.net
@@ -41,11 +42,9 @@ def test_a_body_over_the_limit_is_refused_before_the_gate(closed: Running) -> No
 
 
 async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Running) -> None:
-    async with httpx.AsyncClient(base_url=closed.url, timeout=60, headers=KEY) as http:
+    async with httpx.AsyncClient(base_url=closed.url, timeout=PATIENCE_S, headers=KEY) as http:
         seated = [asyncio.create_task(http.post(CHAT, json=HELLO)) for _ in range(2)]
-        async with asyncio.timeout(60):
-            while len(closed.service.gate._requests) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: len(closed.service.gate._requests) == 2)
         await asyncio.sleep(0.1)
         for path, status in ((CHAT, 503), ("/v1/messages", 529)):
             refused = await http.post(path, json={**HELLO, "max_tokens": 1})
@@ -57,7 +56,7 @@ async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Runni
 
 
 async def test_a_body_nested_too_deep_is_refused_after_the_wait(closed: Running) -> None:
-    async with httpx.AsyncClient(base_url=closed.url, timeout=60, headers=KEY) as http:
+    async with httpx.AsyncClient(base_url=closed.url, timeout=PATIENCE_S, headers=KEY) as http:
         waits = asyncio.create_task(http.post(CHAT, content=b"[" * 100_000))
         await asyncio.sleep(0.3)
         assert not waits.done()

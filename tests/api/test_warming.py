@@ -13,6 +13,7 @@ from mlxstack.host.memory_pressure import PressureLevel
 from mlxstack.service.calls import background_tasks, prefix_warmup
 from tests.api.running import Running, running, standing, tiny_preset
 from tests.api.test_swap import until
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 
 TOOLS = [
@@ -33,11 +34,15 @@ def ask(live: Running, text: str, tools: list[dict[str, Any]] | None = None) -> 
         "tools": tools or [],
         "max_tokens": 2,
     }
-    return httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    return httpx.post(
+        f"{live.url}/v1/chat/completions", json=body, timeout=PATIENCE_S
+    ).raise_for_status()
 
 
 def warm(live: Running) -> None:
-    asyncio.run_coroutine_threadsafe(prefix_warmup.warm_all(live.service), live.loop).result(60)
+    asyncio.run_coroutine_threadsafe(prefix_warmup.warm_all(live.service), live.loop).result(
+        PATIENCE_S
+    )
 
 
 def warming(folder: Path, **cache: Any) -> Preset:
@@ -98,7 +103,7 @@ def test_d9_content_in_parts_is_warmed_as_it_is_asked(tmp_path: Path) -> None:
             "messages": [{"role": "system", "content": parts}, {"role": "user", "content": "Hi."}],
             "max_tokens": 2,
         }
-        answer = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
         assert int(answer.headers["x-mlx-stack-cache-prefix-tokens"]) >= n_warm
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("mlxstack/bench/dev/", "mlxstack/demo/training/")
 
@@ -16,7 +18,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A built wheel, unpacked."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=240)
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")

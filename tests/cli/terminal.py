@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 
 from tests import forked
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 WORKER = Path(__file__).parent.parent / "host" / "worker.py"
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
-PATIENCE_S = 180
 
 
 def run(

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from mlxstack.core.errors import NotFound, SetupError
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.cli.terminal import Shell
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -38,7 +38,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(structs.replace(preset, name="tiny"), root / "home") as found:
         for text in ("remember apple", "and\x1b[31m pear"):
             body = {"append": [RULES, {"role": "user", "content": text}], "max_tokens": 4}
-            httpx.post(f"{found.url}/v1/agents/ann/generate", json=body, timeout=60)
+            httpx.post(f"{found.url}/v1/agents/ann/generate", json=body, timeout=PATIENCE_S)
         yield found
 
 
@@ -63,7 +63,7 @@ def said(here: Running, words: str, system: str = "You are brief.") -> str:
     """One turn of a client that names no agent; the id of its agent."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": words}]
     body = {"messages": messages, "max_tokens": 4}
-    answer = httpx.post(f"{here.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{here.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     return answer.headers["x-mlx-stack-agent"]
 
 
@@ -171,10 +171,12 @@ def test_g3_g5_a_killed_worker_comes_back_with_the_model_it_had(
 
 def _model(shell: Shell) -> str:
     """What answers, once it answers again."""
-    for _ in range(400):
+
+    def found() -> str:
         with suppress(httpx.TransportError):
-            found = httpx.get(f"http://127.0.0.1:{shell.port}/props")
-            if found.is_success:
-                return str(found.json()["model_alias"])
-        time.sleep(0.05)
-    raise AssertionError("nobody answers")
+            answer = httpx.get(f"http://127.0.0.1:{shell.port}/props")
+            if answer.is_success:
+                return str(answer.json()["model_alias"])
+        return ""
+
+    return wait_until(found, "nobody answers")

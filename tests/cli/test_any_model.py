@@ -13,6 +13,7 @@ from mlxstack.policy.sampling import SHAPES, described
 from tests import hub
 from tests.cli.terminal import Shell
 from tests.conftest import ModelOf
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -28,7 +29,9 @@ def assert_kv_is_as_planned(shell: Shell, model: str) -> None:
     """
     url = next(one["url"] for one in shell.services().values() if one["state"] == "healthy")
     long = {"messages": [{"role": "user", "content": "one two three " * 100}], "max_tokens": 4}
-    assert httpx.post(f"{url}/v1/chat/completions", json=long, timeout=60).status_code == 200
+    assert (
+        httpx.post(f"{url}/v1/chat/completions", json=long, timeout=PATIENCE_S).status_code == 200
+    )
     filled = max(httpx.get(f"{url}/slots").json(), key=lambda slot: slot["n_tokens"])
     assert filled["n_tokens"] > N_CTX - 256, "the last block of tokens is begun"
     sizes = ("--ctx", str(N_CTX), "--ctx", str(N_CTX // 2))
@@ -68,7 +71,7 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     assert "generation_config.json" in rows["sampling"]
     service = shell.services()["tiny-llama"]
     assert (service["state"], service["n_slots"], service["n_ctx"]) == ("healthy", 2, 1024)
-    answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=60)
+    answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=PATIENCE_S)
     assert answer.status_code == 200 and answer.json()["model"] == NAME
     assert_kv_is_as_planned(shell, NAME)
     kept = shell.run("rm", NAME, "--yes")
@@ -82,7 +85,7 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     swapped = shell.run("swap", str(folder))
     assert swapped.returncode == 0, swapped.stderr
     assert "slots.count" in swapped.stdout
-    answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=60)
+    answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=PATIENCE_S)
     assert answer.json()["model"] == folder.name
     assert shell.run("swap", NAME).returncode == 0
     assert shell.run("rm", NAME, "--yes").returncode == 4

@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 
 import pytest
 
 from tests.cli.terminal import CLI, Shell
+from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
@@ -28,10 +28,7 @@ def begin(shell: Shell, *words: str, **env: str) -> Begun:
 
 
 def until(question: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 180
-    while not question():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(question)
 
 
 def is_loading(shell: Shell) -> bool:
@@ -42,7 +39,7 @@ def is_loading(shell: Shell) -> bool:
 def test_a15_of_two_ups_at_once_one_wins_and_serves_what_it_was_told(shell: Shell) -> None:
     ports = [unused_port(), unused_port()]
     both = [begin(shell, "up", str(shell.preset), "--port", str(port)) for port in ports]
-    told = [one.communicate(timeout=180) for one in both]
+    told = [one.communicate(timeout=PATIENCE_S) for one in both]
     codes = [one.returncode for one in both]
     assert sorted(codes) == [0, 4], told
     assert "`tiny` is" in told[codes.index(4)][1]
@@ -53,7 +50,7 @@ def test_a15_of_two_ups_at_once_one_wins_and_serves_what_it_was_told(shell: Shel
 
 def test_a15_all_who_need_it_at_once_get_it(shell: Shell) -> None:
     three = [begin(shell, "up", str(shell.preset), "--if-needed") for _ in range(3)]
-    told = [one.communicate(timeout=180) for one in three]
+    told = [one.communicate(timeout=PATIENCE_S) for one in three]
     assert [one.returncode for one in three] == [0, 0, 0], told
     assert sorted("already running" in out for out, _ in told) == [False, True, True]
     assert shell.services()["tiny"]["state"] == "healthy"
@@ -62,7 +59,7 @@ def test_a15_all_who_need_it_at_once_get_it(shell: Shell) -> None:
 def test_a9_two_restarts_at_once_both_restart(shell: Shell) -> None:
     assert shell.up().returncode == 0
     both = [begin(shell, "restart") for _ in range(2)]
-    told = [one.communicate(timeout=180) for one in both]
+    told = [one.communicate(timeout=PATIENCE_S) for one in both]
     assert [one.returncode for one in both] == [0, 0], told
     assert shell.services()["tiny"]["state"] == "healthy"
 
@@ -75,7 +72,7 @@ def test_a15_who_needs_what_just_stops_gets_a_new_one(shell: Shell) -> None:
     up = shell.up("--if-needed")
     assert up.returncode == 0, up.stderr
     assert "waiting until tiny has stopped" in up.stderr
-    assert down.communicate(timeout=90)[0] == "tiny is stopped\n"
+    assert down.communicate(timeout=PATIENCE_S)[0] == "tiny is stopped\n"
     one = shell.services()["tiny"]
     assert one["state"] == "healthy" and one["worker_pid"] != former
 
@@ -85,7 +82,7 @@ def test_a7_an_up_that_is_ended_leaves_nothing(shell: Shell, how: signal.Signals
     up = begin(shell, "up", str(shell.preset), WORKER_MODE="slow")
     until(lambda: is_loading(shell))
     up.send_signal(how)
-    up.communicate(timeout=90)
+    up.communicate(timeout=PATIENCE_S)
     assert up.returncode == 128 + how
     assert shell.own_processes() == []
     assert shell.services()["tiny"]["state"] == "stopped"
@@ -95,7 +92,7 @@ def test_a7_a_down_ends_a_start_which_says_so(shell: Shell) -> None:
     up = begin(shell, "up", str(shell.preset), WORKER_MODE="slow")
     until(lambda: is_loading(shell))
     assert shell.run("down").stdout == "tiny is stopped\n"
-    _, told = up.communicate(timeout=90)
+    _, told = up.communicate(timeout=PATIENCE_S)
     assert (up.returncode, told) == (1, "error: `tiny` was stopped while it was starting\n")
     assert shell.own_processes() == []
 
@@ -104,7 +101,7 @@ def test_a7_how_a_worker_died_while_it_started_is_told(shell: Shell) -> None:
     up = begin(shell, "up", str(shell.preset), WORKER_MODE="slow")
     until(lambda: is_loading(shell))
     os.kill(shell.services()["tiny"]["worker_pid"], signal.SIGKILL)
-    _, told = up.communicate(timeout=90)
+    _, told = up.communicate(timeout=PATIENCE_S)
     assert up.returncode == 1
     assert told.startswith("error: `tiny` did not start: its worker was killed by SIGKILL; ")
     assert shell.own_processes() == []

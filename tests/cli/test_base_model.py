@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.terminal import Shell
 from tests.conftest import ModelOf
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -37,7 +38,7 @@ def test_up_names_it_and_shows_a_request_that_works(base: Shell) -> None:
     assert "chat template: " not in up.stderr
     command = re.search(r"curl (\S+) .* -d '(.*)'", up.stdout)
     assert command is not None and command[1].endswith("/v1/completions")
-    answer = httpx.post(command[1], content=command[2], timeout=60)
+    answer = httpx.post(command[1], content=command[2], timeout=PATIENCE_S)
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"]
 
 

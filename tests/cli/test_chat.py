@@ -16,6 +16,7 @@ import pytest
 from tests.api.running import Running
 from tests.cli.terminal import CLI, Shell
 from tests.clients.stage import playing
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -50,9 +51,9 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self._ours, keys)
 
-    def until(self, words: str, seconds: float = 120) -> str:
+    def until(self, words: str) -> str:
         """Everything up to `words`; what was read before is gone."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE_S
         while words not in self.text:
             assert time.monotonic() < deadline, self.text
             try:
@@ -66,7 +67,7 @@ class Terminal:
         """Leave with Ctrl-D, which means nothing before there is a prompt."""
         self.until("> ")
         os.write(self._ours, b"\x04")
-        code = self.process.wait(60)
+        code = self.process.wait(PATIENCE_S)
         os.close(self._ours)
         return code
 
@@ -162,7 +163,7 @@ def test_run_offers_the_recommended_model_on_a_terminal(shell: Shell) -> None:
     assert "demo" not in question
     terminal.type("n")
     terminal.until("start one with `mlx-stack up ")
-    assert terminal.process.wait(60) == 3
+    assert terminal.process.wait(PATIENCE_S) == 3
 
 
 def test_a_model_that_does_not_run_is_started(shell: Shell) -> None:
@@ -195,8 +196,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(slow: Running, shell: Shell
     chat.until("new conversation")
     assert chat.close() == 0
     # A connection that closes may be half closed only, so that its end is noticed later.
-    while not (requests := slow.service.request_log.requests()):
-        time.sleep(0.01)
+    requests = wait_until(slow.service.request_log.requests)
     assert requests[0].ended == "cancelled"
 
 
@@ -216,7 +216,7 @@ def test_a_reader_that_leaves_ends_it_quietly(demo: Shell, words: tuple[str, ...
     process.stdout.close()
     with process.stderr:
         assert process.stderr.read() == b""
-    assert process.wait(60) == 141
+    assert process.wait(PATIENCE_S) == 141
 
 
 def test_piped_input_that_is_not_utf8_is_refused_with_the_place(demo: Shell) -> None:
@@ -225,7 +225,7 @@ def test_piped_input_that_is_not_utf8_is_refused_with_the_place(demo: Shell) -> 
         env=demo.env | {"PYTHONUTF8": "1"},
         input=b"word " * 200 + b"f\xfcr mich",
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1, done.stderr

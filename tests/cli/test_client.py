@@ -16,6 +16,7 @@ from mlxstack.core.errors import (
     StackError,
     Unauthorized,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net
 
@@ -204,7 +205,7 @@ async def test_leaving_a_stream_closes_the_connection() -> None:
             stream = client.chat_stream([])
             await anext(stream)
             await stream.aclose()
-            await asyncio.wait_for(door.is_left.wait(), 120)
+            await asyncio.wait_for(door.is_left.wait(), PATIENCE_S)
 
 
 async def test_the_feed_comes_back_after_a_restart() -> None:

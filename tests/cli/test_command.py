@@ -13,6 +13,7 @@ import pytest
 
 from mlxstack.store.disk_io import WHY
 from tests.cli.terminal import CLI, Shell
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.net
 
@@ -69,9 +70,13 @@ def test_a9_a_killed_worker_comes_back(shell: Shell) -> None:
     assert shell.up().returncode == 0
     worker = shell.services()["tiny"]["worker_pid"]
     os.kill(worker, signal.SIGKILL)
-    deadline = time.monotonic() + 180
-    while (one := shell.services()["tiny"])["state"] != "healthy" or one["worker_pid"] == worker:
-        assert time.monotonic() < deadline
+
+    def is_back() -> bool:
+        one = shell.services()["tiny"]
+        return one["state"] == "healthy" and one["worker_pid"] != worker
+
+    wait_until(is_back)
+    one = shell.services()["tiny"]
     assert one["n_restarts"] == 1
     assert one["detail"] == "the last worker was killed by SIGKILL"
 
@@ -146,7 +151,7 @@ def test_foreground_serves_until_it_is_asked_to_end(shell: Shell) -> None:
         assert process.poll() is None
     assert shell.services()["tiny"]["state"] == "healthy"
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert "drained, bye" in out
     assert shell.own_processes() == []
@@ -156,14 +161,12 @@ def test_status_while_loading_is_degraded(shell: Shell) -> None:
     process = subprocess.Popen(
         [*CLI, "up", str(shell.preset)], env=shell.env | {"WORKER_MODE": "slow"}
     )
-    deadline = time.monotonic() + 180
-    while shell.services().get("tiny", {}).get("state") != "degraded":
-        assert time.monotonic() < deadline
+    wait_until(lambda: shell.services().get("tiny", {}).get("state") == "degraded")
     one = shell.services()["tiny"]
     assert one["detail"] == "Loading model"
     assert shell.run("status").returncode == 1
     process.send_signal(signal.SIGINT)
-    process.wait(60)
+    process.wait(PATIENCE_S)
 
 
 def test_a10_status_of_one_of_two(shell: Shell) -> None:
@@ -180,7 +183,7 @@ def test_a10_status_of_one_of_two(shell: Shell) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().strip()
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE_S) == 130
     process.stdout.close()
     assert "several services run; name one of" in shell.run("logs").stderr
     assert shell.run("down").returncode == 0
@@ -203,7 +206,7 @@ def test_a_log_in_the_foreground_that_nothing_reads_stops_its_service(shell: She
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     os.close(writer)
@@ -242,7 +245,7 @@ def test_logs_follow_prints_what_comes(shell: Shell) -> None:
     lines = iter(process.stdout.readline, "")
     assert any(line == "drained, bye\n" for line in lines)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE_S) == 130
     process.stdout.close()
 
 

@@ -17,6 +17,7 @@ from mlxstack.host.service_state import read_json
 from mlxstack.planner.memory_check import room_in
 from tests import hub, models
 from tests.cli.terminal import Shell
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
@@ -37,7 +38,7 @@ def presets(shell: Shell, *names: str) -> list[str]:
 def is_passed_on(shell: Shell, model: str) -> bool:
     """Whether the tests' worker, which knows no such path, answered."""
     url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
-    answer = httpx.post(url, json={**HELLO, "model": model}, timeout=120)
+    answer = httpx.post(url, json={**HELLO, "model": model}, timeout=PATIENCE_S)
     return answer.status_code == 404 and "not here" in answer.text
 
 
@@ -104,7 +105,7 @@ def test_a_mode_at_one_address(shell: Shell) -> None:
     told = json.loads(up.stdout)
     assert told["name"] == "pair" and told["url"].endswith(f":{shell.port}")
     assert "Mode:   pair" in shell.run("status").stdout
-    cards = httpx.get(told["url"] + "/v1/models", timeout=120).json()["data"]
+    cards = httpx.get(told["url"] + "/v1/models", timeout=PATIENCE_S).json()["data"]
     assert [card["aliases"][-1] for card in cards] == ["one", "two"]
     assert shell.run("down").returncode == 0
 
@@ -151,7 +152,9 @@ def test_a_model_that_is_not_here_reserves_what_the_hub_tells(shell: Shell, tmp_
     def reserved(*names: str, **env: str) -> dict[str, int]:
         up = shell.run("up", *names, "--json", **env)
         assert up.returncode == 0, up.stderr
-        cards = httpx.get(json.loads(up.stdout)["url"] + "/v1/models", timeout=120).json()["data"]
+        cards = httpx.get(json.loads(up.stdout)["url"] + "/v1/models", timeout=PATIENCE_S).json()[
+            "data"
+        ]
         assert shell.run("down").returncode == 0
         assert all(card["fits"] for card in cards)
         return {card["aliases"][-1]: card["n_bytes"] for card in cards}

@@ -18,6 +18,7 @@ import pytest
 from mlxstack.engine.distributed.group import CONNECT_S
 from mlxstack.host.ranks import MODULE
 from tests.cli.terminal import Shell
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.net
 HOSTS = "127.0.0.1,127.0.0.1"
@@ -27,7 +28,7 @@ FIRST = {"role": "user", "content": "Say hello to everybody in this room. " * 12
 def ask(shell: Shell, **more: Any) -> Any:
     body = {"messages": [FIRST], "temperature": 0, "max_tokens": 8}
     url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
-    answer = httpx.post(url, json=body | more, timeout=60)
+    answer = httpx.post(url, json=body | more, timeout=PATIENCE_S)
     assert answer.is_success, answer.text
     return answer.json()
 
@@ -39,13 +40,12 @@ def ranks(shell: Shell) -> tuple[psutil.Process, psutil.Process]:
 
 
 def until_healthy(shell: Shell) -> None:
-    end = time.monotonic() + 240
-    while time.monotonic() < end:
+    def is_healthy() -> bool:
         with suppress(httpx.TransportError):
-            if httpx.get(f"http://127.0.0.1:{shell.port}/health").is_success:
-                return
-        time.sleep(0.05)
-    raise AssertionError("the service has not come back")
+            return httpx.get(f"http://127.0.0.1:{shell.port}/health").is_success
+        return False
+
+    wait_until(is_healthy, "the service has not come back")
 
 
 def end_of_stream(shell: Shell, hit: Callable[[], None], after_s: float = 0.0) -> tuple[str, float]:
@@ -56,7 +56,7 @@ def end_of_stream(shell: Shell, hit: Callable[[], None], after_s: float = 0.0) -
     body = {"messages": [{"role": "user", "content": "Count."}], "stream": True}
     url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
     body |= {"max_tokens": 900, "ignore_eos": True}
-    with httpx.stream("POST", url, json=body, timeout=120) as answer:
+    with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data:"))
         next(lines)
         time.sleep(after_s)
@@ -97,20 +97,20 @@ def test_a_killed_rank_is_told_and_the_group_comes_back(shell: Shell) -> None:
         worker, other = ranks(shell)
         last, _ = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGKILL))
         assert "rank 1 of 2 (127.0.0.1)" in json.loads(last)["error"]["message"]
-        assert psutil.wait_procs([worker], timeout=120)[1] == []
+        assert psutil.wait_procs([worker], timeout=PATIENCE_S)[1] == []
         until_healthy(shell)
         goes_on(shell, first)
 
         worker, other = ranks(shell)
         last, _ = end_of_stream(shell, partial(os.kill, worker.pid, signal.SIGKILL))
         assert last == ""
-        assert psutil.wait_procs([other], timeout=120)[1] == []
+        assert psutil.wait_procs([other], timeout=PATIENCE_S)[1] == []
         until_healthy(shell)
         goes_on(shell, first)
         _, other = ranks(shell)
     finally:
         shell.run("down")
-    assert psutil.wait_procs([other], timeout=120)[1] == []
+    assert psutil.wait_procs([other], timeout=PATIENCE_S)[1] == []
 
 
 SSH = """\
@@ -175,7 +175,7 @@ def test_a_rank_that_stops_without_a_word_is_told(shell: Shell) -> None:
         worker, other = ranks(shell)
         last, _ = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGSTOP))
         assert "4 signs of life missed" in json.loads(last)["error"]["message"]
-        assert psutil.wait_procs([worker, other], timeout=120)[1] == []
+        assert psutil.wait_procs([worker, other], timeout=PATIENCE_S)[1] == []
         until_healthy(shell)
         goes_on(shell, first)
     finally:
@@ -198,7 +198,7 @@ def test_ranks_are_killed_at_random_moments(shell: Shell, seed: int) -> None:
             last, told_s = end_of_stream(shell, kill, random.uniform(0, 1.5))
             assert victim is both[0] or "rank 1 of 2" in json.loads(last)["error"]["message"]
             assert told_s <= 5
-            assert psutil.wait_procs(both, timeout=120)[1] == []
+            assert psutil.wait_procs(both, timeout=PATIENCE_S)[1] == []
             until_healthy(shell)
             goes_on(shell, first)
     finally:

@@ -15,6 +15,7 @@ from mlxstack.core.preset import AUTO, Preset
 from mlxstack.host.home import Home
 from mlxstack.host.service_state import read_json
 from tests.cli.terminal import Shell
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
@@ -75,7 +76,7 @@ def test_j2_a_switch_touches_only_what_differs(shell: Shell, modes: Path) -> Non
     told = shell.run("mode", "status", "--json")
     assert told.returncode == 0
     assert json.loads(told.stdout)["members"] == {"chat": "healthy", "watch": "healthy"}
-    cards = httpx.get(f"{url}/v1/models", timeout=120).json()["data"]
+    cards = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"]
     assert [card["aliases"][-1] for card in cards] == ["chat", "watch"]
     assert {card["status"]["value"] for card in cards} == {"loaded"}
     third = json.loads(shell.run("mode", "switch", "night", "--json").stdout)

@@ -25,6 +25,7 @@ from mlxstack.control.probe import ServiceHealthLevel
 from mlxstack.core.formatting import printable, printable_lines, size
 from tests.cli.terminal import CLI, Shell
 from tests.cli.test_presets import completions
+from tests.patience import PATIENCE_S
 
 WIDTHS = (80, 110, 200)
 HEADS = ["SERVICE", "STATE", "MODEL", "URL", "CONTEXT", "MEMORY", "MLX", "UP", "RESTARTS", "DETAIL"]
@@ -197,7 +198,7 @@ def in_terminal(shell: Shell, columns: int, *words: str, **env: str) -> str:
             break
         text += chunk
     os.close(ours)
-    process.wait(60)
+    process.wait(PATIENCE_S)
     return text.decode().replace("\r\n", "\n")
 
 

@@ -14,6 +14,7 @@ from mlxstack.policy.kv.live_sharing import MOST_SPARE
 from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -159,7 +160,7 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
     preset = preset_of(model_of("tiny-swa"))
     with running(preset, tmp_path) as driver:
         driver.answer(prompt(900, seed=5), slot=0)
-        saved = driver.engine.run_slot_command(SaveSlot(0, "agent.bin")).result(timeout=60)
+        saved = driver.engine.run_slot_command(SaveSlot(0, "agent.bin")).result(timeout=PATIENCE_S)
     (folder,) = {file.parent for file in tmp_path.rglob("agent.bin*")}
     manifest = SlotFileFolder(folder).read("agent.bin")
     files = [file for file in (tmp_path / "kv").rglob("*.safetensors") if file.is_file()]

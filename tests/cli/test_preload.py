@@ -9,6 +9,7 @@ import pytest
 from mlxstack.demo import MODEL_DIR
 from tests import hub
 from tests.cli.terminal import CLI, Shell
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -32,14 +33,14 @@ def test_a3_a12_a14_what_was_set_is_served_and_preloading_stops_nobody(shell: Sh
             env=shell.env,
             stdout=subprocess.PIPE,
         )
-        assert here.is_held.wait(60)
+        assert here.is_held.wait(PATIENCE_S)
         body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] > 1
         assert preloading.poll() is None
         here.go_on.set()
-        told, _ = preloading.communicate(timeout=60)
+        told, _ = preloading.communicate(timeout=PATIENCE_S)
     assert preloading.returncode == 0
     assert json.loads(told)["n_bytes"] > 1_000_000
     assert httpx.get(f"{url}/props").json()["model_alias"] == "demo"

@@ -18,12 +18,12 @@ from tests import hub
 from tests.cli.terminal import CLI
 from tests.cli.test_words import run
 from tests.models import LLAMA
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.net
 
 WEIGHTS = "model.safetensors"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-PATIENCE_S = 60.0
 
 
 def shard(n_bytes: int) -> bytes:
@@ -296,10 +296,7 @@ def _read_all(terminal: int) -> str:
 
 
 def _until(condition: Any) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(condition)
 
 
 @pytest.mark.parametrize("name", ["sha256", "etag", "commit"])

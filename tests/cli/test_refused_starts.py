@@ -5,11 +5,11 @@ import os
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
 
 from tests.cli.terminal import CLI, Shell
+from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
@@ -101,12 +101,9 @@ def test_a7_interrupting_a_start_leaves_nothing(shell: Shell) -> None:
         [*CLI, "up", str(shell.preset)], env=shell.env | {"WORKER_MODE": "slow"}
     )
     log = shell.home / "logs" / "tiny.log"
-    deadline = time.monotonic() + 180
-    while not (log.exists() and "listening" in log.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and "listening" in log.read_text())
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE_S) == 130
     assert shell.own_processes() == []
 
 

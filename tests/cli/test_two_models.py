@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.cli.terminal import Shell
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -75,12 +76,12 @@ def test_a_name_that_is_taken_is_a_503_with_the_reason_at_once(pair: Shell) -> N
     alone = pair.run("up", "demo", "--port", str(unused_port()))
     assert alone.returncode == 0, alone.stderr
     url = f"http://127.0.0.1:{pair.port}/v1/chat/completions"
-    refused = httpx.post(url, json=HELLO | {"model": "demo"}, timeout=100)
+    refused = httpx.post(url, json=HELLO | {"model": "demo"}, timeout=PATIENCE_S)
     assert refused.status_code == 503 and refused.headers["retry-after"]
     message = refused.json()["error"]["message"]
     assert "`demo` runs at http://" in message and "`mlx-stack down demo`" in message
     assert pair.run("down", "demo").stdout == "demo is stopped\n"
-    assert httpx.post(url, json=HELLO | {"model": "demo"}, timeout=100).status_code == 200
+    assert httpx.post(url, json=HELLO | {"model": "demo"}, timeout=PATIENCE_S).status_code == 200
 
 
 def test_down_of_a_gateway_leaves_a_service_that_has_taken_a_name(pair: Shell) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE_S
+
 CHUNK = 65536
 
 
@@ -74,10 +76,10 @@ def relaying(relay: Relay) -> Iterator[Relay]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
-    assert started.wait(120)
+    assert started.wait(PATIENCE_S)
     try:
         yield relay
     finally:
         loop.call_soon_threadsafe(leaving.set)
-        thread.join(120)
+        thread.join(PATIENCE_S)
         loop.close()

@@ -15,6 +15,7 @@ import pytest
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from tests.api.running import Running, running
+from tests.patience import PATIENCE_S
 
 PROGRAMS = Path(os.environ.get("MLX_STACK_CLIENTS", Path(sys.prefix) / "clients"))
 """The environment that `make programs` builds: aider and litellm pin what we do not."""
@@ -80,7 +81,7 @@ def run(command: list[str], folder: Path, **env: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

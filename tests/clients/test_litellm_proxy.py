@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.api.running import running, tiny_preset
 from tests.clients.stage import PROGRAMS
+from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.soak]
@@ -31,7 +31,7 @@ class Proxy:
 
     def __init__(self, url: str, services: dict[str, ExitStack]) -> None:
         headers = {"Authorization": f"Bearer {MASTER_KEY}"}
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=60)
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S)
         self.services = services
 
     def say(self, turns: list[dict[str, str]], header: str, session: str) -> tuple[str, Any]:
@@ -75,13 +75,14 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         stack.callback(process.kill)
         proxy = Proxy(f"http://127.0.0.1:{port}", services)
         stack.callback(proxy.http.close)
-        until = time.monotonic() + 300
-        while time.monotonic() < until:
+
+        def is_alive() -> bool:
             assert process.poll() is None, (folder / "log").read_text()
             with suppress(httpx.TransportError):
-                if proxy.http.get("/health/liveliness").is_success:
-                    break
-            time.sleep(0.1)
+                return proxy.http.get("/health/liveliness").is_success
+            return False
+
+        wait_until(is_alive)
         yield proxy
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.api.running import Running
 from tests.clients.agents import DONE, ECHO, N_CTX, SCRIPT, TASK, THOUGHT
 from tests.clients.stage import playing
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -41,7 +42,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def http(live: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, headers=HEADERS, timeout=240) as client:
+    with httpx.Client(base_url=live.url, headers=HEADERS, timeout=PATIENCE_S) as client:
         yield client
 
 

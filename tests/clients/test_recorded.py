@@ -25,6 +25,7 @@ from tests.api.anthropic.speaking import events, in_order, n_prompt
 from tests.api.responses.checking import check
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.clients.tapes import Request, Tape, tapes
+from tests.patience import PATIENCE_S
 
 N_CTX = 65536
 BLOCK = 128
@@ -59,7 +60,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def http(wide: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=wide.url, timeout=120) as client:
+    with httpx.Client(base_url=wide.url, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -15,6 +15,7 @@ from mlxstack.service.calls.generation import stream_response
 from mlxstack.service.parts.generation_options import GenerationOptions
 from tests.api.running import Running
 from tests.clients.lines import CLAUDES, HELLO, PARAMETERS, TOOL
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -40,7 +41,7 @@ CHAT: dict[str, Any] = {"model": "local-model", "messages": HI, "max_tokens": 60
 def test_x1_x5_posts_answer_200_whatever_the_query(
     stage: Running, path: str, body: dict[str, Any]
 ) -> None:
-    answer = httpx.post(f"{stage.url}{path}?beta=true&x=%20", json=body, timeout=60)
+    answer = httpx.post(f"{stage.url}{path}?beta=true&x=%20", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -48,7 +49,7 @@ def test_x1_x5_posts_answer_200_whatever_the_query(
 def test_x8_streams_are_plain_flushed_events(stage: Running, path: str) -> None:
     headers = {"Accept-Encoding": "gzip, br, zstd"}
     with httpx.stream(
-        "POST", stage.url + path, json={**CHAT, "stream": True}, headers=headers, timeout=60
+        "POST", stage.url + path, json={**CHAT, "stream": True}, headers=headers, timeout=PATIENCE_S
     ) as answer:
         raw = b"".join(answer.iter_raw())
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -83,7 +84,7 @@ def test_a35_a_long_call_is_not_silent(stage: Running) -> None:
         order = await admit(stage.service, conversation, GenerationOptions("a35", max_tokens=200))
         return [part async for part in stream_response(stage.service, order, 0.0, 0.0)]
 
-    found = asyncio.run_coroutine_threadsafe(parts(), stage.loop).result(60)
+    found = asyncio.run_coroutine_threadsafe(parts(), stage.loop).result(PATIENCE_S)
     (called,) = [i for i, part in enumerate(found) if isinstance(part, ToolCallPart)]
     assert not any(isinstance(part, ContentPart) for part in found)
     assert sum(isinstance(part, KeepAlive) for part in found[:called]) > 3
@@ -113,7 +114,7 @@ def test_o4_c7_c8_rules_may_come_late_and_twice(gpt: openai.OpenAI, stage: Runni
 def test_o5_thoughts_are_reasoning_content_and_come_back_by_either_name(stage: Running) -> None:
     def ask(*said: Any) -> Any:
         url = f"{stage.url}/v1/chat/completions"
-        answer = httpx.post(url, json={**CHAT, "messages": [*said]}, timeout=60)
+        answer = httpx.post(url, json={**CHAT, "messages": [*said]}, timeout=PATIENCE_S)
         return answer.raise_for_status().json()["choices"][0]["message"]
 
     made = ask(*HI)

@@ -35,8 +35,9 @@ from mlxstack.store.disk_quota import QuotaKVStore
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.models import VOCAB
+from tests.patience import PATIENCE_S, wait_until
 
-WAIT_S = 240.0
+WAIT_S = PATIENCE_S
 
 
 def array_bytes() -> int:
@@ -132,11 +133,11 @@ class Driver:
 
     def catch_up(self) -> None:
         """Wait until all that the answers left is packed and on disk; nobody may be speaking."""
-        end = time.monotonic() + WAIT_S
-        while is_busy(self.engine):
-            assert not self.engine.trouble, self.engine.trouble
-            assert time.monotonic() < end, "the engine does not come to rest"
-            time.sleep(0.001)
+        wait_until(
+            lambda: self.engine.trouble or not is_busy(self.engine),
+            "the engine does not come to rest",
+        )
+        assert not self.engine.trouble, self.engine.trouble
         # The step after that message may still submit writes; it is over before the next one.
         is_busy(self.engine)
         self.engine._archive.catch_up()

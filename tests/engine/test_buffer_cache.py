@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import mlxstack
+from tests.patience import PATIENCE_S
 
 FILL_AND_FREE = """
 import sys, threading, time
@@ -43,7 +44,7 @@ def test_buffers_are_freed_while_another_engine_loads_without_a_deadlock() -> No
         [sys.executable, "-c", FILL_AND_FREE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.wait()

@@ -19,6 +19,7 @@ from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import LLAMA
+from tests.patience import PATIENCE_S
 from tests.store.bad_disks import FullDisk
 
 MINE, OTHER = prompt(300, seed=1), prompt(300, seed=2)
@@ -35,7 +36,7 @@ def files(home: Path) -> set[str]:
 
 
 def save(driver: Driver, slot: int, name: str) -> SlotSaveResult:
-    saved = driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=60)
+    saved = driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=PATIENCE_S)
     assert isinstance(saved, SlotSaveResult)
     return saved
 
@@ -77,7 +78,11 @@ def test_c14_at_the_limit_the_oldest_makes_room_and_is_forgotten(
         save(driver, 1, "other.bin")
         assert old.isdisjoint(files(tmp_path))
         assert sum(f.stat().st_size for f in (tmp_path / "kv").rglob("*.safetensors")) <= limit
-        assert driver.engine.run_slot_command(RestoreSlot(0, "other.bin")).result(60).n_restored  # type: ignore[union-attr]
+        assert (
+            driver.engine.run_slot_command(RestoreSlot(0, "other.bin"))
+            .result(PATIENCE_S)
+            .n_restored
+        )  # type: ignore[union-attr]
         check_index(driver.engine._turns.slot_kv.memory.index)
         assert driver.answer(MINE, slot=1) == driver.cold(MINE, slot=1)
 
@@ -90,10 +95,10 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
         save(driver, 0, "mine.bin")
         driver.answer(OTHER)
         driver.catch_up()
-        dry = driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60)
+        dry = driver.engine.sweep(CollectGarbage(max_bytes=0)).result(PATIENCE_S)
         assert not dry.victims, "what was used a moment ago stays"
         grow_old(tmp_path)
-        swept = driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60)
+        swept = driver.engine.sweep(CollectGarbage(max_bytes=0)).result(PATIENCE_S)
         assert swept.victims
         assert not files(tmp_path)
         driver.answer(OTHER[:200])
@@ -104,14 +109,14 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
 def test_c14_what_is_pinned_is_not_swept(model_of: ModelOf, tmp_path: Path) -> None:
     with running(bounded(model_of("tiny"), 10**9, n_slots=1), tmp_path) as driver:
         driver.answer(MINE)
-        driver.engine.cache.pin("mine", MINE).result(60)
+        driver.engine.cache.pin("mine", MINE).result(PATIENCE_S)
         driver.answer(OTHER)
         driver.catch_up()
         grow_old(tmp_path)
-        assert driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60).victims == ()
+        assert driver.engine.sweep(CollectGarbage(max_bytes=0)).result(PATIENCE_S).victims == ()
         assert files(tmp_path)
-        driver.engine.cache.unpin("mine").result(60)
-        assert driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60).victims
+        driver.engine.cache.unpin("mine").result(PATIENCE_S)
+        assert driver.engine.sweep(CollectGarbage(max_bytes=0)).result(PATIENCE_S).victims
 
 
 def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: Path) -> None:
@@ -119,7 +124,7 @@ def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: 
     with running(preset, tmp_path) as driver:
         cold = driver.answer(MINE)
     with running(preset, tmp_path) as driver:
-        assert driver.engine.cache.pin("mine", MINE).result(60).n_tokens >= 256
+        assert driver.engine.cache.pin("mine", MINE).result(PATIENCE_S).n_tokens >= 256
         for path in (tmp_path / "kv").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
         assert driver.answer(MINE) == cold
@@ -151,9 +156,9 @@ def test_g12_a_full_disk_refuses_in_words_and_loses_nothing(
         driver.answer(follow_up, agent="a")
         held = driver.context(0)
         save(driver, 0, "a.bin")
-        assert driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(60).n_restored == len(
-            held
-        )  # type: ignore[union-attr]
+        assert driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(
+            PATIENCE_S
+        ).n_restored == len(held)  # type: ignore[union-attr]
 
 
 def test_d24_a_disk_that_is_full_at_a_turn_of_an_agent_costs_a_line_in_the_log(

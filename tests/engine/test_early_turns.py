@@ -32,6 +32,7 @@ from mlxstack.policy.scheduling.scheduler import REST_STEPS
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.engine.test_every_kind import PRECISIONS
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 KINDS = ["tiny-hybrid", "tiny-later", *in_soak("tiny", "tiny-swa", "tiny-mla", "tiny-8bit")]
@@ -130,7 +131,7 @@ def test_nothing_is_computed_for_what_is_in_kv(driver: Driver) -> None:
 def stepped(driver: Driver, scene: Callable[[EngineLoop, list[Event]], Any]) -> Any:
     """Run a scene on the engine's thread, which then makes no steps of its own."""
     events: list[Event] = []
-    return driver.engine._do(lambda loop: scene(loop, events)).result(timeout=60)
+    return driver.engine._do(lambda loop: scene(loop, events)).result(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("slot", [0, 1], ids=["in its slot", "in another slot"])
@@ -211,7 +212,7 @@ def test_it_is_no_request_and_its_slot_stays_idle(driver: Driver) -> None:
 def test_a_slot_can_be_saved_in_the_midst_of_it(driver: Driver) -> None:
     ask = answered(driver, "saved", ASKED[2:])
     driver.expect(ASKED[2:150] + prompt(600, seed=12), ask, display_name="saved")
-    saved = driver.engine.run_slot_command(SaveSlot(0, "early.bin")).result(timeout=60)
+    saved = driver.engine.run_slot_command(SaveSlot(0, "early.bin")).result(timeout=PATIENCE_S)
     driver.catch_up()
     assert saved.n_saved == len(driver.context(0)), "nothing was computed after it"  # type: ignore[union-attr]
 
@@ -242,7 +243,9 @@ def test_a_memory_that_is_full_keeps_its_bound(model_of: ModelOf, tmp_path: Path
             expected = prompt(500, seed=20 + n)[:N_HEAD] + prompt(290, seed=30 + n)
             driver.expect(expected, ask, display_name=f"agent {n}")
             driver.catch_up()
-            held = driver.engine._do(lambda loop: loop.slot_kv.live_bytes).result(timeout=60)
+            held = driver.engine._do(lambda loop: loop.slot_kv.live_bytes).result(
+                timeout=PATIENCE_S
+            )
             assert held + memory.index.memory_bytes <= memory.budget
         seated, tokens = served(driver, expected + NEXT, display_name="agent 3")
         assert seated.early.n_used == seated.early.n_begun > 0

@@ -1,7 +1,6 @@
 """How asks, errands and the engine end: nothing that was computed or saved is lost with them."""
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
 from tests.engine.gated_disk import Gate
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
+from tests.patience import wait_until
 
 FIRST = prompt(300, seed=1)
 SLOTS = SlotSpec(count=2, n_ctx=8192)
@@ -161,8 +161,7 @@ def test_e11_who_leaves_while_its_kv_is_read_leaves_the_slot_to_who_was_there(
         n_tokens = len(driver.context(0))
         gate.is_open.clear()
         ask = driver.submit(FIRST, 4, agent="late")
-        while driver.engine.snapshot().slots[0].agent == "here":
-            time.sleep(0.01)
+        wait_until(lambda: driver.engine.snapshot().slots[0].agent != "here")
         assert driver.engine.snapshot().slots[0].is_reading
         driver.engine.cancel(ask)
         assert driver.finish(ask).reason is FinishReason.CANCELLED

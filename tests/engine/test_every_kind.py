@@ -14,6 +14,7 @@ from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, Slot
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import build
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 KINDS = ["tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-later"]
@@ -73,10 +74,12 @@ def test_c4_c6_a_slot_restored_elsewhere_after_a_restart_loses_no_token(
     preset = preset_of(model_of(kind), prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
         driver.answer(MINE, slot=0)
-        saved = driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
+        saved = driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=PATIENCE_S)
         history = driver.context(0)
     with running(preset, tmp_path) as driver:
-        restored = driver.engine.run_slot_command(RestoreSlot(2, "a.bin")).result(timeout=60)
+        restored = driver.engine.run_slot_command(RestoreSlot(2, "a.bin")).result(
+            timeout=PATIENCE_S
+        )
         assert restored.n_restored == saved.n_saved == len(history)  # type: ignore[union-attr]
         ask = driver.submit(history + NEXT, slot=2)
         driver.finish(ask)
@@ -94,19 +97,19 @@ def test_d7_what_is_decoding_is_not_evicted(model_of: ModelOf, tmp_path: Path, k
         long = driver.submit(MINE, 80, slot=1)
         for n in range(8):
             driver.answer(prompt(300, seed=n), 2, slot=0)
-            driver.engine.cache.clear().result(timeout=60)
+            driver.engine.cache.clear().result(timeout=PATIENCE_S)
         driver.finish(long)
         assert driver.tokens(long) == expected
 
 
 def test_d8_under_pressure_cold_kv_goes_and_pinned_kv_stays(small: Driver) -> None:
     small.answer(HEAD, 2)
-    small.engine.cache.pin("kept", HEAD).result(timeout=60)
+    small.engine.cache.pin("kept", HEAD).result(timeout=PATIENCE_S)
     for n in range(3):
         small.answer(prompt(300, seed=n), 2)
-    before = small.engine.cache.stats().result(timeout=60)
-    freed = small.engine.cache.reclaim(1).result(timeout=60)
-    after = small.engine.cache.stats().result(timeout=60)
+    before = small.engine.cache.stats().result(timeout=PATIENCE_S)
+    freed = small.engine.cache.reclaim(1).result(timeout=PATIENCE_S)
+    after = small.engine.cache.stats().result(timeout=PATIENCE_S)
     assert freed.n_bytes > 0
     assert after.memory_bytes == before.memory_bytes - freed.n_bytes
     assert [p.name for p in after.prefixes if p.is_pinned] == ["kept"]
@@ -121,7 +124,7 @@ def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
 ) -> None:
     def is_kept(tail: tuple[int, ...]) -> bool:
         driver.answer(prompt(300, seed=8), 2)
-        driver.engine.cache.reclaim(1).result(timeout=60)
+        driver.engine.cache.reclaim(1).result(timeout=PATIENCE_S)
         ask = driver.submit(HEAD + tail, 2)
         driver.finish(ask)
         assert driver.tokens(ask) == driver.cold(HEAD + tail, 2)
@@ -130,12 +133,12 @@ def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
     preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
         driver.answer(HEAD, 2, checkpoint_positions=(255,))
-        pinned = driver.engine.cache.pin("kept", HEAD).result(timeout=60)
+        pinned = driver.engine.cache.pin("kept", HEAD).result(timeout=PATIENCE_S)
         assert is_kept(prompt(25, seed=3))
-        (shown,) = driver.engine.cache.stats().result(timeout=60).prefixes
+        (shown,) = driver.engine.cache.stats().result(timeout=PATIENCE_S).prefixes
         assert (shown.name, shown.n_hits) == ("kept", 1)
-        driver.engine.cache.pin_known("again", "kept").result(timeout=60)
-        driver.engine.cache.unpin("kept").result(timeout=60)
+        driver.engine.cache.pin_known("again", "kept").result(timeout=PATIENCE_S)
+        driver.engine.cache.unpin("kept").result(timeout=PATIENCE_S)
         assert is_kept(prompt(25, seed=4))
 
 
@@ -150,7 +153,7 @@ def test_d10_a_learned_head_keeps_its_checkpoint(
                 HEAD + prompt(60, seed=10 + n), 2, agent=f"agent-{n}", checkpoint_positions=(256,)
             )
         driver.answer(prompt(300, seed=8), 2)
-        driver.engine.cache.reclaim(1).result(timeout=60)
+        driver.engine.cache.reclaim(1).result(timeout=PATIENCE_S)
         ask = driver.submit(HEAD + NEXT, 2)
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 256
@@ -159,14 +162,14 @@ def test_d10_a_learned_head_keeps_its_checkpoint(
 def test_d4_the_budget_is_a_share_of_the_memory(model_of: ModelOf, tmp_path: Path) -> None:
     preset = preset_of(model_of("tiny"), prefix_cache=NO_DISK)
     with running(preset, tmp_path, memory_bytes=64 * 2**30) as driver:
-        view = driver.engine.cache.stats().result(timeout=60)
+        view = driver.engine.cache.stats().result(timeout=PATIENCE_S)
         assert view.memory_budget == int(12.8 * 2**30)
 
 
 def test_d16_an_eviction_is_told_and_a_partial_block_is_no_miss(small: Driver) -> None:
     small.answer(HEAD, 2, agent="a")
     small.answer(prompt(300, seed=2), 2, agent="b")
-    small.engine.cache.clear().result(timeout=60)
+    small.engine.cache.clear().result(timeout=PATIENCE_S)
     assert reason(small, HEAD, agent="a") == "evicted"
     small.answer(prompt(300, seed=3), 2, agent="b")
     assert reason(small, HEAD + NEXT, agent="a") is None
@@ -213,8 +216,8 @@ def test_g10_a_branch_that_left_a_segment_on_disk_does_not_overwrite_it(
     with running(preset_of(model_of("tiny"), slots=slots), tmp_path) as driver:
         driver.answer(yours, agent="b")
         driver.catch_up()
-        driver.engine.cache.clear().result(timeout=60)
-        driver.engine.cache.clear().result(timeout=60)
+        driver.engine.cache.clear().result(timeout=PATIENCE_S)
+        driver.engine.cache.clear().result(timeout=PATIENCE_S)
         driver.answer(prompt(300, seed=3), agent="c")
         history = mine + NEXT
         ask = driver.submit(history, agent="a")

@@ -10,6 +10,7 @@ import pytest
 
 from mlxstack.control.launch import DOWNLOADING
 from tests import hub
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.net]
 
@@ -41,7 +42,7 @@ def test_a_download_tells_how_far_it_is(tmp_path: Path) -> None:
         assert any(re.fullmatch(told, line) for line in lines)
         here.go_on.set()
         last = [*lines][-1]
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         process.stdout.close()
     folder = Path(last.removeprefix("at ").strip())
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]

@@ -20,6 +20,7 @@ from mlxstack.core.preset import Preset, SlotSpec
 from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.patience import PATIENCE_S
 
 Tokens = tuple[int, ...]
 
@@ -82,8 +83,8 @@ def test_c8_what_continued_a_damaged_head_is_found_again_once_it_is_saved(
     tokens = lose_a_head(preset, tmp_path)
     with running(preset, tmp_path) as driver:
         _, tokens = turn(driver, tokens + prompt(20, seed=2))
-        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
-        driver.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
+        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=PATIENCE_S)
+        driver.engine.run_slot_command(EraseSlot(0)).result(timeout=PATIENCE_S)
     with running(preset, tmp_path) as driver:
         assert turn(driver, tokens + prompt(20, seed=3))[0] == len(tokens) - 1
 
@@ -98,15 +99,15 @@ def test_c14_a_head_that_lives_on_in_a_slot_is_not_swept_before_its_tail(
 
     with running(preset, tmp_path) as driver:
         _, tokens = turn(driver, prompt(300))
-        driver.engine.park().result(timeout=60)
+        driver.engine.park().result(timeout=PATIENCE_S)
         grow_older()
         _, tokens = turn(driver, tokens + prompt(1300, seed=1))
-        driver.engine.park().result(timeout=60)
+        driver.engine.park().result(timeout=PATIENCE_S)
     grow_older()
     files = stored(tmp_path)
     n_bytes = sum(path.stat().st_size for _, path in files)
     with running(preset, tmp_path) as driver:
-        driver.engine.sweep(CollectGarbage(max_bytes=n_bytes - 1)).result(timeout=60)
+        driver.engine.sweep(CollectGarbage(max_bytes=n_bytes - 1)).result(timeout=PATIENCE_S)
         assert stored(tmp_path) == files[:-1]
         assert turn(driver, tokens + prompt(20, seed=2))[0] >= 1536
 
@@ -121,9 +122,11 @@ def test_c8_a_save_writes_what_the_start_found_damaged(
     with running(preset, tmp_path) as driver:
         assert f"{path.name} is damaged" in caplog.text
         turn(driver, prompt(300))
-        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
+        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=PATIENCE_S)
     with running(preset, tmp_path) as driver:
-        restored = driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=60)
+        restored = driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(
+            timeout=PATIENCE_S
+        )
         assert isinstance(restored, SlotRestoreResult)
         assert restored.n_restored == 303
 
@@ -134,10 +137,10 @@ def delete(driver: Driver, home: Path) -> None:
 
 
 def set_aside(driver: Driver, home: Path) -> None:
-    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
+    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=PATIENCE_S)
     flip(stored(home)[0][1], -5)
     with pytest.raises(Damaged):
-        driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=60)
+        driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("lose", [delete, set_aside])

@@ -18,7 +18,8 @@ from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.policy.kv import block_hash, prefix_index, shared_prefixes
 from tests.conftest import ModelOf
-from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
+from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.patience import PATIENCE_S, wait_until
 
 ONE_SLOT = SlotSpec(count=1, n_ctx=1024)
 NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
@@ -41,7 +42,7 @@ def teach(driver: Driver, head: tuple[int, ...], n: int = 4) -> None:
 
 
 def prefixes(driver: Driver) -> tuple[PrefixView, ...]:
-    found: tuple[PrefixView, ...] = driver.engine.cache.stats().result(timeout=60).prefixes
+    found: tuple[PrefixView, ...] = driver.engine.cache.stats().result(timeout=PATIENCE_S).prefixes
     return found
 
 
@@ -53,10 +54,10 @@ def n_cached(driver: Driver, tokens: tuple[int, ...]) -> int:
 
 def test_d10_a_learned_head_that_was_evicted_is_guarded_when_it_is_back(one: Driver) -> None:
     teach(one, HEAD)
-    one.engine.cache.clear().result(timeout=60)
+    one.engine.cache.clear().result(timeout=PATIENCE_S)
     one.answer(HEAD + prompt(60, seed=30), 2)
     one.answer(prompt(150, seed=61), 2)
-    one.engine.cache.reclaim(1).result(timeout=60)
+    one.engine.cache.reclaim(1).result(timeout=PATIENCE_S)
     assert n_cached(one, HEAD + prompt(60, seed=31)) == 256
 
 
@@ -76,7 +77,7 @@ def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
 def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> None:
     with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
         driver.answer(HEAD, 2)
-        driver.engine.cache.pin("head", HEAD).result(timeout=60)
+        driver.engine.cache.pin("head", HEAD).result(timeout=PATIENCE_S)
         driver.catch_up()
         (head,) = prefixes(driver)
         assert head.places == ("memory", "disk")
@@ -84,7 +85,7 @@ def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> N
 
 def test_d14_without_a_disk_a_prefix_lies_in_memory(one: Driver) -> None:
     one.answer(HEAD, 2)
-    one.engine.cache.pin("head", HEAD).result(timeout=60)
+    one.engine.cache.pin("head", HEAD).result(timeout=PATIENCE_S)
     assert [one.places for one in prefixes(one)] == [("memory",)]
 
 
@@ -114,10 +115,7 @@ def test_the_memory_checks_itself_when_nothing_is_to_be_done(
     assert not caplog.records
     one.engine._turns.slot_kv.memory.index.memory_bytes += 1
     answer = one.answer(HEAD, 4)
-    end = time.monotonic() + WAIT_S
-    while "the bytes in memory do not add up" not in caplog.text:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: "the bytes in memory do not add up" in caplog.text)
     assert one.answer(HEAD, 4) == answer
 
 

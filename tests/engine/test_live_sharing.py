@@ -20,6 +20,7 @@ from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.kv.live_sharing import MIN_TOKENS, NO_SHARING, LiveSharing
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 HEAD = prompt(300, seed=100)
@@ -68,8 +69,8 @@ def driver(engine: Driver) -> Driver:
 
 def forget(driver: Driver) -> None:
     for slot in range(4):
-        driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
-    driver.engine.cache.clear().result(timeout=60)
+        driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=PATIENCE_S)
+    driver.engine.cache.clear().result(timeout=PATIENCE_S)
 
 
 def test_groups_form_grow_split_and_lose_members(driver: Driver, kind: str) -> None:
@@ -114,7 +115,7 @@ def test_a_shared_prefix_counts_once_and_goes_with_its_last_holder(driver: Drive
     full = sum(context.cache_bytes for context in slots) + manager.shared_bytes
     for i in range(4):
         assert manager.shared_bytes == 288 * per_token
-        driver.engine.run_slot_command(EraseSlot(i)).result(timeout=60)
+        driver.engine.run_slot_command(EraseSlot(i)).result(timeout=PATIENCE_S)
     assert manager.shared_bytes == 0 < full
 
 
@@ -142,7 +143,7 @@ def test_parked_and_resumed_beside_a_group(driver: Driver) -> None:
     driver.finish(ask)
     assert driver.seated(ask).n_cached >= len(mine) - 1
     assert shared(driver)[2] == 288
-    driver.engine.cache.clear().result(timeout=60)
+    driver.engine.cache.clear().result(timeout=PATIENCE_S)
     more = turn + tuple(driver.tokens(ask)) + prompt(10, seed=4)
     found = driver.answer(more, 12, slot=2)
     assert driver.tokens(ask) == driver.cold(turn, 12, slot=3)
@@ -154,9 +155,9 @@ def test_saved_and_restored_into_a_group(driver: Driver) -> None:
     mine, yours = HEAD + prompt(40, seed=1), HEAD + prompt(40, seed=2)
     history = mine + tuple(driver.answer(mine, 12, slot=0, checkpoint_positions=cuts))
     driver.answer(yours, 12, slot=1, checkpoint_positions=cuts)
-    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
-    driver.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
-    driver.engine.run_slot_command(RestoreSlot(2, "a.bin")).result(timeout=60)
+    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=PATIENCE_S)
+    driver.engine.run_slot_command(EraseSlot(0)).result(timeout=PATIENCE_S)
+    driver.engine.run_slot_command(RestoreSlot(2, "a.bin")).result(timeout=PATIENCE_S)
     assert shared(driver) == [0, 288, 288, 0]
     turn = history + prompt(10, seed=3)
     ask = driver.submit(turn, 12, slot=2)
@@ -173,12 +174,12 @@ def test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens(
     driver.engine._turns.batch.is_ahead = is_ahead
     mine = HEAD + prompt(30, seed=1)
     cold = driver.cold(mine, 100, slot=3)
-    driver.engine.run_slot_command(EraseSlot(3)).result(timeout=60)
+    driver.engine.run_slot_command(EraseSlot(3)).result(timeout=PATIENCE_S)
     ask = driver.submit(mine, 100, slot=0, checkpoint_positions=(len(HEAD),))
     driver.until(ask, object, 10)
     for i in range(2):
         driver.answer(HEAD + prompt(30, seed=5 + i), 4, slot=1 + i)
-        driver.engine.run_slot_command(EraseSlot(1 + i)).result(timeout=60)
+        driver.engine.run_slot_command(EraseSlot(1 + i)).result(timeout=PATIENCE_S)
     driver.finish(ask)
     assert shared(driver)[0] == 288
     assert driver.tokens(ask) == cold
@@ -221,7 +222,9 @@ def test_a_shared_prefix_is_admitted_once(
         most = 0
         for ask in asks:
             driver.seated(ask)
-            n_bytes = driver.engine._do(lambda loop: loop.slot_kv.live_bytes).result(timeout=60)
+            n_bytes = driver.engine._do(lambda loop: loop.slot_kv.live_bytes).result(
+                timeout=PATIENCE_S
+            )
             most = max(most, n_bytes)
         for ask in asks:
             driver.finish(ask)
@@ -298,7 +301,7 @@ def test_forks_parks_and_resumes_copy_their_tail_alone(
         assert all(mx.array_equal(one, other) for one, other in each)
 
     with running(preset, tmp_path) as driver:
-        driver.engine._do(play).result(timeout=60)
+        driver.engine._do(play).result(timeout=PATIENCE_S)
 
 
 def test_auto_measures_from_which_length_on_sharing_pays(model_of: ModelOf, tmp_path: Path) -> None:
@@ -309,6 +312,8 @@ def test_auto_measures_from_which_length_on_sharing_pays(model_of: ModelOf, tmp_
         assert sharing.min_tokens is None or sharing.min_tokens >= MIN_TOKENS
         runner = driver.engine._turns.batch.runner
         maker = CacheFactory(runner.model, KVSpec())
-        curve = driver.engine._do(lambda _: measure_sharing(runner, maker)).result(timeout=60)
+        curve = driver.engine._do(lambda _: measure_sharing(runner, maker)).result(
+            timeout=PATIENCE_S
+        )
     assert [costs.n_tokens for costs in curve] == list(LENGTHS)
     assert all(costs.apart_s > 0 < costs.together_s for costs in curve)

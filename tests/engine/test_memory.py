@@ -28,6 +28,7 @@ from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, array_bytes, preset_of, prompt, running
 from tests.models import VOCAB
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 KINDS = ["tiny-swa", "tiny-hybrid", *in_soak("tiny", "tiny-later", "tiny-mla", "tiny-8bit")]
@@ -193,20 +194,20 @@ def test_d4_the_budget_holds_when_slots_are_restored(model_of: ModelOf, tmp_path
     with running(preset, tmp_path) as driver:
         for n in range(3):
             driver.answer(prompt(600, seed=n), 4, slot=n)
-            driver.engine.run_slot_command(SaveSlot(n, f"{n}.bin")).result(timeout=60)
+            driver.engine.run_slot_command(SaveSlot(n, f"{n}.bin")).result(timeout=PATIENCE_S)
         driver.answer(prompt(1500, seed=9), 4, slot=0)
-        driver.engine.run_slot_command(SaveSlot(0, "long.bin")).result(timeout=60)
+        driver.engine.run_slot_command(SaveSlot(0, "long.bin")).result(timeout=PATIENCE_S)
     with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
         mx.reset_peak_memory()
         before = array_bytes()
         acts = [driver.engine.run_slot_command(RestoreSlot(n, f"{n}.bin")) for n in range(3)]
         for act in acts:
-            assert act.result(timeout=60).n_restored > 600  # type: ignore[union-attr]
+            assert act.result(timeout=PATIENCE_S).n_restored > 600  # type: ignore[union-attr]
         assert mx.get_peak_memory() - before <= 1.1 * budget
         assert held_bytes(driver) <= budget
         held = driver.context(2)
         with pytest.raises(OutOfMemory, match="budget is 2500000"):
-            driver.engine.run_slot_command(RestoreSlot(2, "long.bin")).result(timeout=60)
+            driver.engine.run_slot_command(RestoreSlot(2, "long.bin")).result(timeout=PATIENCE_S)
         assert driver.context(2) == held
         follow_up = prompt(600, seed=0) + prompt(20, seed=5)
         assert driver.answer(follow_up, 4) == driver.cold(follow_up, 4)
@@ -400,7 +401,7 @@ def test_c17_others_decode_on_while_a_slot_is_saved(model_of: ModelOf, tmp_path:
         driver.until(busy, TokenSampled, n_before + 20)
         assert not saving.done()
         may_sync.set()
-        assert saving.result(timeout=60).n_saved > 900
+        assert saving.result(timeout=PATIENCE_S).n_saved > 900
         driver.engine.cancel(busy)
         driver.finish(busy)
 
@@ -493,7 +494,7 @@ def test_e19_fewer_run_at_once_when_contexts_are_long(model_of: ModelOf, tmp_pat
 def test_d10_a_head_that_three_conversations_share_is_learned(one: Driver) -> None:
 
     def learned() -> list[str]:
-        view = one.engine.cache.stats().result(timeout=60)
+        view = one.engine.cache.stats().result(timeout=PATIENCE_S)
         return [p.name for p in view.prefixes if p.name.startswith("learned")]
 
     head = prompt(256, seed=1)
@@ -512,7 +513,7 @@ def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
     for n in range(5):
         history += tuple(one.answer(history, 4)) + prompt(20, seed=n)
         one.answer(prompt(150, seed=50 + n), 2)
-    view = one.engine.cache.stats().result(timeout=60)
+    view = one.engine.cache.stats().result(timeout=PATIENCE_S)
     assert not [p for p in view.prefixes if p.name.startswith("learned")]
 
 
@@ -529,13 +530,13 @@ def test_d10_a_learned_head_survives_a_restart(
             driver.answer(tokens, 2, agent=f"agent-{n}", checkpoint_positions=(256,))
         driver.catch_up()
     with running(preset, tmp_path) as driver:
-        assert driver.engine.cache.shared_prefixes().result(timeout=60) == (head,)
+        assert driver.engine.cache.shared_prefixes().result(timeout=PATIENCE_S) == (head,)
         fourth = head + prompt(60, seed=77)
         ask = driver.submit(fourth, agent="agent-4", checkpoint_positions=(256,))
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 256
         assert driver.tokens(ask) == driver.cold(fourth)
-        view = driver.engine.cache.stats().result(timeout=60)
+        view = driver.engine.cache.stats().result(timeout=PATIENCE_S)
         assert [p for p in view.prefixes if p.name.startswith("learned-")]
 
 
@@ -546,7 +547,7 @@ def test_d10_a_note_that_cannot_be_read_costs_nothing(model_of: ModelOf, tmp_pat
         driver.engine._archive._note(b'[{"key": "zz", "tokens": [1]}]')
         driver.catch_up()
     with running(preset, tmp_path) as driver:
-        assert driver.engine.cache.shared_prefixes().result(timeout=60) == ()
+        assert driver.engine.cache.shared_prefixes().result(timeout=PATIENCE_S) == ()
         driver.answer(HEAD)
 
 
@@ -557,7 +558,7 @@ def test_d10_the_heads_of_a_tenant_are_not_written_down(model_of: ModelOf, tmp_p
         for n in range(3):
             tokens = HEAD + prompt(60, seed=n)
             driver.answer(tokens, 2, agent=f"agent-{n}", salt="secret")
-        assert driver.engine.cache.shared_prefixes().result(timeout=60) == ()
+        assert driver.engine.cache.shared_prefixes().result(timeout=PATIENCE_S) == ()
 
 
 def test_d23_parked_kv_of_a_tenant_is_not_found_by_another(one: Driver) -> None:

@@ -5,7 +5,6 @@ A process joins one ring only, so all tests of this file share the second proces
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +49,7 @@ from tests.engine.harness import (
     running,
 )
 from tests.models import HYBRID, LLAMA, SINKS, SLIDING, write
+from tests.patience import PATIENCE_S, wait_until
 from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
@@ -130,13 +130,11 @@ def test_overlapping_reads_of_a_file_are_loaded_on_both_ranks(
         reader = driver.engine._archive._reader
         gate.is_open.clear()
         gone = driver.submit(tokens, 4, slot=0)
-        while not driver.engine.snapshot().slots[0].is_reading:
-            time.sleep(0.01)
+        wait_until(lambda: driver.engine.snapshot().slots[0].is_reading)
         driver.engine.cancel(gone)
         driver.finish(gone)
         ask = driver.submit(tokens, 4, slot=0)
-        while not driver.engine.snapshot().slots[0].is_reading:
-            time.sleep(0.01)
+        wait_until(lambda: driver.engine.snapshot().slots[0].is_reading)
         # Both reads are over before the engine takes in the first.
         driver.engine._post(lambda: busy.wait(WAIT_S))
         gate.is_open.set()
@@ -366,7 +364,7 @@ def test_a_saved_slot_goes_on_in_another_one(compare: Callable[[Play], Any]) -> 
 
     def scene(driver: Driver) -> list[Any]:
         def do(command: Any) -> Any:
-            return driver.engine.run_slot_command(command).result(timeout=60)
+            return driver.engine.run_slot_command(command).result(timeout=PATIENCE_S)
 
         answer = tuple(driver.answer(first, 4, slot=0))
         saved = do(SaveSlot(0, "a.bin"))

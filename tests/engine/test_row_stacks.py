@@ -27,6 +27,7 @@ from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.conftest import ModelOf
 from tests.engine.harness import array_bytes, preset_of, prompt, running
 from tests.models import VOCAB
+from tests.patience import PATIENCE_S
 
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla"]
 LENGTHS = (3, 90, 40, 130)
@@ -256,7 +257,7 @@ def test_stacks_give_way_to_memory_pressure(model_of: ModelOf, tmp_path: Path) -
             loop.slot_kv.drop_copies()
             return before, loop.batch._stacker.is_stacking
 
-        assert driver.engine._do(drop).result(timeout=60) == (True, False)
+        assert driver.engine._do(drop).result(timeout=PATIENCE_S) == (True, False)
         for ask in asks:
             driver.finish(ask)
 

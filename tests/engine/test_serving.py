@@ -29,6 +29,7 @@ from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -322,8 +323,8 @@ def test_e15_only_the_mlx_thread_runs_the_model_and_moves_kv(
     running = driver.submit(prompt(20, seed=1), 200, slot=1)
     driver.until(running, TokenSampled)
     driver.answer(prompt(300, seed=2), slot=0)
-    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
-    driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=60)
+    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=PATIENCE_S)
+    driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=PATIENCE_S)
     driver.finish(running)
     assert names == {(name, "mlx") for name in ("extend", "load", "pack")}
 

@@ -27,6 +27,7 @@ from mlxstack.policy.kv.live_sharing import LiveSharing
 from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 BLOCK = 16
@@ -74,7 +75,7 @@ class Pair:
             self._alone.finish(ask)
             self._answers[tokens] = self._alone.events(ask, TokenSampled)
             # All arrays of this process are counted.
-            self._alone.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
+            self._alone.engine.run_slot_command(EraseSlot(0)).result(timeout=PATIENCE_S)
         known = self._answers[tokens]
         assert len(got) <= len(known)
         for token, cold in zip(got, known, strict=False):
@@ -96,9 +97,9 @@ class Groups(RuleBasedStateMachine):
     @initialize()
     def empty(self) -> None:
         for slot in range(N_SLOTS):
-            self.driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
+            self.driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=PATIENCE_S)
         self.driver.catch_up()
-        self.driver.engine.cache.clear().result(timeout=60)
+        self.driver.engine.cache.clear().result(timeout=PATIENCE_S)
         gc.collect()
         self.idle = self.measured()[1]
 
@@ -140,28 +141,30 @@ class Groups(RuleBasedStateMachine):
 
     @rule(slot=SLOTS, name=st.sampled_from("ab"))
     def a_slot_is_saved(self, slot: int, name: str) -> None:
-        self.driver.engine.run_slot_command(SaveSlot(slot, f"{name}.bin")).result(timeout=60)
+        self.driver.engine.run_slot_command(SaveSlot(slot, f"{name}.bin")).result(
+            timeout=PATIENCE_S
+        )
 
     @rule(slot=SLOTS, name=st.sampled_from("ab"))
     def a_slot_is_restored(self, slot: int, name: str) -> None:
         restoring = self.driver.engine.run_slot_command(RestoreSlot(slot, f"{name}.bin"))
-        assert isinstance(restoring.exception(timeout=60), NotFound | None)
+        assert isinstance(restoring.exception(timeout=PATIENCE_S), NotFound | None)
 
     @rule(slot=SLOTS)
     def a_slot_is_erased(self, slot: int) -> None:
-        self.driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
+        self.driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=PATIENCE_S)
 
     @rule(head=st.sampled_from(HEADS))
     def a_context_is_parked(self, head: tuple[int, ...]) -> None:
-        self.driver.engine.cache.retain(head).result(timeout=60)
+        self.driver.engine.cache.retain(head).result(timeout=PATIENCE_S)
 
     @rule()
     def all_is_written(self) -> None:
-        self.driver.engine.park().result(timeout=60)
+        self.driver.engine.park().result(timeout=PATIENCE_S)
 
     @rule(level=st.integers(1, 2))
     def memory_is_short(self, level: int) -> None:
-        self.driver.engine.cache.reclaim(level).result(timeout=60)
+        self.driver.engine.cache.reclaim(level).result(timeout=PATIENCE_S)
 
     @rule()
     def all_is_quiet(self) -> None:
@@ -197,7 +200,7 @@ class Groups(RuleBasedStateMachine):
         assert len(answer) == n
         self.pair.check(tokens, answer)
         self.histories[agent] = tokens + tuple(answer)
-        view = self.driver.engine.cache.stats(1).result(timeout=60)
+        view = self.driver.engine.cache.stats(1).result(timeout=PATIENCE_S)
         assert view.memory_bytes <= BUDGET
         groups = (len(one.slots) for one in view.shared)
         self.pair.most_shared = max((self.pair.most_shared, *groups))
@@ -211,7 +214,7 @@ class Groups(RuleBasedStateMachine):
             texts = kv.lookup.n_bytes + kv.siblings.n_bytes
             return kv.live_bytes - texts + kv.memory.n_bytes, array_bytes()
 
-        return self.driver.engine._do(measure).result(timeout=60)
+        return self.driver.engine._do(measure).result(timeout=PATIENCE_S)
 
 
 KINDS = ["tiny-8bit", "tiny-mla", "tiny-swa", "tiny-sinks", "tiny-hybrid"]

@@ -23,6 +23,7 @@ from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 MORE = in_soak("tiny", "tiny-sinks", "tiny-mla", "tiny-8bit")
@@ -54,13 +55,13 @@ def driver(model_of: ModelOf, home: Path) -> Iterator[Driver]:
 
 
 def save(driver: Driver, slot: int, name: str) -> SlotSaveResult:
-    saved = driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=60)
+    saved = driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=PATIENCE_S)
     assert isinstance(saved, SlotSaveResult)
     return saved
 
 
 def restore(driver: Driver, slot: int, name: str) -> SlotRestoreResult:
-    restored = driver.engine.run_slot_command(RestoreSlot(slot, name)).result(timeout=60)
+    restored = driver.engine.run_slot_command(RestoreSlot(slot, name)).result(timeout=PATIENCE_S)
     assert isinstance(restored, SlotRestoreResult)
     return restored
 
@@ -185,7 +186,7 @@ def test_d23_a_restored_slot_is_still_its_tenants(driver: Driver) -> None:
     answer = tuple(driver.answer(FIRST, slot=0, salt="one"))
     cold = driver.cold(FIRST + answer + NEXT, slot=1)
     saved = save(driver, 0, "a.bin")
-    driver.engine.run_slot_command(EraseSlot(1)).result(timeout=60)
+    driver.engine.run_slot_command(EraseSlot(1)).result(timeout=PATIENCE_S)
     restore(driver, 0, "a.bin")
     assert n_cached(1) == 0
     assert n_cached(0, salt="two") == 0
@@ -225,7 +226,7 @@ def test_c11_three_slots_at_once(driver: Driver) -> None:
     for slot in range(3):
         driver.answer(prompt(100 + slot, seed=slot), slot=slot)
     saving = [driver.engine.run_slot_command(SaveSlot(slot, f"{slot}.bin")) for slot in range(3)]
-    assert [s.result(timeout=60).n_saved for s in saving] == [  # type: ignore[union-attr]
+    assert [s.result(timeout=PATIENCE_S).n_saved for s in saving] == [  # type: ignore[union-attr]
         len(driver.context(slot)) for slot in range(3)
     ]
 
@@ -233,9 +234,9 @@ def test_c11_three_slots_at_once(driver: Driver) -> None:
 def test_c12_erase(driver: Driver) -> None:
     driver.answer(FIRST, slot=0)
     n_tokens = len(driver.context(0))
-    assert driver.engine.run_slot_command(EraseSlot(0)).result(timeout=60) == SlotEraseResult(
-        0, n_tokens
-    )
+    assert driver.engine.run_slot_command(EraseSlot(0)).result(
+        timeout=PATIENCE_S
+    ) == SlotEraseResult(0, n_tokens)
     ask = driver.submit(FIRST, slot=0)
     assert driver.seated(ask).n_cached == 0
     driver.finish(ask)
@@ -260,7 +261,7 @@ def test_a_context_that_reuses_part_of_a_longer_segment_is_saved_and_restored(
     driver.answer(FIRST[:150] + OTHER[:10], 4, slot=0)
     saved = save(driver, 0, "short.bin")
     before = driver.context(0)
-    driver.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
+    driver.engine.run_slot_command(EraseSlot(0)).result(timeout=PATIENCE_S)
     assert restore(driver, 0, "short.bin").n_restored == saved.n_saved
     assert driver.context(0) == before
     tokens = before + NEXT

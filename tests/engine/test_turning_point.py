@@ -9,6 +9,7 @@ from mlxstack.core.preset import KVSpec, Preset, SlotSpec
 from mlxstack.policy.kv.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.patience import PATIENCE_S
 from tests.repetition import in_soak
 
 TURN = 200
@@ -69,7 +70,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
     with running(preset, tmp_path) as driver:
         history = MINE + tuple(driver.answer(MINE, 8, agent="a"))
         driver.answer(OTHER, 8, agent="b")
-        (kept,) = driver.engine.cache.locate_agents(("a",)).result(timeout=60)
+        (kept,) = driver.engine.cache.locate_agents(("a",)).result(timeout=PATIENCE_S)
         assert kept.n_tokens >= 128
         assert returns(driver, history + NEXT[:20], agent="a") >= 128
         driver.answer(OTHER, 8, agent="b")
@@ -85,7 +86,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
 def test_a_prefix_before_the_turning_point_can_be_pinned(preset: Preset, tmp_path: Path) -> None:
     with running(preset, tmp_path) as driver:
         driver.answer(MINE, 1, checkpoint_positions=(len(MINE) - 1,))
-        pinned = driver.engine.cache.pin("mine", MINE).result(timeout=60)
+        pinned = driver.engine.cache.pin("mine", MINE).result(timeout=PATIENCE_S)
         assert pinned.n_tokens >= 128
         assert pinned.n_bytes > 0
         driver.answer(OTHER, 8)

@@ -10,6 +10,7 @@ from mlxstack.core.preset import SlotSpec
 from tests.engine.harness import preset_of, prompt, running
 from tests.matrix.configs import config_of
 from tests.models import write
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.filterwarnings("ignore:.*rope_scaling.*:FutureWarning")
@@ -24,4 +25,4 @@ def test_z11_an_unknown_cache_is_served_alone_and_not_stored(tmp_path: Path) -> 
         assert driver.answer(tokens, 4, slot=0) == cold
         assert driver.answer((*tokens, 1, 2, 3), 4, slot=1) == driver.cold((*tokens, 1, 2, 3), 4)
         with pytest.raises(Unsupported, match="cannot be stored"):
-            driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
+            driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=PATIENCE_S)

@@ -17,6 +17,7 @@ from mlxstack.store.background_writer import BackgroundWriter, WriterBound
 from mlxstack.store.disk_io import Disk
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
+from tests.patience import wait_until
 from tests.repetition import in_soak
 
 LONG = prompt(1500, seed=1)
@@ -45,9 +46,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def noted(home: Path) -> bool:
     """Whether the manifest of an agent appears."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end and not list(home.glob("agents/*/*/manifest.json")):
-        time.sleep(0.02)
+    wait_until(lambda: list(home.glob("agents/*/*/manifest.json")))
     return bool(list(home.glob("agents/*/*/manifest.json")))
 
 

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from tests.gateway.site import Site, serving, write_presets
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -21,5 +22,5 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def http(site: Site) -> Iterator[httpx.Client]:
     headers = {"authorization": "Bearer sesame"}
-    with httpx.Client(base_url=site.url, headers=headers, timeout=120) as client:
+    with httpx.Client(base_url=site.url, headers=headers, timeout=PATIENCE_S) as client:
         yield client

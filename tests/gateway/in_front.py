@@ -21,6 +21,7 @@ from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import identify
 from mlxstack.host.service_state import Phase, ServiceSpec, ServiceState, write_json
 from tests.api.running import Running, running, serving, standing
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn
 
 SECRET = "secret"
@@ -80,12 +81,12 @@ def _running(spec: GatewaySpec, listener: object) -> Iterator[Members]:
 
     thread = threading.Thread(target=lambda: uvloop.run(main()))
     thread.start()
-    assert started.wait(120)
+    assert started.wait(PATIENCE_S)
     try:
         yield made[0]
     finally:
         leave[0]()
-        thread.join(120)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

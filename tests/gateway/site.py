@@ -1,7 +1,6 @@
 """A gateway over real members, in processes of their own."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from mlxstack.host import services
 from mlxstack.host.home import Home
 from mlxstack.host.service_state import ServiceState, owner
 from tests import models
+from tests.patience import PATIENCE_S
+from tests.patience import wait_until as until
 
 TINY = {**models.LLAMA, "vocab_size": 1024}
 
@@ -35,15 +36,10 @@ class Site(Struct):
         return found
 
     def models(self) -> dict[str, dict[str, object]]:
-        cards = httpx.get(self.url + "/v1/models", timeout=120).raise_for_status().json()["data"]
+        cards = (
+            httpx.get(self.url + "/v1/models", timeout=PATIENCE_S).raise_for_status().json()["data"]
+        )
         return {card["id"]: card for card in cards}
-
-
-def until(is_so: Callable[[], bool], what: str, limit_s: float = 120) -> None:
-    end = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def write_presets(folder: Path, server: dict[str, object]) -> list[str]:
@@ -78,20 +74,20 @@ def serving(
         plan = gateway.prepare("front", wanted, home, linger_s=linger_s)
         process = services.start(plan.service)
         try:
-            until(lambda: is_healthy(plan.service.url), "the gateway never answered", 60)
+            until(lambda: is_healthy(plan.service.url), "the gateway never answered")
             yield Site(plan.spec, plan.service.url, home)
         finally:
             state = owner(home, "front")
             if state is not None:
                 services.stop(home, state, state.plan.patience.grace_s)
-            process.wait(120)
+            process.wait(PATIENCE_S)
             for one in own_processes(home):
                 one.kill()
 
 
 def is_healthy(url: str) -> bool:
     try:
-        return httpx.get(url + "/health", timeout=5).status_code == 200
+        return httpx.get(url + "/health", timeout=PATIENCE_S).status_code == 200
     except httpx.HTTPError:
         return False
 

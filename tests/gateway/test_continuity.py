@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.gateway.site import Site, serving, until, write_presets
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -31,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture
 def http(site: Site) -> Iterator[httpx.Client]:
     retrying = httpx.HTTPTransport(retries=20)
-    with httpx.Client(base_url=site.url, timeout=120, transport=retrying) as client:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S, transport=retrying) as client:
         yield client
 
 

@@ -15,6 +15,7 @@ from mlxstack.api.protocols import dialect_of
 from mlxstack.api.registry import DIALECTS
 from mlxstack.api.registry import dialect_of as routed_dialect_of
 from tests.gateway.site import Site, own_processes, until
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -28,7 +29,7 @@ def workers(site: Site) -> int:
 
 
 def test_nothing_opens_without_a_key_and_nothing_wakes(site: Site) -> None:
-    with httpx.Client(base_url=site.url, timeout=60) as plain:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as plain:
         for path in (
             ADDRESS,
             "/v1/messages",
@@ -55,7 +56,7 @@ def test_nothing_opens_without_a_key_and_nothing_wakes(site: Site) -> None:
     [{"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}],
 )
 def test_foreign_hosts_and_pages_are_refused(site: Site, headers: dict[str, str]) -> None:
-    with httpx.Client(base_url=site.url, timeout=60) as plain:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as plain:
         key = {"authorization": "Bearer sesame"}
         assert (
             plain.post(
@@ -77,7 +78,7 @@ def test_a_browser_gets_the_page(site: Site) -> None:
 
 def test_preflights_are_answered_without_a_member(site: Site) -> None:
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-a"}
-    with httpx.Client(base_url=site.url, timeout=60) as plain:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as plain:
         near = plain.options(ADDRESS, headers={**asked, "origin": "http://localhost:3000"})
         assert near.status_code == 204
         assert near.headers["access-control-allow-origin"] == "http://localhost:3000"
@@ -89,7 +90,7 @@ def test_preflights_are_answered_without_a_member(site: Site) -> None:
 def test_bodies_are_bounded(site: Site) -> None:
     long = {**HELLO, "model": "demo", "messages": [{"role": "user", "content": "x" * 60_000}]}
     key = {"authorization": "Bearer sesame"}
-    with httpx.Client(base_url=site.url, timeout=60, headers=key) as http:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S, headers=key) as http:
         refused = http.post(ADDRESS, json=long)
         assert refused.status_code == 413 and "max_body_bytes" in refused.text
         chunks = (b"x" * 1000 for _ in range(100))
@@ -98,7 +99,7 @@ def test_bodies_are_bounded(site: Site) -> None:
 
 def test_a_long_head_is_refused(site: Site) -> None:
     parts = urlsplit(site.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=120) as caller:
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S) as caller:
         caller.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 70_000)
         assert caller.recv(4096).startswith(b"HTTP/1.1 400")
 
@@ -144,7 +145,7 @@ def test_the_model_chooses_the_member(site: Site, http: httpx.Client) -> None:
         assert refused.status_code == 404
         assert "served are demo, tiny, demo-embedding" in refused.text
     direct = site.state("demo").plan.url + ADDRESS
-    assert httpx.post(direct, json=HELLO, timeout=120).status_code == 401
+    assert httpx.post(direct, json=HELLO, timeout=PATIENCE_S).status_code == 401
     vectors = http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
     assert len(vectors.raise_for_status().json()["data"][0]["embedding"]) > 8
     assert http.post("/tokenize?model=tiny", json={"content": "hi"}).json()["tokens"]
@@ -233,7 +234,7 @@ def test_the_members_of_a_gateway_are_fixed(http: httpx.Client) -> None:
 
 def test_a_key_of_some_agents_stays_one(site: Site) -> None:
     append = {"append": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "demo"}
-    with httpx.Client(base_url=site.url, timeout=120, headers=BOB) as bob:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S, headers=BOB) as bob:
         own = bob.post("/v1/agents/bob/generate", json=append)
         assert own.status_code == 200, own.text
         other = bob.post("/v1/agents/alice/generate", json=append)
@@ -243,7 +244,7 @@ def test_a_key_of_some_agents_stays_one(site: Site) -> None:
             assert bob.get(path).status_code == 403, path
         assert bob.get("/props").json()["model_path"] == ""
         assert bob.post("/cache/clear", json={}).status_code == 403
-    with httpx.Client(base_url=site.url, timeout=60) as http:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as http:
         every = http.get("/props", headers={"authorization": "Bearer sesame"}).json()
     assert every["model_path"]
 
@@ -256,7 +257,7 @@ def test_a_body_that_is_no_json_is_told_by_the_default_member(http: httpx.Client
 def test_a_client_that_leaves_is_cancelled_at_the_member(site: Site) -> None:
     key = {"authorization": "Bearer sesame"}
     body = {**HELLO, "max_tokens": 900, "ignore_eos": True, "stream": True, "temperature": 0}
-    with httpx.Client(base_url=site.url, timeout=60, headers=key) as http:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S, headers=key) as http:
         with http.stream("POST", ADDRESS, json=body) as answer:
             next(answer.iter_lines())
         for _ in range(200):

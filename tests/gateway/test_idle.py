@@ -20,6 +20,7 @@ from tests.api.running import Running, running, tiny_preset
 from tests.gateway.in_front import behind, in_front
 from tests.gateway.site import until
 from tests.gateway.test_loading import SAID, STREAMS
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -52,7 +53,7 @@ def here(member: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def http(here: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=here.url, timeout=60) as client:
+    with httpx.Client(base_url=here.url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -96,19 +97,19 @@ def test_a_member_that_unloads_itself_frees_its_reservation(
     body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
     http.post("/v1/chat/completions", json=body).raise_for_status()
     assert http.get("/health").json()["members"] == {"tiny": "loaded"}
-    until(lambda: http.get("/health").json()["members"] == {"tiny": "unloaded"}, "it stays", 120)
+    until(lambda: http.get("/health").json()["members"] == {"tiny": "unloaded"}, "it stays")
     assert is_unloaded(here) and http.get("/props").json()["is_sleeping"]
 
 
 def test_another_gateway_finds_it_unloaded_and_leaves_it_so(
     here: Running, member: Running, tmp_path: Path
 ) -> None:
-    until(lambda: is_unloaded(here), "it stays", 120)
+    until(lambda: is_unloaded(here), "it stays")
     with (
         in_front(SERVER, member.url, "tiny", tmp_path, is_loaded=False) as front,
-        httpx.Client(base_url=front.url, timeout=60) as http,
+        httpx.Client(base_url=front.url, timeout=PATIENCE_S) as http,
     ):
-        until(lambda: front.member.is_running, "it is not found", 120)
+        until(lambda: front.member.is_running, "it is not found")
         assert front.member.phase is MemberPhase.UNLOADED
         assert http.get("/health").json()["members"] == {"tiny": "unloaded"}
         assert http.get("/props").json()["is_sleeping"] and state(http) == "unloaded"
@@ -125,7 +126,7 @@ def test_a_stream_wakes_it_with_heartbeats(
     monkeypatch.setattr(swap_middleware, "FIRST_S", 0.001)
     monkeypatch.setattr(swap_middleware, "BEAT_S", 0.005)
     http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
-    until(lambda: is_unloaded(here), "it stays", 120)
+    until(lambda: is_unloaded(here), "it stays")
     body, beat, last = STREAMS[path]
     short = {"max_output_tokens": 16} if path == "/v1/responses" else {
         "max_tokens": 4, "n_predict": 4, "options": {"num_predict": 4},
@@ -137,7 +138,7 @@ def test_a_stream_wakes_it_with_heartbeats(
 
 
 def test_keep_alive_is_honored(here: Running) -> None:
-    with ollama.Client(here.url, timeout=60) as client:
+    with ollama.Client(here.url, timeout=PATIENCE_S) as client:
         client.chat("tiny", SAID, keep_alive=-1, options={"num_predict": 2})
         (loaded,) = client.ps().models
         assert loaded.expires_at and loaded.expires_at.year > 2200
@@ -145,17 +146,17 @@ def test_keep_alive_is_honored(here: Running) -> None:
         (loaded,) = client.ps().models
         assert loaded.expires_at and 5000 < loaded.expires_at.timestamp() - time.time() < 5500
         assert client.generate("tiny", keep_alive=0).done_reason == "unload"
-        until(lambda: not client.ps().models, "it stays", 120)
+        until(lambda: not client.ps().models, "it stays")
         assert client.generate("tiny").done_reason == "load"
         assert client.ps().models
 
 
 def test_many_that_wait_are_all_answered(here: Running, http: httpx.Client) -> None:
     http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
-    until(lambda: is_unloaded(here), "it stays", 120)
+    until(lambda: is_unloaded(here), "it stays")
 
     async def scene() -> list[int]:
-        async with httpx.AsyncClient(base_url=here.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as client:
             body = {"model": "tiny", "messages": SAID, "max_tokens": 2}
             asked = (client.post("/v1/chat/completions", json=body) for _ in range(6))
             return [one.status_code for one in await asyncio.gather(*asked)]

@@ -13,6 +13,7 @@ from mlxstack.core.preset import ServerSpec
 from tests.api.running import serving, standing
 from tests.gateway.in_front import behind, in_front
 from tests.gateway.site import until
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 
 pytestmark = pytest.mark.net
@@ -40,7 +41,7 @@ def test_each_dialect_gets_its_heartbeats_then_its_answer(
     service, engine = standing(inner)
 
     async def scene(url: str) -> tuple[dict[str, httpx.Response], httpx.Response]:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             async with asyncio.TaskGroup() as group:
                 asked = {
                     path: group.create_task(http.post(path, json=body))

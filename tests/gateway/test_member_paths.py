@@ -14,6 +14,7 @@ from mlxstack.core.preset import ApiKey, ServerSpec
 from mlxstack.gateway.member_paths import BY_PATH, CHANGES, require_forwarded
 from tests.api.running import Running, standing
 from tests.gateway.in_front import standing_behind
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net
 
@@ -62,7 +63,7 @@ def status_of(here: Running, method: str, target: str, key: str = "whole") -> in
     parts = urlsplit(here.url)
     head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     body = b'{"preset": "demo"}'
-    with socket.create_connection((parts.hostname, parts.port), timeout=60) as client:
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S) as client:
         length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         client.sendall((head + length).encode() + body)
         return int(client.recv(65536).split(b" ")[1])

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from tests.gateway.site import Site, serving, write_presets
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -19,7 +20,7 @@ def model(http: httpx.Client, agent: str, **more: str) -> str:
 
 
 def client(site: Site) -> httpx.Client:
-    return httpx.Client(base_url=site.url, timeout=120)
+    return httpx.Client(base_url=site.url, timeout=PATIENCE_S)
 
 
 def test_agents_follow_their_member_over_a_restart(tmp_path: Path) -> None:

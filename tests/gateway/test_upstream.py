@@ -18,6 +18,7 @@ from mlxstack.core.preset import ServerSpec
 from mlxstack.gateway.upstream import Upstream
 from tests.gateway.in_front import Front, in_front
 from tests.gateway.site import until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.net
 
@@ -84,10 +85,10 @@ def fountain() -> Iterator[Fountain]:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert started.wait(120)
+    assert started.wait(PATIENCE_S)
     yield made
     loops[0][0].call_soon_threadsafe(loops[0][1].set)
-    thread.join(120)
+    thread.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def silent(front: Front) -> socket.socket:
 
 def settled(fountain: Fountain, n_streams: int) -> dict[int, int]:
     """Bytes of each stream once none of them takes any more."""
-    until(lambda: len(fountain.n_sent) >= n_streams, "no stream began", 120)
+    until(lambda: len(fountain.n_sent) >= n_streams, "no stream began")
     before: dict[int, int] = {}
     since = time.monotonic()
     while time.monotonic() - since < 0.3:
@@ -125,7 +126,7 @@ def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
     stalled = [silent(front) for _ in range(N_STALLED)]
     held = settled(fountain, N_STALLED)
     assert len(held) == N_STALLED and all(0 < n < MOST_HELD for n in held.values())
-    with httpx.Client(base_url=front.url, timeout=120) as http:
+    with httpx.Client(base_url=front.url, timeout=PATIENCE_S) as http:
         for _ in range(20):
             assert http.post("/tokenize", json={}).json() == {"status": "ok"}
         with http.stream("POST", STREAM, json={}) as answer:
@@ -136,11 +137,11 @@ def test_little_is_held_for_those_that_do_not_read_and_others_go_on(
                     break
     assert n_read > 2 * MOST_HELD
     assert {at: fountain.n_sent[at] for at in held} == held, "nothing more was taken for them"
-    until(lambda: front.member.n_active == N_STALLED, "the others are not inside", 120)
+    until(lambda: front.member.n_active == N_STALLED, "the others are not inside")
     for one in stalled:
         one.close()
-    until(lambda: front.member.n_active == 0, "their streams go on", 120)
-    until(lambda: fountain.n_left == N_STALLED + 1, "the member was not told", 120)
+    until(lambda: front.member.n_active == 0, "their streams go on")
+    until(lambda: fountain.n_left == N_STALLED + 1, "the member was not told")
 
 
 def test_one_that_takes_nothing_for_long_is_left(
@@ -149,8 +150,8 @@ def test_one_that_takes_nothing_for_long_is_left(
     monkeypatch.setattr(connection, "STALLED_S", 0.2)
     n_left = fountain.n_left
     with silent(front):
-        until(lambda: fountain.n_left == n_left + 1, "the member works on for it", 120)
-        until(lambda: front.member.n_active == 0, "it holds the model in memory", 120)
+        until(lambda: fountain.n_left == n_left + 1, "the member works on for it")
+        until(lambda: front.member.n_active == 0, "it holds the model in memory")
 
 
 def test_a_member_that_loads_again_by_itself_keeps_requests_waiting(
@@ -158,16 +159,16 @@ def test_a_member_that_loads_again_by_itself_keeps_requests_waiting(
 ) -> None:
     fountain.is_loading = True
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx.post, f"{front.url}/tokenize", json={}, timeout=120)
-        until(lambda: front.member.n_waiting == 1, "it did not wait", 120)
-        read = httpx.get(f"{front.url}/props", timeout=120)
+        asked = pool.submit(httpx.post, f"{front.url}/tokenize", json={}, timeout=PATIENCE_S)
+        until(lambda: front.member.n_waiting == 1, "it did not wait")
+        read = httpx.get(f"{front.url}/props", timeout=PATIENCE_S)
         fountain.is_loading = False
         assert asked.result().json() == {"status": "ok"}
     assert read.status_code == 503 and "fountain" in read.text
 
 
 def test_connections_to_the_member_are_kept(front: Front, fountain: Fountain) -> None:
-    with httpx.Client(base_url=front.url, timeout=120) as http:
+    with httpx.Client(base_url=front.url, timeout=PATIENCE_S) as http:
         http.post("/tokenize", json={}).raise_for_status()
         before = fountain.n_connections
         for _ in range(20):
@@ -200,7 +201,7 @@ async def test_a_request_that_outlives_its_upstream_leaves_no_connection() -> No
     upstream = Upstream(f"http://127.0.0.1:{port}")
     scope = {"method": "GET", "raw_path": b"/health", "query_string": b"", "headers": []}
     forwarded = asyncio.create_task(upstream.forward(scope, b"", "", silent_client, to_client))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_S):
         await is_asked.wait()
         upstream.close()
         may_answer.set()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import CLI, Shell
+from tests.patience import PATIENCE_S
 
 IMPORT = """
 import resource
@@ -55,7 +56,7 @@ def test_a_limit_too_low_ends_the_worker_for_good_with_words(tmp_path: Path) -> 
         env=shell.env,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode != 0
@@ -78,7 +79,7 @@ def test_doctor_tells_the_limit(tmp_path: Path) -> None:
             env=Shell(tmp_path).env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
         found = {one["subject"]: one for one in json.loads(done.stdout)["findings"]}

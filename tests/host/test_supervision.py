@@ -31,6 +31,8 @@ from mlxstack.host.service_state import (
     write_atomic,
     write_json,
 )
+from tests.patience import PATIENCE_S
+from tests.patience import wait_until as until
 from tests.ports import unused_port
 
 pytestmark = pytest.mark.net
@@ -46,16 +48,6 @@ QUICK = RestartPolicy(
     silent_s=2.0,
     stuck_s=4.0,
 )
-
-
-def until(question: Callable[[], object], timeout_s: float = 60.0) -> object:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        answer = question()
-        if answer:
-            return answer
-        time.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s} s")
 
 
 @pytest.fixture
@@ -187,7 +179,7 @@ def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> N
     assert f"{file} cannot be written" in one.log()
     file.rmdir()
     one.process.terminate()
-    assert one.process.wait(60) == 0
+    assert one.process.wait(PATIENCE_S) == 0
     last = read_state(one.home, "one")
     assert last is not None and (last.phase, last.n_crashes) == (Phase.STOPPED, 1)
 
@@ -196,7 +188,7 @@ def test_a_supervisor_that_cannot_begin_says_why_in_words(
     home: Home, started: Callable[[str], Started]
 ) -> None:
     home.state_file("one").mkdir()
-    assert started("ok").process.wait(60) == 1
+    assert started("ok").process.wait(PATIENCE_S) == 1
     told = home.supervisor_log("one").read_text()
     assert told == f"error: {home.state_file('one')}: Is a directory\n"
 
@@ -209,7 +201,7 @@ def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> 
         until(lambda: liveness_probe.probe(one.plan.url, 1.0).is_well)
         os.kill(worker.pid, signal.SIGUSR1)
         until(lambda n=n_deaths: (s := one.state()) and s.n_crashes == n)
-    assert one.process.wait(60) == 1
+    assert one.process.wait(PATIENCE_S) == 1
     assert "died 3 times within 30 s; giving up" in one.log()
 
 
@@ -217,7 +209,7 @@ def test_a9_sigterm_drains_the_worker_and_cleans_up(started: Callable[[str], Sta
     one = started("ok")
     state = one.listening()
     assert services.stop(one.home, state, 10.0) is False
-    assert one.process.wait(60) == 0
+    assert one.process.wait(PATIENCE_S) == 0
     assert not one.home.pid_file("one").exists()
     final = read_state(one.home, "one")
     assert final is not None and final.phase is Phase.STOPPED
@@ -250,7 +242,7 @@ def test_a9_a_frozen_supervisor_is_killed_with_its_worker(
 
 def test_a_flapping_worker_is_given_up_loudly(started: Callable[[str], Started]) -> None:
     one = started("flaps")
-    assert one.process.wait(60) == 1
+    assert one.process.wait(PATIENCE_S) == 1
     final = read_state(one.home, "one")
     assert final is not None and final.phase is Phase.CRASHED and final.n_crashes == 3
     assert "died 3 times within 30 s; giving up" in one.log()
@@ -259,7 +251,7 @@ def test_a_flapping_worker_is_given_up_loudly(started: Callable[[str], Started])
 
 def test_a_hopeless_worker_is_not_started_again(started: Callable[[str], Started]) -> None:
     one = started("hopeless")
-    assert one.process.wait(60) == 1
+    assert one.process.wait(PATIENCE_S) == 1
     final = read_state(one.home, "one")
     assert final is not None and final.n_crashes == 1 and final.exit_code == 78
     assert "error: this model cannot be served" in final.last_log_lines
@@ -288,7 +280,7 @@ def test_a15_a_second_supervisor_is_refused_by_name(started: Callable[[str], Sta
     one.listening()
     before = one.home.state_file("one").read_bytes()
     second = services.start(one.plan)
-    assert second.wait(60) == 1
+    assert second.wait(PATIENCE_S) == 1
     told = one.home.supervisor_log("one").read_text()
     assert f"already running: pid {one.process.pid}, preset one, {one.plan.url}" in told
     assert one.home.state_file("one").read_bytes() == before

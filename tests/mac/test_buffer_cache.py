@@ -28,6 +28,7 @@ from mlxstack.policy.kv.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 from tests.models import LLAMA, VOCAB, write
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.mlx
 
@@ -170,7 +171,7 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
         driver.engine._turns.max_cached_bytes = -1
         asks = [driver.submit(prompt(300, seed=n), 30, use_cache=False) for n in range(3)]
         driver.until(asks[0], TokenSampled, 3)
-        driver.engine.cache.reclaim(MemoryPressure.HIGH).result(60)
+        driver.engine.cache.reclaim(MemoryPressure.HIGH).result(PATIENCE_S)
         for ask in asks:
             driver.finish(ask)
         assert [driver.tokens(ask) for ask in asks] == alone

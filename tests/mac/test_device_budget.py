@@ -27,6 +27,7 @@ from mlxstack.policy.scheduling.chunked_prefill import tokens_within_scores
 from tests.conftest import ModelOf
 from tests.engine.harness import array_bytes, preset_of, prompt, running
 from tests.models import LLAMA, SLIDING
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.mlx
 
@@ -138,7 +139,7 @@ def test_a_prompt_is_refused_while_the_device_is_full_and_served_later(
         cold = driver.cold(prompt(2000), 4)
         running_one = driver.submit(prompt(30, seed=1), 4000, slot=1)
         driver.answer(prompt(10, seed=2), 2, slot=0)
-        driver.engine.cache.clear().result(60)
+        driver.engine.cache.clear().result(PATIENCE_S)
         left = seating.array_limit - array_bytes()
         # The running answer grows meanwhile, which needs room; half a prompt is enough for it.
         other = mx.zeros((left - 1000 * seating.bytes_per_token,), mx.uint8)
@@ -159,9 +160,9 @@ def test_of_two_prompts_that_were_assigned_together_the_device_gets_what_fits(
     with running(preset, tmp_path) as driver:
         slot_kv, prompts = driver.engine._turns.slot_kv, (prompt(3000), prompt(3000, seed=1))
         cold = [driver.cold(tokens, 4) for tokens in prompts]
-        driver.engine.cache.clear().result(60)
+        driver.engine.cache.clear().result(PATIENCE_S)
         for slot in range(2):
-            driver.engine.run_slot_command(EraseSlot(slot)).result(60)
+            driver.engine.run_slot_command(EraseSlot(slot)).result(PATIENCE_S)
         driver.catch_up()
         slot_kv.array_limit = array_bytes() + 5000 * slot_kv.bytes_per_token
         asks = [driver.submit(tokens, 4, slot=n) for n, tokens in enumerate(prompts)]

@@ -1,6 +1,5 @@
 """Errors of the GPU: requests in slots fail, their KV is dropped; the engine goes on or ends."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.mac.device_faults import (
     TIMEOUT,
     DeviceFaults,
 )
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.mlx
 
@@ -53,7 +53,7 @@ def outcome(driver: Driver, ask: str) -> list[int] | None:
 
 
 def wait_until_dead(driver: Driver) -> None:
-    driver.engine._thread.join(30)
+    driver.engine._thread.join(PATIENCE_S)
     assert not driver.engine.is_alive()
 
 
@@ -255,10 +255,7 @@ BODIES = {
 
 def rest(service: Running) -> None:
     """Wait until the engine has released its buffers after the last request."""
-    end = time.monotonic() + WAIT_S
-    while service.service.engine._has_work:  # type: ignore[union-attr]
-        assert time.monotonic() < end
-        time.sleep(0.002)
+    wait_until(lambda: not service.service.engine._has_work)
 
 
 def broken(
@@ -295,7 +292,7 @@ def test_requests_of_a_dead_engine_are_answered_before_the_service_ends(
 ) -> None:
     rest(service)
     faults.fail(FOR_EVER)
-    with httpx.Client(base_url=service.url, timeout=60) as http:
+    with httpx.Client(base_url=service.url, timeout=PATIENCE_S) as http:
         body = BODIES["/v1/chat/completions"]
         assert http.post("/v1/chat/completions", json=body).status_code == 500
         # The second fault may meet work between two requests; the service stops then.

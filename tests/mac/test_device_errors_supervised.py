@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +25,13 @@ from mlxstack.host.service_state import (
 from tests.api.running import tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_agents import history, turn, user
+from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 QUICK = RestartPolicy(first_s=0.05, longest_s=0.1, max_crashes=2, window_s=300.0)
-LONGEST_S = 120.0
 
 
 class Supervised:
@@ -85,14 +84,11 @@ def supervised(folder: Path, **env: str) -> Iterator[Supervised]:
 
 
 def until(question: Callable[[], object]) -> None:
-    end = time.monotonic() + LONGEST_S
-    while not question():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(question)
 
 
 def test_a_new_process_serves_the_agents_of_the_broken_one(tmp_path: Path) -> None:
-    with supervised(tmp_path) as one, httpx.Client(base_url=one.url, timeout=60) as http:
+    with supervised(tmp_path) as one, httpx.Client(base_url=one.url, timeout=PATIENCE_S) as http:
         until(one.is_healthy)
         before = turn(http, "bob", user("remember this " * 20))
         assert one.state is not None
@@ -114,7 +110,7 @@ def test_a_new_process_serves_the_agents_of_the_broken_one(tmp_path: Path) -> No
 
 def test_a_supervisor_gives_up_on_a_device_that_fails_at_every_start(tmp_path: Path) -> None:
     with supervised(tmp_path, FAULTY="1") as one:
-        one.process.wait(LONGEST_S)
+        one.process.wait(PATIENCE_S)
         assert one.state is not None
         assert one.state.phase is Phase.CRASHED
         assert one.state.n_crashes == 2

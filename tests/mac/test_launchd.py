@@ -14,6 +14,7 @@ import pytest
 from mlxstack.control.service_units import LoginJob, launchd
 from mlxstack.host.logs import rotate
 from tests.cli.terminal import CLI, Shell
+from tests.patience import PATIENCE_S
 
 LABEL = "mlx-stack.tiny"
 
@@ -71,7 +72,7 @@ def on_mac(shell: Shell, *words: str, **env: str) -> "subprocess.CompletedProces
         env=shell.env | env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -1,7 +1,6 @@
 """Services of one home divide one memory: the sum of their budgets stays within the ceiling."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ import pytest
 from mlxstack.host.memory_budget import memory_of
 from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests.cli.terminal import Shell
+from tests.patience import wait_until
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
 MEMORY = "4GiB"
 CEILING = memory_of(4 * 2**30).usable
-LONGEST_S = 120.0
 
 
 @pytest.fixture
@@ -50,10 +49,10 @@ def planned(shell: Shell, *words: str) -> dict[str, Any]:
 
 def until(shell: Shell, expected: dict[str, int]) -> None:
     """Wait until the running services have planned again."""
-    end = time.monotonic() + LONGEST_S
-    while (found := {name: n for name, n in budgets(shell).items() if n}) != expected:
-        assert time.monotonic() < end, found
-        time.sleep(0.2)
+    wait_until(
+        lambda: {name: n for name, n in budgets(shell).items() if n} == expected,
+        lambda: budgets(shell),
+    )
 
 
 def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from mlxstack.service import service as services
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests.api.running import running
+from tests.patience import PATIENCE_S, until
 from tests.service.standin import FACTS, StandIn
 
 LINGER_S = 0.2
@@ -63,12 +63,6 @@ def ends_at_once(program: Path) -> None:
 
 def runs(program: Path) -> None:
     program.write_text("#!/bin/sh\nexec sleep 60\n")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_the_assertion_is_held_iff_requests_run(program: Path) -> None:
@@ -117,7 +111,10 @@ def test_a_running_service_tells_it(program: Path, tmp_path: Path) -> None:
     body = {"prompt": "Hello", "max_tokens": 2}
     with running(preset, tmp_path / "home") as live:
         before = msgspec.convert(httpx.get(f"{live.url}/props").json(), PropsResponse)
-        assert httpx.post(f"{live.url}/v1/completions", json=body, timeout=60).status_code == 200
+        assert (
+            httpx.post(f"{live.url}/v1/completions", json=body, timeout=PATIENCE_S).status_code
+            == 200
+        )
         after = msgspec.convert(httpx.get(f"{live.url}/props").json(), PropsResponse)
     assert "prevents idle sleep" not in before.remarks
     assert "prevents idle sleep" in after.remarks, "`status` prints the remarks"

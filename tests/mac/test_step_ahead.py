@@ -1,6 +1,5 @@
 """Steps that are built ahead: those that a GPU gets at once, and those of a CPU."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.step import EngineLoop
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, check_context, preset_of, prompt, running
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.mlx
 
@@ -156,10 +156,7 @@ def test_no_step_stays_in_flight_when_the_last_row_has_left(
         # An end that only the token itself tells: the next step is scheduled by then.
         ask = driver.submit(prompt(50), 900, eos=free[-1:])
         assert driver.finish(ask).reason is FinishReason.EOS
-        end = time.monotonic() + WAIT_S
-        while driver.engine._turns.batch.is_in_flight:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: not driver.engine._turns.batch.is_in_flight)
 
 
 def test_an_error_of_a_step_in_flight_leaves_no_request_without_an_end(

@@ -17,6 +17,7 @@ from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
+from tests.patience import PATIENCE_S
 from tests.store.blobs import manifest, small_blob
 
 FULL, BARRIER = 51, 85
@@ -124,7 +125,7 @@ def test_a_saved_slot_costs_two_full_flushes(
         driver.answer(prompt(700), 4, slot=0)
         driver.catch_up()
         flushes.calls.clear()
-        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(60)
+        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(PATIENCE_S)
         # One for its KV, which may lie on another volume, and one for the slot file.
         assert [kind for command, kind in flushes.calls if command == FULL] == 2 * ["folder"]
         assert (BARRIER, "file") in flushes.calls

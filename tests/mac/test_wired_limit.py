@@ -15,6 +15,7 @@ from mlxstack.host.memory_budget import buffer_cache_limit
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 from tests.mac.residency import Residency
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.mlx
 
@@ -189,9 +190,5 @@ def test_streams_end_after_the_last_kernel_on_a_cpu(
 
 
 def _wait_for(calls: list[tuple[str, int]], name: str) -> None:
-    import time
 
-    end = time.monotonic() + WAIT_S
-    while calls[-1][0] != name:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: calls[-1][0] == name)

@@ -5,6 +5,7 @@ import time
 
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.service.parts.request_stream import EventQueue
+from tests.patience import PATIENCE_S
 
 
 async def waited(queue: EventQueue, patience_s: float) -> float:
@@ -19,8 +20,8 @@ async def test_events_come_in_order_and_wake_the_reader() -> None:
     events = [TokenSampled("a", n) for n in range(3)]
     queue.put(events[0])
     queue.put(events[1])
-    assert [await queue.get(60), await queue.get(60)] == events[:2]
-    reading = asyncio.create_task(queue.get(60))
+    assert [await queue.get(PATIENCE_S), await queue.get(PATIENCE_S)] == events[:2]
+    reading = asyncio.create_task(queue.get(PATIENCE_S))
     await asyncio.sleep(0)
     queue.put(events[2])
     assert await reading == events[2]
@@ -31,7 +32,7 @@ async def test_events_come_in_order_and_wake_the_reader() -> None:
 async def test_a_wait_ends_after_its_own_patience() -> None:
     queue = EventQueue()
     assert 0.05 <= await waited(queue, 0.06) < 60
-    reading = asyncio.create_task(queue.get(60))
+    reading = asyncio.create_task(queue.get(PATIENCE_S))
     await asyncio.sleep(0)
     queue.put(TokenSampled("a", 1))
     await reading
@@ -48,7 +49,7 @@ async def test_a_wait_ends_after_its_own_patience() -> None:
 
 async def test_a_cancelled_wait_leaves_the_events() -> None:
     queue = EventQueue()
-    reading = asyncio.create_task(queue.get(60))
+    reading = asyncio.create_task(queue.get(PATIENCE_S))
     await asyncio.sleep(0)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)

@@ -32,6 +32,7 @@ from mlxstack.service.calls.generation import stream_response
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service, ServiceHealth
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn
 
 WEATHER = Tool("weather", "Tells it.", {"type": "object", "properties": {"city": {}}})
@@ -243,7 +244,7 @@ async def test_a_dead_or_stuck_engine_fails_who_waits(pair: Pair, how: str) -> N
     engine.is_dead = how == "dies"
     engine.silent_s = 121.0 if how == "hangs" else 0.0
     with pytest.raises(Broken, match="died" if how == "dies" else "121 s"):
-        await asyncio.wait_for(waiting, 120)
+        await asyncio.wait_for(waiting, PATIENCE_S)
     assert service.health is (ServiceHealth.BROKEN if how == "dies" else ServiceHealth.STALLED)
     assert service.died.is_set() == (how == "dies")
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from mlxstack.service.parts.agent_store import in_thread
+from tests.patience import PATIENCE_S
 
 
 async def test_a_result_and_an_error_come_through() -> None:
@@ -20,7 +21,7 @@ async def test_a_cancelled_caller_waits_for_the_end(fails: bool) -> None:
 
     def work() -> None:
         begun.set()
-        may_end.wait(120)
+        may_end.wait(PATIENCE_S)
         is_over.set()
         if fails:
             raise OSError("no disk")

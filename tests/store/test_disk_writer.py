@@ -11,6 +11,7 @@ import pytest
 from mlxstack.core.errors import Busy, Conflict, Damaged, StackError
 from mlxstack.store.background_writer import BackgroundWriter, WriterBound
 from mlxstack.store.kv_store import DiskKVStore
+from tests.patience import PATIENCE_S
 from tests.store.bad_disks import FullDisk
 from tests.store.blobs import IDENTITY, KEY, small_blob
 
@@ -33,10 +34,10 @@ def test_g12_a_blob_is_written_behind_the_callers_back(
     writer: BackgroundWriter, tmp_path: Path
 ) -> None:
     vault = DiskKVStore(tmp_path)
-    n_bytes = writer.submit(lambda: vault.write(small_blob())).result(120)
+    n_bytes = writer.submit(lambda: vault.write(small_blob())).result(PATIENCE_S)
     assert [entry.n_bytes for entry in vault.entries()] == [n_bytes]
     assert vault.read(IDENTITY, KEY) == small_blob()
-    assert writer.submit(lambda: vault.write(small_blob())).result(120) == 0
+    assert writer.submit(lambda: vault.write(small_blob())).result(PATIENCE_S) == 0
 
 
 def test_jobs_run_in_order_on_one_other_thread() -> None:
@@ -60,7 +61,7 @@ def test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once(
         writer.submit(gate.wait, 1)
     gate.set()
     assert writer.drain(10)
-    assert writer.submit(lambda: 5, 1000).result(120) == 5
+    assert writer.submit(lambda: 5, 1000).result(PATIENCE_S) == 5
 
 
 def test_g12_beyond_the_bound_of_jobs_it_is_busy_at_once(
@@ -94,9 +95,9 @@ def test_g12_a_failure_is_told_in_words_and_the_thread_lives(
         raise error
 
     with pytest.raises(StackError, match=words) as told:
-        writer.submit(fail, 10).result(120)
+        writer.submit(fail, 10).result(PATIENCE_S)
     assert told.value.__cause__ is not told.value
-    assert writer.submit(lambda: "alive").result(120) == "alive"
+    assert writer.submit(lambda: "alive").result(PATIENCE_S) == "alive"
     assert writer.drain(0)
 
 
@@ -105,8 +106,8 @@ def test_g12_a_full_disk_fails_one_blob(writer: BackgroundWriter, tmp_path: Path
     failing = writer.submit(lambda: full.write(small_blob()))
     fine = writer.submit(lambda: good.write(small_blob()))
     with pytest.raises(StackError, match="the disk is full"):
-        failing.result(120)
-    assert fine.result(120) > 0
+        failing.result(PATIENCE_S)
+    assert fine.result(PATIENCE_S) > 0
 
 
 def test_a_cancelled_job_is_forgotten(writer: BackgroundWriter, gate: Event) -> None:

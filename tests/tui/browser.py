@@ -15,10 +15,11 @@ from typing import Any
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
+from tests.patience import PATIENCE_S, wait_until
+
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-PATIENCE_S = 60.0
 ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[()=>].?)")
 
 
@@ -109,15 +110,12 @@ def chromium(folder: Path, width: int = 1280, height: int = 800) -> Iterator[Bro
             yield Browser(connection)
     finally:
         process.terminate()
-        process.wait(120)
+        process.wait(PATIENCE_S)
 
 
 def _tab(file: Path) -> str:
     """Address of the DevTools of the first tab."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (file.exists() and file.read_text().count("\n")):
-        assert time.monotonic() < deadline, "Chromium did not start"
-        time.sleep(0.05)
+    wait_until(lambda: file.exists() and file.read_text().count("\n"), "Chromium did not start")
     port = file.read_text().split("\n")[0]
     tabs = httpx.get(f"http://127.0.0.1:{port}/json/list").json()
     return str(next(one for one in tabs if one["type"] == "page")["webSocketDebuggerUrl"])

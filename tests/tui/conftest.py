@@ -13,6 +13,7 @@ from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import News
 from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.theme import HOUSE, ThemeChoice
+from tests.patience import PATIENCE_S
 from tests.tui.clerk import Clerk
 
 PICTURES_BY = (3, 11)
@@ -44,7 +45,7 @@ async def settled(pilot: Pilot[Any]) -> None:
 async def offered(pilot: Pilot[Any], words: str) -> None:
     """The palette lists this first."""
     found = pilot.app.screen.query_one(CommandList)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not (found.option_count and words in str(found.get_option_at_index(0).prompt)):
             await pilot.pause(0.02)
     await pilot.pause()

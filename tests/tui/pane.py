@@ -2,11 +2,10 @@
 
 import shlex
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-PATIENCE_S = 60.0
+from tests.patience import wait_until
 
 
 class Pane:
@@ -32,13 +31,15 @@ class Pane:
 
     def until(self, is_so: Callable[[str], bool], what: str) -> str:
         """The screen once it is so."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        seen = ""
+
+        def look() -> bool:
+            nonlocal seen
             seen = self.text()
-            if is_so(seen):
-                return seen
-            time.sleep(0.05)
-        raise AssertionError(f"never seen: {what}; last was:\n{self.text()}")
+            return is_so(seen)
+
+        wait_until(look, lambda: f"never seen: {what}; last was:\n{seen}")
+        return seen
 
     def shows(self, words: str) -> str:
         """The screen once these words are on it."""
@@ -46,10 +47,10 @@ class Pane:
 
     def ended(self) -> None:
         """Wait until the command has ended, and its session with it."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self._do("list-sessions", is_checked=False):
-            assert time.monotonic() < deadline, f"still running:\n{self.text()}"
-            time.sleep(0.05)
+        wait_until(
+            lambda: not self._do("list-sessions", is_checked=False),
+            lambda: f"still running:\n{self.text()}",
+        )
 
     def close(self) -> None:
         """End the server of this pane, whatever it does."""

@@ -26,6 +26,7 @@ from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.state import Link, LinkState
 from mlxstack.tui.theme import HOUSE, ThemeChoice, look_from
 from mlxstack.tui.widgets.table import PatchedTable
+from tests.patience import PATIENCE_S
 from tests.tui import scenes
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import offered, on_tape, settled
@@ -472,7 +473,7 @@ async def test_the_palette_goes_to_a_screen() -> None:
         await pilot.press("ctrl+p", *"show cache")
         await offered(pilot, "Show cache")
         await pilot.press("enter")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not isinstance(app.screen, CacheScreen):
                 await pilot.pause(0.02)
 

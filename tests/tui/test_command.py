@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from mlxstack.cli.commands import tui
 from mlxstack.core.errors import SetupError
 from mlxstack.tui.recording import RecordingFeed, RecordingWriter, new_recording, read_recording
+from tests.patience import PATIENCE_S
 from tests.tui import scenes
 
 RUN = "import typer; from mlxstack.cli.commands import tui; typer.run(tui.tui)"
@@ -60,7 +61,7 @@ def in_terminal(arguments: list[str], home: Path) -> tuple[int, str]:
         [sys.executable, "-c", RUN, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=env
     )
     os.close(theirs)
-    seen, until = b"", time.monotonic() + 120
+    seen, until = b"", time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         if select.select([ours], [], [], 0.2)[0]:
             try:
@@ -70,4 +71,4 @@ def in_terminal(arguments: list[str], home: Path) -> tuple[int, str]:
         if b"has ended" in seen:
             os.write(ours, b"q")
     os.close(ours)
-    return process.wait(120), seen.decode(errors="replace")
+    return process.wait(PATIENCE_S), seen.decode(errors="replace")

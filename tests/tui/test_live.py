@@ -33,7 +33,9 @@ from mlxstack.tui.views.overview import totals
 from mlxstack.tui.views.tiles import memory
 from mlxstack.tui.widgets.sparkline import SparklineChart
 from mlxstack.tui.widgets.table import PatchedTable
+from tests import patience
 from tests.api.running import Running, running, standing, tiny_preset
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -72,17 +74,17 @@ def board(pilot: Pilot[Any]) -> Dashboard:
     return pilot.app
 
 
-async def until(pilot: Pilot[Any], is_so: Callable[[], bool], patience_s: float = 120.0) -> None:
+async def until(pilot: Pilot[Any], is_so: Callable[[], bool]) -> None:
     """Wait for it; nobody presses a key."""
     try:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(PATIENCE_S):
             while not is_so():
                 await asyncio.sleep(0.02)
                 await pilot.pause()
     except TimeoutError:
         shown = [cells(pilot, slot) for slot in range(3)]
         told = [one.message for one in pilot.app._notifications]
-        raise AssertionError(f"after {patience_s} s: {shown}, {told}") from None
+        raise AssertionError(f"never so: {shown}, {told}") from None
 
 
 def cells(pilot: Pilot[Any], slot: int) -> list[str]:
@@ -102,7 +104,7 @@ async def test_h2_a_row_changes_by_itself_while_a_slot_decodes(live: Running) ->
             talk(live.url, max_tokens=900, ignore_eos=True, id_slot=1, session_id=AGENT)
         )
         seen: list[list[str]] = []
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             while not talking.done():
                 await asyncio.sleep(0.05)
                 row = cells(pilot, 1)
@@ -199,9 +201,7 @@ async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Runnin
     await talk(live.url, max_tokens=40)
     samples, counters = live.service.stats.samples, live.service.snapshot().counters
     n_generated = counters.n_generated_tokens
-    async with asyncio.timeout(20):
-        while samples[-1].n_generated < n_generated or len(samples) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await patience.until(lambda: samples[-1].n_generated >= n_generated and len(samples) >= 3)
     oldest = samples[0]
     async with watching(live.url) as pilot:
         app = board(pilot)
@@ -289,7 +289,7 @@ async def test_the_feed_rests_when_the_service_does_and_ends_with_it(
     async def listen(url: str) -> None:
         with suppress(httpx.RemoteProtocolError):
             async with (
-                httpx.AsyncClient(timeout=120) as http,
+                httpx.AsyncClient(timeout=PATIENCE_S) as http,
                 http.stream("GET", f"{url}/events") as answer,
             ):
                 assert answer.headers["content-type"].startswith("text/event-stream")
@@ -300,12 +300,10 @@ async def test_the_feed_rests_when_the_service_does_and_ends_with_it(
     with running(tiny_preset(model_folder), tmp_path) as found:
         listening = asyncio.create_task(listen(found.url))
         began = loop.time()
-        async with asyncio.timeout(60):
-            while told(lines)[-4:] != [": ping", "event: frame"] * 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await patience.until(lambda: told(lines)[-4:] == [": ping", "event: frame"] * 2)
         assert told(lines).count("event: frame") <= 2 + 2 * (loop.time() - began)
         leave(found)
-        await asyncio.wait_for(listening, 120)
+        await asyncio.wait_for(listening, PATIENCE_S)
     assert ended.done()
 
 
@@ -388,7 +386,7 @@ async def test_agents_have_titles_and_a_first_turn_is_a_new_conversation(live: R
         {"role": "user", "content": "And the other one."},
     ]
     async with (
-        httpx.AsyncClient(base_url=live.url, timeout=60) as http,
+        httpx.AsyncClient(base_url=live.url, timeout=PATIENCE_S) as http,
         watching(live.url) as pilot,
     ):
         reasons = []

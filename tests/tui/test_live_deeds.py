@@ -21,6 +21,7 @@ from mlxstack.tui.screens.dialogs import ChoiceDialog, ConfirmDialog, TextDialog
 from mlxstack.tui.widgets.table import PatchedTable
 from mlxstack.tui.widgets.text_lines import TextLines
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 from tests.tui.test_live import board, said, until, watching
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -39,7 +40,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 async def http(live: Running) -> Any:
-    async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=live.url, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -54,7 +54,7 @@ async def test_h4_the_mode_is_switched_and_an_error_is_told(shell: Shell) -> Non
             await until(pilot, lambda: said(board(pilot), "ghost"))
             await pilot.press("M")
             await pilot.press(*"nigh", "right", "enter")
-            await until(pilot, lambda: said(board(pilot), "mode night runs"), patience_s=60)
+            await until(pilot, lambda: said(board(pilot), "mode night runs"))
     found = shell.services()
     assert {one: found[one]["state"] for one in ("chat", "watch")} == {
         "chat": "healthy",

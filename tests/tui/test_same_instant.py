@@ -14,7 +14,9 @@ from mlxstack.core.preset import SlotSpec
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.widgets.text_lines import TextLines
+from tests import patience
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 from tests.tui.test_live import board, cells, numbers, until, watching
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -56,7 +58,7 @@ def lines(app: Dashboard, name: str) -> str:
 
 async def test_h3_at_rest_all_that_is_read_is_what_metrics_and_slots_tell(live: Running) -> None:
     async with (
-        httpx.AsyncClient(base_url=live.url, timeout=60) as http,
+        httpx.AsyncClient(base_url=live.url, timeout=PATIENCE_S) as http,
         watching(live.url) as pilot,
     ):
         for agent in ("ann", "bob", "ann"):
@@ -93,7 +95,7 @@ async def test_h3_at_rest_all_that_is_read_is_what_metrics_and_slots_tell(live: 
 
 
 async def test_h3_under_load_each_frame_lies_between_two_scrapes(live: Running) -> None:
-    async with httpx.AsyncClient(base_url=live.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=live.url, timeout=PATIENCE_S) as http:
         talks = [
             asyncio.create_task(http.post("/v1/chat/completions", json=body(agent, 15_000)))
             for agent in ("cyd", "dan", "eve")
@@ -115,9 +117,7 @@ async def between_scrapes(http: httpx.AsyncClient, app: Dashboard) -> None:
     """Scrape, wait for the next frame, scrape: what is shown is from between."""
     first, slots = numbers((await http.get("/metrics")).text), (await http.get("/slots")).json()
     scraped_at = time.time()
-    async with asyncio.timeout(20):
-        while app.model.frame.at - app.model.frame.snapshot_age_s < scraped_at:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await patience.until(lambda: app.model.frame.at - app.model.frame.snapshot_age_s >= scraped_at)
     frame = app.model.frame
     later, slots_later = (
         numbers((await http.get("/metrics")).text),

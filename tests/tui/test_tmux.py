@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from tests.cli.terminal import CLI, Shell
+from tests.patience import PATIENCE_S, wait_until
 from tests.tui.pane import Pane
 
 pytestmark = [
@@ -70,14 +70,17 @@ class Talk(threading.Thread):
             "stream": True,
             "session_id": self._agent,
         }
-        with httpx.Client(timeout=60) as http, http.stream("POST", self._url, json=body) as answer:
+        with (
+            httpx.Client(timeout=PATIENCE_S) as http,
+            http.stream("POST", self._url, json=body) as answer,
+        ):
             for _ in answer.iter_lines():
                 if self._is_enough.is_set():
                     return
 
     def end(self) -> None:
         self._is_enough.set()
-        self.join(60)
+        self.join(PATIENCE_S)
         assert not self.is_alive()
 
 
@@ -91,13 +94,14 @@ def answer_file(pane: Pane, key: str, question: str, name: str) -> None:
     pane.press(key)
     pane.shows(question)
     is_alone = re.compile(rf"[^\w.-]{re.escape(name)}[^\w.-]").search
-    for _ in range(20):
+
+    def is_written() -> bool:
         # A key that comes before the line has the focus is lost.
         pane.press("C-u")
         pane.write(name)
-        time.sleep(0.3)
-        if is_alone(pane.text()):
-            break
+        return bool(is_alone(pane.text()))
+
+    wait_until(is_written)
     pane.press("Enter")
 
 

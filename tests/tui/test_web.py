@@ -23,6 +23,7 @@ from mlxstack.cli.exit_codes import Misuse
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import running, tiny_preset
+from tests.patience import PATIENCE_S
 from tests.tui.browser import CHROMIUM, chromium
 
 KEY = "sk-of-the-dashboard"
@@ -114,7 +115,7 @@ def served(folder: Path, *options: str) -> Iterator[str]:
         yield told.split()[2]
     finally:
         process.terminate()
-        process.communicate(timeout=120)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def ask(url: str, agent: str) -> None:
@@ -124,7 +125,7 @@ def ask(url: str, agent: str) -> None:
         "session_id": agent,
     }
     headers = {"Authorization": f"Bearer {KEY}"}
-    httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+    httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE_S)
 
 
 @pytest.mark.mlx
@@ -145,7 +146,7 @@ def test_chromium_saves_erases_and_swaps_at_a_service_with_five_agents(tmp_path:
         running(preset, home) as found,
         served(tmp_path, "--url", found.url) as url,
         chromium(tmp_path / "profile") as browser,
-        httpx.Client(base_url=found.url, headers={"x-api-key": KEY}, timeout=60) as http,
+        httpx.Client(base_url=found.url, headers={"x-api-key": KEY}, timeout=PATIENCE_S) as http,
     ):
         with ThreadPoolExecutor(len(AGENTS)) as pool:
             list(pool.map(lambda agent: ask(found.url, agent), AGENTS))

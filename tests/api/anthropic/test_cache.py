@@ -13,6 +13,7 @@ from mlxstack.core.preset import SlotSpec
 from tests.api.anthropic import shapes
 from tests.api.anthropic.speaking import PATH, Event, n_prompt, stream
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -30,7 +31,7 @@ def roomy(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def http(roomy: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=roomy.url, timeout=120) as client:
+    with httpx.Client(base_url=roomy.url, timeout=PATIENCE_S) as client:
         for slot in range(3):
             client.post(f"/slots/{slot}?action=erase").raise_for_status()
         yield client

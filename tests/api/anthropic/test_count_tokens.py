@@ -13,6 +13,7 @@ from tests.api.anthropic.speaking import PATH, ask, body, n_prompt
 from tests.api.running import Running
 from tests.api.speaking import prompt_of
 from tests.api.test_streams import n_busy, until
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -34,7 +35,7 @@ def test_26_parallel_counts_do_not_wait_for_generation(live: Running, http: http
 
     def generate(seed: int) -> int:
         sent = {**long, "messages": [{"role": "user", "content": prompt_of(20, seed)}]}
-        return httpx.post(live.url + PATH, json=sent, timeout=120).status_code
+        return httpx.post(live.url + PATH, json=sent, timeout=PATIENCE_S).status_code
 
     def count(seed: int) -> tuple[float, dict[str, Any]]:
         one = {"model": "tiny", "messages": [{"role": "user", "content": "foo"}]}

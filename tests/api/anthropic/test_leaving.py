@@ -9,6 +9,7 @@ import pytest
 from tests.api.anthropic.speaking import PATH, ask, body, events, in_order, n_prompt
 from tests.api.running import Running, busy_engine, unanswered
 from tests.api.test_streams import n_busy, until
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -36,7 +37,9 @@ def test_x9_leaving_a_whole_answer_frees_the_slot(live: Running, http: httpx.Cli
 
 def test_x20_x21_a_stream_that_waits_begins_with_a_ping(live: Running, http: httpx.Client) -> None:
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(httpx.post, live.url + PATH, json=body(id_slot=0, **LONG), timeout=60)
+        first = pool.submit(
+            httpx.post, live.url + PATH, json=body(id_slot=0, **LONG), timeout=PATIENCE_S
+        )
         until(live, lambda s: s.slots[0].state == "running")
         late = body("second", id_slot=0, stream=True)
         with ExitStack() as stack:

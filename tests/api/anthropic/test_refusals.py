@@ -1,7 +1,6 @@
 """Every refusal in Anthropic's envelope, so that clients neither repeat nor misread it."""
 
 import socket
-import time
 from typing import Any
 
 import anthropic
@@ -11,6 +10,7 @@ import pytest
 from mlxstack.core.preset import ServerSpec
 from tests.api.anthropic.speaking import PATH, PLAIN, events
 from tests.api.running import serving, standing
+from tests.patience import PATIENCE_S, wait_until
 from tests.service.standin import FACTS
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -137,7 +137,7 @@ def test_a33_a_failure_inside_a_stream_is_told_in_it() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener) as found,
-        httpx.stream("POST", found.url + PATH, json=sent, timeout=120) as answer,
+        httpx.stream("POST", found.url + PATH, json=sent, timeout=PATIENCE_S) as answer,
     ):
         pieces = answer.iter_text()
         text = next(pieces)
@@ -179,8 +179,7 @@ def test_x11_keys_in_both_headers_and_a_loading_model() -> None:
         assert loading.status_code == 503
         assert loading.json()["error"]["type"] == "api_error"
         engine.loading.set_result(FACTS)
-        while httpx.get(found.url + "/health").status_code != 200:
-            time.sleep(0.01)
+        wait_until(lambda: httpx.get(found.url + "/health").status_code == 200)
         for headers in ({"x-api-key": "k"}, {"authorization": "Bearer k"}):
             assert httpx.post(url, json=sent, headers=headers).status_code == 200
         refused = httpx.post(url, json=sent)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, serving, standing
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn
 
 
@@ -39,7 +40,7 @@ def stage() -> Iterator[Scripted]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         serving(service, listener) as live,
-        httpx.Client(base_url=live.url, timeout=120) as http,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
         openai.OpenAI(base_url=f"{live.url}/v1", api_key="x", max_retries=0) as sdk,
     ):
         yield Scripted(http, sdk, engine, live, say)

@@ -14,6 +14,7 @@ from tests.api.responses import codex
 from tests.api.responses.checking import Told, told
 from tests.api.responses.conftest import Scripted
 from tests.api.running import Running, running
+from tests.patience import PATIENCE_S
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -144,7 +145,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.mlx
 @pytest.mark.net
 def test_the_second_request_of_a_loop_is_cached(wide: Running) -> None:
-    with httpx.Client(base_url=wide.url, timeout=60) as http:
+    with httpx.Client(base_url=wide.url, timeout=PATIENCE_S) as http:
         first = told(http, codex.request()).response["usage"]
         second = told(http, codex.request(*codex.LOOP)).response["usage"]
     assert second["input_tokens_details"]["cached_tokens"] >= 0.95 * first["input_tokens"]

@@ -14,6 +14,7 @@ from mlxstack.core.preset import ServerSpec, SlotSpec
 from mlxstack.core.request import Request
 from tests.api.running import serving, standing
 from tests.clients.agents import CODEX_CONFIG
+from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 
 BINARY = os.environ.get("MLX_STACK_CODEX", "")
@@ -72,7 +73,7 @@ def codex(folder: Path, n_ctx: int, *answers: str) -> Run:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

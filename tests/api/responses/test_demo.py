@@ -14,6 +14,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.responses.checking import KINDS, told, whole
 from tests.api.running import Running, running
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -55,7 +56,7 @@ def sdk(demo: Running) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(demo: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=demo.url, timeout=60) as client:
+    with httpx.Client(base_url=demo.url, timeout=PATIENCE_S) as client:
         yield client
 
 

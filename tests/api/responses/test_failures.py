@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +27,7 @@ from mlxstack.core.preset import ServerSpec
 from tests.api.responses.checking import KINDS, check
 from tests.api.responses.conftest import Scripted
 from tests.api.running import Running, serving, standing
+from tests.patience import PATIENCE_S, wait_until
 from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net
@@ -47,7 +47,7 @@ def hanging() -> Iterator[tuple[Running, StandIn]]:
 
 def text_until(live: Running, words: str) -> Iterator[str]:
     """The stream up to these words, then whatever follows."""
-    with httpx.stream("POST", f"{live.url}/v1/responses", json=BODY, timeout=120) as answer:
+    with httpx.stream("POST", f"{live.url}/v1/responses", json=BODY, timeout=PATIENCE_S) as answer:
         assert answer.status_code == 200
         text = ""
         for piece in answer.iter_text():
@@ -68,9 +68,7 @@ def test_x20_x21_the_heartbeat_is_an_event(
         assert ": keepalive" not in text
         break
     assert streaming.BEAT_S == 10.0
-    end = time.monotonic() + 120
-    while not engine.cancelled and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(lambda: engine.cancelled)
     assert engine.cancelled == [engine.asked[0].id], "leaving the stream cancels the ask"
 
 

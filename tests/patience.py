@@ -1,0 +1,39 @@
+"""Waits for facts: how long the tests wait for what must happen.
+
+A limit only ends a test that hangs: a machine that is busy makes it slow, never red.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+PATIENCE_S = float(os.environ.get("MLX_STACK_TEST_PATIENCE_S", "300"))
+"""The limit of every wait in the tests, seconds; below that of pytest for a whole test."""
+LOOK_S = 0.005
+"""Pause between two looks at a fact that wakes nobody."""
+
+
+def wait_until(
+    fact: Callable[[], Found], told: str | Callable[[], object] = "it never came true"
+) -> Found:
+    """Return the fact when it is true; AssertionError with `told` after `PATIENCE_S`."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := fact()):
+        assert time.monotonic() < end, told() if callable(told) else told
+        time.sleep(LOOK_S)
+    return found
+
+
+async def until(
+    fact: Callable[[], Found], told: str | Callable[[], object] = "it never came true"
+) -> Found:
+    """The same within an event loop, which runs on."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := fact()):
+        assert time.monotonic() < end, told() if callable(told) else told
+        await asyncio.sleep(LOOK_S)
+    return found
