@@ -209,7 +209,7 @@ def _check(key: ApiKey, agent: str) -> None:
                 "this API key is only for some agents; use a name of another form"
             )
         raise Forbidden(
-            f"this API key may not speak as {agent!r}, only as {', '.join(key.agents)} "
+            f"this API key may not act as agent {agent!r}; allowed: {', '.join(key.agents)} "
             "(server.api_keys of the preset)"
         )
 

@@ -132,7 +132,7 @@ def options(
 def bound(n: int, most: int, name: str, what: str) -> None:
     """Raise BadRequest for more than `most` items in a field."""
     if n > most:
-        raise BadRequest(f"{name} has {n} {what}; it may have {most}", name)
+        raise BadRequest(f"{name}: at most {most} {what}, got {n}", name)
 
 
 def n_parts(contents: Iterable[Any]) -> int:
@@ -220,11 +220,11 @@ def stops(stop: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
     """Stop strings. Raises BadRequest for too many, or for one too long."""
     words = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
     if len(words) > MOST_STOPS:
-        raise BadRequest(f"{name} has {len(words)} words; it may have {MOST_STOPS}", name)
+        raise BadRequest(f"{name}: at most {MOST_STOPS} sequences, got {len(words)}", name)
     longest = max(map(len, words), default=0)
     if longest > LONGEST_STOP:
         raise BadRequest(
-            f"{name} has a word of {longest} characters; it may have {LONGEST_STOP}", name
+            f"{name}: at most {LONGEST_STOP} characters per sequence, got {longest}", name
         )
     return words
 
@@ -257,7 +257,7 @@ def _biases(bias: LogitBias | None) -> list[tuple[int | str, float]]:
         pairs = list(bias or ())
     if len(pairs) > MOST_BIASES:
         raise BadRequest(
-            f"logit_bias has {len(pairs)} entries; it may have {MOST_BIASES}", "logit_bias"
+            f"logit_bias: at most {MOST_BIASES} entries, got {len(pairs)}", "logit_bias"
         )
     biases = [_one_bias(pair) for pair in pairs]
     texts = [key for key, _ in biases if isinstance(key, str)]

@@ -86,7 +86,7 @@ def as_fast_as(scenario: Scenario, metrics: str) -> Scenario:
     n_steps = of.get("llamacpp:n_decode_total", 0.0)
     prompt_s = of.get("llamacpp:prompt_seconds_total", 0.0)
     if not (n_steps and prompt_s):
-        raise SetupError("the service has not measured its speeds yet; let it answer something")
+        raise SetupError("no speed measurements yet; send the service a request first")
     step_s = of["llamacpp:tokens_predicted_seconds_total"] / n_steps
     share = SimulatedMachine().row_s / SimulatedMachine().step_s
     fixed_s = step_s / (1 + share * of["mlxstack_decode_rows_total"] / n_steps)
@@ -100,7 +100,7 @@ def as_fast_as(scenario: Scenario, metrics: str) -> Scenario:
 
 
 def outcome(scenario: Scenario) -> Outcome:
-    """Play it to its end."""
+    """Run the simulation to completion."""
     source = random.Random(scenario.seed)
     agents = draw_agents(scenario.workload, iter(source.random, None))
     report = simulate(agents, scenario.machine, scenario.limits)

@@ -216,10 +216,10 @@ def _why(plan: ServiceSpec, state: ServiceState) -> str:
     log = plan.home.log_file(plan.name)
     if errors:
         return f"`{plan.name}` did not start: {errors[-1]}"
-    shown = "\n  ".join(said[-8:]) or "it said nothing"
+    shown = "\n  ".join(said[-8:]) or "(no output)"
     return (
         f"`{plan.name}` did not start: its worker {state.exit_summary}; "
-        f"its last words (all of them in {log}):\n  {shown}"
+        f"last log lines (full log: {log}):\n  {shown}"
     )
 
 

@@ -72,7 +72,7 @@ class Supervisor:
             if self._stop.is_set() or code == 0:
                 break
             if code == os.EX_CONFIG:
-                self._say("the worker says that a restart cannot help; giving up")
+                self._say("worker exited with a configuration error; not restarting")
                 return Phase.CRASHED
             delay = self._next_delay(time.monotonic())
             if delay is None:

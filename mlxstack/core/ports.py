@@ -129,7 +129,7 @@ class ConstraintState(Protocol):
         ...
 
     def position(self) -> object:
-        """The place reached, for `rewind`."""
+        """Position to pass to `rewind`."""
         ...
 
     def rewind(self, position: object) -> None:

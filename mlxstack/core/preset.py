@@ -72,10 +72,11 @@ class ModelSpec(Strict, frozen=True):
         ),
     ] = None
     alias: Annotated[
-        str | None, Meta(description="What the model is called on the wire; null is its id.")
+        str | None, Meta(description="Name of the model in the API; null is its id.")
     ] = None
     trust_remote_code: Annotated[
-        bool, Meta(description="Let the model's own Python code run; only for sources you trust.")
+        bool,
+        Meta(description="Run Python code from the model's folder; only for sources you trust."),
     ] = False
 
 
@@ -87,14 +88,16 @@ class SlotSpec(Strict, frozen=True):
 
     count: Annotated[
         Annotated[int, Meta(ge=1, le=256)],
-        Meta(description="Number of slots: requests with a live KV cache of their own."),
+        Meta(description="Number of slots; each holds the live KV cache of one request."),
     ] = 3
     n_ctx: Annotated[
         Annotated[int, Meta(ge=64)],
-        Meta(description="Tokens of context per slot, prompt and answer together; `64k` is 65536."),
+        Meta(
+            description="Context per slot in tokens, prompt and response together; `64k` is 65536."
+        ),
     ] = 8192
     save_path: Annotated[
-        str | None, Meta(description="Folder of slot files; null is under the home.")
+        str | None, Meta(description="Folder for slot files; null is a folder of the home.")
     ] = None
 
 
@@ -107,10 +110,10 @@ class KVSpec(Strict, frozen=True):
     ] = 16
     group_size: Annotated[
         Annotated[int, Meta(ge=32, le=128)],
-        Meta(description="Numbers that share a scale: 32, 64 or 128."),
+        Meta(description="Values that share a scale: 32, 64 or 128."),
     ] = 64
     quantized_start: Annotated[
-        NonNegativeInt, Meta(description="The first token position that is quantized.")
+        NonNegativeInt, Meta(description="First quantized token position.")
     ] = 0
 
 
@@ -122,12 +125,12 @@ class BatchSpec(Strict, frozen=True):
     ] = True
     max_size: Annotated[
         PositiveInt,
-        Meta(description="Requests that are decoded at the same time at most; the others wait."),
+        Meta(description="Maximum number of requests decoded together; further ones wait."),
     ] = 8
 
 
 class PrefillSpec(Strict, frozen=True):
-    """`max_stall_ms` bounds the silence of a decoding agent while others prefill."""
+    """`max_stall_ms` bounds the pause of decoding requests during a prefill."""
 
     max_stall_ms: Annotated[
         Annotated[float, Meta(ge=10)],
@@ -135,23 +138,23 @@ class PrefillSpec(Strict, frozen=True):
     ] = 250.0
     chunk_size: Annotated[
         Annotated[int, Meta(ge=16)],
-        Meta(description="Tokens of a prompt that are computed at once, at most."),
+        Meta(description="Maximum number of prompt tokens per prefill chunk."),
     ] = 2048
 
 
 class QueueSpec(Strict, frozen=True):
-    """`max_waiting` asks wait at most; a request may take `timeout_s` in all."""
+    """At most `max_waiting` requests queue; a request times out after `timeout_s`."""
 
     max_waiting: Annotated[
         NonNegativeInt,
-        Meta(description="Requests that wait at most; the next one gets 503 with Retry-After."),
+        Meta(description="Maximum queue length; further requests get 503 with Retry-After."),
     ] = 64
-    timeout_s: Annotated[Seconds, Meta(description="Seconds that a request may take in all.")] = (
+    timeout_s: Annotated[Seconds, Meta(description="Seconds after which a request times out.")] = (
         3600.0
     )
     aging_per_s: Annotated[
         Annotated[float, Meta(ge=0)],
-        Meta(description="Priority that a waiting request gains each second; tiers are 1 apart."),
+        Meta(description="Priority added to a waiting request per second; tiers are 1 apart."),
     ] = 0.1
 
 
@@ -171,21 +174,21 @@ class DiskSpec(Strict, frozen=True):
         bool, Meta(description="Keep KV on disk too, so that it outlives the process.")
     ] = True
     max_bytes: Annotated[
-        PositiveInt | None, Meta(description="Bytes of KV on disk at most; null is no bound.")
+        PositiveInt | None, Meta(description="Maximum bytes of KV on disk; null for no limit.")
     ] = None
     max_age_s: Annotated[
         Seconds | None,
-        Meta(description="Seconds since the last use after which KV leaves the disk."),
+        Meta(description="Seconds since its last use after which KV is deleted from disk."),
     ] = None
 
 
 class MetricsSpec(Strict, frozen=True):
-    """A summary line every `log_interval` seconds."""
+    """Metrics endpoint, and a log line every `log_interval` seconds."""
 
     enabled: Annotated[
-        bool, Meta(description="Serve `/metrics`, and log a line of sums now and then.")
+        bool, Meta(description="Serve `/metrics`, and log a summary line periodically.")
     ] = True
-    log_interval: Annotated[Seconds, Meta(description="Seconds between two such lines.")] = 300.0
+    log_interval: Annotated[Seconds, Meta(description="Seconds between two summary lines.")] = 300.0
 
 
 class Anticipation(StrEnum):
@@ -203,35 +206,38 @@ class LiveSharingMode(StrEnum):
 
 
 class PrefixCacheSpec(Strict, frozen=True):
-    """The KV memory beside the live slots."""
+    """KV kept in memory for contexts that occupy no slot."""
 
     enabled: Annotated[
-        bool, Meta(description="Keep KV beside the live slots, and share it between agents.")
+        bool, Meta(description="Keep KV after a slot is released, and share it between agents.")
     ] = True
     memory_budget_pct: Annotated[
         Percent | Literal["auto"],
         Meta(
-            description="Percent of the memory that KV may take, live slots included; `auto` "
-            "is what is left after weights, compute buffers and the system's reserve."
+            description="Percent of the memory for KV, live slots included; `auto` is the "
+            "remainder after weights, compute buffers and the system's reserve."
         ),
     ] = AUTO
     block_size: Annotated[
         Annotated[int, Meta(ge=16, le=2048)],
-        Meta(description="Tokens of a block, the unit of shared KV; a multiple of 16."),
+        Meta(description="Block size in tokens, the unit of shared KV; a multiple of 16."),
     ] = 128
     eviction_policy: Annotated[
         EvictionPolicy,
-        Meta(description="What goes first: the oldest, or the oldest and least used."),
+        Meta(
+            description="Evict the least recently used, or the least recently and least often used."
+        ),
     ] = EvictionPolicy.LRU_FREQUENCY
-    max_entries: Annotated[PositiveInt, Meta(description="Segments of KV in memory at most.")] = (
-        1000
-    )
+    max_entries: Annotated[
+        PositiveInt, Meta(description="Maximum number of KV segments in memory.")
+    ] = 1000
     warm_on_startup: Annotated[
-        bool, Meta(description="Compute `warm_prefixes` and learned heads at the start.")
+        bool,
+        Meta(description="On startup, compute `warm_prefixes` and the learned shared prefixes."),
     ] = False
     warm_prefixes: Annotated[
         tuple[WarmPrefix, ...],
-        Meta(description="Prefixes to compute and pin; exactly one of the files each."),
+        Meta(description="Prefixes to compute and pin, each from exactly one file."),
     ] = ()
     anticipate: Annotated[
         Anticipation,
@@ -252,7 +258,7 @@ class PrefixCacheSpec(Strict, frozen=True):
 
 
 class Persist(StrEnum):
-    """Time at which an explicit agent's KV goes to disk."""
+    """Time of writing an explicit agent's KV to disk."""
 
     AFTER_TURN = "after_turn"
     ON_PARK = "on_park"
@@ -260,13 +266,11 @@ class Persist(StrEnum):
 
 
 class AgentsSpec(Strict, frozen=True):
-    """Persistence of agents; `after_turn` survives even a crash."""
+    """Persistence of agents; `after_turn` survives a crash."""
 
     persist: Annotated[
         Persist,
-        Meta(
-            description="When an explicit agent's KV goes to disk; `after_turn` survives a crash."
-        ),
+        Meta(description="Time of writing KV of explicit agents; `after_turn` survives a crash."),
     ] = Persist.AFTER_TURN
 
 
@@ -279,43 +283,45 @@ class SamplingSpec(Strict, frozen=True):
     """
 
     temperature: Annotated[
-        Annotated[float, Meta(ge=0)] | None, Meta(description="0 always takes the likeliest token.")
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="0 always samples the most likely token."),
     ] = None
     top_p: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(description="Only the likeliest tokens that together have this probability."),
+        Meta(description="Sample from the most likely tokens with this total probability."),
     ] = None
     top_k: Annotated[
-        NonNegativeInt | None, Meta(description="Only this many of the likeliest tokens; 0 is all.")
+        NonNegativeInt | None,
+        Meta(description="Sample from this many most likely tokens; 0 is all."),
     ] = None
     min_p: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        Meta(
-            description="Only tokens with at least this share of the likeliest one's probability."
-        ),
+        Meta(description="Sample from tokens with at least this fraction of the top probability."),
     ] = None
     repetition_penalty: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Above 1 makes tokens less likely that were there already."),
+        Meta(description="Values above 1 lower the probability of tokens that occurred before."),
     ] = None
     max_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Tokens of an answer at most; -1 is no limit but the context."),
+        Meta(description="Maximum tokens to generate; -1 is limited by the context only."),
     ] = None
     thinking: Annotated[
         bool | None,
-        Meta(description="Whether models that can think do so when a request does not say."),
+        Meta(
+            description="Default for requests that do not set it: whether reasoning models reason."
+        ),
     ] = None
 
 
 class StructuredOutputSpec(Strict, frozen=True):
-    """Grammars that requests do not ask for."""
+    """Grammars applied without a request field."""
 
     auto_tool_grammar: Annotated[
         bool,
         Meta(
-            description="With tool_choice auto, hold a call to the schema of its tool once its "
-            "mark is sampled; false leaves it to the model."
+            description="With tool_choice auto, constrain a tool call to its schema once its "
+            "opening token is sampled; false leaves it to the model."
         ),
     ] = True
 
@@ -332,8 +338,8 @@ class ApiKey(Strict, frozen=True):
     """API key with its tier, salt and agents.
 
     `key` is the key itself or, so that no file holds it, "sha256:" and its digest in hex. `salt`
-    keeps the holder's KV apart from that of others. `agents` are the explicit agents that he
-    may speak as, "*" standing for any characters; none given are all.
+    keeps the holder's KV apart from that of others. `agents` are the explicit agents that
+    the key may act as, "*" matching any characters; without any, all.
     """
 
     key: Annotated[
@@ -345,10 +351,10 @@ class ApiKey(Strict, frozen=True):
     ] = ""
     agents: Annotated[
         tuple[str, ...],
-        Meta(description="What agents it may speak as, `*` for any characters, and change."),
+        Meta(description="Agents that it may act as and change; `*` matches any characters."),
     ] = ()
     may_raise: Annotated[
-        bool, Meta(description="Whether it may give agents a higher priority than its tier.")
+        bool, Meta(description="Whether it may set a higher agent priority than its tier.")
     ] = False
 
 
@@ -360,7 +366,7 @@ class PeerSpec(Strict, frozen=True):
 
     url: Annotated[str, Meta(description="Its URL, such as `http://127.0.0.1:7119`.")]
     key_file: Annotated[
-        str | None, Meta(description="File that holds its API key, if it wants one.")
+        str | None, Meta(description="File with its API key, if it requires one.")
     ] = None
 
 
@@ -375,15 +381,15 @@ class Residency(StrEnum):
 class ServerSpec(Strict, frozen=True):
     """Address and bounds of the service.
 
-    Of `api_keys` one is needed if there are any; a bare text is a key of normal tier. Other
-    machines are let in without a key only where `allow_unauthenticated` says so.
+    With `api_keys`, a request needs one of them; a string is a key of normal tier. Requests of
+    other machines need a key unless `allow_unauthenticated` is set.
 
-    `allowed_hosts` are names beside loopback and IP addresses by which it may be called; "*" any.
+    `allowed_hosts` are accepted Host names beside loopback and IP addresses; "*" is any.
     """
 
     host: Annotated[
         str,
-        Meta(description="Address to listen on; others than loopback need keys."),
+        Meta(description="Address to listen on; addresses beside loopback require keys."),
     ] = "127.0.0.1"
     port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)],
@@ -391,14 +397,14 @@ class ServerSpec(Strict, frozen=True):
     ] = 7109
     allowed_hosts: Annotated[
         tuple[str, ...],
-        Meta(description="Names beside loopback and IP addresses by which it may be called."),
+        Meta(description="Accepted Host names beside loopback and IP addresses."),
     ] = ()
     api_keys: Annotated[
         tuple[str | ApiKey, ...],
-        Meta(description="Keys of which a request needs one, if there are any: texts or sections."),
+        Meta(description="API keys, as strings or sections; if there are any, requests need one."),
     ] = ()
     allow_unauthenticated: Annotated[
-        bool, Meta(description="Let other machines in without a key.")
+        bool, Meta(description="Accept requests of other machines without a key.")
     ] = False
     strict_models: Annotated[
         bool | None,
@@ -418,11 +424,11 @@ class ServerSpec(Strict, frozen=True):
         ),
     ] = 256 * 1024 * 1024
     startup_timeout_s: Annotated[
-        Seconds, Meta(description="Seconds in which a model must be there, at `up` and at a swap.")
+        Seconds, Meta(description="Seconds until a model must be ready, at `up` and at a swap.")
     ] = 240.0
     drain_s: Annotated[
         Annotated[float, Meta(gt=0, le=86_400)],
-        Meta(description="Seconds that running requests get when it stops."),
+        Meta(description="Seconds that running requests may continue at a stop."),
     ] = 6.0
     idle_unload_s: Annotated[
         Seconds | None,

@@ -353,7 +353,7 @@ class EngineCore:
         preset = self._preset
         loaded = self._load_model()
         maker = CacheFactory(loaded.model, preset.kv)
-        log.info("trying how %s decodes and rewinds", preset.model.id)
+        log.info("self-check: batched decoding and rewinding of %s", preset.model.id)
         self._device_memory.apply()
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
         # Its random KV is as long as the model's windows.
@@ -495,8 +495,8 @@ class EngineCore:
                 self._lose_kv(error)
             except Exception as error:
                 n_failures += 1
-                log.exception("a turn broke")
-                self._turns.fail_all(Broken(f"the engine broke and was reset: {error}"))
+                log.exception("engine step failed")
+                self._turns.fail_all(Broken(f"the engine failed and was reset: {error}"))
                 self._turns.flush(self._tell)
                 if n_failures >= MOST_FAILURES:
                     raise
@@ -544,11 +544,11 @@ class EngineCore:
         return self._inbox.get()
 
     def _check_index(self) -> None:
-        """Log a prefix index that contradicts itself; serving goes on."""
+        """Log an inconsistent prefix index; serving continues."""
         try:
             self._turns.slot_kv.memory.check()
         except (AssertionError, KeyError) as broken:
-            log.error("the index of the KV memory contradicts itself: %s; please report it", broken)
+            log.error("prefix index is inconsistent: %s; please report this bug", broken)
 
     def _obey(self, message: Message) -> None:
         self._has_work = True

@@ -444,7 +444,7 @@ class EngineLoop:
         try:
             self._state = self._early.advance(self._state, turn, chunk.n_tokens)
         except OutOfMemory as error:
-            log.info("a turn was not begun early: %s", error)
+            log.info("early prefill skipped: %s", error)
             self._state = scheduler_state.end_early(self._state, turn.slot)
             self.release(turn.slot)
         except Exception as error:  # any error concerns this early turn only

@@ -1,4 +1,4 @@
-"""Ranking of presets for coding agents on a machine, and the command that starts each."""
+"""Ranking of presets for coding agents on a machine."""
 
 from collections.abc import Sequence
 

@@ -441,7 +441,7 @@ class Service:
         """Watchdog: a dead or stuck engine fails all waiting requests."""
         while self.engine.is_alive():
             if (silent := self.engine.stalled_s()) > GIVE_UP_S:
-                self._fail_all(f"the engine has not finished a turn for {silent:.0f} s")
+                self._fail_all(f"no engine step has finished for {silent:.0f} s")
             await asyncio.sleep(WATCH_S)
         self.give_up(self.engine.trouble or "the engine's thread has died")
 

@@ -130,7 +130,7 @@ class DiskKVStore:
 
     def sweep(self, command: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Raises Conflict: the contexts that name KV files are not known here."""
-        raise Conflict("this vault is not swept")
+        raise Conflict("garbage collection is disabled for this store")
 
     def note(self, identity: str, data: bytes) -> None:
         """Replace the note beside the KV files of this identity. Raises StackError."""

@@ -43,7 +43,7 @@ class OutputParser:
     """Parses one answer, token by token; not to be shared by threads.
 
     `make_id` names a call to which the model gave no id. `n_reasoning` counts tokens spent on
-    thoughts, `n_unparsed` calls that made no sense. `blocks` are the tokens of complete calls.
+    thoughts, `n_unparsed` calls that did not parse. `blocks` are the tokens of complete calls.
     `is_cut`: a call was lost to the end of the answer, or a part of it.
     """
 

@@ -51,4 +51,4 @@ def frame_in(data: bytes) -> News:
     try:
         return msgspec.json.decode(data, type=StatusFrame)
     except (msgspec.DecodeError, UnicodeDecodeError) as why:
-        return FeedLost(f"this dashboard cannot read what the service says ({why})", 0.0)
+        return FeedLost(f"unexpected data from the service ({why}); is it another version?", 0.0)

@@ -63,7 +63,7 @@ class DashboardState(Struct, frozen=True):
 
 
 def reduce(before: DashboardState, news: StatusFrame | FeedLost) -> DashboardState:
-    """The model after one more thing came from the feed."""
+    """The next state, given one feed item."""
     if isinstance(news, FeedLost):
         return replace(before, link=Link(LinkState.LOST, news.reason, news.retry_s))
     base = _base(before, news.snapshot.counters)

@@ -40,15 +40,19 @@ def refusal(path: str, **more: Any) -> str | None:
 def test_stop_words_are_bounded(path: str, name: str) -> None:
     many = [f"stop{n}" for n in range(MOST_STOPS)]
     assert refusal(path, **{name: [*many, ""]}) is None
-    assert f"{name} has {MOST_STOPS + 1} words" in str(refusal(path, **{name: [*many, "one"]}))
+    assert f"{name}: at most {MOST_STOPS} sequences, got {MOST_STOPS + 1}" in str(
+        refusal(path, **{name: [*many, "one"]})
+    )
     assert refusal(path, **{name: ["a" * LONGEST_STOP]}) is None
-    assert f"a word of {LONGEST_STOP + 1}" in str(refusal(path, **{name: ["a" * 1001]}))
+    assert f"{LONGEST_STOP} characters per sequence, got {LONGEST_STOP + 1}" in str(
+        refusal(path, **{name: ["a" * 1001]})
+    )
 
 
 def test_biases_are_bounded() -> None:
     assert refusal(CHAT, logit_bias=[[1, 1]] * 1000) is None
     words = refusal(CHAT, logit_bias=[[1, 1]] * (MOST_BIASES + 1))
-    assert words == f"logit_bias has {MOST_BIASES + 1} entries; it may have {MOST_BIASES}"
+    assert words == f"logit_bias: at most {MOST_BIASES} entries, got {MOST_BIASES + 1}"
 
 
 @pytest.mark.parametrize(
@@ -69,23 +73,27 @@ def test_messages_calls_and_tools_are_bounded() -> None:
     call = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
     tool = {"type": "function", "function": {"name": "a"}}
     many = {
-        "20001 messages": {"messages": HELLO * (MOST_MESSAGES + 1)},
-        "20001 tool calls": {
+        "20000 messages, got 20001": {"messages": HELLO * (MOST_MESSAGES + 1)},
+        "20000 tool calls, got 20001": {
             "messages": [*HELLO, {"role": "assistant", "tool_calls": [call] * (MOST_CALLS + 1)}]
         },
-        "100001 parts": {
+        "100000 parts of contents, got 100001": {
             "messages": [{"role": "user", "content": [{"type": "text"}] * (MOST_PARTS + 1)}]
         },
-        "4001 tools": {"tools": [tool] * (MOST_TOOLS + 1)},
+        "4000 tools, got 4001": {"tools": [tool] * (MOST_TOOLS + 1)},
     }
     for words, more in many.items():
-        assert f"has {words}" in str(refusal(CHAT, **more))
-    assert "has 20001 messages" in str(refusal(MESSAGES, messages=HELLO * (MOST_MESSAGES + 1)))
+        assert f"at most {words}" in str(refusal(CHAT, **more))
+    assert "at most 20000 messages, got 20001" in str(
+        refusal(MESSAGES, messages=HELLO * (MOST_MESSAGES + 1))
+    )
     blocks = [{"type": "text", "text": ""}] * (MOST_PARTS + 1)
     said = [{"role": "user", "content": blocks}]
-    assert "has 100001 content blocks" in str(refusal(MESSAGES, messages=said))
-    assert "has 4001 tools" in str(refusal(MESSAGES, tools=[{"name": "a"}] * (MOST_TOOLS + 1)))
-    assert "has 40001 items" in str(refusal("/v1/responses", input=HELLO * 40_001))
+    assert "at most 100000 content blocks, got 100001" in str(refusal(MESSAGES, messages=said))
+    assert "at most 4000 tools, got 4001" in str(
+        refusal(MESSAGES, tools=[{"name": "a"}] * (MOST_TOOLS + 1))
+    )
+    assert "at most 40000 items, got 40001" in str(refusal("/v1/responses", input=HELLO * 40_001))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -1,4 +1,4 @@
-"""Decodes the running slots together, one token or several drafted ones for each per step.
+"""Batched decoding of the running slots, with drafts.
 
 The next step is built before the last one is read, but for rows whose tokens may be drafted.
 """
@@ -41,7 +41,7 @@ NO_DRAFT: tuple[int, ...] = ()
 
 
 class BatchRow:
-    """A slot in the running batch. `input_token` (1,) is the last chosen token, perhaps lazy.
+    """Slot in the running batch; `input_token` (1,) may be lazy.
 
     `n_left` tokens at most are still to be sampled.
     """
@@ -84,7 +84,7 @@ class BatchRow:
         return mx.array([*self.known, *draft]) if self.replay or draft else self.input_token
 
     def propose(self) -> DraftOffer:
-        """Prepare a draft; none after a rollback of recurrent state, so that replays stay short.
+        """Prepare a draft; none after a rollback of recurrent state.
 
         KV is quantized between passes, so a draft ends at the latest where that is due.
         """
@@ -106,7 +106,7 @@ class BatchRow:
 
 
 class RowToken(Struct, frozen=True):
-    """A token that a row chose in one step; with a draft a step may choose several."""
+    """Token that a row sampled in one step."""
 
     row: BatchRow
     token: int
@@ -198,7 +198,7 @@ class Batch:
         return first
 
     def leave(self, slot: int) -> None:
-        """The slot's row takes no further part; its context holds the tokens that its KV has."""
+        """Remove the slot's row; its context holds the tokens of its KV."""
         self.rows = [row for row in self.rows if row.slot != slot]
         if self._in_flight is not None and any(fed.row.slot == slot for fed in self._in_flight.fed):
             # Other threads may read its KV from now on.
@@ -224,7 +224,7 @@ class Batch:
         return tokens
 
     def sync(self) -> list[RowToken]:
-        """Read the step in flight without building another; afterwards nothing is in flight."""
+        """Read the step in flight without building another."""
         self.submit()
         landed, self._in_flight = self._in_flight, None
         return self._collect(landed)
@@ -285,7 +285,7 @@ class Batch:
         return InFlightStep(fed, passes, modeled, drafting_s)
 
     def _draft(self, rows: list[BatchRow]) -> tuple[list[BatchRow], list[tuple[int, ...]]]:
-        """The rows and their drafts; none while a token in flight decides what may come."""
+        """Rows and their drafts; none while a token in flight decides."""
         if self._in_flight is not None:
             return rows, [NO_DRAFT] * len(rows)
         offers: dict[int, DraftOffer] = {}
@@ -310,7 +310,7 @@ class Batch:
     def _model_widths(
         self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]
     ) -> dict[int, int]:
-        """Number of tokens that the draft model drafts for rows without another draft."""
+        """Draft model tokens for rows without another draft."""
         if self.draft_model is None or not rows:
             return {}
         free = {i: rows[i] for i, offer in enumerate(offers) if not offer.n_tokens}
@@ -334,7 +334,7 @@ class Batch:
         return drafted
 
     def _learn(self, landed: InFlightStep, tokens: Sequence[RowToken], seconds: float) -> None:
-        """Learn the seconds of a step, and how the drafts of the model fared in it."""
+        """Learn the seconds and draft acceptance of a step."""
         self.costs = observe_passes(self.costs, landed.passes, seconds - landed.drafting_s)
         if self.draft_model is None:
             return
@@ -370,7 +370,7 @@ class Batch:
     def _sample(
         self, rows: Sequence[BatchRow], logits: mx.array, drafts: Sequence[tuple[int, ...]]
     ) -> list[tuple[SampledToken, ...]]:
-        """The choices of each row; none for a row that raises, which is put among the broken."""
+        """Samples of each row; rows that raise go to the broken ones."""
         if any(row.sampler.is_guided for row in rows):
             # The device goes on while a guide reads its last token and works out the next mask.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
@@ -509,7 +509,7 @@ def _has_draft(flight: InFlightStep) -> bool:
 
 
 def _new_lines(n_replayed: Sequence[int], drafts: Sequence[tuple[int, ...]]) -> list[int]:
-    """The lines of the logits that follow the last token of each row and its draft."""
+    """Logits after the last token of each row and its draft."""
     lines: list[int] = []
     start = 0
     for n, draft in zip(n_replayed, drafts, strict=True):
@@ -519,7 +519,7 @@ def _new_lines(n_replayed: Sequence[int], drafts: Sequence[tuple[int, ...]]) -> 
 
 
 def _accepted(fed: FedRow) -> list[int]:
-    """The chosen tokens up to the first one that is not the draft's."""
+    """Sampled tokens up to the first refused draft token."""
     tokens: list[int] = []
     for choice, drafted in zip_longest(fed.choices, fed.draft[: len(fed.choices)]):
         tokens.append(int(choice.token.item().real))
@@ -529,7 +529,7 @@ def _accepted(fed: FedRow) -> list[int]:
 
 
 def _settle(fed: FedRow, tokens: Sequence[int]) -> None:
-    """Take the tokens of the draft that were not chosen out of the row's caches."""
+    """Remove refused draft tokens from the row's caches."""
     row = fed.row
     kept = [*row.known, *tokens[:-1]]
     is_kept = row.context.end_draft(*kept)

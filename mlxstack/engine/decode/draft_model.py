@@ -1,4 +1,4 @@
-"""Draft tokens of a small model with the target's vocabulary, computed for several rows at once.
+"""Draft tokens of a small model, for several rows at once.
 
 Each slot has a second context, of the draft model, in `SlotContext.draft`: a beginning of what the
 slot holds. It is cut and dropped with the slot's own, and computed in chunks between two steps.
@@ -70,7 +70,7 @@ class DraftPlan(Struct, frozen=True):
 
 
 class DraftModel:
-    """Drafts for rows of the batch; owned by the MLX thread. `name` is the model's id.
+    """Draft model for rows of the batch, on the MLX thread.
 
     Tokens from `n_vocab` on are not the target's.
     """
@@ -97,7 +97,7 @@ class DraftModel:
         self.n_accepted = 0
 
     def plan(self, rows: Mapping[int, DraftableRow], plan: DraftPlan) -> dict[int, int]:
-        """Tokens to draft for these rows; only rows are drafted for whose context is ready."""
+        """Tokens to draft for the rows with a ready context."""
         if self.is_broken:
             return {}
         rates = {
@@ -157,7 +157,7 @@ class DraftModel:
         return [tokens[:n] for tokens, n in zip(drafts, counts, strict=True)]
 
     def settle(self, n_drafted: int, n_accepted: int, seconds: float, plan: DraftPlan) -> None:
-        """Learn how the drafts of a step fared that took `seconds`, drafting included."""
+        """Learn the acceptance of a step's drafts, of `seconds` in all."""
         plain_s = step_seconds(plan.counts, plan.costs, plan.layout)
         if n_drafted:
             self.n_drafted += n_drafted
@@ -178,7 +178,7 @@ class DraftModel:
         return row if self._seconds(row, costs) > 0 and has_room(n_bytes) else None
 
     def prefill(self, row: DraftableRow, seconds: float, costs: WidthCosts) -> None:
-        """Compute the next chunk of a row's context of the draft model, in about `seconds`."""
+        """Compute the next chunk of a row's draft context."""
         began, allowed = time.perf_counter(), self._seconds(row, costs)
         n_tokens = governor.tokens_within(self.record.costs, min(seconds, allowed), LONGEST_CHUNK)
         context, tokens = self._context(row), _behind(row)[:-1][:n_tokens]
@@ -210,7 +210,7 @@ class DraftModel:
         return draft
 
     def _hold(self, contexts: Sequence[SlotContext], behind: Sequence[Sequence[int]]) -> None:
-        """The known tokens are computed; from here refused ones can be taken back."""
+        """Mark the known tokens as computed, before refusable ones."""
         for context, tokens in zip(contexts, behind, strict=True):
             context.extend(tokens)
             context.checkpoint()

@@ -1,4 +1,4 @@
-"""Draft tokens of one row: forced by its grammar, copied from before, or of a draft model."""
+"""Draft tokens of one row, from grammar, text or a model."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -36,7 +36,7 @@ NO_DRAFT, NO_OFFER = Draft(), DraftOffer()
 
 
 class Drafter:
-    """Proposes tokens for one request and learns how they fare. No draft holds a token of `eos`.
+    """Drafter of one request; no draft holds a token of `eos`.
 
     `prediction` and `find_sibling` are further texts to copy from, as `NgramIndex` takes them.
     """
@@ -58,14 +58,14 @@ class Drafter:
         self.n_accepted = 0
 
     def expected(self, is_ruled: bool) -> DraftOffer:
-        """A draft that the token in flight is likely to lead to, unless it is the wrong one."""
+        """Draft after the most likely token in flight."""
         record = self._forced if is_ruled else self._copied
         if record.is_paused or not (is_ruled or self._index.continuation(1)):
             return NO_OFFER
         return DraftOffer(record.width, record.rate)
 
     def propose(self, forced: Sequence[int], most: int) -> DraftOffer:
-        """Prepare a draft of at most `most` tokens for the next pass: what the governor weighs."""
+        """Prepare a draft of at most `most` tokens for the governor."""
         record = self._forced if forced else self._copied
         if record.is_paused and not forced:
             return NO_OFFER
@@ -77,7 +77,7 @@ class Drafter:
         return NO_OFFER if record.is_paused else DraftOffer(n_tokens, record.rate)
 
     def use_model(self, tokens: Sequence[int], prior: float) -> int:
-        """Propose tokens of a draft model in place of other drafts; how many are left of them.
+        """Propose tokens of a draft model; returns the number kept.
 
         In other requests its tokens are accepted at the rate `prior`.
         """
@@ -96,7 +96,7 @@ class Drafter:
         return self._proposed.tokens[:n_tokens]
 
     def settle(self, tokens: Sequence[int], n_drafted: int = 0) -> None:
-        """Learn the tokens of a pass into which `n_drafted` of the proposed ones went."""
+        """Learn the tokens of a pass with `n_drafted` draft tokens."""
         proposed, self._proposed = self._proposed, NO_DRAFT
         if proposed.source is DraftSource.FORCED:
             self._forced = _judged(self._forced, proposed.tokens, tokens, n_drafted)

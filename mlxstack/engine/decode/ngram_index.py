@@ -1,4 +1,4 @@
-"""An n-gram index over all that an answer may repeat: how did it go on the last time?
+"""N-gram index over texts that a response may repeat.
 
 O(1) per token. Texts that are known before the answer are indexed once, by sorting packed
 n-grams; the answer goes into a dictionary.
@@ -35,7 +35,7 @@ FindPlace = Callable[[int], Place | None]
 
 
 class IndexedText:
-    """A text with its n-grams in order; tokens that are appended later are not among them."""
+    """Text with its n-grams; appended tokens are not included."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
@@ -94,7 +94,7 @@ class NgramIndex:
             self._next = self._find()
 
     def continuation(self, n: int) -> list[int]:
-        """At most `n` tokens that followed the longest match; a loop goes on as a loop."""
+        """At most `n` tokens that followed the longest match."""
         if self._next is None:
             return []
         span = list(self._next.tokens[self._next.at : self._next.at + n])
@@ -103,7 +103,7 @@ class NgramIndex:
         return span
 
     def _find(self) -> Place | None:
-        """The place after the longest match with the last tokens, of several the last found."""
+        """Position after the longest, latest match with the last tokens."""
         if len(self._tokens) < ORDER:
             return None
         places: list[Place] = []

@@ -1,4 +1,4 @@
-"""Chunked prefill: computes the next chunk of a prompt in its slot; at the end a row decodes."""
+"""Chunked prefill: next chunk of a prompt in its slot."""
 
 import time
 
@@ -19,7 +19,7 @@ RESERVE = 512
 
 
 def room_for(request: Request) -> int:
-    """Tokens of KV that are allocated for the prompt and the beginning of its answer."""
+    """Tokens of KV allocated for prompt and first response tokens."""
     return cache_adapters.in_steps(len(request.tokens) + min(request.max_tokens, RESERVE))
 
 
@@ -30,7 +30,7 @@ def prefill_chunk(
     n_tokens: int,
     draft_model: DraftModel | None = None,
 ) -> float:
-    """Extend the context by at most `n_tokens` of the prompt; seconds until it was computed.
+    """Prefill at most `n_tokens` of the prompt; returns the seconds.
 
     It ends earlier where a checkpoint is worth taking, and takes it there. A draft model that
     needs the hidden states gets them.
@@ -73,14 +73,14 @@ def row_of(
 
 
 def drafter_of(request: Request, siblings: SiblingAnswers) -> Drafter:
-    """The drafter of a request: its prompt, its prediction, and the answers to its siblings."""
+    """Drafter of a request, over prompt, prediction and sibling responses."""
     answers = siblings.of(request)
     find_sibling = answers.place if answers is not None else None
     return Drafter(request.tokens, request.eos, request.prediction, find_sibling)
 
 
 def _next_stop(context: SlotContext, request: Request, start: int) -> int:
-    """Latest end of a prefill chunk: the next checkpoint position, or the end of the prompt."""
+    """Latest end of a prefill chunk: checkpoint position or prompt end."""
     end = len(request.tokens) - 1
     stops = [context.quantized_start]
     if not context.is_sliceable:

@@ -1,4 +1,4 @@
-"""Sampling: rows of a batch with equal rules draw in one operation, each by its own random key.
+"""Sampling; rows with equal parameters draw in one operation.
 
 Penalties are mlx-lm's, and so is top-p over a whole vocabulary. The draw is inverse transform
 sampling from one uniform number per token, as `mx.random.categorical` does it. The number depends
@@ -25,7 +25,7 @@ N_AHEAD = 32
 
 
 class SampledToken(Struct, frozen=True):
-    """Lazily: the token (1,), its logprob (1,), the `top` tokens with logprobs, if asked for."""
+    """Lazy token (1,), its logprob (1,), and `top` tokens with logprobs."""
 
     token: mx.array
     logprob: mx.array | None = None
@@ -65,7 +65,7 @@ class UniformStream:
 
 
 class Sampler:
-    """Chooses for one request, step by step. `seed` is used where the request brings none.
+    """Sampler of one request; `seed` where the request has none.
 
     `state` rules which tokens may be chosen. It must know the last token, so that one is read
     first.
@@ -111,7 +111,7 @@ class Sampler:
         return self._uniform.peek(position)
 
     def adjust(self, logits: mx.array, draft: Sequence[int] = ()) -> list[mx.array] | None:
-        """Apply penalties and the grammar mask to logits (1 + draft, vocabulary), row by row.
+        """Apply penalties and grammar mask to logits (1 + draft, vocabulary).
 
         Row i follows i tokens of the draft. Rows after a token that the grammar forbids are left
         out. None when neither penalty nor grammar changes any. Raises what the grammar raises.
@@ -132,7 +132,7 @@ class Sampler:
         return rows
 
     def accept(self, tokens: Sequence[mx.array], n_drafted: int = 0) -> None:
-        """Note the chosen tokens, (1,) each; all but the last are known to be those of a draft.
+        """Record the sampled tokens, (1,) each, draft tokens first.
 
         The last one may be lazy. `n_drafted` is the length of the draft.
         """
@@ -145,7 +145,7 @@ class Sampler:
             self._recent = mx.concatenate([self._recent, *tokens])[-self._sampling.window :]
 
     def _masks(self, draft: Sequence[int]) -> list[bytes | None]:
-        """The grammar mask before each token of the draft that may come, and the one after.
+        """Grammar masks before each draft token, and after the last.
 
         What the grammar raises beyond the next token is raised when an answer gets there.
         """
@@ -229,7 +229,7 @@ def sample_rows(
 
 
 def masked(logits: mx.array, mask: bytes) -> mx.array:
-    """Logits (1, vocabulary) with -inf for every token whose bit in `mask` is 0 or missing."""
+    """Logits (1, vocabulary) with -inf for tokens not in `mask`."""
     n = logits.shape[-1]
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=n, bitorder="little")
     allowed = mx.array(bits.astype(np.bool_))
@@ -237,7 +237,7 @@ def masked(logits: mx.array, mask: bytes) -> mx.array:
 
 
 def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> list[SampledToken]:
-    """Choose one token for each row of logits (rows, vocabulary) by the same rules, lazily.
+    """Sample one token per row of logits (rows, vocabulary), lazily.
 
     `uniforms` holds one number in [0, 1) per row; none when greedy. Log probabilities are
     float32, before temperature and filters.
@@ -269,7 +269,7 @@ def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> 
 
 
 def _pick(rules: SamplingParams, logprobs: mx.array, uniforms: mx.array) -> mx.array:
-    """Draw one token per row, (rows,): after top-k, top-p and min-p, with temperature."""
+    """Draw one token per row, (rows,), after filters, with temperature."""
     ids = None
     if 0 < rules.top_k < logprobs.shape[-1]:
         ids, logprobs = _top(logprobs, rules.top_k)
@@ -291,7 +291,7 @@ def _pick(rules: SamplingParams, logprobs: mx.array, uniforms: mx.array) -> mx.a
 
 
 def _top(logprobs: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """The `k` likeliest tokens of each row, by ascending id, and their log probabilities."""
+    """Top `k` tokens of each row by id, and their logprobs."""
     k = min(k, logprobs.shape[-1])
     ids = mx.sort(mx.argpartition(-logprobs, kth=k - 1, axis=-1)[:, :k], axis=-1)
     return ids, mx.take_along_axis(logprobs, ids, axis=-1)
@@ -323,7 +323,7 @@ def _is_allowed(mask: bytes | None, token: int) -> bool:
 
 
 def _draw_rules(s: SamplingParams) -> SamplingParams:
-    """The part of `s` that decides how a token is drawn; rows in which it is equal are grouped."""
+    """Parameters that decide a draw; rows with equal ones are grouped."""
     if s.temperature == 0:
         return SamplingParams(top_logprobs=s.top_logprobs)
     return SamplingParams(

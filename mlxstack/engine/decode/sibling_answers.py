@@ -1,4 +1,4 @@
-"""Answers to prompts of the same beginning: what one agent said, another may say again."""
+"""Responses to prompts with a common prefix, as drafts."""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ BYTES_PER_TOKEN, BYTES_PER_PREFIX = 256, 8192
 
 
 class PrefixAnswers:
-    """The latest answers to prompts of one beginning; the latest place of an n-gram counts."""
+    """Latest responses to prompts of one prefix."""
 
     def __init__(self) -> None:
         self._answers: deque[list[int]] = deque()
@@ -45,7 +45,7 @@ class PrefixAnswers:
 
 
 class SiblingAnswers:
-    """Answers by tenant and beginning of the prompt, at most `max_bytes`; the oldest go first."""
+    """Responses by tenant and prompt prefix, at most `max_bytes`."""
 
     def __init__(self, max_bytes: int = MOST_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -53,7 +53,7 @@ class SiblingAnswers:
         self.n_bytes = 0
 
     def of(self, request: Request) -> PrefixAnswers | None:
-        """The answers to the siblings of this request, those that are yet to come included."""
+        """Responses to siblings of this request, future ones included."""
         if not _has_siblings(request):
             return None
         key = _key(request)

@@ -1,4 +1,4 @@
-"""Thin views over the caches of the running slots, one per layer, for one forward pass.
+"""Views over the caches of running slots, one per layer.
 
 Every slot keeps its own mlx-lm caches; a view hands the tokens of each slot to its own cache and
 gives the model what it expects of a single one. Caches are not merged. The tokens of a slot are
@@ -30,7 +30,7 @@ from mlxstack.engine.model.prefixed_cache import (
 
 
 class RaggedArray(mx.array):
-    """One array per row of the batch, of different lengths; stands in for a stacked one.
+    """Arrays of different lengths, one per row of the batch.
 
     `counts` are the queries of each row that are not padding.
 
@@ -71,7 +71,7 @@ def _times(row: mx.array, array: Any) -> Any:
 
 
 def row_of(value: Any, index: int) -> Any:
-    """Row `index` of a per-row value; a value without rows (None, "causal") is the same for all."""
+    """Row `index` of a per-row value; None and "causal" hold for all."""
     if isinstance(value, RaggedArray):
         return value[index]
     if isinstance(value, mx.array) and value.ndim == 4 and value.shape[0] > 1:
@@ -80,7 +80,7 @@ def row_of(value: Any, index: int) -> Any:
 
 
 class KVView:
-    """A layer's KV caches of any kind, one per slot: rotating, quantized, plain, mixed.
+    """KV caches of a layer of any kind, one per slot.
 
     Token j of a slot is a row of its own that sees the slot's keys up to itself, so a step of
     several tokens runs the attention of as many single steps.
@@ -96,7 +96,7 @@ class KVView:
         )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
-        """Append (N, heads, 1, dim), the tokens of a slot at once; keys and values of each row."""
+        """Append (N, heads, 1, dim); returns keys and values of each row."""
         ends = list(accumulate(self._counts))[:-1]
         new = zip(mx.split(keys, ends), mx.split(values, ends), strict=True)
         stored = []
@@ -110,7 +110,7 @@ class KVView:
         return self._by_row(stored)
 
     def keys_and_values(self) -> tuple[RaggedArray, RaggedArray]:
-        """The stored keys and values of each row, also for layers that share this one's KV."""
+        """Stored keys and values of each row."""
         return self._by_row(
             [
                 slot.split() if isinstance(slot, PrefixedKVCache) else slot.keys_and_values()
@@ -119,7 +119,7 @@ class KVView:
         )
 
     def _by_row(self, stored: Sequence[tuple[Any, Any]]) -> tuple[RaggedArray, RaggedArray]:
-        """Keys and values of the slots, as each of their rows sees them."""
+        """Keys and values of the slots, by row."""
         pairs: list[tuple[Any, Any]] = []
         for slot, n, (keys, values) in zip(self._slots, self._counts, stored, strict=True):
             if n == 1:
@@ -137,7 +137,7 @@ class KVView:
 
 
 class PaddedKVView:
-    """A layer's KV caches, one per slot; a row is a slot's tokens, padded on the right."""
+    """KV caches of a layer, one per slot, rows padded right."""
 
     def __init__(self, caches: Sequence[Any], counts: Sequence[int]) -> None:
         self.caches = list(caches)
@@ -145,7 +145,7 @@ class PaddedKVView:
         self.offset = mx.array([cache.offset for cache in caches])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
-        """Append (slots, heads, longest, dim) without the padding; keys and values of each row."""
+        """Append (slots, heads, longest, dim) without padding; returns each row's KV."""
         for i, (cache, n) in enumerate(zip(self.caches, self._counts, strict=True)):
             cache.update_and_fetch(*(a[i : i + 1, :, :n] for a in (keys, values)))
         return self.keys_and_values()
@@ -163,7 +163,7 @@ class PaddedKVView:
 
 
 class StackedStates:
-    """Recurrent states of several rows in one array, found by the slices given out.
+    """Recurrent states of several rows in one array.
 
     Rows that stay the same read what they wrote without a copy. A stacked state shares its buffer
     with the slices, and lives no longer than the first of them.
@@ -248,13 +248,13 @@ def view(caches: Sequence[Any], counts: Sequence[int], is_padded: bool = False) 
 
 
 def _bounds(cache: Any, n: int, length: int) -> list[tuple[int, int]]:
-    """Mask of the `length` stored keys for each of the last `n` tokens."""
+    """Mask of `length` stored keys for the last `n` tokens."""
     window = cache.max_size if isinstance(cache, RotatingKVCache) else length
     return [(max(0, end - window), end) for end in range(length - n + 1, length + 1)]
 
 
 def _masks(cache: Any, n: int, **options: Any) -> list[Any]:
-    """The mask of each of the next `n` tokens over the keys that it sees."""
+    """Masks of the next `n` tokens over their keys."""
     if n == 1:
         return [cache.make_mask(1, **options)]
     window, stored = options.get("window_size"), getattr(cache, "max_size", None)

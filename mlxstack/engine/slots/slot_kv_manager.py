@@ -185,7 +185,7 @@ class SlotKVManager:
     def _share(
         self, mine: SlotContext, tokens: Sequence[int], salt: str, path: Sequence[PathStep] = ()
     ) -> LivePrefix | None:
-        """The longest prefix of these tokens that live contexts or segments of `path` can share."""
+        """Longest prefix that live contexts or segments of `path` can share."""
         donor, longest = self._donor(mine, tokens, salt)
         existing = self._existing(donor, longest, len(tokens), path)
         if existing is not None or not longest:
@@ -418,7 +418,7 @@ class SlotKVManager:
                     self.store(context, is_deferred=True)
             except Exception as why:
                 raise_device_error(why)
-                log.exception("what an answer left in its slot could not be stored")
+                log.exception("could not park the slot after a response")
 
         def step() -> bool:
             self._is_room_due = True

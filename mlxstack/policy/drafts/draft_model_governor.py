@@ -1,4 +1,4 @@
-"""Speculative decoding by a draft model: which rows it drafts for, how far, and at what loss.
+"""Draft lengths of a draft model, by row.
 
 Its tokens cost passes of the draft model before any is verified, and a context of its own that
 must be computed first. So rows are drafted for while tokens per second grow, passes of both
@@ -69,7 +69,7 @@ class DraftModelRecord(Struct, frozen=True):
 
     @property
     def may_lose(self) -> bool:
-        """Whether a draft may be tried that may turn out to cost more than it saves."""
+        """Whether a draft of uncertain worth may be tried."""
         return self.credit is None or self.credit > 0
 
 
@@ -146,7 +146,7 @@ def stepped(record: DraftModelRecord, seconds: float, plain_s: float) -> DraftMo
 
 
 def charged(record: DraftModelRecord, seconds: float) -> DraftModelRecord:
-    """Take a prefill into account that is not known to be worth its seconds."""
+    """Account for a prefill of unknown worth."""
     return replace(
         record, credit=(record.start_s if record.credit is None else record.credit) - seconds
     )
@@ -155,7 +155,7 @@ def charged(record: DraftModelRecord, seconds: float) -> DraftModelRecord:
 def prefill_seconds(
     record: DraftModelRecord, n_behind: int, n_left: float, costs: WidthCosts
 ) -> float:
-    """Seconds that computing the next of `n_behind` tokens may take; 0: they are not worth it.
+    """Maximum seconds for the next of `n_behind` tokens; 0 for none.
 
     At most `n_left` tokens are still to be sampled. Unless drafts have proven to save more than
     all of it takes, it is paid by the credit.
@@ -170,7 +170,7 @@ def prefill_seconds(
 
 
 def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
-    """Tokens of a prefill chunk that takes at most `seconds`; never less than 16."""
+    """Tokens of a prefill chunk of at most `seconds`; minimum 16."""
     n_tokens = 16
     while 2 * n_tokens <= most and costs.seconds_at(2 * n_tokens) <= seconds:
         n_tokens *= 2
@@ -189,7 +189,7 @@ def _speeds(
     layout: PassLayout,
     bounds: StepBounds = UNBOUNDED,
 ) -> list[float]:
-    """Expected tokens per second of a step in which these rows get drafts of 1, 2, ... tokens.
+    """Expected tokens per second with drafts of 1, 2, ... tokens.
 
     0 where the step would not stay within `bounds`.
     """

@@ -1,4 +1,4 @@
-"""Speculative decoding: how many draft tokens each row brings to the next forward pass.
+"""Draft lengths of n-gram and grammar drafts, by row.
 
 A draft token costs what the pass gets wider, and is worth the chance that it is accepted. Rows
 are widened in the order of that chance, as far as tokens per second grow, the step stays within
@@ -48,7 +48,7 @@ MOST_LEAD = 32.0
 
 
 class DraftRecord(Struct, frozen=True):
-    """Acceptance of the drafts of one source in one request; `rate` is at most `most_rate`."""
+    """Acceptance rate of one draft source in one request."""
 
     rate: float = RESUMED_RATE
     most_rate: float = MOST_RATE
@@ -63,7 +63,7 @@ TRUSTED = DraftRecord(FORCED_RATE, FORCED_RATE, width=MOST_DRAFTED, is_paused=Fa
 
 
 class DraftOffer(Struct, frozen=True):
-    """A row that could bring `n_tokens` draft tokens, each accepted at `rate` after the others.
+    """Row with `n_tokens` draft tokens, each accepted at `rate`.
 
     It brings `n_known` tokens anyway.
     """
@@ -74,7 +74,7 @@ class DraftOffer(Struct, frozen=True):
 
 
 class StepBounds(Struct, frozen=True):
-    """Bounds of a step with drafts: its seconds, and those by which it may delay each row.
+    """Bounds of a step with drafts, and of its delay per row.
 
     A row may be delayed by what drafts have saved it so far, so that it is never behind decoding
     without drafts, and by what its own draft is expected to save. No entries: by anything.
@@ -121,7 +121,7 @@ UNMEASURED = WidthCosts()
 
 
 def pass_widths(counts: Sequence[int], layout: PassLayout) -> list[int]:
-    """The widths of the forward passes for rows that bring these numbers of tokens."""
+    """Widths of the forward passes for these numbers of tokens."""
     longest = max(counts)
     if len(counts) == 1 or layout is PassLayout.ALONE:
         return list(counts)
@@ -168,7 +168,7 @@ def verified(record: DraftRecord, n_drafted: int, n_accepted: int) -> DraftRecor
 
 
 def compared(record: DraftRecord, is_right: bool) -> DraftRecord:
-    """Take a draft token into account that was not fed: paused, or not worth its width."""
+    """Account for a draft token that was not fed."""
     if not record.is_paused:
         rate = _updated(record.rate, is_right, record.most_rate)
         return replace(record, rate=rate, is_paused=rate < PAUSE_BELOW)
@@ -179,7 +179,7 @@ def compared(record: DraftRecord, is_right: bool) -> DraftRecord:
 
 
 def lead_after(lead_s: float, n_accepted: int, taken_s: float, plain_s: float) -> float:
-    """Seconds that a row is ahead of decoding without drafts, after a step of `taken_s`.
+    """Seconds gained over decoding without drafts, after a step.
 
     Without drafts a step takes `plain_s`. Losses by its own refused drafts are not carried on.
     """
@@ -190,7 +190,7 @@ def lead_after(lead_s: float, n_accepted: int, taken_s: float, plain_s: float) -
 def allowed_seconds(
     offers: Sequence[DraftOffer], plain_s: float, bounds: StepBounds
 ) -> list[float]:
-    """Seconds that each row allows a step to take, of `plain_s` without drafts.
+    """Maximum seconds of a step, of `plain_s` without drafts.
 
     Tokens that it brings beside its own, at a rate of acceptance, are a draft.
     """

@@ -32,7 +32,7 @@ class StackingRules(Struct, frozen=True):
         return self.least_steps + n_bytes // (self.repaid_bytes * n_rows * n_layers)
 
     def layers_due(self, n_layers: int, n_bytes: int) -> int:
-        """Layers to be copied in one step, of as many layers of `n_bytes` together."""
+        """Layers to copy in one step, of layers of `n_bytes` together."""
         return max(1, n_layers * self.building_bytes // max(1, n_bytes))
 
 

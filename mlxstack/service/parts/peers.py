@@ -102,9 +102,7 @@ class Peer:
         self._until = time.monotonic() + pause_s
         self.note(n_failures=1)
         self.view = replace(self.view, trouble=why, pause_s=pause_s)
-        log.warning(
-            "the peer %s failed, for %g s it is left alone: %s", self.view.url, pause_s, why
-        )
+        log.warning("peer %s failed; backing off for %g s: %s", self.view.url, pause_s, why)
 
     def succeed(self, n_bytes: int = 0, seconds: float = 0.0) -> None:
         """Forget failures, and measure the link by the bytes that came."""

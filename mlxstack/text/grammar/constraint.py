@@ -115,7 +115,7 @@ class GrammarState:
         return self._rules.compute_ff_tokens() if self._rules is not None and self.is_ruled else []
 
     def position(self) -> GrammarPosition:
-        """The place reached, for `rewind`."""
+        """Position to pass to `rewind`."""
         return GrammarPosition(
             self._passage, self._at, self._n_thoughts, self._tail, self._recent, self._n_ruled,
             None if self._calls is None else self._calls.position(),

@@ -125,7 +125,7 @@ class CallState:
         return tokens
 
     def position(self) -> CallPosition:
-        """The place reached."""
+        """Position to pass to `rewind`."""
         n_read = self._calls[-1].n_read if self._calls else 0
         return CallPosition(len(self._calls), n_read, self.is_inside, self._recent)
 

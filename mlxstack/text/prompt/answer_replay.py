@@ -261,7 +261,7 @@ class AnswerSplicer:
         return end if is_kept else 0
 
     def _keeps_thought(self, place: AnswerPlace) -> bool:
-        """Whether the template writes a thought of such an answer after the user spoke again."""
+        """Whether the template keeps a thought after the next user message."""
         key = place.key + bytes([bool(place.message.tool_calls)])
         keeps = self._keeps.get(key)
         if keeps is None:

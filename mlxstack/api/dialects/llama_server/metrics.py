@@ -63,34 +63,34 @@ def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
 def own_counters(now: Counters, service: Service) -> Numbers:
     """Counters that llama-server does not have."""
     return (
-        ("evictions", "Pieces of KV that left memory or disk", now.n_evicted),
+        ("evictions", "KV segments evicted from memory or disk", now.n_evicted),
         ("saved_bytes", "Bytes newly written by saving slots", service.stats.n_saved_bytes),
         ("restored_bytes", "Bytes read by restoring slots", service.stats.n_restored_bytes),
         ("model_calls", "Forward passes of the model", now.n_model_calls),
         ("decode_rows", "Rows in all decode calls", now.n_decode_rows),
-        ("requests", "Requests that reached the engine", now.n_asks),
-        ("requests_completed", "Requests that ended well", now.n_completed),
+        ("requests", "Requests submitted to the engine", now.n_asks),
+        ("requests_completed", "Completed requests", now.n_completed),
         (
             "requests_cancelled",
-            "Requests whose client left, or whose stop word was met",
+            "Requests ended by a disconnect or a stop sequence",
             now.n_cancelled,
         ),
         ("draft_model_tokens", "Tokens of the draft model", now.n_model_drafted_tokens),
         (
             "draft_model_tokens_accepted",
-            "Tokens of the draft model that were accepted",
+            "Accepted tokens of the draft model",
             now.n_model_accepted_tokens,
         ),
-        ("early_tokens", "Tokens of next turns begun early", now.n_early_tokens),
-        ("early_tokens_used", "Tokens begun early that the next request used", now.n_early_used),
-        ("early_tokens_wasted", "Tokens begun early in vain", now.n_early_wasted),
+        ("early_tokens", "Tokens of early prefill", now.n_early_tokens),
+        ("early_tokens_used", "Tokens of early prefill used by the next request", now.n_early_used),
+        ("early_tokens_wasted", "Tokens of early prefill not used", now.n_early_wasted),
         ("rank_records", "Records that rank 0 sent, one per forward pass", now.n_rank_records),
         ("rank_bytes", "Bytes of records sent to the other ranks", now.n_rank_bytes),
-        ("requests_failed", "Requests that broke", now.n_failed),
-        ("requests_refused", "Requests that found the queue full", now.n_refused),
+        ("requests_failed", "Failed requests", now.n_failed),
+        ("requests_refused", "Requests refused at a full queue", now.n_refused),
         (
             "unparsed_calls",
-            "Tool calls that made no sense and became text",
+            "Malformed tool calls returned as text",
             service.stats.n_unparsed_calls,
         ),
         (
@@ -105,16 +105,20 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
     """Gauges that llama-server does not have."""
     return (
         ("slots", "Slots", len(snapshot.slots)),
-        ("active_memory_bytes", "Memory that MLX holds", snapshot.active_bytes),
-        ("kv_bytes", "Memory of the KV in slots, without parked KV", snapshot.kv_bytes),
-        ("batching", "1 when running slots share a forward pass", snapshot.is_batching),
+        ("active_memory_bytes", "Active memory of MLX in bytes", snapshot.active_bytes),
+        ("kv_bytes", "Bytes of KV in slots, without parked KV", snapshot.kv_bytes),
+        ("batching", "1 if running slots share a forward pass", snapshot.is_batching),
     )
 
 
 def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
     """Prefix cache misses by reason, with the tokens and seconds lost."""
     rows = (
-        ("cache_misses", "Requests that reused less than they could", [m.n_misses for m in losses]),
+        (
+            "cache_misses",
+            "Requests that reused less KV than had existed",
+            [m.n_misses for m in losses],
+        ),
         ("cache_lost_tokens", "Tokens computed again after a miss", [m.n_lost for m in losses]),
         ("cache_lost_seconds", "Prefill time of those tokens", [m.lost_s for m in losses]),
     )
