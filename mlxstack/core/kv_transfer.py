@@ -31,12 +31,12 @@ class RemoteKV(Protocol):
         self,
         prompt: RemotePrompt,
         compute_here: Callable[[], None],
-        done: Callable[[Manifest | None], None],
+        done: Callable[[], None],
     ) -> Callable[[], None] | None:
-        """Bring a prompt's KV into the store; returns a cancel function.
+        """Bring a prompt's KV into the index; returns a cancel function.
 
         None without a peer. On any thread, `compute_here` is called when prefill is to go on here
-        meanwhile, and `done` in the end, with the files that came if any.
+        meanwhile, and `done` in the end.
         """
         ...
 

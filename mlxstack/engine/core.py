@@ -398,9 +398,7 @@ class EngineCore:
             rules,
             plan.max_cached_bytes,
             is_drafting=is_drafting,
-            remote=RemotePrefill(self._remote, self._exchange, self._post)
-            if self._remote is not None
-            else None,
+            remote=RemotePrefill(self._remote, self._post) if self._remote is not None else None,
         )
         self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
         if verdict.why_not:

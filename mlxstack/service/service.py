@@ -320,7 +320,7 @@ class Service:
         )
         self._facts, self._words, self._template = facts, words, words.facts
         if self._peers is not None and not isinstance(self.engine, Embedder):
-            self._peers.serve(facts.identity.key(), self.reserve_disk)
+            self._peers.serve(facts.identity.key(), self.reserve_disk, self.generator.import_kv)
         if self._health in (
             ServiceHealth.LOADING, ServiceHealth.SWAPPING, ServiceHealth.UNLOADED
         ):  # fmt: skip

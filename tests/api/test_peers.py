@@ -514,6 +514,7 @@ def test_an_agent_is_moved_once_and_only_to_a_peer(pair: Pair) -> None:
     kept = move(pair, "eve", "--to", pair.helper + "/", "--keep")
     assert kept.exit_code == 0, kept.output
     assert pair.http.get("/v1/agents/eve").status_code == 200
+    turn(pair.there, "eve", "And now?")
     again = move(pair, "eve", "--to", pair.helper)
     assert again.exit_code and "already" in str(again.exception)
     assert pair.http.get("/v1/agents/eve").status_code == 200

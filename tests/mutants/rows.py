@@ -6,6 +6,7 @@ from tests.mutants.first_aid import FIRST_AID
 from tests.mutants.limits import LIMITS
 from tests.mutants.mac import MAC
 from tests.mutants.mutant import Mutant
+from tests.mutants.peers import PEERS
 from tests.mutants.sharing import SHARING
 
 GUARDS = "tests/api/test_guards.py::"
@@ -276,4 +277,4 @@ DOORS_AND_FILES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FIRST_AID, *MAC, *FEATURES, *SHARING, *FAULTS)
+MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FIRST_AID, *MAC, *FEATURES, *SHARING, *FAULTS, *PEERS)

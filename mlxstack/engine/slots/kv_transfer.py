@@ -101,6 +101,8 @@ class KVExchange:
         names = {name for chain in chains for name in chain.keys}
         segments = heads[: len(manifest.segments)]
         check_cover("of another service", manifest, segments)
+        if len({*manifest.segments}) < len(segments):
+            raise Damaged("the KV names a file twice")
         records: list[Record] = []
         for head in segments:
             record = record_of(head)

@@ -1,17 +1,11 @@
 """Remote prefill: KV of a prompt from a peer, beside other slots."""
 
-import logging
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
 
 from mlxstack.core.kv_transfer import RemoteKV, RemotePrompt
-from mlxstack.core.ports import CallSoon, Manifest
+from mlxstack.core.ports import CallSoon
 from mlxstack.core.request import Request
-from mlxstack.engine.slots.kv_transfer import KVExchange
 from mlxstack.policy.remote_prefill import LEAST_TOKENS
-
-log = logging.getLogger(__name__)
 
 Ready = Callable[[], None]
 
@@ -19,9 +13,8 @@ Ready = Callable[[], None]
 class RemotePrefill:
     """Fetches KV of prompts through `remote`. MLX thread only, by `post`."""
 
-    def __init__(self, remote: RemoteKV, exchange: KVExchange, post: CallSoon) -> None:
+    def __init__(self, remote: RemoteKV, post: CallSoon) -> None:
         self._remote = remote
-        self._exchange = exchange
         self._post = post
         self._cancels: dict[str, Callable[[], None]] = {}
 
@@ -55,7 +48,7 @@ class RemotePrefill:
         cancel = self._remote.fetch(
             prompt,
             lambda: self._post(ready),
-            lambda manifest: self._post(partial(self._adopt, manifest, ready)),
+            lambda: self._post(ready),
         )
         if cancel is not None:
             self._cancels[request.id] = cancel
@@ -66,18 +59,3 @@ class RemotePrefill:
         cancel = self._cancels.pop(request_id, None)
         if cancel is not None:
             cancel()
-
-    def _adopt(self, manifest: Manifest | None, ready: Ready) -> None:
-        """Index what came, if anything, then call `ready`."""
-        if manifest is None:
-            ready()
-            return
-
-        def settle(done: "Future[int]") -> None:
-            if (error := done.exception()) is not None:
-                log.warning("KV of another service is not used: %s", error)
-            ready()
-
-        adopting: Future[int] = Future()
-        adopting.add_done_callback(settle)
-        self._exchange.adopt(manifest, adopting)

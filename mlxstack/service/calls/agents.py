@@ -307,13 +307,16 @@ async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> Agent
 async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
     """Create an agent that another service sent; KV tokens that are here.
 
-    Raises Conflict when the id is taken, BadRequest for a history that cannot be read, Damaged
-    for KV that is not its own.
+    Raises Conflict when the id has another history, BadRequest for a history that cannot be read,
+    Damaged for KV that is not its own.
     """
     check_room(service, agent)
     async with _editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
-            raise Conflict(f"there is an agent {agent} already; delete it or move another one")
+            there = await asyncio.to_thread(service.agent_store.read, agent)
+            # The answer of an earlier move may have been lost.
+            if there.messages != moved.messages:
+                raise Conflict(f"there is an agent {agent} already; delete it or move another one")
         history = History(moved.messages, moved.facts)
         messages = tuple(openai_messages.read_stored(message) for message in moved.messages)
         facts, n_tokens = facts_of(history), 0

@@ -8,6 +8,7 @@ from mlxstack.core.kv_transfer import KVMatch, KVOffer, KVQuery, MissingKV
 from mlxstack.core.ports import Manifest
 from mlxstack.service.calls import prefix_cache_admin
 from mlxstack.service.calls.prefix_cache_admin import Prefix
+from mlxstack.service.parts.agent_store import in_thread
 from mlxstack.service.parts.stats import n_processing, prompt_rate
 from mlxstack.service.service import Service
 from mlxstack.store.kv_transfer import IncomingKVFile
@@ -66,10 +67,10 @@ async def receive(
     if not 0 < n_bytes <= MOST_FILE_BYTES:
         raise BadRequest("a KV file needs a content-length of 1 byte to 8 GiB")
     await service.reserve_disk(n_bytes)
-    with await asyncio.to_thread(IncomingKVFile, service.peers.store, *name, n_bytes) as incoming:
+    with await in_thread(IncomingKVFile, service.peers.store, *name, n_bytes) as incoming:
         async for part in parts:
-            await asyncio.to_thread(incoming.write, part)
-        await asyncio.to_thread(incoming.finish)
+            await in_thread(incoming.write, part)
+        await in_thread(incoming.finish)
 
 
 def check_identity(service: Service, identity: str) -> None:

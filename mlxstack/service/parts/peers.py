@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,7 @@ from mlxstack.policy.remote_prefill import (
     choose,
     patience_s,
 )
+from mlxstack.service.parts.agent_store import in_thread
 from mlxstack.store import kv_transfer
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.kv_transfer import IncomingKVFile
@@ -49,6 +51,8 @@ RACE_S = 600.0
 MOST_FETCHES = 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 HEADER_BYTES = 1 << 20
+ANSWER_BYTES = 1 << 24
+"""Bound on an answer in JSON."""
 STATE_BYTES = 1 << 30
 """Bound on what checkpoints add to the KV of a prompt."""
 MEASURABLE = 1 << 20
@@ -76,7 +80,10 @@ class Peer:
     """
 
     def __init__(self, url: str, key: str | None) -> None:
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        # A small body could unpack to a large one.
+        headers = {"accept-encoding": "identity"}
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
         timeout = httpx.Timeout(FILE_S, connect=CONNECT_S)
         self._http = httpx.AsyncClient(
             base_url=url, headers=headers, timeout=timeout, trust_env=False
@@ -120,12 +127,13 @@ class Peer:
         content = msgspec.json.encode(body)
         headers = {"content-type": "application/json"}
         try:
-            async with asyncio.timeout(limit_s):
-                answer = await self._http.request(
+            async with (
+                asyncio.timeout(limit_s),
+                self._http.stream(
                     method, path, content=content, headers=headers, timeout=limit_s
-                )
-            _check(answer)
-            return msgspec.json.decode(answer.content, type=kind)
+                ) as answer,
+            ):
+                return msgspec.json.decode(await _content(answer), type=kind)
         except (httpx.HTTPError, TimeoutError, msgspec.MsgspecError) as error:
             raise _broken(self.view.url, error) from error
 
@@ -134,7 +142,7 @@ class Peer:
 
         A broken transfer goes on where it ended. Raises StackError.
         """
-        with await asyncio.to_thread(IncomingKVFile, store, *name, limit) as incoming:
+        with await in_thread(IncomingKVFile, store, *name, limit) as incoming:
             etag = ""
             for n_left in reversed(range(TRIES)):
                 try:
@@ -143,7 +151,7 @@ class Peer:
                 except httpx.TransportError as error:
                     if not n_left:
                         raise _broken(self.view.url, error) from error
-            await asyncio.to_thread(incoming.finish)
+            await in_thread(incoming.finish)
             return incoming.n_bytes
 
     async def _receive(self, incoming: IncomingKVFile, path: str, etag: str) -> str:
@@ -152,8 +160,7 @@ class Peer:
         headers = {"range": f"bytes={n_bytes}-", "if-range": etag} if n_bytes else {}
         async with self._http.stream("GET", path, headers=headers) as answer:
             if not answer.is_success:
-                await answer.aread()
-            _check(answer)
+                await _content(answer)
             if n_bytes and answer.status_code != httpx.codes.PARTIAL_CONTENT:
                 incoming.restart()
             part = bytearray()
@@ -161,7 +168,7 @@ class Peer:
                 async for data in answer.aiter_raw():
                     part += data
                     if len(part) >= kv_transfer.PART:
-                        await asyncio.to_thread(incoming.write, part)
+                        await in_thread(incoming.write, part)
                         part = bytearray()
             finally:
                 incoming.write(part)
@@ -177,7 +184,9 @@ class Peer:
 
         headers = {"content-length": str(about.n_bytes)}
         try:
-            _check(await self._http.put(f"/kv/{identity}/{key}", content=parts(), headers=headers))
+            path = f"/kv/{identity}/{key}"
+            async with self._http.stream("PUT", path, content=parts(), headers=headers) as answer:
+                await _content(answer)
         except httpx.HTTPError as error:
             raise _broken(self.view.url, error) from error
         return about.n_bytes
@@ -196,12 +205,18 @@ class Peers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._identity = ""
         self._reserve: Callable[[int], Awaitable[object]] = _no_room
+        self._adopt: Callable[[Manifest], Future[int]] = _no_index
         self._n_fetches = 0
 
-    def serve(self, identity: str, reserve: Callable[[int], Awaitable[object]]) -> None:
-        """Fetch KV of this identity from now on; `reserve` makes disk room."""
+    def serve(
+        self,
+        identity: str,
+        reserve: Callable[[int], Awaitable[object]],
+        adopt: Callable[[Manifest], Future[int]],
+    ) -> None:
+        """Fetch KV of this identity; `reserve` makes disk room, `adopt` indexes."""
         self._loop = asyncio.get_running_loop()
-        self._identity, self._reserve = identity, reserve
+        self._identity, self._reserve, self._adopt = identity, reserve, adopt
 
     async def close(self) -> None:
         """Fetch nothing more."""
@@ -232,7 +247,7 @@ class Peers:
         self,
         prompt: RemotePrompt,
         compute_here: Callable[[], None],
-        done: Callable[[Manifest | None], None],
+        done: Callable[[], None],
     ) -> Callable[[], None] | None:
         """Fetch KV of a prompt; see `core.kv_transfer.RemoteKV`."""
         is_any = any(peer.is_ready for peer in self._peers)
@@ -251,22 +266,19 @@ class Peers:
         self,
         prompt: RemotePrompt,
         compute_here: Callable[[], None],
-        done: Callable[[Manifest | None], None],
+        done: Callable[[], None],
     ) -> None:
-        manifest = None
         self._n_fetches += 1
         try:
-            manifest = await self._from_best(prompt, compute_here)
+            await self._from_best(prompt, compute_here)
         except Exception:
             log.exception("KV of a peer could not be fetched")
         finally:
             self._n_fetches -= 1
-            done(manifest)
+            done()
 
-    async def _from_best(
-        self, prompt: RemotePrompt, compute_here: Callable[[], None]
-    ) -> Manifest | None:
-        """Ask all peers, fetch from the best; None for local prefill."""
+    async def _from_best(self, prompt: RemotePrompt, compute_here: Callable[[], None]) -> None:
+        """Ask all peers, fetch from the best; nothing for local prefill."""
         ready = [peer for peer in self._peers if peer.is_ready]
         plans = await asyncio.gather(*(self._plan(peer, prompt) for peer in ready))
         options = [
@@ -275,7 +287,7 @@ class Peers:
             if plan.source is not PrefillSource.LOCAL
         ]
         if not options:
-            return None
+            return
         at = min(options)[-1]
         plan, peer = plans[at], ready[at]
         if plan.is_race:
@@ -283,12 +295,14 @@ class Peers:
         limit_s = RACE_S if plan.is_race else patience_s(plan, prompt.local_s)
         try:
             async with asyncio.timeout(limit_s):
-                return await self._bring(peer, plan, prompt, limit_s)
+                await self._bring(peer, plan, prompt, limit_s)
         except TimeoutError:
             peer.fail(f"it took longer than {limit_s:.1f} s")
         except StackError as error:
             peer.fail(error.message)
-        return None
+        except Exception as error:
+            peer.fail(f"KV could not be fetched: {error!r}")
+            raise
 
     async def _plan(self, peer: Peer, prompt: RemotePrompt) -> PrefillPlan:
         """Prefill plan for a peer, an empty one if it fails."""
@@ -315,8 +329,8 @@ class Peers:
 
     async def _bring(
         self, peer: Peer, plan: PrefillPlan, prompt: RemotePrompt, limit_s: float
-    ) -> Manifest | None:
-        """Bring the files into the store, after the peer's prefill if planned."""
+    ) -> None:
+        """Bring the files into the index, after the peer's prefill if planned."""
         is_remote = plan.source is PrefillSource.REMOTE
         query = KVQuery(
             self._identity, prompt.tokens, prompt.salt, prompt.checkpoint_positions, is_remote
@@ -324,7 +338,7 @@ class Peers:
         offer = await peer.call("POST", "/kv/prefill", query, KVOffer, limit_s)
         peer.note(n_prefills=int(is_remote))
         if offer.n_tokens <= prompt.n_here:
-            return None
+            return
         n_files = len(offer.segments) + len(offer.checkpoints)
         n_most = STATE_BYTES + 2 * prompt.token_bytes * len(prompt.tokens)
         is_fit = offer.n_tokens <= len(prompt.tokens) and n_files <= offer.n_tokens + 1
@@ -340,9 +354,8 @@ class Peers:
                     self.store, (self._identity, key), n_left + HEADER_BYTES
                 )
                 n_left, n_bytes = max(0, n_left - n_file), n_bytes + n_file
-        peer.succeed(n_bytes, time.monotonic() - began)
-        peer.note(n_fetched_tokens=offer.n_tokens - prompt.n_here, n_fetched_bytes=n_bytes)
-        return Manifest(
+        seconds = time.monotonic() - began
+        manifest = Manifest(
             identity=self._identity,
             tokens=prompt.tokens[: offer.n_tokens],
             segments=offer.segments,
@@ -350,6 +363,9 @@ class Peers:
             n_bytes=offer.n_bytes,
             salt=prompt.salt,
         )
+        await asyncio.wrap_future(self._adopt(manifest))
+        peer.succeed(n_bytes, seconds)
+        peer.note(n_fetched_tokens=offer.n_tokens - prompt.n_here, n_fetched_bytes=n_bytes)
 
     async def push(self, peer: Peer, agent: str, moved: MovedAgent) -> tuple[int, int]:
         """Send an agent and its missing KV; bytes sent, tokens there.
@@ -360,7 +376,8 @@ class Peers:
         if (manifest := moved.manifest) is not None:
             wanted = MissingKV(manifest.identity, (*manifest.segments, *manifest.checkpoints))
             missing = await peer.call("POST", "/kv/missing", wanted, MissingKV, FILE_S)
-            for key in missing.keys:
+            # Only files of this agent, and each once, whatever the peer wants.
+            for key in sorted({*wanted.keys} & {*missing.keys}, key=wanted.keys.index):
                 n_sent += await peer.upload(self.store, manifest.identity, key)
         path = f"/v1/agents/{agent}/kv"
         adopted = await peer.call("PUT", path, moved, KVOffer, FILE_S)
@@ -382,12 +399,17 @@ def _address(spec: str | PeerSpec, environment: Mapping[str, str]) -> tuple[str,
         raise SetupError(f"the key file of the peer {spec.url} cannot be read: {error}") from error
 
 
-def _check(answer: httpx.Response) -> None:
-    """Raise StackError for an error response, with the peer's message."""
+async def _content(answer: httpx.Response) -> bytes:
+    """Body of an answer. Raises StackError for an error or too many bytes."""
+    content = bytearray()
+    async for part in answer.aiter_raw():
+        content += part
+        if len(content) > ANSWER_BYTES:
+            raise StackError(f"{answer.url.host} sends more than {ANSWER_BYTES >> 20} MiB of JSON")
     if answer.is_success:
-        return
+        return bytes(content)
     try:
-        why = msgspec.json.decode(answer.content, type=ErrorAnswer).error.message
+        why = msgspec.json.decode(content, type=ErrorAnswer).error.message
     except msgspec.MsgspecError:
         why = "no reason given"
     raise StackError(f"{answer.url.host} answers {answer.status_code}: {why[:500]}")
@@ -399,4 +421,8 @@ def _broken(url: str, error: Exception) -> StackError:
 
 
 async def _no_room(_: int) -> None:
+    raise StackError("no engine is running")
+
+
+def _no_index(_: Manifest) -> Future[int]:
     raise StackError("no engine is running")
