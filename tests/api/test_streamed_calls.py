@@ -107,16 +107,6 @@ def test_chat_ends_a_cut_call_with_its_length(scripted: Scripted) -> None:
     assert json.dumps(ARGUMENTS, separators=(",", ":")).startswith(sent) and '"path":"w00' in sent
 
 
-def test_logprobs_of_a_call_come_with_its_pieces(scripted: Scripted) -> None:
-    scripted.says(CALL)
-    body = {"messages": USER, "tools": [TOOL], "logprobs": True, "stream": True, **PLAIN}
-    chunks = events_of(scripted, "/v1/chat/completions", body)
-    choices = [one for chunk in chunks for one in chunk["choices"]]
-    noted = [one for one in choices if one["logprobs"] and one["delta"].get("tool_calls")]
-    told = [note for one in choices if one["logprobs"] for note in one["logprobs"]["content"]]
-    assert not told or len(noted) > 20
-
-
 def test_messages_send_input_in_pieces(scripted: Scripted) -> None:
     scripted.says(f"I look.\n{CALL}")
     tools: list[Any] = [{"name": "edit", "input_schema": SCHEMA, "eager_input_streaming": True}]

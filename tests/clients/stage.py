@@ -51,12 +51,19 @@ def model(folder: Path, script: Script) -> Path:
 @contextmanager
 def playing(folder: Path, script: Script, n_ctx: int = 32768) -> Iterator[Running]:
     """A running service of three slots that follows `script`."""
+    with playing_model(model(folder / "model", script), folder, n_ctx) as found:
+        yield found
+
+
+@contextmanager
+def playing_model(
+    made: Path, folder: Path, n_ctx: int = 32768, *, thinking: bool | None = None
+) -> Iterator[Running]:
+    """A running service of a model's folder, with its home in `folder`."""
     preset = Preset(
-        model=ModelSpec(
-            id=str(model(folder / "model", script)), alias="local-model", trust_remote_code=True
-        ),
+        model=ModelSpec(id=str(made), alias="local-model", trust_remote_code=True),
         slots=SlotSpec(count=3, n_ctx=n_ctx),
-        sampling=SamplingSpec(temperature=0),
+        sampling=SamplingSpec(temperature=0, thinking=thinking),
         server=ServerSpec(port=0),
     )
     with running(preset, folder / "home") as found:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mlxstack.core.conversation import Conversation, Message, Role, Tool
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.preset import ModelSpec, Preset, StructuredOutputSpec
 from mlxstack.service.calls import admission
 from mlxstack.service.parts.generation_options import GenerationOptions, ToolChoiceMode
@@ -115,6 +115,31 @@ def test_none_lets_no_mark_of_a_call_be_completed(name: str) -> None:
             is_open = is_open or not is_allowed(state.mask(), token)
             state.advance(token)
         assert is_open, mark
+
+
+ODD = Tool("take", "", {"type": "object", "properties": {"a <b": {}}, "required": ["a <b"]})
+HELD = Tool(
+    "greet",
+    "",
+    {"type": "object", "properties": {"who": {"enum": ["Ada"]}}, "required": ["who"]},
+)
+
+
+@WRITTEN_BY_TEMPLATES
+def test_a_tool_without_words_leaves_the_others_held(name: str) -> None:
+    """Its own call is free after its name; one of another tool follows its schema."""
+    walker, tools = walker_of(name), (HELD, ODD)
+    for tool, arguments in ((HELD, {"who": "Ada"}), (ODD, {"a <b": 1}), (HELD, {"who": "Bob"})):
+        state, is_allowed_throughout, n_ruled = walker.free(tools), True, 0
+        call_id = f"functions.{tool.name}:0" if name == "section" else "callid001"
+        one = ToolCall(call_id, tool.name, arguments)
+        answer = Message(Role.ASSISTANT, "", None, (one,))
+        for token in walker.encode(said(walker.tokenizer, answer)):
+            is_allowed_throughout &= is_allowed(state.mask(), token)
+            n_ruled += state.is_ruled
+            state.advance(token)
+        assert n_ruled
+        assert is_allowed_throughout is (arguments != {"who": "Bob"}), (tool.name, arguments)
 
 
 def test_a_mark_in_a_thought_is_only_quoted() -> None:

@@ -31,7 +31,8 @@ class CallDelimiters(Struct, frozen=True):
 class ForcedCalls(Struct, frozen=True):
     """Calls of these tools after the first mark; one if `is_single`.
 
-    `is_complete`: no tool may be left out, not even one that the model has no words for.
+    `is_complete`: no tool is left out. The grammar ends after the name of a tool that the format
+    has no words for, and what follows is free.
     """
 
     tools: tuple[Tool, ...]
@@ -43,17 +44,20 @@ class ForcedCalls(Struct, frozen=True):
 def call_grammar(calls: ForcedCalls) -> str:
     """The grammar of these calls.
 
-    A tool that the model has no words for is left out; raises BadRequest if that is every one, or
-    if the tools must be complete.
+    A tool that the format has no words for is left out; raises BadRequest if that is every one.
     """
     builder = LarkBuilder(calls.marks.special)
     form = format_of(_after_forced(calls.marks))
     rules = [] if form is None else [(tool, form.call(tool, builder)) for tool in calls.tools]
     known = [(tool, builder.rule(one)) for tool, one in rules if one is not None]
-    if form is None or not known or (calls.is_complete and len(known) < len(rules)):
+    if form is None or not known:
         raise _unspeakable(calls.tools)
+    others = [tool for tool, one in rules if one is None] if calls.is_complete else []
+    free = builder.rule(" | ".join(_names(form, others, builder))) if others else ""
     start = (
-        _headed(calls, known, builder) if calls.marks.head else _start(calls, form, known, builder)
+        _headed(calls, known, builder)
+        if calls.marks.head
+        else _start(calls, form, known, free, builder)
     )
     grammar = builder.grammar(start)
     bound(grammar, "tools")
@@ -79,26 +83,40 @@ def _headed(calls: ForcedCalls, known: list[tuple[Tool, str]], builder: LarkBuil
     return builder.rule(" | ".join(forms))
 
 
+def _names(form: ToolCallFormat, tools: Iterable[Tool], builder: LarkBuilder) -> Iterable[str]:
+    """The beginnings of calls, up to the end of the name."""
+    return (builder.call_opening(form.named, tool.name) for tool in tools)
+
+
 def _start(
-    calls: ForcedCalls, form: ToolCallFormat, known: list[tuple[Tool, str]], builder: LarkBuilder
+    calls: ForcedCalls,
+    form: ToolCallFormat,
+    known: list[tuple[Tool, str]],
+    free: str,
+    builder: LarkBuilder,
 ) -> str:
-    """The calls after the forced text; a call without marks comes alone."""
+    """The calls after the forced text, up to a `free` name; a call without marks comes alone."""
     syntax = calls.marks.syntax
     call = builder.rule(" | ".join(one for _, one in known))
-    if form.between is not None:
-        more = "" if calls.is_single else f"({builder.literal(form.between)} {call})*"
-        call = f"{builder.literal(form.opens)} {call} {more} {builder.literal(form.closes)}"
+    ending = builder.literal("" if calls.marks.is_last else syntax.closes)
     whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
-    closes = "" if calls.marks.is_last else syntax.closes
-    ending = builder.literal(closes)
-    opens = builder.call_opening(whole.removeprefix(calls.marks.forced), "")
-    first = f"{opens} {call} {ending}"
-    rest = ""
-    is_row = form.between is None and not syntax.is_bare and not calls.marks.is_last
-    if is_row and not calls.is_single:
-        more = builder.literal(f"{syntax.between}{syntax.opens}")
-        rest = f"({more} {call} {ending})*"
-    return f"{first} {rest} {builder.literal(syntax.section_closes)}"
+    head = builder.call_opening(whole.removeprefix(calls.marks.forced), "")
+    last = builder.literal(syntax.section_closes)
+    before, more = "", ""
+    if form.between is not None:
+        before = builder.literal(form.opens)
+        ending = f"{builder.literal(form.closes)} {ending}"
+        more = f"{builder.literal(form.between)}"
+    elif not syntax.is_bare and not calls.marks.is_last:
+        more = f"{ending} {builder.literal(f'{syntax.between}{syntax.opens}')}"
+    is_row = bool(more) and not calls.is_single
+    rest = f"({more} {call})*" if is_row else ""
+    start = f"{head} {before} {call} {rest} {ending} {last}"
+    if not free:
+        return start
+    ways = [start, f"{head} {before} {free}"]
+    ways += [f"{head} {before} {call} {rest} {more} {free}"] if is_row else []
+    return " | ".join(ways)
 
 
 def _unspeakable(tools: Iterable[Tool]) -> BadRequest:

@@ -9,7 +9,10 @@ from msgspec import Struct
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.description import (
     ARGUMENTS,
+    ID,
+    INDEX,
     KEY,
+    NAME,
     CallSyntax,
     GemmaBody,
     JsonBody,
@@ -17,6 +20,7 @@ from mlxstack.text.formats.description import (
     PythonBody,
     TaggedBody,
     first_mark,
+    is_mark,
     pieces,
 )
 from mlxstack.text.grammar.lark_builder import LarkBuilder
@@ -32,13 +36,14 @@ NAMES = r"[^\s<>\"'{}\[\](),=&]+"
 
 
 class ToolCallFormat(Struct, frozen=True):
-    """Writer of one `call`, None for an inexpressible one.
+    """Writer of one `call`, None for an inexpressible one, which begins as `named`.
 
     `opens` and `closes` stand around all calls that share a pair of marks, `between` two of them;
     None: each call has marks of its own.
     """
 
     call: Writer
+    named: str = NAME
     opens: str = ""
     closes: str = ""
     between: str | None = None
@@ -49,18 +54,28 @@ def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
     match syntax.body:
         case JsonBody() as body:
             around = (body.list_opens, body.list_closes, syntax.between) if body.is_list else ()
-            return ToolCallFormat(json_call(body.parts), *around)
+            return ToolCallFormat(json_call(body.parts), _up_to_name(body.parts), *around)
         case NamedBody() as body:
-            return ToolCallFormat(json_call((*body.parts, ARGUMENTS), NAMES))
+            return ToolCallFormat(
+                json_call((*body.parts, ARGUMENTS), NAMES), _up_to_name(body.parts)
+            )
         case TaggedBody() as body:
-            return ToolCallFormat(tagged(_tags(syntax, body)))
+            return ToolCallFormat(tagged(_tags(syntax, body)), _up_to_name(body.parts))
         case PythonBody() as body:
             around = ("[", "]", ", ") if body.is_list else ("", "", syntax.between)
-            return ToolCallFormat(python_call, *around)
+            return ToolCallFormat(python_call, f"{NAME}(", *around)
         case GemmaBody() as body:
             is_deep = body.quote != "<escape>"
-            return ToolCallFormat(gemma_call if is_deep else function_gemma_call)
+            return ToolCallFormat(gemma_call if is_deep else function_gemma_call, f"call:{NAME}{{")
     return None
+
+
+def _up_to_name(parts: tuple[str, ...]) -> str:
+    """The beginning of a call with the sign or mark after its name."""
+    at = parts.index(NAME) + 1 if NAME in parts else len(parts)
+    after = parts[at] if at < len(parts) and parts[at] not in (ARGUMENTS, ID, INDEX) else ""
+    mark = first_mark(after) if after[:1] in ("<", "[") else ""
+    return "".join(parts[:at]) + (mark if is_mark(mark) else after[:1])
 
 
 def json_call(parts: tuple[str, ...], names: str = ".+") -> Writer:
