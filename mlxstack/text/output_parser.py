@@ -104,7 +104,7 @@ class OutputParser:
         return parts
 
     def _guarded(self, text: str) -> str:
-        """Text in which nothing is a mark, where a grammar rules the content."""
+        """Text without marks, where a grammar rules the content."""
         if not self._has_grammar or self._reader.is_reasoning or self._reader.is_in_call:
             return text
         return "".join(ESCAPE_CHAR + character for character in text)

@@ -117,7 +117,7 @@ class CallReader:
         return name is not None and self._types.has(name[name.lastindex or 0])
 
     def _told(self, read: ReadCalls) -> ReadCalls:
-        """Write the other calls; an open one of a cut answer is cut."""
+        """Write the other calls; cut an open one."""
         if self._writer.is_quiet:
             return read
         rest = read.calls[len(self._writer.calls) :]

@@ -82,7 +82,7 @@ class TaggedCalls:
         return self._parts.settled(fields, arguments, at)
 
     def _argument(self, body: TaggedBody, name: str, at: int) -> Reading[Argument | None]:
-        """The key of an argument, "" where none stands; None if no value follows."""
+        """Key of an argument, maybe ""; None if no value follows."""
         feed = self._feed
         before, _, after = body.value_opens.partition(TYPE)
         key_end = MarkSet([pieces(before)[0] if before.strip() else ""])

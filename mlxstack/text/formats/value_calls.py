@@ -136,7 +136,7 @@ class ValueCalls:
                 scan = mark.end
 
     def _python_calls(self, at: int, *, is_list: bool) -> Reading[int]:
-        """Copy the calls in a list or before a mark; -1 without an end."""
+        """End of the copied calls; -1 without one."""
         feed = self._feed
         while True:
             last = at

@@ -123,7 +123,7 @@ class ValueCopier:
         return self._go(self._in_text)
 
     def _starting_quote(self) -> str | None:
-        """The quote at this position, "" without one, None if more text decides."""
+        """Quote at this position; "" without one, None if undecided."""
         for quote in self._notation.quotes:
             if self._text.startswith(quote, self.at):
                 return quote

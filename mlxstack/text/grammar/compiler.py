@@ -144,7 +144,7 @@ class GrammarCompiler:
 
 
 def without_marks(tokenizer: Any) -> str:
-    """JSON of a fast tokenizer in which no text spells a special token or a mark.
+    """JSON of a tokenizer whose texts spell no mark.
 
     llguidance reads forced text as the tokenizer does, special tokens included, and then refuses
     them. Grammars mean these tokens by number.

@@ -95,7 +95,10 @@ def _start(
     free: str,
     builder: LarkBuilder,
 ) -> str:
-    """The calls after the forced text, up to a `free` name; a call without marks comes alone."""
+    """Calls after the forced text, or up to a `free` name.
+
+    A call without marks comes alone.
+    """
     syntax = calls.marks.syntax
     call = builder.rule(" | ".join(one for _, one in known))
     ending = builder.literal("" if calls.marks.is_last else syntax.closes)

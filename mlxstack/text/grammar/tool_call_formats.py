@@ -36,9 +36,9 @@ NAMES = r"[^\s<>\"'{}\[\](),=&]+"
 
 
 class ToolCallFormat(Struct, frozen=True):
-    """Writer of one `call`, None for an inexpressible one, which begins as `named`.
+    """Writer of one `call`; None for an inexpressible one.
 
-    `opens` and `closes` stand around all calls that share a pair of marks, `between` two of them;
+    That one begins as `named`. `opens` and `closes` stand around all calls that share a pair of marks, `between` two of them;
     None: each call has marks of its own.
     """
 
@@ -71,7 +71,7 @@ def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
 
 
 def _up_to_name(parts: tuple[str, ...]) -> str:
-    """The beginning of a call with the sign or mark after its name."""
+    """Beginning of a call up to the mark after its name."""
     at = parts.index(NAME) + 1 if NAME in parts else len(parts)
     after = parts[at] if at < len(parts) and parts[at] not in (ARGUMENTS, ID, INDEX) else ""
     mark = first_mark(after) if after[:1] in ("<", "[") else ""
