@@ -38,8 +38,8 @@ NAMES = r"[^\s<>\"'{}\[\](),=&]+"
 class ToolCallFormat(Struct, frozen=True):
     """Writer of one `call`; None for an inexpressible one.
 
-    That one begins as `named`. `opens` and `closes` stand around all calls that share a pair of marks, `between` two of them;
-    None: each call has marks of its own.
+    That one begins as `named`. `opens` and `closes` stand around all calls that share a pair of
+    marks, `between` two of them; None: each call has marks of its own.
     """
 
     call: Writer
