@@ -4,7 +4,7 @@ Random conversations over HTTP with forks, rewinds, several choices, tools, thou
 words, agents and salts, on a service with drafts, live sharing and early turns, while it changes
 between two presets of its model, is restarted and killed. An answer whose prompt replays none is
 compared with that of a service with one slot and nothing kept, any other one with the same service
-without its cache.
+without its cache. A run that did not exercise each of `EXERCISED` fails.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import collections
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import tempfile
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -46,12 +48,25 @@ from tests.ports import unused_port
 
 KINDS = ("demo", "sliding", "hybrid")
 N_CLIENTS = 4
-N_CTX = 2048
+N_CTX = 4096
 WAIT_S = 240.0
-SWAP_EVERY_S, RESTART_EVERY_S = 8.0, 45.0
+SWAP_EVERY_S, RESTART_EVERY_S, LOOK_EVERY_S = 20.0, 90.0, 0.5
 REPLAYED = "x-mlx-stack-replayed"
 CALM = {200, 409, 503, 529}
 """Statuses of a sound request: answered, an agent is busy, a model or worker is being changed."""
+
+EARLY_CODES = {"overloaded": 503}
+"""Statuses of the codes in bodies of the chat dialect."""
+COUNTERS = {
+    "mlxstack_early_tokens_used_total": "tokens of early prefill used",
+    "llamacpp:spec_decode_num_accepted_tokens_total": "draft tokens accepted",
+}
+EXERCISED = (
+    "compared from cold", "compared without its cache", "choices of n > 1", "forks", "tool calls",
+    "thoughts", "grammars", "tokens reused", "live sharing seen", "swaps 200", "SIGTERM", "SIGKILL",
+    *COUNTERS.values(),
+)  # fmt: skip
+"""Counts that a long run must have."""
 
 Body = dict[str, Any]
 
@@ -114,8 +129,9 @@ class Differ:
         answer = self._post(client, self._hot, {**body, **extras})
         if answer is None:
             return None
-        usage = answer.json()["usage"]
-        self.note("tokens reused", usage["prompt_tokens_details"]["cached_tokens"])
+        found = answer.json()
+        self.note("tokens reused", found["usage"]["prompt_tokens_details"]["cached_tokens"])
+        self._count(body, extras, found["choices"][0]["message"])
         if REPLAYED in answer.headers:
             again = {**body, **extras, "n": 1, "cache_prompt": False}
             self._compare("without its cache", body, answer, self._post(client, self._hot, again))
@@ -124,17 +140,37 @@ class Differ:
             self._compare("from cold", body, answer, self._post(client, self._cold, fresh))
         return dict(answer.json()["choices"][0]["message"])
 
+    def _count(self, body: Body, extras: Body, message: Body) -> None:
+        self.note("tool calls", len(message.get("tool_calls") or []))
+        self.note("thoughts", int(bool(message.get("reasoning_content"))))
+        self.note("grammars", int("response_format" in body))
+        self.note("choices of n > 1", int(extras.get("n", 1) > 1))
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Count what ends a client."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(repr(error))
+            raise
+
+    def fail(self, told: str) -> None:
+        """Count a fault of the service that no request shows."""
+        self._differ(told, {})
+
     def _post(self, client: httpx.Client, worker: Worker, body: Body) -> httpx.Response | None:
         try:
             answer = client.post(f"{worker.url}/v1/chat/completions", json=body)
         except httpx.HTTPError as error:
             self.note(type(error).__name__)
             return None
-        if answer.status_code == 200:
+        status = _status_of(answer)
+        if status == 200:
             return answer
-        self.note(f"status {answer.status_code}")
-        if answer.status_code not in CALM and not _is_refused(answer):
-            self._differ(f"status {answer.status_code}: {answer.text[:300]}", body)
+        self.note(f"status {status}")
+        if status not in CALM and not _is_refused(answer):
+            self._differ(f"status {status}: {answer.text[:300]}", body)
         return None
 
     def _compare(
@@ -159,6 +195,39 @@ class Differ:
         with self._lock:
             self.counts["DIFFERENT"] += 1
             self.differences.append(f"{told}\n  {json.dumps(body)}")
+
+
+class Counters:
+    """Counters of the hot service over its restarts, and whether prefixes were shared live."""
+
+    def __init__(self, differ: Differ, url: str) -> None:
+        self._differ, self._url = differ, url
+        self._last: dict[str, int] = {}
+
+    def look(self) -> None:
+        """Add the growth since the last look; a service that is away is skipped."""
+        try:
+            text = httpx.get(f"{self._url}/metrics", timeout=WAIT_S).text
+            cache = httpx.get(f"{self._url}/cache", timeout=WAIT_S)
+        except httpx.HTTPError:
+            return
+        for name, words in COUNTERS.items():
+            found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+            if found is None:
+                continue
+            now, before = int(float(found[1])), self._last.get(name, 0)
+            self._differ.note(words, now - before if now >= before else now)
+            self._last[name] = now
+        if cache.is_success and cache.json().get("shared"):
+            self._differ.note("live sharing seen")
+
+
+def _status_of(answer: httpx.Response) -> int:
+    """Status of an answer, or of the error in a body whose head was sent early."""
+    if answer.status_code != 200 or "error" not in (body := answer.json()):
+        return answer.status_code
+    code = body["error"].get("code")
+    return code if isinstance(code, int) else EARLY_CODES.get(code, 500)
 
 
 def _is_refused(answer: httpx.Response) -> bool:
@@ -207,9 +276,10 @@ def fidelity(root: Path, kind: str, seconds: float, seed: int, n_least: int = 0)
 def _converse(differ: Differ, random: Random, end: float, n_least: int) -> None:
     """One client with several conversations."""
     talks = Talks(random)
-    with httpx.Client(timeout=WAIT_S) as client:
+    with differ.failing(), httpx.Client(timeout=WAIT_S) as client:
         while time.monotonic() < end or _n_compared(differ) < n_least:
             body, extras = talks.next_request()
+            differ.note("forks", int(talks.is_forked))
             message = differ.ask(client, body, extras)
             if message is not None:
                 talks.go_on(message)
@@ -227,8 +297,10 @@ def _disturb(differ: Differ, hot: Worker, random: Random, clients: list[threadin
     began = time.monotonic()
     next_swap, next_restart = began + SWAP_EVERY_S, began + RESTART_EVERY_S
     presets = itertools.cycle(("two", "one"))
+    counters = Counters(differ, hot.url)
     while any(thread.is_alive() for thread in clients):
-        time.sleep(0.1)
+        time.sleep(LOOK_EVERY_S)
+        counters.look()
         if time.monotonic() > next_restart:
             number = random.choice([signal.SIGTERM, signal.SIGKILL])
             hot.end(number)
@@ -241,7 +313,7 @@ def _disturb(differ: Differ, hot: Worker, random: Random, clients: list[threadin
                 done = httpx.post(f"{hot.url}/v1/models/load", json=body, timeout=WAIT_S)
                 differ.note(f"swaps {done.status_code}")
             except httpx.TimeoutException:
-                differ.note("swaps too slow")
+                differ.fail(f"a swap did not end within {WAIT_S:g} s")
             next_swap = time.monotonic() + SWAP_EVERY_S
 
 
@@ -281,16 +353,22 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=KINDS, default=KINDS)
     args = parser.parse_args()
     n_different = 0
+    counts: collections.Counter[str] = collections.Counter()
     for kind in args.models:
         root = Path(tempfile.mkdtemp(prefix=f"fidelity-{kind}-"))
         seconds = 60 * args.minutes / len(args.models)
         outcome = fidelity(root, kind, seconds, args.seed)
         print(kind, outcome.counts, flush=True)
+        counts.update(outcome.counts)
         for difference in outcome.differences:
             print(difference, flush=True)
         n_different += len(outcome.differences)
+    print("sums:", dict(sorted(counts.items())), flush=True)
+    missing = [name for name in EXERCISED if not counts[name]]
+    if missing:
+        print(f"not exercised: {', '.join(missing)}", flush=True)
     print(f"{n_different} differences", flush=True)
-    return int(n_different > 0)
+    return int(n_different > 0 or bool(missing))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 MOST_TALKS = 12
+HEADS = (470, 470, 120)
+"""Words of the system messages; the long ones exceed the least length of live sharing."""
 MOST_MESSAGES = 12
 WORDS = (
     "alpha", "beta", "gamma", "lake", "boat", "pear", "stone", "river", "house", "magic", "word",
@@ -44,9 +46,10 @@ class Talks:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._heads = [words(Random(n), 120) for n in range(3)]
+        self._heads = [words(Random(n), n_words) for n, n_words in enumerate(HEADS)]
         self._talks: list[Talk] = []
         self._latest = Talk((), {}, {})
+        self.is_forked = False
 
     def next_request(self) -> tuple[Body, Body]:
         """A greedy request, and fields that must not change its answer."""
@@ -82,6 +85,7 @@ class Talks:
         choice = random.random()
         talk = random.choice(self._talks) if self._talks and choice < 0.85 else Talk((), {}, {})
         messages = list(talk.messages)
+        self.is_forked = len(messages) > 2 and choice < 0.2
         if choice < 0.2:
             messages = messages[: max(1, len(messages) - 2 * random.randrange(1, 3))]
         if not messages or len(messages) > MOST_MESSAGES:
