@@ -91,10 +91,10 @@ def prepare(request: LaunchRequest, loaded: presets.LoadedPreset, home: Home) ->
     warn_of_variables()
     preset = _with_port(loaded.preset)
     preflight.check(preset, home)
-    fitted = memory_refusal.check_memory(preset, home, os.environ)
-    if fitted.unchecked is not None:
-        log.warning("warning: %s", fitted.unchecked)
-    return write(request, fitted.preset, home)
+    unchecked = memory_refusal.check_memory(preset, home, os.environ)
+    if unchecked is not None:
+        log.warning("warning: %s", unchecked)
+    return write(request, preset, home)
 
 
 def warn_of_variables() -> None:

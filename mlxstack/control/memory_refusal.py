@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError
@@ -14,17 +13,10 @@ from mlxstack.planner import memory_check
 from mlxstack.planner.ranking import proposal
 
 
-class FittedPreset(Struct, frozen=True):
-    """Preset that fits now; `unchecked`: reason for unknown needs."""
-
-    preset: Preset
-    unchecked: str | None = None
-
-
-def check_memory(preset: Preset, home: Home, env: Mapping[str, str]) -> FittedPreset:
+def check_memory(preset: Preset, home: Home, env: Mapping[str, str]) -> str | None:
     """Raises SetupError, naming presets that fit, when this one cannot beside what runs.
 
-    A model of unknown needs passes, with a word on why.
+    A model of unknown needs passes; the sentence on it is returned.
     """
     room = memory_check.room_in(home, this_memory(env), preset.name)
     try:
@@ -37,5 +29,4 @@ def check_memory(preset: Preset, home: Home, env: Mapping[str, str]) -> FittedPr
         except DoesNotFit as why:
             left = replace(room.memory, usable=room.free)
             raise SetupError(f"{why.message}\n{proposal(home, left)}") from why
-    why_not = unknown and f"whether `{preset.name}` fits into memory is not checked: {unknown}"
-    return FittedPreset(preset, why_not)
+    return unknown and f"whether `{preset.name}` fits into memory is not checked: {unknown}"

@@ -75,6 +75,15 @@ class Home(Struct, frozen=True):
         return self.run / "gateways" / f"{name}.json"
 
     @property
+    def memory(self) -> Path:
+        """KV bytes that running services hold."""
+        return self.run / "memory"
+
+    def memory_file(self, name: str) -> Path:
+        """KV bytes of a service, written by its worker."""
+        return self.memory / f"{name}.json"
+
+    @property
     def agent_members_file(self) -> Path:
         """Members of gateways that served agents last, by agent."""
         return self.run / "agents" / "members.json"

@@ -218,8 +218,10 @@ def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:
     """Claim of a preset's service. Raises SetupError, BadRequest."""
     load = of_preset(preset).load(memory.half_bytes, memory.total)
     parts, share = need(load), load.budget
-    kv = 0 if preset.kind is ServiceKind.EMBEDDING else parts.kv
-    return MemoryClaim(name, parts.total - kv, kv, None if share is None else share.n_bytes)
+    if preset.kind is ServiceKind.EMBEDDING:
+        return MemoryClaim(name, parts.total, share=0)
+    fixed_share = None if share is None else share.n_bytes
+    return MemoryClaim(name, parts.total - parts.kv, parts.kv, fixed_share)
 
 
 def claims_in(home: Home, memory: MemoryBudget, but: str | None) -> tuple[MemoryClaim, ...]:

@@ -237,5 +237,5 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     ranks = RankGroup(preset.hosts) if preset.hosts else None
     engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers, ranks)
     engine = engine_factory.engine(preset)
-    neighbors = Neighbors(home)
+    neighbors = Neighbors(home, source.stem) if source is not None else None
     return Service(preset, dispatcher, engine, agent_store, engine_factory, peers, neighbors)

@@ -313,12 +313,16 @@ class Service:
         self.stats.load_began_at = time.monotonic()
         if self.engine_factory is not None:
             self.stats.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
+        if self.neighbors is not None:
+            await asyncio.to_thread(self.neighbors.reserve, self.preset)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
         words = await asyncio.to_thread(
             TextProcessor, self.engine.tokenizer, self.preset, facts.n_vocab
         )
         self._facts, self._words, self._template = facts, words, words.facts
+        if self.neighbors is not None and not isinstance(self.engine, Embedder):
+            await self.neighbors.divide(self.preset, self.engine)
         if self._peers is not None and not isinstance(self.engine, Embedder):
             self._peers.serve(facts.identity.key(), self.reserve_disk, self.generator.import_kv)
         if self._health in (

@@ -1,22 +1,40 @@
 """Services of one home divide one memory: the sum of their budgets stays within the ceiling."""
 
+import asyncio
 import json
+import os
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from mlxstack.host.memory_budget import memory_of
-from mlxstack.policy.memory.capacity import MARGIN_BYTES
-from tests.cli.terminal import Shell
-from tests.patience import wait_until
+from mlxstack.config import presets
+from mlxstack.core.preset import Preset
+from mlxstack.host.home import Home, make_home, make_private
+from mlxstack.host.memory_budget import bytes_of, memory_of, this_memory
+from mlxstack.host.process import identify
+from mlxstack.host.service_state import (
+    Phase,
+    ServiceSpec,
+    ServiceState,
+    claim,
+    locked,
+    write_json,
+)
+from mlxstack.planner.memory_check import claim_of, claims_in
+from mlxstack.service.engine_factory import assemble
+from mlxstack.service.parts.neighbors import Neighbors, grants_in
+from tests.cli.terminal import CLI, Shell
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
 MEMORY = "4GiB"
-CEILING = memory_of(4 * 2**30).usable
+CEILING = memory_of(bytes_of(MEMORY)).usable
+LONGEST_S = 120.0
 
 
 @pytest.fixture
@@ -29,45 +47,155 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     shell.run("down")
 
 
-def start(shell: Shell, name: str, *words: str) -> None:
-    done = shell.up("--name", name, "--port", str(unused_port()), *words)
-    assert done.returncode == 0, done.stderr
+def service_at(home: Home, name: str) -> tuple[Neighbors, Preset]:
+    """A running service by its files: this process is its supervisor."""
+    make_home(home)
+    preset = replace(presets.load("demo", home).preset, name=name)
+    write_json(home.preset_file(name), preset)
+    supervisor = identify(os.getpid())
+    assert supervisor is not None
+    plan = ServiceSpec(name, str(home.root), "demo", "http://127.0.0.1:1", ())
+    claim(ServiceState(plan, Phase.RUNNING, supervisor))
+    return Neighbors(home.root, name), preset
+
+
+def test_a_new_service_waits_for_room_before_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
+    home = Home(tmp_path)
+    one, preset = service_at(home, "one")
+    assert one.try_reserve(preset) <= 0
+    least = grants_in(home)["one"]
+    alone = one.share(preset)
+    assert alone is not None
+    assert alone > least
+    assert grants_in(home) == {"one": alone}
+    two, other = service_at(home, "two")
+    assert two.try_reserve(other) > 0
+    assert two.share(other) == 0
+    assert grants_in(home) == {"one": alone}
+    half = one.share(preset)
+    assert half is not None
+    assert least < half < alone
+    assert grants_in(home) == {"one": alone}, "KV is still held"
+    one.hold(half)
+    assert two.try_reserve(other) <= 0
+    assert grants_in(home) == {"one": half, "two": least}
+    assert two.share(other) == half
+
+
+def test_two_that_load_at_once_reserve_their_slots_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
+    home = Home(tmp_path)
+    one, preset = service_at(home, "one")
+    one.reserve(preset)
+    two, other = service_at(home, "two")
+    two.reserve(other)
+    least = claim_of(preset, this_memory(os.environ), "").kv
+    assert grants_in(home) == {"one": least, "two": least}
+
+
+async def begun(preset: Preset, home: Home) -> int:
+    """KV budget of a service that has just loaded, before its tasks run."""
+    service = assemble(preset, home.root, home.preset_file(preset.name))
+    try:
+        await service.start()
+        return service.snapshot().kv_budget_bytes
+    finally:
+        await service.stop(0.0)
+
+
+def test_a_service_starts_with_its_share_after_it_has_waited_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
+    monkeypatch.setattr("mlxstack.service.parts.neighbors.RESERVE_S", 0.0)
+    home = Home(tmp_path)
+    one, preset = service_at(home, "one")
+    one.reserve(preset)
+    alone = one.share(preset)
+    assert alone is not None
+    _, other = service_at(home, "two")
+    assert asyncio.run(begun(other, home)) == 0
+    assert "other services still hold" in caplog.text
+    assert grants_in(home) == {"one": alone, "two": 0}
+    half = one.share(preset)
+    assert half is not None
+    one.hold(half)
+    caplog.clear()
+    assert asyncio.run(begun(other, home)) == half
+    assert "other services still hold" not in caplog.text
+    assert grants_in(home) == {"one": half, "two": half}
+
+
+def start(shell: Shell, *names: str) -> list["subprocess.Popen[str]"]:
+    """Begin to start services at the same time."""
+    command = [*CLI, "up", str(shell.preset), "--port"]
+    return [
+        subprocess.Popen(
+            [*command, str(unused_port()), "--name", name],
+            env=shell.env, cwd=shell.folder, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for name in names
+    ]  # fmt: skip
+
+
+def bytes_held(home: Home) -> int:
+    """Bytes of all services at one instant, as they have reserved them."""
+    make_private(home.memory)
+    with locked(home.memory / "lock"):
+        grants = grants_in(home)
+        claims = claims_in(home, memory_of(bytes_of(MEMORY)), None)
+    return sum(one.fixed + grants[one.name] for one in claims if one.name in grants)
 
 
 def budgets(shell: Shell) -> dict[str, int]:
     """KV budget of each service, as `status` tells it."""
-    return {name: one["kv_budget_bytes"] for name, one in shell.services().items()}
+    found = {name: one["kv_budget_bytes"] for name, one in shell.services().items()}
+    return {name: n_bytes for name, n_bytes in found.items() if n_bytes}
 
 
-def planned(shell: Shell, *words: str) -> dict[str, Any]:
-    """Forecast of one more service."""
-    found: dict[str, Any] = json.loads(
-        shell.run("plan", str(shell.preset), "--json", *words).stdout
-    )
-    return found
+def planned(shell: Shell) -> int:
+    """KV budget of the service `tiny`, as `plan` tells it."""
+    found = json.loads(shell.run("plan", str(shell.preset), "--json").stdout)
+    n_bytes: int = found["kv_budget_bytes"]
+    return n_bytes
 
 
-def until(shell: Shell, expected: dict[str, int]) -> None:
-    """Wait until the running services have planned again."""
-    wait_until(
-        lambda: {name: n for name, n in budgets(shell).items() if n} == expected,
-        lambda: budgets(shell),
-    )
+def settle(
+    shell: Shell, names: tuple[str, ...], starts: "list[subprocess.Popen[str]]"
+) -> dict[str, int]:
+    """Wait until the services have equal parts; the ceiling holds at every look."""
+    home, end = Home(shell.home), time.monotonic() + LONGEST_S
+    expected: dict[str, int] = {}
+    while not (expected and grants_in(home) == budgets(shell) == expected):
+        assert time.monotonic() < end, (grants_in(home), expected)
+        assert bytes_held(home) <= CEILING
+        for one in starts:
+            assert not one.poll(), one.communicate()[1]
+        time.sleep(0.05)
+        grants = grants_in(home)
+        is_even = set(grants) == {*names} and len({*grants.values()}) == 1
+        expected = dict.fromkeys(names, planned(shell)) if is_even else {}
+    for one in starts:
+        one.communicate()
+    assert bytes_held(home) <= CEILING
+    return expected
 
 
 def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(
     shell: Shell,
 ) -> None:
     alone = planned(shell)
-    fixed = alone["spec"]["weights_bytes"] + alone["workspace_bytes"] + MARGIN_BYTES
-    assert fixed + alone["kv_budget_bytes"] <= CEILING
-    start(shell, "one")
-    assert budgets(shell) == {"one": alone["kv_budget_bytes"]}
-    for names in (("one", "two"), ("one", "two", "three")):
-        each = planned(shell)["kv_budget_bytes"]
-        assert len(names) * (fixed + each) <= CEILING
-        start(shell, names[-1])
-        until(shell, dict.fromkeys(names, each))
+    found = settle(shell, ("tiny", "two"), start(shell, "tiny", "two"))
+    assert found["tiny"] < alone
+    found = settle(shell, ("tiny", "two", "three"), start(shell, "three"))
+    claim = claims_in(Home(shell.home), memory_of(bytes_of(MEMORY)), None)[0]
+    assert CEILING - 3 < 3 * (claim.fixed + found["tiny"]) <= CEILING
     for name in ("two", "three"):
         assert shell.run("down", name).returncode == 0
-    until(shell, {"one": alone["kv_budget_bytes"]})
+    assert settle(shell, ("tiny",), []) == {"tiny": alone}

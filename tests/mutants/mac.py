@@ -11,6 +11,7 @@ AHEAD = "tests/mac/test_step_ahead.py::"
 LAUNCHD = "tests/mac/test_launchd.py::"
 SAMPLING = "tests/engine/test_sampling.py::"
 CHECK = "tests/mac/test_self_check.py::"
+NEIGHBORS = "tests/mac/test_neighbors.py::"
 STORE = "tests/mac/test_store.py::"
 
 MAC = (
@@ -111,10 +112,44 @@ MAC = (
         WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
     ),
     Mutant(
+        "a service takes only what others have let go", "policy/memory/memory_shares.py",
+        "    return max(0, min(budget, free_beside(own, others, grants, ceiling)))",
+        "    return budget",
+        "tests/policy/test_memory_shares.py::"
+        "test_services_that_come_and_go_in_any_order_never_exceed_the_ceiling",
+    ),
+    Mutant(
+        "a service waits for room before it loads", "service/service.py",
+        "            await asyncio.to_thread(self.neighbors.reserve, self.preset)\n",
+        "            pass\n",
+        NEIGHBORS + "test_a_service_starts_with_its_share_after_it_has_waited_for_room",
+    ),
+    Mutant(
+        "a service starts with its share", "service/service.py",
+        "            await self.neighbors.divide(self.preset, self.engine)\n",
+        "            pass\n",
+        NEIGHBORS + "test_a_service_starts_with_its_share_after_it_has_waited_for_room",
+    ),
+    Mutant(
+        "no room is reserved before it is free", "service/parts/neighbors.py",
+        "            if free >= budget:\n", "            if True:\n",
+        NEIGHBORS + "test_a_new_service_waits_for_room_before_it_loads",
+    ),
+    Mutant(
+        "KV counts until it is let go", "service/parts/neighbors.py",
+        "            if budget > grants.get(self._name, 0):\n", "            if True:\n",
+        NEIGHBORS + "test_a_new_service_waits_for_room_before_it_loads",
+    ),
+    Mutant(
+        "two that load at once reserve their slots only", "service/parts/neighbors.py",
+        "            budget = min(own.least - own.fixed, share)\n", "            budget = share\n",
+        NEIGHBORS + "test_two_that_load_at_once_reserve_their_slots_only",
+    ),
+    Mutant(
         "services of a home divide its memory", "service/parts/neighbors.py",
-        "kv_budgets((own, *others), memory.usable)", "kv_budgets((own,), memory.usable)",
-        "tests/mac/test_neighbors.py::"
-        "test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again",
+        "self._claims = own, claims_in(self._home, memory, self._name), memory.usable",
+        "self._claims = own, (), memory.usable",
+        NEIGHBORS + "test_a_new_service_waits_for_room_before_it_loads",
     ),
     Mutant(
         "a device error costs all rows their KV", "engine/core.py",

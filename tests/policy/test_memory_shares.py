@@ -4,7 +4,12 @@ from random import Random
 
 import pytest
 
-from mlxstack.policy.memory.memory_shares import MemoryClaim, kv_budgets
+from mlxstack.policy.memory.memory_shares import (
+    MemoryClaim,
+    free_beside,
+    granted,
+    kv_budgets,
+)
 
 CODER = MemoryClaim("coder", fixed=20, kv=10)
 SECOND = MemoryClaim("second", fixed=5, kv=3)
@@ -45,3 +50,36 @@ def test_the_sum_never_exceeds_the_ceiling_and_does_not_depend_on_the_order(seed
     budgets = kv_budgets(claims, ceiling)
     assert sum(one.fixed + budgets[one.name] for one in claims) <= ceiling
     assert kv_budgets(claims[::-1], ceiling) == budgets
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_services_that_come_and_go_in_any_order_never_exceed_the_ceiling(seed: int) -> None:
+    random = Random(seed)
+    all_claims = [
+        MemoryClaim(str(n), random.randrange(1, 20), random.randrange(1, 20)) for n in range(5)
+    ]
+    ceiling = sum(one.least for one in all_claims) + random.randrange(200)
+    running: dict[str, MemoryClaim] = {}
+    grants: dict[str, int] = {}
+
+    def renew(name: str) -> None:
+        others = [one for one in running.values() if one.name != name]
+        beside = running[name], others, grants, ceiling
+        # A service loads once its slots have room.
+        if name in grants or free_beside(*beside) >= running[name].kv:
+            grants[name] = granted(*beside)
+
+    for _ in range(200):
+        one = random.choice(all_claims)
+        if one.name not in running:
+            running[one.name] = one
+        elif random.random() < 0.2:
+            del running[one.name]
+            grants.pop(one.name, None)
+        else:
+            renew(one.name)
+        assert sum(running[name].fixed + kv for name, kv in grants.items()) <= ceiling
+    for _ in range(3):
+        for name in running:
+            renew(name)
+    assert grants == kv_budgets(tuple(running.values()), ceiling)

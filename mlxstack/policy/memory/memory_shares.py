@@ -1,6 +1,6 @@
 """Division of one machine's memory between its running services."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -39,3 +39,23 @@ def kv_budgets(claims: Sequence[MemoryClaim], ceiling: int) -> dict[str, int]:
         else:
             budgets[one.name] = free * one.kv // wanted
     return budgets
+
+
+def free_beside(
+    own: MemoryClaim, others: Sequence[MemoryClaim], grants: Mapping[str, int], ceiling: int
+) -> int:
+    """Bytes for KV of `own` beside the `grants` of others; negative until they let KV go."""
+    taken = sum(one.fixed + grants.get(one.name, 0) for one in others)
+    return ceiling - own.fixed - taken
+
+
+def granted(
+    own: MemoryClaim, others: Sequence[MemoryClaim], grants: Mapping[str, int], ceiling: int
+) -> int:
+    """KV bytes that `own` may take now: its budget, within what is free.
+
+    A budget that falls is followed at once, and one that grows once the room is free: all bytes
+    together stay within `ceiling` while services come and go.
+    """
+    budget = kv_budgets((own, *others), ceiling)[own.name]
+    return max(0, min(budget, free_beside(own, others, grants, ceiling)))

@@ -21,6 +21,7 @@ log = logging.getLogger("mlxstack.tasks")
 
 LOOK_S = 5.0
 SWEEP_S = 600.0
+NEIGHBORS_S = 1.0
 SAMPLE_S = 1.0
 REST_S = 10.0
 WORK_S = 2.0
@@ -45,7 +46,7 @@ async def run_tasks(
             group.create_task(log_statistics(service, spec.metrics.log_interval))
         group.create_task(watch_memory(service, level, LOOK_S))
         if service.neighbors is not None:
-            group.create_task(watch_neighbors(service, service.neighbors, LOOK_S))
+            group.create_task(watch_neighbors(service, service.neighbors, NEIGHBORS_S))
         group.create_task(watch_disk(service, SWEEP_S))
 
 
@@ -103,17 +104,16 @@ async def watch_memory(
 
 
 async def watch_neighbors(service: Service, neighbors: Neighbors, interval_s: float) -> None:
-    """Plan the KV budget again when another service of the home starts or stops."""
+    """Divide memory again when another service of the home starts or stops."""
 
-    async def plan() -> None:
+    async def divide() -> None:
+        if service.is_unloaded:
+            await asyncio.to_thread(neighbors.reserve, service.preset)
+            return
         service.require()
-        engine = service.generator
-        budget = await asyncio.to_thread(neighbors.planned_again, service.preset, engine)
-        if budget is not None:
-            await asyncio.wrap_future(engine.cache.limit(budget))
+        await neighbors.divide(service.preset, service.generator)
 
-    await asyncio.sleep(interval_s)
-    await _every(interval_s, "the plan beside other services", plan)
+    await _every(interval_s, "the division of memory", divide)
 
 
 async def watch_disk(service: Service, interval_s: float) -> None:

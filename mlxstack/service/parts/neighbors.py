@@ -1,47 +1,144 @@
-"""KV budget of a service beside the other running services of its home."""
+"""KV budget of a service beside the other running services of its home.
 
+Each service writes the bytes that it holds for KV to a file of the home, under one lock. It writes
+a larger number before it uses it, and a smaller one after it has let KV go.
+"""
+
+import asyncio
 import logging
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
-from mlxstack.host.home import Home
+from mlxstack.host.home import Home, make_private
 from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.process import ProcessId, identify, is_alive
+from mlxstack.host.service_state import locked, read_json, write_json
 from mlxstack.planner.memory_check import claim_of, claims_in
-from mlxstack.policy.memory.memory_shares import kv_budgets
+from mlxstack.policy.memory.memory_shares import (
+    MemoryClaim,
+    free_beside,
+    granted,
+    kv_budgets,
+)
+from mlxstack.service.parts.request_stream import GenerationEngine
 
 log = logging.getLogger("mlxstack.tasks")
+
+RESERVE_S, POLL_S = 10.0, 0.1
+"""Maximum wait for room before a load, and between two looks."""
 
 OWN = ""
 """Name of this service in the division."""
 
 
+class MemoryGrant(Struct, frozen=True):
+    """Bytes that the process `holder` takes for KV."""
+
+    kv: int
+    holder: ProcessId
+
+
+def grants_in(home: Home) -> dict[str, int]:
+    """KV bytes of each service whose worker runs."""
+    files = home.memory.glob("[!.]*.json")
+    found = {file.stem: read_json(file, MemoryGrant) for file in files}
+    return {name: one.kv for name, one in found.items() if one and is_alive(one.holder)}
+
+
 class Neighbors:
-    """Watches which services run in a home, and divides its memory again."""
+    """Divides the memory of a home with its other services; `name` is that of this one."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, name: str) -> None:
         self._home = Home(home)
+        self._name = name
         self._known: object = None
+        self._claims: tuple[MemoryClaim, tuple[MemoryClaim, ...], int] | None = None
+        self._applied: tuple[object, int] | None = None
 
-    def planned_again(self, preset: Preset, engine: object) -> int | None:
-        """KV budget of this service after a change; None without one, or if unknown.
+    def reserve(self, preset: Preset) -> None:
+        """Reserve room for weights and full slots, before a load; wait for it a while."""
+        end = time.monotonic() + RESERVE_S
+        while (missing := self.try_reserve(preset)) > 0:
+            if time.monotonic() > end:
+                log.warning("other services still hold %s of this one's share", size(missing))
+                return
+            time.sleep(POLL_S)
 
-        A new `engine` has the budget of a service alone.
-        """
-        known = services.served(self._home), preset, engine
-        if known == self._known:
+    async def divide(self, preset: Preset, engine: GenerationEngine) -> None:
+        """Bound the KV of a loaded engine by the share of this service."""
+        budget = await asyncio.to_thread(self.share, preset)
+        if budget is None or self._applied == (engine, budget):
+            return
+        await asyncio.wrap_future(engine.cache.limit(budget))
+        await asyncio.to_thread(self.hold, budget)
+        self._applied = engine, budget
+        log.info("KV may take %s beside the other services", size(budget))
+
+    def try_reserve(self, preset: Preset) -> int:
+        """Hold KV of full slots, or the share if smaller; bytes that others have to free first."""
+        claims = self._claims_beside(preset)
+        if claims is None:
+            return 0
+        own, others, ceiling = claims
+        share = kv_budgets((own, *others), ceiling)[own.name]
+        with self._locked() as grants:
+            budget = min(own.least - own.fixed, share)
+            free = free_beside(own, others, grants, ceiling)
+            if free >= budget:
+                self._write(budget)
+        return budget - free
+
+    def share(self, preset: Preset) -> int | None:
+        """Share of this service now, held at once where it grows; None if unknown."""
+        claims = self._claims_beside(preset)
+        if claims is None:
             return None
-        self._known = known
-        memory = this_memory(os.environ)
-        others = claims_in(self._home, memory, preset.name)
-        try:
-            own = claim_of(preset, memory, OWN)
-        except (SetupError, BadRequest) as why:
-            log.info("the other services of the home are not counted: %s", why.message)
-            return None
-        budget = kv_budgets((own, *others), memory.usable)[OWN]
-        log.info("KV may take %s beside %d other services", size(budget), len(others))
+        own, others, ceiling = claims
+        with self._locked() as grants:
+            budget = granted(own, others, grants, ceiling)
+            if budget > grants.get(self._name, 0):
+                self._write(budget)
         return budget
+
+    def hold(self, budget: int) -> None:
+        """Note that KV takes so many bytes at most from now on."""
+        with self._locked():
+            self._write(budget)
+
+    def _write(self, budget: int) -> None:
+        holder = identify(os.getpid())
+        if holder is not None:
+            write_json(self._home.memory_file(self._name), MemoryGrant(budget, holder))
+
+    @contextmanager
+    def _locked(self) -> Iterator[dict[str, int]]:
+        """KV bytes of the running services, while none changes."""
+        make_private(self._home.memory)
+        with locked(self._home.memory / "lock"):
+            yield grants_in(self._home)
+
+    def _claims_beside(
+        self, preset: Preset
+    ) -> tuple[MemoryClaim, tuple[MemoryClaim, ...], int] | None:
+        """Claims of this service and of the others, and the ceiling; None if unknown."""
+        known = preset, services.served(self._home)
+        if known != self._known:
+            memory = this_memory(os.environ)
+            try:
+                own = claim_of(preset, memory, OWN)
+            except (SetupError, BadRequest) as why:
+                log.info("the other services of the home are not counted: %s", why.message)
+                self._claims = None
+            else:
+                self._claims = own, claims_in(self._home, memory, self._name), memory.usable
+            self._known = known
+        return self._claims
