@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,13 +27,13 @@ from mlxstack.planner.memory_check import claim_of, claims_in
 from mlxstack.service.engine_factory import assemble
 from mlxstack.service.parts.neighbors import Neighbors, grants_in
 from tests.cli.terminal import CLI, Shell
+from tests.patience import wait_until
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
 MEMORY = "4GiB"
 CEILING = memory_of(bytes_of(MEMORY)).usable
-LONGEST_S = 120.0
 
 
 @pytest.fixture
@@ -170,21 +169,24 @@ def settle(
     shell: Shell, names: tuple[str, ...], starts: "list[subprocess.Popen[str]]"
 ) -> dict[str, int]:
     """Wait until the services have equal parts; the ceiling holds at every look."""
-    home, end = Home(shell.home), time.monotonic() + LONGEST_S
-    expected: dict[str, int] = {}
-    while not (expected and grants_in(home) == budgets(shell) == expected):
-        assert time.monotonic() < end, (grants_in(home), expected)
+    home = Home(shell.home)
+    found: dict[str, int] = {}
+
+    def is_settled() -> bool:
         assert bytes_held(home) <= CEILING
         for one in starts:
             assert not one.poll(), one.communicate()[1]
-        time.sleep(0.05)
         grants = grants_in(home)
-        is_even = set(grants) == {*names} and len({*grants.values()}) == 1
-        expected = dict.fromkeys(names, planned(shell)) if is_even else {}
+        if set(grants) != {*names} or len({*grants.values()}) > 1:
+            return False
+        found.update(dict.fromkeys(names, planned(shell)))
+        return grants_in(home) == budgets(shell) == found
+
+    wait_until(is_settled, lambda: (grants_in(home), found))
     for one in starts:
         one.communicate()
     assert bytes_held(home) <= CEILING
-    return expected
+    return found
 
 
 def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(
