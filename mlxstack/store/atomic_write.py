@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import stat
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from mlxstack.core.errors import Damaged, NotFound, SetupError, Unreadable
 from mlxstack.store.disk_io import Disk, because, refused
+
+log = logging.getLogger(__name__)
 
 # No slot file, agent or key may be called so: none of their alphabets allows two dots in front.
 TEMPORARY = "..tmp-"
@@ -61,7 +64,7 @@ def write_atomic(
             n_bytes = sum(write_all(fd, memoryview(chunk), disk) for chunk in chunks)
             # The sync of the folder below brings both to the medium.
             disk.barrier(fd)
-            temporary.replace(path)
+            _replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -71,6 +74,17 @@ def write_atomic(
     except OSError as error:
         raise refused(f"{path.name} was not saved", error) from error
     return n_bytes
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Put a file in its place; a folder there is set aside. Raises OSError."""
+    try:
+        temporary.replace(path)
+    except IsADirectoryError:
+        aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.folder")
+        path.rename(aside)
+        log.warning("a folder had the place of %s; it is %s now", path.name, aside)
+        temporary.replace(path)
 
 
 def remove_synced(path: Path, disk: Disk) -> None:

@@ -1,21 +1,25 @@
 """Somebody meddles with the files of a running service: flips, cuts and deletes them."""
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+How = Callable[[Path, Random], None]
 KINDS = ("kv/*/*/*.safetensors", "slots/*", "agents/*/*/manifest.json", "kv/*/note")
 
 
-def meddle(home: Path, random: Random) -> str:
+def meddle(
+    home: Path, random: Random, kinds: Sequence[str] = KINDS, hows: Sequence[How] | None = None
+) -> str:
     """Spoil one file by chance; what was done, "" when there was none."""
     found: list[Path] = []
     with suppress(FileNotFoundError):  # an agent may be deleted while we look
-        found.extend(path for path in home.glob(random.choice(KINDS)) if path.is_file())
+        found.extend(path for path in home.glob(random.choice(kinds)) if path.is_file())
     if not found:
         return ""
     path = random.choice(sorted(found))
-    how = random.choice((flip, cut, stretch, delete))
+    how = random.choice(hows or (flip, cut, stretch, delete))
     with suppress(FileNotFoundError):
         how(path, random)
     return f"{how.__name__} {path.relative_to(home)}"
@@ -48,3 +52,43 @@ def stretch(path: Path, random: Random) -> None:
 def delete(path: Path, _random: Random) -> None:
     """It is gone."""
     path.unlink()
+
+
+def empty(path: Path, _random: Random) -> None:
+    """It has no bytes."""
+    path.write_bytes(b"")
+
+
+def swap(path: Path, random: Random) -> None:
+    """It has the contents of another file of its kind, and that one has its own."""
+    others = [one for one in path.parent.parent.glob(f"*/*{path.suffix}") if one.is_file()]
+    others += [one for one in path.parent.iterdir() if one.is_file()]
+    other = random.choice(sorted(others))
+    aside = path.with_name("..aside")
+    path.rename(aside)
+    if other != path:
+        other.rename(path)
+        aside.rename(other)
+    else:
+        aside.rename(path)
+
+
+def block(path: Path, _random: Random) -> None:
+    """A folder with something in it has its place."""
+    path.unlink()
+    path.mkdir()
+    (path / "inside").write_text("kept")
+
+
+def link(path: Path, _random: Random) -> None:
+    """A link that leads nowhere has its place."""
+    path.unlink()
+    path.symlink_to(path.parent / "nowhere")
+
+
+def forbid(path: Path, _random: Random) -> None:
+    """Its owner may not read it."""
+    path.chmod(0)
+
+
+EVERY_WAY = (flip, cut, stretch, delete, empty, swap, block, link, forbid)

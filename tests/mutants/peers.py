@@ -1,4 +1,4 @@
-"""The protections against peers that fail or give false answers."""
+"""The protections against peers that fail or give false answers, and against damaged files."""
 
 from tests.mutants.mutant import Mutant
 
@@ -31,5 +31,10 @@ PEERS = (
         "a file is not closed while a thread writes it", "service/parts/peers.py",
         "await in_thread(incoming.write, part)", "await asyncio.to_thread(incoming.write, part)",
         TESTS + "test_a_file_that_is_being_written_is_not_closed_by_a_cancel",
+    ),
+    Mutant(
+        "a folder in the place of a file is set aside", "store/atomic_write.py",
+        "        path.rename(aside)\n", "        raise\n",
+        "tests/endurance/test_damaged.py::test_a_folder_in_the_place_of_a_file_is_set_aside",
     ),
 )  # fmt: skip
