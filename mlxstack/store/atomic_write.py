@@ -78,13 +78,11 @@ def write_atomic(
 
 def _replace(temporary: Path, path: Path) -> None:
     """Put a file in its place; a folder there is set aside. Raises OSError."""
-    try:
-        temporary.replace(path)
-    except IsADirectoryError:
+    if path.is_dir() and not path.is_symlink():
         aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.folder")
         path.rename(aside)
         log.warning("a folder had the place of %s; it is %s now", path.name, aside)
-        temporary.replace(path)
+    temporary.replace(path)
 
 
 def remove_synced(path: Path, disk: Disk) -> None:

@@ -66,17 +66,19 @@ class Household:
     def round(self) -> None:
         """Turns, saves, damage while it serves; the end of the service, more damage."""
         self.did = []
-        with running(PRESET, self.home) as live:
-            with httpx.Client(base_url=live.url, timeout=120) as http:
-                for slot, agent in enumerate(AGENTS):
-                    self._turn(http, agent)
-                    self._slot(http, slot % PRESET.slots.count)
-                self._damage(2)
-                for slot, agent in enumerate(AGENTS):
-                    self._turn(http, agent)
-                    self._slot(http, slot % PRESET.slots.count)
-                assert http.get("/health").is_success
-                assert http.get("/v1/agents").is_success
+        with (
+            running(PRESET, self.home) as live,
+            httpx.Client(base_url=live.url, timeout=120) as http,
+        ):
+            for slot, agent in enumerate(AGENTS):
+                self._turn(http, agent)
+                self._slot(http, slot % PRESET.slots.count)
+            self._damage(2)
+            for slot, agent in enumerate(AGENTS):
+                self._turn(http, agent)
+                self._slot(http, slot % PRESET.slots.count)
+            assert http.get("/health").is_success
+            assert http.get("/v1/agents").is_success
         self._damage(3)
         self.count(n_rounds=1)
 

@@ -151,7 +151,7 @@ def peers(root: Path, seed: int, n_wire: int, lies: Iterable[str] | None = None)
         for number in range(n_wire):
             is_move, is_there, is_up = number % 3 == 2, number % 3 == 1, random.random() < 0.4
             n_bytes = sizes[is_move, is_there][not is_up]
-            fault = WireFault(KINDS[number % len(KINDS)], is_up, random.randrange(n_bytes))
+            fault = WireFault(KINDS[number // 3 % len(KINDS)], is_up, random.randrange(n_bytes))
             pair.begin(fault)
             if is_move:
                 pair.move(f"{fault}")

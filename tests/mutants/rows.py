@@ -238,7 +238,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "a file is replaced, not written over", "store/atomic_write.py",
-        "            temporary.replace(path)\n",
+        "            _replace(temporary, path)\n",
         "            path.write_bytes(temporary.read_bytes())\n            temporary.unlink()\n",
         POWER,
     ),
