@@ -60,8 +60,14 @@ def _one_salt(patch: Patch) -> None:
     patch.setattr(block_hash, "salt", lambda identity, _tenant: real(identity, ""))
 
 
-def _unchecked(fed: batch.FedRow) -> list[int]:
-    return [*fed.draft, int(fed.choices[-1].token.item())]
+def _unchecked(patch: Patch) -> None:
+    """Whole drafts are accepted, and brought to each pass whatever time they are measured to cost."""
+
+    def accepted(fed: batch.FedRow) -> list[int]:
+        return [*fed.draft, int(fed.choices[-1].token.item())]
+
+    patch.setattr(batch, "_accepted", accepted)
+    patch.setattr(batch, "widths", lambda offers, *_: [offer.n_tokens for offer in offers])
 
 
 FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
@@ -95,10 +101,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
         ),
         "early_turn",
     ),
-    "a draft that is not checked": (
-        lambda patch: patch.setattr(batch, "_accepted", _unchecked),
-        "drafts",
-    ),
+    "a draft that is not checked": (_unchecked, "drafts"),
     "a disk that is forgotten": (
         lambda patch: patch.setattr(DiskTier, "open", lambda _self: 0),
         "restart",

@@ -294,8 +294,8 @@ def test_requests_of_a_dead_engine_are_answered_before_the_service_ends(
     faults.fail(FOR_EVER)
     with httpx.Client(base_url=service.url, timeout=PATIENCE_S) as http:
         body = BODIES["/v1/chat/completions"]
-        assert http.post("/v1/chat/completions", json=body).status_code == 500
-        # The second fault may meet work between two requests; the service stops then.
+        assert http.post("/v1/chat/completions", json=body).status_code in (500, 503)
+        # Faults may meet work between two requests; the service stops then.
         assert http.post("/v1/chat/completions", json=body).status_code in (500, 503)
         service.service.engine._thread.join(WAIT_S)  # type: ignore[union-attr]
     assert "GPU did not finish" in service.service.engine.trouble
