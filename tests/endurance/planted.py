@@ -61,7 +61,7 @@ def _one_salt(patch: Patch) -> None:
 
 
 def _unchecked(patch: Patch) -> None:
-    """Whole drafts are accepted, and brought to each pass whatever time they are measured to cost."""
+    """Accept whole drafts, and bring them to each pass at any measured cost."""
 
     def accepted(fed: batch.FedRow) -> list[int]:
         return [*fed.draft, int(fed.choices[-1].token.item())]
