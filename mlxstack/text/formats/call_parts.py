@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import ToolCall
-from mlxstack.text.formats.argument_values import ArgumentTypes
+from mlxstack.text.formats.argument_values import ArgumentTypes, object_of
 from mlxstack.text.formats.call_writer import CallWriter, Copier
 from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import (
@@ -22,8 +23,8 @@ from mlxstack.text.formats.description import (
     is_mark,
     pieces,
 )
-from mlxstack.text.formats.notations import Notation
-from mlxstack.text.formats.text_feed import MarkSet, Reading, TextFeed
+from mlxstack.text.formats.notations import JSON, Notation
+from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading, TextFeed
 from mlxstack.text.formats.value_copier import ValueCopier
 
 MAX_HEAD = 300
@@ -32,7 +33,7 @@ MAX_HEAD = 300
 QUOTES = ('"',)
 SEPARATORS = (",", ";")
 SPACES = (" ", "\n", "\t", "\r")
-SLOT = re.compile(r"[^\s<>\"'{}\[\](),=]+")
+SLOT = re.compile(r"[^\s<>\"'`{}\[\](),=]+")
 T = TypeVar("T")
 
 
@@ -92,6 +93,38 @@ class CallParts:
             return -1
         self.writer.end()
         return copier.at
+
+    def named(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
+        """Call whose arguments are a JSON object, maybe in a code fence, or none."""
+        at = yield from self.feed.space(at)
+        if (inside := (yield from self.feed.fence(at))) >= 0:
+            return (yield from self.unfenced((yield from self._named(fields, inside))))
+        return (yield from self._named(fields, at))
+
+    def unfenced(self, read: ReadCalls | None) -> Reading[ReadCalls | None]:
+        """Calls with the end of their code fence."""
+        if read is None:
+            return None
+        end = yield from self.feed.literal(FENCE, read.end)
+        return read if end is None else replace(read, end=end)
+
+    def _named(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
+        feed = self.feed
+        arguments: Any = {}
+        if (yield from feed.starts("{", at)):
+            stops = self.outer_closings
+            if self.writer.open(fields["name"], fields.get("id", "")):
+                end = yield from self.object(at, JSON, stops)
+                if end >= 0:
+                    return ReadCalls(tuple(self.writer.calls), end)
+            end = yield from feed.balanced(at, QUOTES, stops)
+            if end < 0:
+                return None
+            arguments = object_of(feed.text[at:end])
+            at = end
+        elif at < len(feed.text) and not (yield from self.closes_at(at)):
+            return None
+        return self.settled(fields, arguments, at)
 
     def settled(self, fields: dict[str, str], arguments: Any, end: int) -> ReadCalls | None:
         """A call read as a whole; None if malformed."""

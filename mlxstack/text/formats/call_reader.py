@@ -74,7 +74,9 @@ class CallReader:
         calls: list[ToolCall] = []
         is_closed = True
         while True:
-            read = yield from self._call(end, is_lenient=is_lenient and not calls)
+            read = yield from self._call(
+                end, is_lenient=is_lenient and not calls, is_inside=has_section
+            )
             if read is None:
                 break
             read = self._told(read)
@@ -162,7 +164,8 @@ class CallReader:
             opening = "{"
         return at if opening and (yield from feed.starts(opening, at)) else -1
 
-    def _call(self, at: int, *, is_lenient: bool) -> Reading[ReadCalls | None]:
+    def _call(self, at: int, *, is_lenient: bool, is_inside: bool) -> Reading[ReadCalls | None]:
+        """Calls at a position, maybe inside of a section."""
         feed, syntax = self._feed, self._syntax
         start = at = yield from feed.space(at)
         again = yield from feed.literal(syntax.section_opens, at)
@@ -172,11 +175,11 @@ class CallReader:
             opening = next(iter(self.lenient), "")
             inside = yield from feed.literal(_from(syntax.opens, opening), start)
         if inside is None:
-            return (yield from self._foreign(start))
+            return (yield from self._foreign(start, is_inside=is_inside))
         self._writer.begin(inside)
         body = yield from self._tried(self._body(inside))
         if body is None:
-            return (yield from self._foreign(start))
+            return (yield from self._foreign(start, is_inside=is_inside))
         if body.is_cut:
             return body
         if is_lenient and not is_marked and not self._knows(body):
@@ -193,7 +196,9 @@ class CallReader:
             return end
         rest = yield from feed.after(_BRACKETS, at)
         if not syntax.closes.strip():
-            return rest if rest == len(feed.text) else at
+            is_last = rest == len(feed.text)
+            closes = None if is_last else (yield from feed.literal(syntax.section_closes, rest))
+            return rest if is_last or closes not in (None, rest) else at
         after = yield from feed.literal(syntax.closes, rest)
         return at if after is None else after
 
@@ -217,19 +222,20 @@ class CallReader:
             return ReadCalls(tuple(self._writer.calls), end, is_closed=False, is_cut=True)
         return ReadCalls(self._writer.settle(None, end), end)
 
-    def _foreign(self, at: int) -> Reading[ReadCalls | None]:
-        """A call that is JSON between the marks of another syntax."""
+    def _foreign(self, at: int, *, is_inside: bool) -> Reading[ReadCalls | None]:
+        """A call that is JSON between the marks of another syntax, or of its section."""
         mark = first_mark(self._syntax.opens)
-        if isinstance(self._syntax.body, JsonBody) or not mark:
+        if isinstance(self._syntax.body, JsonBody) or not (mark or is_inside):
             return None
-        inside = yield from self._feed.literal(mark, at)
-        if inside is None:
+        inside = (yield from self._feed.literal(mark, at)) if mark else None
+        if inside is None and not is_inside:
             return None
+        is_between, inside = inside is not None, at if inside is None else inside
         self._writer.begin(inside)
         body = yield from self._tried(self._values.json(FOREIGN, inside))
         if body is None or body.is_cut:
             return body
-        closing = next(reversed(pieces(self._syntax.closes)), "")
+        closing = next(reversed(pieces(self._syntax.closes)), "") if is_between else ""
         end = yield from self._feed.optional(closing, body.end)
         return ReadCalls(body.calls, end, not closing or end > body.end)
 

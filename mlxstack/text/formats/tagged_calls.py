@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.text.formats.argument_values import (
     UNDECODABLE,
@@ -24,8 +25,9 @@ from mlxstack.text.formats.call_writer import BoundCopy, Copier, TextCopier
 from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.description import KEY, TYPE, TaggedBody, first_mark, pieces
 from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, scalar
-from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading
+from mlxstack.text.formats.text_feed import FENCE, FoundMark, MarkSet, Reading
 from mlxstack.text.formats.value_copier import ValueCopier
+from mlxstack.text.grammar.schema_types import SchemaTypes
 
 _KEY = re.compile(r"[^\s<>/][^<>]*")
 
@@ -51,16 +53,19 @@ class TaggedCalls:
         self._writer = parts.writer
         body = parts.syntax.body
         self._nested = NestedTags(parts.feed, body) if isinstance(body, TaggedBody) else None
+        self._block = _json_block(body) if isinstance(body, TaggedBody) else ("", "")
 
     def read(self, body: TaggedBody, at: int) -> Reading[ReadCalls | None]:
         """One call, from its name to its last argument."""
         feed = self._feed
         opening = first_mark(body.argument_opens)
         at = at if opening else (yield from feed.space(at))
-        head = yield from self._parts.read_head(at, (opening,) if opening else SPACES)
+        head = yield from self._parts.read_head(at, (opening, "{", FENCE) if opening else SPACES)
         if head is None:
             return None
         fields, at = head
+        if (inside := (yield from self._object_at(at))) >= 0:
+            return (yield from self._object(fields, inside))
         arguments: dict[str, Any] = {}
         while True:
             start = yield from feed.literal(body.argument_opens, at)
@@ -80,6 +85,27 @@ class TaggedCalls:
         if self._writer.is_open:
             return ReadCalls((self._writer.end(),), at)
         return self._parts.settled(fields, arguments, at)
+
+    def _object_at(self, at: int) -> Reading[int]:
+        """Position of a JSON object in place of tags; -1 without one."""
+        feed = self._feed
+        at = yield from feed.space(at)
+        for sign in ("{", FENCE):
+            if (yield from feed.starts(sign, at)):
+                return at
+        inside = (yield from feed.literal(self._block[0], at)) if self._block[0] else None
+        if inside is None:
+            return -1
+        mark = yield from feed.find(MarkSet(["{"]), inside)
+        return -1 if mark is None or mark.start - inside > MAX_HEAD else mark.start
+
+    def _object(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
+        """Call whose arguments are a JSON object, maybe in a block."""
+        read = yield from self._parts.named(fields, at)
+        if read is None or not self._block[1]:
+            return read
+        end = yield from self._feed.literal(self._block[1], read.end)
+        return read if end is None else replace(read, end=end)
 
     def _argument(self, body: TaggedBody, name: str, at: int) -> Reading[Argument | None]:
         """Key of an argument, maybe ""; None if no value follows."""
@@ -105,10 +131,12 @@ class TaggedCalls:
         types = self._types.of(argument.name, argument.key)
         if argument.kind and words:
             is_text = argument.kind == words.get("string")
-            return TextCopier(at, bool) if is_text else ValueCopier(at, has_scalars=False)
-        if body.has_json_text or not types.texts:
-            return ValueCopier(at, has_scalars=False, has_texts=body.has_json_text)
-        return TextCopier(at, lambda begun: is_surely_text(begun, types))
+            if is_text:
+                return TextCopier(at, bool)
+        elif types.texts and not body.has_json_text:
+            return TextCopier(at, lambda begun: is_surely_text(begun, types))
+        # A number in quotes is a number.
+        return ValueCopier(at, has_scalars=False, has_texts=bool(types.texts))
 
     def _value(self, body: TaggedBody, argument: Argument) -> Reading[tuple[Any, int] | None]:
         """Value of an argument, and the position after its closing marks."""
@@ -236,14 +264,25 @@ class TaggedCalls:
         types = self._types.of(argument.name, argument.key)
         if argument.kind and words:
             is_text = argument.kind == words.get("string")
-            return text if is_text else _json_or_text(text)
+            return text if is_text else _json_or_text(text, types)
         if body.has_json_text:
-            return _json_or_text(text)
+            return _json_or_text(text, types)
         return scalar(text, types) if body.item else argument_value(text, types)
 
 
-def _json_or_text(text: str) -> Any:
+def _json_block(body: TaggedBody) -> tuple[str, str]:
+    """Tags of a block of JSON, whose word is `json` in place of that of an argument."""
+    mark = first_mark(body.argument_opens)
+    word = re.match(r"\w+", body.argument_opens.strip().removeprefix(mark)) if mark else None
+    if word is None or word[0] not in body.value_closes:
+        return "", ""
+    return f"{mark}json", body.value_closes.strip().replace(word[0], "json")
+
+
+def _json_or_text(text: str, types: SchemaTypes) -> Any:
     try:
-        return object_of(text.strip())
+        value = object_of(text.strip())
     except UNDECODABLE:
         return text
+    is_quoted = isinstance(value, str) and not types.texts
+    return argument_value(text, types) if is_quoted else value

@@ -15,6 +15,8 @@ from mlxstack.text.formats.description import COUNT, pieces
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 _SPACE, _DIGITS = re.compile(r"\s*"), re.compile(r"\d*")
+FENCE = "```"
+_FENCE = re.compile(rf"{FENCE}\w*\s*")
 
 
 class FoundMark(Struct, frozen=True):
@@ -90,6 +92,11 @@ class TextFeed:
             if at < len(self.text) or self.is_final:
                 return at
             yield
+
+    def fence(self, at: int) -> Reading[int]:
+        """Position after the opening of a code fence; -1 without one."""
+        is_fenced = yield from self.starts(FENCE, at)
+        return (yield from self.after(_FENCE, at)) if is_fenced else -1
 
     def starts(self, text: str, at: int) -> Reading[bool]:
         """Whether `text` stands at a position."""

@@ -12,7 +12,7 @@ from mlxstack.text.formats.gemma_values import parse_gemma_call
 from mlxstack.text.formats.json_calls import JsonCalls
 from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
 from mlxstack.text.formats.python_calls import parse_python_calls
-from mlxstack.text.formats.text_feed import MarkSet, Reading
+from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading
 
 PYTHON_QUOTES = ('"', "'")
 _SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.]*"), re.compile(r"\w*")
@@ -28,9 +28,11 @@ class ValueCalls:
     def json(
         self, body: JsonBody, at: int, before: tuple[ToolCall, ...] = ()
     ) -> Reading[ReadCalls | None]:
-        """Calls of an object or list, and of objects after it."""
+        """Calls of an object or list, maybe in a code fence, and of objects after it."""
         feed = self._feed
         at = yield from feed.space(at)
+        if not self._syntax.is_bare and (inside := (yield from feed.fence(at))) >= 0:
+            return (yield from self._parts.unfenced((yield from self.json(body, inside, before))))
         if not (yield from self._opens_json(body, at)):
             return None
         stops = self._parts.outer_closings
@@ -88,34 +90,15 @@ class ValueCalls:
         return False
 
     def named(self, at: int) -> Reading[ReadCalls | None]:
-        feed = self._feed
-        head = yield from self._parts.read_head(at, ("{",))
-        if head is None:
-            return None
-        fields, at = head
-        at = yield from feed.space(at)
-        arguments: Any = {}
-        if (yield from feed.starts("{", at)):
-            stops = self._parts.outer_closings
-            if self._writer.open(fields["name"], fields.get("id", "")):
-                end = yield from self._parts.object(at, JSON, stops)
-                if end >= 0:
-                    return ReadCalls(tuple(self._writer.calls), end)
-            end = yield from feed.balanced(at, QUOTES, stops)
-            if end < 0:
-                return None
-            arguments = object_of(feed.text[at:end])
-            at = end
-        elif at < len(feed.text) and not (yield from self._parts.closes_at(at)):
-            return None
-        return self._parts.settled(fields, arguments, at)
+        head = yield from self._parts.read_head(at, ("{", FENCE))
+        return None if head is None else (yield from self._parts.named(*head))
 
     def python(self, body: PythonBody, at: int) -> Reading[ReadCalls | None]:
         """Python calls, up to the first plausible closing mark."""
         feed = self._feed
         at = yield from feed.space(at)
         is_list = yield from feed.starts("[", at)
-        if body.is_list and not is_list:
+        if body.is_list and not is_list and self._syntax.is_bare:
             return None
         scan = yield from self._python_calls(at + is_list, is_list=is_list)
         if scan >= 0:
