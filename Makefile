@@ -120,10 +120,11 @@ mutants: setup ## Switch off each protection in a copy, and see its test fail
 
 $(VENV)/audit/ready: | $(BIN)/activate
 	@test -x $(VENV)/audit/bin/python || $(BIN)/python -m venv $(VENV)/audit
-	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.13" "pip-audit>=2.9" "cyclonedx-bom>=7.5" && touch $@
+	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.13" "pip-audit>=2.9" "cyclonedx-bom>=7.5" "pipx>=1.8" && touch $@
 
-lock: $(VENV)/audit/ready ## Write constraints.txt: the tested set with its hashes
+lock: setup $(VENV)/audit/ready ## Write constraints.txt, the tested set with its hashes, and the formula of its pins
 	@$(VENV)/audit/bin/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade --quiet --custom-compile-command "make lock" -o constraints.txt
+	@$(BIN)/python -m tests.release.formula
 
 locked: | $(BIN)/activate ## Install exactly the tested set of constraints.txt into .venv, each file by its hash
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
@@ -143,6 +144,9 @@ wheel: setup ## Build the wheel, install it into an empty environment, walk thro
 	@$(VENV)/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check $(VENV)/wheel/*.whl
 	@$(FAST) MLX_STACK_BIN=$(CURDIR)/$(VENV)/wheel/env/bin $(BIN)/python -m pytest -q tests/test_readme.py
 
+release: setup $(VENV)/audit/ready ## dist/: wheel, sdist, SBOM, formula, checksums, each installed with uv, pipx and pip and tried
+	@$(FAST) $(BIN)/python -m tests.release
+
 signature: setup ## Sizes, cycles and annotations of the house
 	@$(BIN)/python -m tests.signature
 
@@ -156,4 +160,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: suite programs agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel signature shots bench
+.PHONY: suite programs agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

@@ -133,3 +133,37 @@ def test_the_walk_through_is_true(shell: tuple[dict[str, str], str]) -> None:
         assert re.fullmatch(pattern, done.stdout.strip(), re.DOTALL), (
             f"{command}\npromised: {promised}\ncame: {done.stdout}{done.stderr}"
         )
+
+
+OFFLINE = """
+set -e
+ip link set lo up
+mlx-stack up demo
+mlx-stack chat -p "Remember the magic word: offline. Reply with one short sentence."
+mlx-stack tui --help
+mlx-stack down
+"""
+
+
+def test_the_wheel_needs_no_network_but_loopback(programs: Path, tmp_path: Path) -> None:
+    """Outside of any checkout, in a network namespace of its own."""
+    inside = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+    env = {**os.environ, "MLX_STACK_HOME": str(tmp_path / "home"), "MLX_STACK_SERVER_PORT": "7109"}
+    env["PATH"] = f"{programs}{os.pathsep}{env['PATH']}"
+    env.pop("PYTHONPATH", None)
+    try:
+        subprocess.run([*inside, "ip link set lo up"], check=True, timeout=60, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no network namespaces here")
+    done = subprocess.run(
+        [*inside, OFFLINE],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert "demo is ready at" in done.stdout and "demo is stopped" in done.stdout
+    assert "magic word offline" in done.stdout and "mlx-stack tui" in done.stdout

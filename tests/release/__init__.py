@@ -1,0 +1,1 @@
+"""Release: wheel, sdist, formula, each tried as a user installs it."""
