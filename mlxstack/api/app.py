@@ -19,6 +19,7 @@ from mlxstack.api.dialects.llama_server.metrics import metrics_route
 from mlxstack.api.json_body import mended_body
 from mlxstack.api.openapi import with_openapi
 from mlxstack.api.registry import DIALECTS, dialect_of
+from mlxstack.api.request_fields import names
 from mlxstack.api.run_generation import is_disconnect
 from mlxstack.api.web_page import page_file
 from mlxstack.service.service import Service
@@ -50,7 +51,7 @@ def create_app(service: Service) -> Litestar:
         dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
         guards=[
             guards.host_guard(server),
-            guards.key_guard(server, dialect_of),
+            guards.key_guard(server, dialect_of, lambda: (*names(service), service.preset.name)),
             _loaded_guard(service),
         ],
         exception_handlers={Exception: _answer},

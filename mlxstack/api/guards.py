@@ -4,7 +4,7 @@ Guards are coroutines because Litestar sends plain functions through a thread, e
 """
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -97,8 +97,15 @@ def host_guard(server: ServerSpec) -> Guard:
     return guard
 
 
-def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
-    """`key_check` for every private route; stores the key in the connection."""
+def key_guard(
+    server: ServerSpec,
+    dialect_of: DialectOf,
+    names: Callable[[], Collection[str]] | None = None,
+) -> Guard:
+    """`key_check` for every private route; stores the key in the connection.
+
+    `names` are those of the model that a service serves now.
+    """
     check = key_check(server, dialect_of)
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
@@ -107,6 +114,8 @@ def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
         key = check(connection.headers, connection.scope["path"])
         if key is not None:
             attach_key(connection, key)
+            if names is not None:
+                check_model(key, names())
             if handler.opt.get("is_of_all"):
                 require_unscoped(key)
 
@@ -169,11 +178,27 @@ def check_agent(connection: Connection, agent: str) -> None:
 
 
 def require_unscoped(key: ApiKey) -> None:
-    """Raises Forbidden when the key is only for some agents."""
+    """Raises Forbidden when the key is only for some agents or models."""
+    if key.models:
+        raise Forbidden(
+            "this path concerns all models, and this API key is only for "
+            f"{', '.join(key.models)}; use a key without models (server.api_keys of the preset)"
+        )
     if key.agents:
         raise Forbidden(
             "this path concerns all agents, and this API key speaks only as "
             f"{', '.join(key.agents)}; use a key without agents (server.api_keys of the preset)"
+        )
+
+
+def check_model(key: ApiKey | None, names: Collection[str]) -> None:
+    """Raise Forbidden for a model, by all its names, that the key does not name."""
+    if key is None or not key.models:
+        return
+    if not any(fnmatchcase(name, pattern) for name in names for pattern in key.models):
+        raise Forbidden(
+            f"this API key is not for the model {next(iter(names), '')!r}, only for "
+            f"{', '.join(key.models)} (server.api_keys of the preset)"
         )
 
 

@@ -39,6 +39,7 @@ from mlxstack.host.service_state import (
     read_state,
     write_json,
 )
+from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.model_files import ModelFiles, find_model, quantization_in
 from mlxstack.planner.candidate import Candidate, excerpts, of_many
 from mlxstack.planner.memory_check import MemoryRoom, refuse_if_too_big, room_in
@@ -73,6 +74,7 @@ class GatewayPlan(Struct, frozen=True):
     members: tuple[MemberPlan, ...]
     budget: int
     linger_s: float
+    of_disk: bool = False
 
 
 class PlannedGateway(Struct, frozen=True):
@@ -87,11 +89,13 @@ def prepare(
     wanted: Sequence[LaunchRequest],
     home: Home,
     linger_s: float = LINGER_S,
+    of_disk: bool = False,
     **listening: Any,
 ) -> PlannedGateway:
     """Check a start, and write the specs of all processes.
 
-    Raises as `plan` does, and Taken for a member that runs already.
+    The members are all models `of_disk` where it says so. Raises as `plan` does, and Taken for a
+    member that runs already.
     """
     room = room_in(home, this_memory(os.environ))
     found = plan(name, wanted, home, room, linger_s, **listening)
@@ -99,7 +103,7 @@ def prepare(
         if (running := owner(home, one.preset.name)) is not None:
             raise launch.already_running(running)
     preflight.check_port(found.server, home)
-    return write(found, home)
+    return write(replace(found, of_disk=of_disk), home)
 
 
 def plan(
@@ -155,7 +159,8 @@ def write(
     """Write all specs, except of `running` members. Raises SetupError."""
     kept = running or {}
     members = tuple(
-        _member(one, kept.get(one.preset.name) or _written(one, home)) for one in found.members
+        _member(one, kept.get(one.preset.name) or _written(one, home), found.of_disk)
+        for one in found.members
     )
     spec = GatewaySpec(
         found.name,
@@ -165,6 +170,7 @@ def write(
         members[0].name,
         found.budget,
         found.linger_s,
+        of_disk=found.of_disk,
     )
     return PlannedGateway(spec, _service(spec, home))
 
@@ -292,6 +298,11 @@ def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
         quantization=quantization_in(found.files.config),
         n_bytes=found.weights.n_bytes(),
         n_ctx_train=found.n_trained,
+        capabilities=(
+            capabilities(found.files.source.parent)
+            if preset.kind is ServiceKind.CHAT
+            else ("embedding",)
+        ),
     )
 
 
@@ -300,7 +311,7 @@ def _written(planned: MemberPlan, home: Home) -> ServiceSpec:
     return launch.write(planned.wanted, planned.preset, home)
 
 
-def _member(planned: MemberPlan, service: ServiceSpec) -> GatewayMember:
+def _member(planned: MemberPlan, service: ServiceSpec, stops: bool) -> GatewayMember:
     model, server = planned.preset.model, planned.preset.server
     plain = PurePath(model.id).name if is_folder(model.id) else model.id
     return GatewayMember(
@@ -310,6 +321,7 @@ def _member(planned: MemberPlan, service: ServiceSpec) -> GatewayMember:
         residency=server.resident,
         startup_timeout_s=server.startup_timeout_s,
         model=planned.model,
+        stops=stops,
     )
 
 

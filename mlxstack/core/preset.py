@@ -339,7 +339,8 @@ class ApiKey(Strict, frozen=True):
 
     `key` is the key itself or, so that no file holds it, "sha256:" and its digest in hex. `salt`
     keeps the holder's KV apart from that of others. `agents` are the explicit agents that
-    the key may act as, "*" matching any characters; without any, all.
+    the key may act as, "*" matching any characters; without any, all. `models` are the names of
+    the models that the key may use, in the same form.
     """
 
     key: Annotated[
@@ -352,6 +353,10 @@ class ApiKey(Strict, frozen=True):
     agents: Annotated[
         tuple[str, ...],
         Meta(description="Agents that it may act as and change; `*` matches any characters."),
+    ] = ()
+    models: Annotated[
+        tuple[str, ...],
+        Meta(description="Models that it may use, by name; `*` matches any characters."),
     ] = ()
     may_raise: Annotated[
         bool, Meta(description="Whether it may set a higher agent priority than its tier.")

@@ -1,5 +1,7 @@
 """Gateway's ASGI application: checks requests, and forwards them to members."""
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache, partial
 from typing import Any, cast
 from urllib.parse import parse_qs
@@ -32,6 +34,7 @@ from mlxstack.gateway.member_paths import CHANGES, require_forwarded
 from mlxstack.gateway.members import MemberGate, Members
 from mlxstack.gateway.spec import GatewaySpec, internal_key, names_of
 from mlxstack.gateway.upstream import MemberLost
+from mlxstack.models.reference import HUB_ID
 
 AGENTS = "/v1/agents/"
 AGENT_HEADER = b"x-mlx-stack-agent"
@@ -84,10 +87,12 @@ class Gateway:
             headers = _headers(scope)
             peer = scope["client"][0] if scope["client"] else None
             self._check_host(headers, peer)
-            key = self._internal_key(self._check_key(headers, path))
+            holder = self._check_key(headers, path)
+            key = self._internal_key(holder)
             require_forwarded(scope["method"], path)
             sent = await body.read()
             member = self._choose(scope, sent)
+            guards.check_model(holder, (*member.spec.names, member.spec.name))
             app = self._forwarding(member, sent, key)
             if scope["method"] in READS or path in READING:
                 await _read(member, app, scope, body.receive, response)
@@ -161,8 +166,7 @@ class Gateway:
             if name is not None:
                 return self._members.by_name[name]
             if self._is_strict and scope["path"] != PULL:
-                served = ", ".join(one.names[0] for one in self._spec.members)
-                raise UnknownModel(f"model {wanted!r} is not served here; served are {served}")
+                raise UnknownModel(_unknown(wanted, self._names, self._spec))
         elif scope["path"].startswith(AGENTS):
             agent = scope["path"].removeprefix(AGENTS).partition("/")[0]
             return self._members.by_name[self._agents.find(agent) or self._spec.default]
@@ -185,6 +189,22 @@ async def _read(
     except MemberLost as why:
         if not response.is_begun:
             raise Loading(f"{member.spec.name} does not answer: {why}") from why
+
+
+def _unknown(wanted: str, names: Mapping[str, str], spec: GatewaySpec) -> str:
+    """Message for a name that no member has: near names, and how to get the model."""
+    served = ", ".join(one.names[0] for one in spec.members)
+    if not spec.of_disk:
+        return f"model {wanted!r} is not served here; served are {served}"
+    near = get_close_matches(wanted, names, n=1, cutoff=0.4)
+    nearest = f"the nearest is {near[0]!r}" if near else f"on this disk are {served}"
+    if not HUB_ID.fullmatch(wanted):
+        return f"model {wanted!r} is not on this disk; {nearest}, and `mlx-stack models` lists all"
+    return (
+        f"model {wanted!r} was not on this disk at the start of the gateway; {nearest}; "
+        f"`mlx-stack pull {wanted}` downloads it, then `mlx-stack down {spec.name}` and "
+        "`mlx-stack up --any-model` serve it"
+    )
 
 
 def _headers(scope: Scope) -> dict[str, str]:

@@ -265,7 +265,7 @@ def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:
         "quantization": model.quantization,
         "state": "not-loaded",
         "max_context_length": model.n_ctx_train or member.service.n_ctx,
-        "capabilities": [],
+        "capabilities": ["tool_use"] if "tools" in model.capabilities else [],
     }
 
 
@@ -281,6 +281,7 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     return {
         "max_input_tokens": n_ctx,
         "max_tokens": n_ctx,
+        "capabilities": member.spec.model.capabilities,
         **known,
         **own,
         "aliases": others,

@@ -147,12 +147,20 @@ class MemberGate:
             status = await self.process.status()
             is_idle = self.phase is MemberPhase.LOADED and self.n_requests == n_requests
             if is_idle and status == MemberPhase.UNLOADED:
-                self._note_unloaded(pid)
+                if self.spec.stops:
+                    await self.unload()
+                else:
+                    self._note_unloaded(pid)
         return self.phase
 
     async def unload(self) -> None:
         """Give its memory back; it holds its reservation until then."""
         self.phase = MemberPhase.UNLOADING
+        if self.spec.stops:
+            await self.process.stop()
+            self._is_known = False
+            self._note_unloaded(None)
+            return
         pid = self.process.worker_pid
         await self.process.unload()
         self._note_unloaded(pid)

@@ -21,11 +21,15 @@ class ModelSummary(Struct, frozen=True):
     quantization: str = ""
     n_bytes: int = 0
     n_ctx_train: int = 0
+    capabilities: tuple[str, ...] = ()
 
 
 class GatewayMember(Struct, frozen=True):
-    """Service behind a gateway. `names` are those by which requests choose it, the first one its
-    model's; `n_bytes` is what it may take of the budget when it is loaded."""
+    """Service behind a gateway.
+
+    `names` are those by which requests choose it, the first one its model's; `n_bytes` is what it
+    may take of the budget when it is loaded. The process of one that `stops` ends with its model.
+    """
 
     names: tuple[str, ...]
     service: ServiceSpec
@@ -33,6 +37,7 @@ class GatewayMember(Struct, frozen=True):
     residency: Residency = Residency.AUTO
     startup_timeout_s: float = 240.0
     model: ModelSummary = ModelSummary()
+    stops: bool = False
 
     @property
     def name(self) -> str:
@@ -44,7 +49,8 @@ class GatewaySpec(Struct, frozen=True):
     """Spec of a gateway; `secret` derives the keys for its members.
 
     Of `budget` bytes the loaded members together may take; one stays for `linger_s` at least.
-    Members that are `handed_over` go on when the gateway ends, for another one.
+    Members that are `handed_over` go on when the gateway ends, for another one. The members of one
+    `of_disk` are the models that were on this disk at its start.
     """
 
     name: str
@@ -55,6 +61,7 @@ class GatewaySpec(Struct, frozen=True):
     budget: int
     linger_s: float = LINGER_S
     handed_over: tuple[str, ...] = ()
+    of_disk: bool = False
 
 
 def internal_key(secret: str, key: ApiKey | None) -> str:

@@ -69,7 +69,9 @@ def resolve(given: str, home: Home) -> Reference:
             _refuse_foreign(given, home)
         presets.find(given, home)
     local = lm_studio_model(given)
-    return Reference(ReferenceKind.MODEL, str(local or given), _name(given.rpartition("/")[2]))
+    return Reference(
+        ReferenceKind.MODEL, str(local or given), service_name(given.rpartition("/")[2])
+    )
 
 
 def lm_studio_folders() -> list[Path]:
@@ -111,7 +113,7 @@ def _of_folder(folder: Path) -> Reference:
     repository = next((one for one in (folder, *folder.parents[:2]) if _is_repository(one)), None)
     if repository is None:
         refuse_gguf(folder)
-        return Reference(ReferenceKind.MODEL, str(folder), _name(folder.name))
+        return Reference(ReferenceKind.MODEL, str(folder), service_name(folder.name))
     snapshot = folder if folder.parent.name == "snapshots" else _newest(repository)
     refuse_gguf(snapshot)
     match = REPOSITORY.fullmatch(repository.name)
@@ -121,7 +123,7 @@ def _of_folder(folder: Path) -> Reference:
     is_own = repository.parent.resolve() == cache_folder().resolve()
     is_newest = is_own and snapshot.resolve() == _newest(repository).resolve()
     model = f"{match[1]}/{match[2]}" if is_newest else str(snapshot)
-    return Reference(ReferenceKind.MODEL, model, _name(match[2]))
+    return Reference(ReferenceKind.MODEL, model, service_name(match[2]))
 
 
 def _is_repository(folder: Path) -> bool:
@@ -141,6 +143,6 @@ def _newest(repository: Path) -> Path:
     return snapshots[-1]
 
 
-def _name(text: str) -> str:
+def service_name(text: str) -> str:
     """A service's name from the name of a model."""
     return UNFIT.sub("-", text).strip("-._")[:LONGEST_NAME] or "model"

@@ -112,6 +112,27 @@ SHARING = (
         "tests/gateway/test_gateway.py::test_foreign_hosts_and_pages_are_refused",
     ),
     Mutant(
+        "a key of some models opens no other at a gateway", "gateway/app.py",
+        "guards.check_model(holder, (*member.spec.names, member.spec.name))", "pass",
+        "tests/gateway/test_any_model.py::test_a_key_opens_only_the_models_that_it_names",
+    ),
+    Mutant(
+        "nor at a service", "api/guards.py",
+        "            if names is not None:", "            if False:",
+        "tests/api/test_key_models.py::test_a_key_of_other_models_generates_nothing",
+    ),
+    Mutant(
+        "a key of some models changes none", "api/guards.py",
+        "    if key.models:\n", "    if False:\n",
+        "tests/api/test_key_models.py::test_a_key_of_some_models_does_not_change_the_model",
+    ),
+    Mutant(
+        "the process of an unloaded model of many ends", "gateway/members.py",
+        "        if self.spec.stops:\n            await self.process.stop()",
+        "        if False:\n            await self.process.stop()",
+        "tests/gateway/test_any_model.py::test_three_clients_switch_between_twelve_models",
+    ),
+    Mutant(
         "keys of clients end at the gateway", "gateway/upstream.py",
         "and name not in KEYS", "",
         "tests/gateway/test_gateway.py::test_a_key_of_some_agents_stays_one",

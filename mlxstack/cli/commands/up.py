@@ -68,6 +68,9 @@ Draft = Annotated[
 ModeOption = Annotated[
     str | None, typer.Option("--mode", help="The members of this mode, at one address.")
 ]
+AnyModel = Annotated[
+    bool, typer.Option("--any-model", help="Every model on this disk, at one address.")
+]
 IfNeeded = Annotated[
     bool,
     typer.Option("--if-needed", help="With --foreground: succeed when it is already running."),
@@ -88,6 +91,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         ),
     ] = None,
     mode: ModeOption = None,
+    any_model: AnyModel = False,
     ctx: Ctx = None,
     slots: Slots = None,
     kv_bits: KvBits = None,
@@ -104,8 +108,8 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 ) -> None:
     """Start a service and wait until it is healthy.
 
-    Several models, or those of a mode, get one address: a gateway, which starts each one at the
-    first request that names it, and unloads others where memory is short.
+    Several models, those of a mode, or by --any-model all on this disk get one address: a gateway.
+    It starts each at the first request that names it, and unloads others where memory is short.
 
     Values are taken from the command line, then from variables such as MLX_STACK_SLOTS_COUNT,
     then from the preset, then from the preset that it extends.
@@ -113,31 +117,30 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     from mlxstack.control import launch, model_request
     from mlxstack.host.home import home_from
 
-    home = home_from(os.environ)
-    if bool(models) == (mode is not None):
-        raise Misuse("name what to serve, or a mode by --mode")
-    if not models or len(models) > 1:
+    home, models = home_from(os.environ), models or []
+    if bool(models or any_model) == (mode is not None):
+        raise Misuse("name what to serve, or a mode by --mode, or --any-model")
+    if any_model or len(models) != 1:
         if ctx or slots or kv_bits or draft or hosts or dry_run:
             raise Misuse(
                 "--ctx, --slots, --kv-bits, --draft, --hosts and --dry-run go with one model"
             )
-        front = Front(name or mode or FRONT, mode, host, port)
-        _up_gateway(front, models or [], tuple(sets or ()), foreground, if_needed, json)
+        front = Front(name or mode or FRONT, mode, host, port, any_model)
+        _up_gateway(front, models, tuple(sets or ()), foreground, if_needed, json)
         return
     texts = _settings(
         {"server.host": host, "server.port": port, "name": name, "model.draft": draft}, hosts
     )
     sizes = sizes_of(ctx, slots, kv_bits)
     found = model_request.request_for(models[0], home, sizes, (*(sets or ()), *texts))
-    wanted = found.launch
-    loaded = launch.resolve(wanted, home)
+    loaded = launch.resolve(found.launch, home)
     if found.derived is not None and not json:
         _show_reasons(found.derived)
     if dry_run:
         _show_resolved(loaded, json)
         return
-    if (owner := _up_one(wanted, loaded, foreground, if_needed, json)) is not None:
-        _settle_for(owner, port, loaded.preset, wanted.sets, json)
+    if (owner := _up_one(found.launch, loaded, foreground, if_needed, json)) is not None:
+        _settle_for(owner, port, loaded.preset, found.launch.sets, json)
 
 
 def _is_member(home: "Home", wanted: "LaunchRequest", loaded: "LoadedPreset", json: bool) -> bool:
@@ -204,6 +207,28 @@ class Front(NamedTuple):
     mode: str | None
     host: str | None
     port: int | None
+    is_any: bool = False
+
+
+def _wanted(
+    front: Front, models: list[str], sets: tuple[str, ...], home: "Home"
+) -> "list[LaunchRequest]":
+    """Start requests of a gateway's members."""
+    from mlxstack.control import any_model, mode_switch, model_request
+    from mlxstack.policy.memory.capacity_advice import SlotSizes
+
+    if front.mode is not None:
+        if sets:
+            raise Misuse(
+                "--set goes with models; the options of a mode's members are in the mode's file"
+            )
+        return mode_switch.requests_of(front.mode, home)
+    if front.is_any:
+        found = any_model.find_all(home, models, sets)
+        for name, why in found.left_out.items():
+            note(f"left out: {name}: {why}")
+        return list(found.wanted)
+    return [model_request.request_for(one, home, SlotSizes(), sets).launch for one in models]
 
 
 def _up_gateway(
@@ -217,26 +242,19 @@ def _up_gateway(
     import asyncio
 
     from mlxstack.config import modes
-    from mlxstack.control import gateway, launch, mode_switch, model_request
+    from mlxstack.control import gateway, launch
     from mlxstack.host import services
     from mlxstack.host.home import home_from
-    from mlxstack.policy.memory.capacity_advice import SlotSizes
 
     home = home_from(os.environ)
-    if front.mode is not None:
-        if sets:
-            raise Misuse(
-                "--set goes with models; the options of a mode's members are in the mode's file"
-            )
-        wanted = mode_switch.requests_of(front.mode, home)
-    else:
-        found = [model_request.request_for(one, home, SlotSizes(), sets) for one in models]
-        wanted = [one.launch for one in found]
+    wanted = _wanted(front, models, sets, home)
     listening: dict[str, Any] = {
         key: value
         for key, value in (("host", front.host), ("port", front.port))
         if value is not None
     }
+    if front.is_any:
+        listening["strict_models"] = True
     if_needed = if_needed or not foreground
     with services.starting(home, front.name, waits=if_needed):
         owner = live_owner(front.name, home)
@@ -252,7 +270,7 @@ def _up_gateway(
                 note(f"warning: its members differ; `mlx-stack down {front.name}` first")
             return
         launch.warn_of_variables()
-        plan = gateway.prepare(front.name, wanted, home, **listening)
+        plan = gateway.prepare(front.name, wanted, home, of_disk=front.is_any, **listening)
         if front.mode is not None:
             modes.mark_active(home, modes.Active(front.mode, (front.name,)))
         if not foreground:

@@ -6,6 +6,7 @@ from litestar import get, head
 from litestar.params import FromPath
 from msgspec import Struct, structs
 
+from mlxstack.api.dialects.ollama.models import capabilities
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
 from mlxstack.api.request_fields import names, resolve_model
@@ -32,6 +33,7 @@ class ModelCard(Struct, frozen=True):
     max_tokens: int
     meta: ModelMeta
     aliases: tuple[str, ...]
+    capabilities: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     object: str = "model"
     owned_by: str = "mlx-stack"
@@ -93,6 +95,7 @@ def _model(service: Service, name: str) -> ModelCard:
         max_tokens=n_ctx,
         meta=ModelMeta(n_ctx, facts.n_ctx_train, facts.n_vocab, facts.n_params, facts.n_bytes),
         aliases=tuple(other for other in names(service) if other != name),
+        capabilities=capabilities(service),
     )
 
 

@@ -1,0 +1,113 @@
+"""`up --any-model`: every model on the disk by its name, at one address, within the memory."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from mlxstack.demo import MODEL_DIR
+from mlxstack.models.chat_capabilities import capabilities
+from tests.gateway.any_site import (
+    AnySite,
+    Talker,
+    any_site,
+    cards,
+    n_loads,
+    n_reserved,
+    n_workers,
+)
+from tests.gateway.site import until
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+
+MEMORY = "1G"
+KEYS: list[object] = ["sesame", {"key": "llamas", "models": ["tiny/llama-*"]}]
+HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnySite]:
+    with any_site(tmp_path_factory.mktemp("any"), MEMORY, KEYS) as found:
+        yield found
+
+
+def asked(site: AnySite, key: str, **more: object) -> httpx.Response:
+    return httpx.post(
+        site.url + "/v1/chat/completions",
+        json={**HELLO, **more},
+        headers={"authorization": f"Bearer {key}"},
+        timeout=300,
+    )
+
+
+def test_all_models_are_listed_with_their_abilities_and_none_is_started(site: AnySite) -> None:
+    found = cards(site)
+    assert set(found) == set(site.words) and len(found) == 12
+    for card in found.values():
+        assert card["status"] == {"value": "unloaded"}
+        assert card["capabilities"] == ["completion", "tools", "thinking"]
+        assert card["max_input_tokens"] == card["max_tokens"] and card["fits"]
+    assert n_workers(site) == 0
+
+
+def test_a_name_that_is_not_on_disk_is_a_404_with_the_nearest_and_the_command(
+    site: AnySite,
+) -> None:
+    refused = asked(site, "sesame", model="tiny/lama-0")
+    assert refused.status_code == 404
+    assert "'tiny/llama-0'" in refused.text and "mlx-stack pull tiny/lama-0" in refused.text
+    other = asked(site, "sesame", model="zzz")
+    assert other.status_code == 404 and "tiny/hybrid-3" in other.text and "pull" not in other.text
+    assert n_workers(site) == 0
+
+
+def test_a_key_opens_only_the_models_that_it_names(site: AnySite) -> None:
+    for body in ({"model": "tiny/sinks-5"}, {"model": "sinks-5"}, {}):
+        refused = asked(site, "llamas", **body)
+        assert refused.status_code == 403 and "only for tiny/llama-*" in refused.text
+    key = {"authorization": "Bearer llamas"}
+    load = httpx.post(
+        site.url + "/v1/models/load", json={"model": "tiny/sinks-5"}, headers=key, timeout=60
+    )
+    assert load.status_code == 403
+    assert n_workers(site) == 0
+    assert asked(site, "llamas", model="llama-0").status_code == 200
+
+
+def test_three_clients_switch_between_twelve_models(site: AnySite) -> None:
+    """Each answer is of the model it names, memory holds, and a return finds its KV on disk."""
+    highest, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            highest[0] = max(highest[0], n_reserved(site))
+
+    def talk(at: int) -> int:
+        talker, own = Talker(site, f"client {at}"), list(site.words)[at::3]
+        for model in (*own, own[0]):
+            talker.visit(model)
+        return talker.n_visits
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            visits = list(pool.map(talk, range(3)))
+    finally:
+        done.set()
+        watcher.join()
+    assert sum(visits) == 15
+    assert 0 < highest[0] <= site.spec.budget
+    loads = n_loads(site)
+    returned = {name.partition("/")[2] for name in list(site.words)[:3]}
+    assert min(loads.values()) >= 1 and all(loads[name] >= 2 for name in returned), loads
+    n_held = sum(card["status"] != {"value": "unloaded"} for card in cards(site).values())
+    assert n_held < 12
+    until(lambda: n_workers(site) <= n_held, "the process of an unloaded model stays", 60)
+
+
+def test_abilities_are_read_from_the_template_alone() -> None:
+    assert capabilities(MODEL_DIR) == ("completion", "tools", "thinking")
+    assert capabilities(MODEL_DIR / "missing") == ()
