@@ -19,11 +19,12 @@ from mlxstack.cli.doctor import CheckLevel
 from mlxstack.cli.verify import EXACT, ROUNDED, EngineProbe, Say, Verifier, compare, probe, verified
 from mlxstack.control.model_request import candidate_for
 from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import ServiceKind, Wired
+from mlxstack.core.preset import AUTO, ServiceKind, Wired
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.planner.candidate import SINGLE
 from mlxstack.planner.memory_check import refuse_if_too_big, room_in
+from mlxstack.policy.memory.capacity import Budget, need
 
 REPORTS = Path("/Library/Logs/DiagnosticReports")
 """Reports of kernel panics and of GPU restarts on macOS."""
@@ -35,7 +36,10 @@ COLD_EVERY = 8
 
 
 class SoakReport(Struct, frozen=True):
-    """Bytes are those of the largest moment; `panics` is None but on macOS."""
+    """Bytes are those of the largest moment; `panics` is None but on macOS.
+
+    `planned_bytes` are weights, workspace, margin and the KV budget, which holds the slots full.
+    """
 
     preset: str
     conditions: Conditions
@@ -49,6 +53,7 @@ class SoakReport(Struct, frozen=True):
     active_bytes: int
     kv_bytes: int
     kv_budget_bytes: int
+    planned_bytes: int
     memory_limit_bytes: int
     panics: tuple[str, ...] | None
     is_sound: bool
@@ -116,6 +121,11 @@ def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: flo
     # Few slots and entries, so that cached prompts are evicted all the time.
     slots, cache = replace(preset.slots, count=2), preset.prefix_cache
     preset = replace(preset, slots=slots, prefix_cache=replace(cache, max_entries=MOST_ENTRIES))
+    parts = need(replace(candidate, preset=preset).load(memory.half_bytes, memory.total))
+    if cache.memory_budget_pct == AUTO:
+        # The budget of `auto` is all memory, which no excess would exceed.
+        pct = Budget(memory.total, 1).holding(parts.kv).pct
+        preset = replace(preset, prefix_cache=replace(preset.prefix_cache, memory_budget_pct=pct))
     refuse_if_too_big(replace(candidate, preset=preset), room_in(home, memory))
     tolerance = EXACT if memory.half_bytes == SINGLE else ROUNDED
     before, began = panic_files(), time.monotonic()
@@ -127,6 +137,7 @@ def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: flo
         run.run(seconds)
         last = found.engine.snapshot()
     after = panic_files()
+    planned = parts.total - parts.kv + last.kv_budget_bytes
     panics = None if before is None or after is None else tuple(sorted(after - before))
     return SoakReport(
         preset=preset.name,
@@ -141,10 +152,11 @@ def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: flo
         active_bytes=run.active_bytes,
         kv_bytes=run.kv_bytes,
         kv_budget_bytes=last.kv_budget_bytes,
+        planned_bytes=planned,
         memory_limit_bytes=memory.usable,
         panics=panics,
         is_sound=not run.n_different
         and not panics
-        and run.active_bytes <= memory.usable
+        and run.active_bytes <= planned
         and run.kv_bytes <= last.kv_budget_bytes,
     )

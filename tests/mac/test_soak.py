@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from typer.testing import CliRunner
 
@@ -24,10 +25,26 @@ def test_a_short_soak_of_the_demo_is_sound_and_tells_all(
     assert found["n_compared"] >= 4
     assert found["n_different"] == 0
     assert found["longest_pause_s"] > 0
-    assert 0 < found["active_bytes"] <= found["memory_limit_bytes"]
+    assert 0 < found["active_bytes"] <= found["planned_bytes"] < found["memory_limit_bytes"]
     assert 0 < found["kv_bytes"] <= found["kv_budget_bytes"]
     assert {"machine", "versions"} <= set(found["conditions"])
     assert found["wired"] == "off"
+
+
+def test_memory_beyond_the_plan_is_a_fault_although_the_machine_has_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
+    monkeypatch.setenv("MLX_STACK_MEMORY", "2GiB")
+    unplanned = mx.zeros(2**28, mx.uint32)
+    mx.eval(unplanned)
+    done = CliRunner().invoke(app, ["verify", "--soak", "1s", "demo", "--json"])
+    assert done.exit_code != 0
+    found = json.loads(done.stdout)
+    assert not found["is_sound"]
+    assert found["n_different"] == 0
+    assert found["planned_bytes"] < found["active_bytes"] < found["memory_limit_bytes"]
+    del unplanned
 
 
 def test_only_new_panic_reports_of_a_mac_are_told(

@@ -84,7 +84,7 @@ def _show_soak(found: "SoakReport") -> None:
         ("answers", f"{found.n_answers}, {found.n_evicted} evictions"),
         ("identity", f"{found.n_different} of {found.n_compared} differ from cold"),
         ("longest pause", f"{1000 * found.longest_pause_s:.0f} ms"),
-        ("memory", f"{size(found.active_bytes)} of {size(found.memory_limit_bytes)}"),
+        ("memory", f"{size(found.active_bytes)} of {size(found.planned_bytes)} planned"),
         ("KV", f"{size(found.kv_bytes)} of {size(found.kv_budget_bytes)}"),
         ("device.wired", found.wired),
         ("new panic reports", panics),
