@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpResponseParser
 
 from mlxstack.api.streaming import cancel, until_disconnect
+from mlxstack.host.macos import local_network_hint
 
 KEPT_S = 15.0
 """Seconds that an idle connection is kept: well below the limit of the member."""
@@ -225,7 +226,8 @@ class Upstream:
             async with asyncio.timeout(CONNECT_S):
                 _, made = await loop.create_connection(MemberConnection, self._host, self._port)
         except (OSError, TimeoutError) as why:
-            raise MemberLost(str(why) or "no connection", is_sent=False) from why
+            told = f"{str(why) or 'no connection'}{local_network_hint(why)}"
+            raise MemberLost(told, is_sent=False) from why
         return made
 
     def _keep(self, connection: MemberConnection) -> None:

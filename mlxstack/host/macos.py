@@ -53,6 +53,11 @@ def is_local_network_refused(error: BaseException, system: str | None = None) ->
     )
 
 
+def local_network_hint(error: BaseException) -> str:
+    """Remedy after a semicolon where macOS may have refused a connection; else ""."""
+    return f"; {LOCAL_NETWORK}" if is_local_network_refused(error) else ""
+
+
 def _names_gpu(report: Path) -> bool:
     with report.open("rb") as file:
         return GPU_DRIVER in file.read(MAX_REPORT_BYTES)

@@ -1,7 +1,10 @@
 """macOS as `doctor` and errors tell it: version, panics, Local Network Privacy."""
 
+import asyncio
 import errno
+import io
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -10,6 +13,10 @@ import pytest
 
 from mlxstack.cli.doctor import CheckLevel, macos
 from mlxstack.cli.doctor_hosts import NETWORK, network_remedy
+from mlxstack.core.errors import SetupError
+from mlxstack.engine.distributed import follower, group
+from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.gateway.upstream import MemberLost, Upstream
 from mlxstack.host.macos import LOCAL_NETWORK, gpu_panics, is_local_network_refused
 from mlxstack.service.parts.peers import _broken
 
@@ -95,3 +102,29 @@ def test_errors_of_peers_and_machines_name_the_setting(monkeypatch: pytest.Monke
     )
     assert network_remedy(OSError(errno.EHOSTUNREACH, "No route to host")) == LOCAL_NETWORK
     assert network_remedy(OSError(errno.ECONNREFUSED, "")) == NETWORK
+
+
+async def test_ranks_and_the_gateway_name_the_setting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting = "Privacy & Security > Local Network"
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+    monkeypatch.setattr(sys, "argv", ["follower", "192.0.2.1:1"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("key\n"))
+    assert follower.main() == 1
+    assert setting in caplog.text
+    with pytest.raises(MemberLost, match=setting):
+        await Upstream("http://192.0.2.1:1")._connect()
+    monkeypatch.setattr(group.ranks, "_command", lambda *_: [sys.executable, "-c", "input()"])
+    ranks = RankGroup(("127.0.0.1", "127.0.0.2"))
+    try:
+        with pytest.raises(SetupError, match=setting):
+            ranks._connect()
+    finally:
+        ranks.close()

@@ -27,9 +27,14 @@ MAC = (
         "::test_buffers_have_two_dimensions",
     ),
     Mutant(
-        "peers name Local Network Privacy", "service/parts/peers.py",
-        "if is_local_network_refused(error) else", "if False else",
+        "errors of connections name Local Network Privacy", "host/macos.py",
+        'f"; {LOCAL_NETWORK}" if is_local_network_refused(error) else ""', '""',
         "tests/mac/test_system.py::test_errors_of_peers_and_machines_name_the_setting",
+    ),
+    Mutant(
+        "a rank that is missing names Local Network Privacy", "engine/distributed/group.py",
+        'if sys.platform == "darwin" else ""', 'if False else ""',
+        "tests/mac/test_system.py::test_ranks_and_the_gateway_name_the_setting",
     ),
     Mutant(
         "a step of the clock changes no process", "host/process.py",

@@ -33,6 +33,7 @@ from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.sharding import join_ring
 from mlxstack.host.home import Home, home_from
+from mlxstack.host.macos import local_network_hint
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.process import free_port
 
@@ -219,7 +220,12 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
     host, _, port = sys.argv[1].rpartition(":")
     key = sys.stdin.readline().strip()
-    with socket.create_connection((host, int(port))) as connection:
+    try:
+        connection = socket.create_connection((host, int(port)))
+    except OSError as error:
+        log.error("rank 0 at %s cannot be reached: %s%s", host, error, local_network_hint(error))
+        return 1
+    with connection:
         here = connection.getsockname()[0]
         channel = Channel(connection)
         channel.send(wire.Hello(key, __version__, free_port(here)))

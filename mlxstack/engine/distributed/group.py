@@ -5,6 +5,7 @@ import itertools
 import logging
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -30,6 +31,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.sharding import join_ring
 from mlxstack.host import ranks
+from mlxstack.host.macos import LOCAL_NETWORK, local_network_hint
 from mlxstack.host.process import free_port
 
 log = logging.getLogger(__name__)
@@ -237,7 +239,8 @@ class RankGroup:
             for channel in self._channels:
                 channel.send(message)
         except OSError as error:
-            Thread(target=self._lose, args=(f"a rank was lost: {error}",), daemon=True).start()
+            why = f"a rank was lost: {error}{local_network_hint(error)}"
+            Thread(target=self._lose, args=(why,), daemon=True).start()
 
     def _require(self) -> None:
         if self.lost:
@@ -296,9 +299,11 @@ class RankGroup:
         why = f"; its command ended with status {status}"
         if status is None:
             why = f" within {CONNECT_S:g} s"
+        # The command tells its status only, and the other Mac may be the one that refuses.
+        privacy = f"; on both Macs, {LOCAL_NETWORK}" if sys.platform == "darwin" else ""
         return (
             f"no rank has connected from {names}{why}; see the log, and try "
-            f"`{ranks.shown(host, address)}` by hand"
+            f"`{ranks.shown(host, address)}` by hand{privacy}"
         )
 
     def _name(self, rank: int) -> str:
@@ -326,7 +331,7 @@ class RankGroup:
                     self._lose(f"{self._name(rank)}: {message.reason}", message.is_setup)
                     return
         except (OSError, msgspec.MsgspecError) as error:
-            why = str(error)
+            why = f"{error}{local_network_hint(error)}"
         self._lose(f"{self._name(rank)} was lost: {why}")
 
     def _watch(self) -> None:

@@ -26,7 +26,7 @@ from mlxstack.core.kv_transfer import (
 )
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import PeerSpec
-from mlxstack.host.macos import LOCAL_NETWORK, is_local_network_refused
+from mlxstack.host.macos import local_network_hint
 from mlxstack.policy.remote_prefill import (
     PrefillFacts,
     PrefillPlan,
@@ -416,8 +416,8 @@ async def _content(answer: httpx.Response) -> bytes:
 
 
 def _broken(url: str, error: Exception) -> StackError:
-    hint = f"; {LOCAL_NETWORK}" if is_local_network_refused(error) else ""
-    return StackError(f"no answer from {url} ({str(error) or type(error).__name__}){hint}")
+    why = str(error) or type(error).__name__
+    return StackError(f"no answer from {url} ({why}){local_network_hint(error)}")
 
 
 async def _no_room(_: int) -> None:
