@@ -23,7 +23,7 @@ from mlxstack.host.service_state import (
     locked,
     write_json,
 )
-from mlxstack.planner.memory_check import claim_of, claims_in
+from mlxstack.planner.memory_check import claim_of
 from mlxstack.service.engine_factory import assemble
 from mlxstack.service.parts.neighbors import Neighbors, grants_in
 from tests.cli.terminal import CLI, Shell
@@ -143,13 +143,12 @@ def start(shell: Shell, *names: str) -> list["subprocess.Popen[str]"]:
     ]  # fmt: skip
 
 
-def bytes_held(home: Home) -> int:
-    """Bytes of all services at one instant, as they have reserved them."""
+def bytes_held(home: Home, fixed: int) -> int:
+    """Bytes of all services at one instant, `fixed` of each beside KV, as they have reserved."""
     make_private(home.memory)
     with locked(home.memory / "lock"):
         grants = grants_in(home)
-        claims = claims_in(home, memory_of(bytes_of(MEMORY)), None)
-    return sum(one.fixed + grants[one.name] for one in claims if one.name in grants)
+    return fixed * len(grants) + sum(grants.values())
 
 
 def budgets(shell: Shell) -> dict[str, int]:
@@ -165,15 +164,21 @@ def planned(shell: Shell) -> int:
     return n_bytes
 
 
+def fixed_bytes(shell: Shell) -> int:
+    """Bytes of one of these services beside its KV."""
+    preset = presets.load(str(shell.preset), Home(shell.home)).preset
+    return claim_of(preset, memory_of(bytes_of(MEMORY)), "").fixed
+
+
 def settle(
     shell: Shell, names: tuple[str, ...], starts: "list[subprocess.Popen[str]]"
 ) -> dict[str, int]:
     """Wait until the services have equal parts; the ceiling holds at every look."""
-    home = Home(shell.home)
+    home, fixed = Home(shell.home), fixed_bytes(shell)
     found: dict[str, int] = {}
 
     def is_settled() -> bool:
-        assert bytes_held(home) <= CEILING
+        assert bytes_held(home, fixed) <= CEILING
         for one in starts:
             assert not one.poll(), one.communicate()[1]
         grants = grants_in(home)
@@ -185,7 +190,7 @@ def settle(
     wait_until(is_settled, lambda: (grants_in(home), found))
     for one in starts:
         one.communicate()
-    assert bytes_held(home) <= CEILING
+    assert bytes_held(home, fixed) <= CEILING
     return found
 
 
@@ -196,8 +201,7 @@ def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(
     found = settle(shell, ("tiny", "two"), start(shell, "tiny", "two"))
     assert found["tiny"] < alone
     found = settle(shell, ("tiny", "two", "three"), start(shell, "three"))
-    claim = claims_in(Home(shell.home), memory_of(bytes_of(MEMORY)), None)[0]
-    assert CEILING - 3 < 3 * (claim.fixed + found["tiny"]) <= CEILING
+    assert CEILING - 3 < 3 * (fixed_bytes(shell) + found["tiny"]) <= CEILING
     for name in ("two", "three"):
         assert shell.run("down", name).returncode == 0
     assert settle(shell, ("tiny",), []) == {"tiny": alone}
