@@ -1,0 +1,28 @@
+"""Every template's own answers are read back; those that it does not tell apart are left out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.text.formats import FORMATS, made_tokenizer
+from tests.text.invented import INVENTED, NESTED
+from tests.text.siblings import SIBLINGS
+from tests.text.test_published_templates import TEMPLATES, tokenizer_of
+from tests.text.written import ANSWERS, measured
+
+OWN = {**FORMATS, **INVENTED, **NESTED, **SIBLINGS}
+# No model of these formats writes ids, messages or nested text as these templates do.
+NAMES = [name for name in OWN if name not in ("section", "channels", "quoted")]
+
+
+@pytest.fixture(params=[*NAMES, *TEMPLATES], ids=lambda one: getattr(one, "stem", one))
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    is_own = isinstance(request.param, str)
+    return made_tokenizer(OWN[request.param]) if is_own else tokenizer_of(request.param, tmp_path)
+
+
+def test_all_that_a_template_writes_is_read(tokenizer: Any) -> None:
+    misread, _, n_written, _ = measured(tokenizer)
+    assert misread == []
+    assert n_written >= len(ANSWERS) - 5
