@@ -53,8 +53,8 @@ NEAR = 60
 
 ELSEWHERE = {
     **dict.fromkeys(("start", "load", "server"), "mlx-stack up MODEL"),
-    **dict.fromkeys(("stop", "unload", "kill", "quit"), "mlx-stack down"),
-    **dict.fromkeys(("list", "tags"), "mlx-stack models"),
+    **dict.fromkeys(("unload", "kill", "quit"), "mlx-stack down"),
+    "tags": "mlx-stack models",
     **dict.fromkeys(("get", "download"), "mlx-stack pull MODEL"),
     **dict.fromkeys(("remove", "delete"), "mlx-stack rm MODEL"),
     **dict.fromkeys(("launch", "integrations", "agent"), "mlx-stack run CLIENT"),
@@ -123,6 +123,7 @@ def _options(
 
 app.command("up")(up.up)
 app.command("down")(down.down)
+app.command("stop", hidden=True)(down.down)
 app.command("restart")(up.restart)
 app.command("status")(status.status)
 app.command("ps")(status.ps)
@@ -131,6 +132,7 @@ app.add_typer(presets.app, name="presets")
 app.command("pull")(pull.pull)
 app.command("models")(models.models)
 app.command("ls", hidden=True)(models.models)
+app.command("list", hidden=True)(models.models)
 app.command("rm")(models.rm)
 app.command("env")(env.env)
 app.command("run", context_settings=PASS_ON)(env.run)

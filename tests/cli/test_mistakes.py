@@ -50,8 +50,8 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("presets new a/b --from demo", 5, ("cannot be the name of a preset",)),
     ("presets new mine --from ./nowhere", 5, ("there is no folder",)),
     # Verbs of other tools.
-    ("list", 2, ("there is no `list` here; use `mlx-stack",)),
-    ("stop demo", 2, ("there is no `stop` here; use `mlx-stack down`",)),
+    ("tags", 2, ("there is no `tags` here; use `mlx-stack",)),
+    ("kill demo", 2, ("there is no `kill` here; use `mlx-stack down`",)),
     ("serve qwen3-coder-30b-a3b", 2, ("use `mlx-stack up qwen3-coder-30b-a3b`",)),
     ("serve", 2, ("use `mlx-stack up MODEL`",)),
     ("launch claude", 2, ("use `mlx-stack run CLIENT`",)),

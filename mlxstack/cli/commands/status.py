@@ -25,6 +25,7 @@ Service = Annotated[
     str | None, typer.Argument(help="Only this service.", autocompletion=service_names)
 ]
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh continuously.")]
+Line = Annotated[bool, typer.Option("--line", help="One line for a menu bar; the code is 0.")]
 All = Annotated[bool, typer.Option("--all", help="Also services that are stopped.")]
 WATCH_S = 2.0
 LEAST = ("RESTARTS", "MLX", "CONTEXT", "UP", "MEMORY", "MODEL")
@@ -37,6 +38,7 @@ def status(
     json: Json = False,
     watch: Watch = False,
     show_all: All = False,
+    line: Line = False,
 ) -> None:
     """Show the machine and the state of every service.
 
@@ -47,12 +49,17 @@ def status(
     from mlxstack.cli.target import one_name
 
     name = one_name(service, name)
+    if line and (watch or json):
+        raise Misuse("--line goes with neither --watch nor --json")
     if watch and json:
         raise Misuse("--watch prints pages for people; leave out --json, or ask again and again")
     if watch:
         tui.watch(None, None, name, WATCH_S)
         return
     found = _surveyed(name, show_all)
+    if line:
+        typer.echo(line_of(found))
+        return
     if json:
         as_json(found)
     else:
@@ -90,6 +97,18 @@ def _surveyed(name: str | None, show_all: bool) -> "SystemStatus":
         return found
     wanted = known_service(home, name).plan.name
     return replace(found, services=tuple(one for one in found.services if one.name == wanted))
+
+
+def line_of(found: "SystemStatus") -> str:
+    """Services on one line: what is not healthy by its state, and their memory."""
+    from mlxstack.core.formatting import size
+
+    shown = [one for one in found.services if one.state != "stopped"]
+    if not shown:
+        return "mlx-stack: nothing runs"
+    names = (one.name if one.state == "healthy" else f"{one.name} {one.state}" for one in shown)
+    n_bytes = sum(one.memory_bytes for one in shown)
+    return f"mlx-stack: {', '.join(names)}" + (f" · {size(n_bytes)}" if n_bytes else "")
 
 
 def _print(found: "SystemStatus", show_all: bool) -> None:
