@@ -222,7 +222,7 @@ async def _see(home: Home, state: ServiceState) -> ServiceStatus:
         since=state.since,
         log=str(home.log_file(plan.name)),
         model=served.model.id if served is not None else "",
-        uptime_s=time.time() - state.since if worker is not None else 0.0,
+        uptime_s=max(0.0, time.time() - state.since) if worker is not None else 0.0,
         memory_bytes=held_bytes(worker.pid) if worker is not None else 0,
         mlx_active_bytes=props.mlx_active_bytes,
         mlx_cache_bytes=props.mlx_cache_bytes,

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from mlxstack.core.commands import CollectGarbage, GCItem, GCResult, GCScope
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.ports import KVFileHeader
@@ -36,19 +38,32 @@ SAVING_S = 10.0
 Clock = Callable[[], float]
 
 
+def steady_s() -> float:
+    """Seconds that no setting of the clock changes, with those of sleep."""
+    # On a Mac the monotonic clock counts sleep, and Linux has another one for that.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class QuotaKVStore:
     """A `core.ports.KVStore` over `store`, shared by slot files and `agents`.
 
-    `clock` returns Unix seconds.
+    `clock` returns Unix seconds, `steady` seconds since any moment. What the clock jumped forwards
+    since the start makes no file older.
     """
 
     def __init__(
-        self, store: DiskKVStore, agents: AgentFolders, spec: DiskSpec, clock: Clock = time.time
+        self,
+        store: DiskKVStore,
+        agents: AgentFolders,
+        spec: DiskSpec,
+        clock: Clock = time.time,
+        steady: Clock = steady_s,
     ) -> None:
         self._store = store
         self._agents = agents
         self._spec = spec
-        self._clock = clock
+        self._clock, self._steady = clock, steady
+        self._offset_s = clock() - steady()
         self._n_bytes: int | None = None
         self.has = store.has
         self.write = store.write
@@ -100,10 +115,14 @@ class QuotaKVStore:
                 "nothing bounds the disk; give --max-bytes or --older-than, "
                 "or prefix_cache.disk.max_bytes in the preset"
             )
+        now = self._clock()
+        if rules.max_age_s is not None:
+            jump_s = max(0.0, now - self._steady() - self._offset_s)
+            rules = replace(rules, max_age_s=rules.max_age_s + jump_s)
         inventory = self._scan(in_use, command.scope)
         if command.agent is not None:
             inventory = of_agent(inventory, command.agent)
-        gc_plan = plan(inventory, rules, self._clock())
+        gc_plan = plan(inventory, rules, now)
         if command.is_dry:
             return GCResult(_victims(gc_plan), gc_plan.n_before, gc_plan.n_after, is_dry=True)
         self._n_bytes = None

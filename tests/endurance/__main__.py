@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from mlxstack.demo import MODEL_DIR
+from tests.endurance.clock import clock
 from tests.endurance.crowd import crowd
 from tests.endurance.cuts import cuts
 from tests.endurance.damaged import damaged
@@ -46,6 +47,7 @@ def main(minutes: float) -> None:
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
     print(revivals(MODEL_DIR, root / "revivals", n_blows=10, seed=1), flush=True)
     print("damaged", damaged(root / "damaged", seed=1, n_rounds=40), flush=True)
+    print("clock", clock(root / "clock", seed=1, n_rounds=60), flush=True)
     print("peers", peers(root / "peers", seed=1, n_wire=100), flush=True)
     print(roundabout(root / "round", n_requests=396, swap_every=20, seed=1), flush=True)
 

@@ -1,4 +1,4 @@
-"""The protections against peers that fail or give false answers, and against damaged files."""
+"""The protections against false peers, damaged files and jumps of the clock."""
 
 from tests.mutants.mutant import Mutant
 
@@ -36,5 +36,16 @@ PEERS = (
         "a folder in the place of a file is set aside", "store/atomic_write.py",
         "        path.rename(aside)\n", "        raise\n",
         "tests/endurance/test_damaged.py::test_a_folder_in_the_place_of_a_file_is_set_aside",
+    ),
+    Mutant(
+        "a jump of the clock makes no file older", "store/disk_quota.py",
+        "max_age_s=rules.max_age_s + jump_s", "max_age_s=rules.max_age_s",
+        "tests/endurance/test_clock.py::test_a_jump_of_the_clock_makes_no_file_older",
+    ),
+    Mutant(
+        "an age is not negative", "service/parts/agent_registry.py",
+        "return max(0.0, now - then)", "return now - then",
+        "tests/endurance/test_clock.py::"
+        "test_a_clock_that_jumps_loses_no_agent_and_makes_no_negative_age",
     ),
 )  # fmt: skip

@@ -213,7 +213,7 @@ def _facts(service: Service) -> ServiceFacts:
         preset=preset.name,
         version=__version__,
         health=health.value,
-        uptime_s=time.time() - service.stats.started_at,
+        uptime_s=service.stats.uptime_s,
         n_ctx=service.n_ctx,
         max_waiting=preset.queue.max_waiting,
         budget_bytes=service.snapshot().kv_budget_bytes,

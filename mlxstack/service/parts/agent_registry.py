@@ -270,6 +270,11 @@ def views(
     )
 
 
+def age_s(now: float, then: float) -> float:
+    """Seconds since `then`; 0 if the clock was set back behind it."""
+    return max(0.0, now - then)
+
+
 def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
     """Slot of every live agent: a busy one, else the last one."""
     held = [slot for slot in snapshot.slots if slot.agent and slot.n_tokens]
@@ -304,10 +309,12 @@ def _view(
         saved_s=sums.saved_s,
         n_drafted=sums.n_drafted,
         n_accepted=sums.n_accepted,
-        idle_s=0.0 if is_busy else max(0.0, now - record.used_at),
-        miss=None if record.miss is None else replace(record.miss, age_s=now - record.missed_at),
+        idle_s=0.0 if is_busy else age_s(now, record.used_at),
+        miss=None
+        if record.miss is None
+        else replace(record.miss, age_s=age_s(now, record.missed_at)),
         states=states,
-        turns=tuple(replace(turn.view, age_s=now - turn.at) for turn in record.turns),
+        turns=tuple(replace(turn.view, age_s=age_s(now, turn.at)) for turn in record.turns),
     )
 
 

@@ -18,7 +18,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.request import Request
 from mlxstack.core.status import MissSums, MissView, RequestView
-from mlxstack.service.parts.agent_registry import AgentRegistry
+from mlxstack.service.parts.agent_registry import AgentRegistry, age_s
 
 log = logging.getLogger("mlxstack.requests")
 
@@ -79,7 +79,8 @@ class RequestLog:
         now = time.time()
         entries = (msgpack.decode(data, type=LoggedRequest) for data in reversed(self._done))
         return tuple(
-            replace(e.view, age_s=now - e.at, miss=_aged(e.miss, now - e.at)) for e in entries
+            replace(e.view, age_s=age_s(now, e.at), miss=_aged(e.miss, age_s(now, e.at)))
+            for e in entries
         )
 
     @property

@@ -42,6 +42,7 @@ class ServiceStats:
 
     def __init__(self) -> None:
         self.started_at = time.time()
+        self._started = time.monotonic()
         self.n_saved_bytes = 0
         self.n_restored_bytes = 0
         self.n_cache_changes = 0
@@ -59,6 +60,11 @@ class ServiceStats:
     def forget_slots(self) -> None:
         """Forget the requests in the slots of an engine that is gone."""
         self.last_in_slot.clear()
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start, by a clock that nobody sets."""
+        return time.monotonic() - self._started
 
     def total(self, now: Snapshot) -> Snapshot:
         """The snapshot, with the counters of the engines before."""
