@@ -63,7 +63,7 @@ class ServiceStats:
 
     @property
     def uptime_s(self) -> float:
-        """Seconds since the start, by a clock that nobody sets."""
+        """Seconds since the start, by the monotonic clock."""
         return time.monotonic() - self._started
 
     def total(self, now: Snapshot) -> Snapshot:
