@@ -42,7 +42,7 @@ from mlxstack.host.service_state import (
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.model_files import ModelFiles, find_model, quantization_in
 from mlxstack.planner.candidate import Candidate, excerpts, of_many
-from mlxstack.planner.memory_check import MemoryRoom, refuse_if_too_big, room_in
+from mlxstack.planner.memory_check import GATEWAY_BYTES, MemoryRoom, refuse_if_too_big, room_in
 from mlxstack.policy.memory.capacity import MemoryNeed, need
 
 log = logging.getLogger(__name__)
@@ -142,15 +142,16 @@ def plan(
     ]
     found = _candidates(inner, room)
     held = [_as_before(one, (former or {}).get(one.name)) for one in inner]
-    sizes = _with_shares(list(zip(held, found, strict=True)), room.free, room.memory)
-    if sum(n_bytes for _, n_bytes in sizes) > room.free:
-        sizes = _with_shares(list(zip(inner, found, strict=True)), room.free, room.memory)
+    free = max(0, room.free - GATEWAY_BYTES)
+    sizes = _with_shares(list(zip(held, found, strict=True)), free, room.memory)
+    if sum(n_bytes for _, n_bytes in sizes) > free:
+        sizes = _with_shares(list(zip(inner, found, strict=True)), free, room.memory)
     members = tuple(
         MemberPlan(one, preset, n_bytes, _summary(preset, candidate))
         for one, candidate, (preset, n_bytes) in zip(wanted, found, sizes, strict=True)
     )
-    _refuse_too_big(members, room.free)
-    return GatewayPlan(name, server, secret, members, room.free, linger_s)
+    _refuse_too_big(members, free)
+    return GatewayPlan(name, server, secret, members, free, linger_s)
 
 
 def write(

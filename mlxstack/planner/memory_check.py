@@ -27,6 +27,10 @@ OPTION = "--set "
 BUDGET_KEY = "prefix_cache.memory_budget_pct"
 
 
+GATEWAY_BYTES = 256 << 20
+"""Memory of a gateway's own process; one figure, so that plan and division agree."""
+
+
 class MemoryUser(Struct, frozen=True):
     """Running service, and the bytes that it may take."""
 
@@ -234,6 +238,8 @@ def claims_in(home: Home, memory: MemoryBudget, but: str | None) -> tuple[Memory
 def _claim(home: Home, state: ServiceState, memory: MemoryBudget) -> MemoryClaim:
     """Claim of a running service; its footprint where its model is unknown."""
     name = state.plan.name
+    if services.is_gateway(state.plan):
+        return MemoryClaim(name, GATEWAY_BYTES, share=0)
     preset = read_json(home.preset_file(name), Preset)
     if preset is not None:
         with suppress(SetupError, BadRequest):

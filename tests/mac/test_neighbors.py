@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from mlxstack.config import presets
+from mlxstack.control import gateway
+from mlxstack.control.launch import LaunchRequest
 from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.memory_budget import bytes_of, memory_of, this_memory
@@ -23,7 +25,8 @@ from mlxstack.host.service_state import (
     locked,
     write_json,
 )
-from mlxstack.planner.memory_check import claim_of
+from mlxstack.planner.memory_check import GATEWAY_BYTES, claim_of, room_in
+from mlxstack.policy.memory.memory_shares import MemoryClaim, kv_budgets
 from mlxstack.service.engine_factory import assemble
 from mlxstack.service.parts.neighbors import Neighbors, grants_in
 from tests.cli.terminal import CLI, Shell
@@ -95,6 +98,21 @@ def test_two_that_load_at_once_reserve_their_slots_only(
     two.reserve(other)
     least = claim_of(preset, this_memory(os.environ), "").kv
     assert grants_in(home) == {"one": least, "two": least}
+
+
+def test_a_gateway_leaves_a_running_service_the_kv_of_its_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
+    home, memory = Home(tmp_path), this_memory(os.environ)
+    _, preset = service_at(home, "one")
+    own = claim_of(preset, memory, "one")
+    wanted = [LaunchRequest("demo", (f"name={name}",), tmp_path) for name in ("a", "b")]
+    planned = gateway.plan("gateway", wanted, home, room_in(home, memory))
+    members = [claim_of(one.preset, memory, one.preset.name) for one in planned.members]
+    front = MemoryClaim("gateway", GATEWAY_BYTES, share=0)
+    found = kv_budgets([own, front, *members], memory.usable)
+    assert found["one"] >= own.kv
 
 
 async def begun(preset: Preset, home: Home) -> int:
