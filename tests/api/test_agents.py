@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,7 +204,6 @@ def test_an_agent_is_busy_until_its_history_is_written(
         assert writing.wait(PATIENCE_S)
     for _ in range(10):
         assert rewound() == 409
-        time.sleep(0.05)
     may_write.set()
     wait_until(lambda: rewound() != 409)
     assert [message["role"] for message in history(http, bob)] == ["system"]
@@ -282,10 +280,8 @@ def test_g1_g2_g12_files_of_an_agent(model_folder: Path, tmp_path: Path) -> None
     ):
         turn(http, "Ann:1", RULES, user("hello"))
         key = found.service.facts.identity.key()
-        deadline = threading.Event()
         path = tmp_path / "agents" / "ann=1~1" / key / "manifest.json"
-        while not path.exists() and not deadline.wait(0.01):
-            pass
+        wait_until(path.exists)
         manifest = json.loads(path.read_text())["manifest"]
     kept = json.loads((tmp_path / "agents" / "ann=1~1" / "history.json").read_text())
     assert [m["role"] for m in kept["messages"]] == ["system", "user", "assistant"]

@@ -19,7 +19,7 @@ from mlxstack.core.preset import SamplingSpec, SlotSpec
 from tests.api.running import running, tiny_preset
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
 SEED = 20261120
 # A feature that is off answers 501, as llama-server has it.

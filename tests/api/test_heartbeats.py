@@ -1,8 +1,9 @@
 """A door that does not tell how far a prompt is beats all the while that it is computed."""
 
 import socket
-import time
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import httpx
@@ -43,12 +44,11 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         yield Stage(found.url, engine)
 
 
-def compute(engine: StandIn) -> None:
-    """One second of progress, every hundredth of it, and the end."""
+def compute(engine: StandIn, is_enough: threading.Event) -> None:
+    """Progress, many times between two heartbeats, until it is enough; then the end."""
     ask = engine.asked[-1]
-    for n in range(100):
-        engine.deliver((PrefillProgress(ask.id, n, 100),))
-        time.sleep(0.01)
+    while not is_enough.wait(0.001):
+        engine.deliver((PrefillProgress(ask.id, 50, 100),))
     engine.deliver((RequestFinished(ask.id, FinishReason.EOS, RequestTimings(n_prompt=100)),))
 
 
@@ -65,7 +65,18 @@ def test_x20_progress_that_a_door_does_not_tell_stops_no_heartbeat(
     stage: Stage, path: str, body: dict[str, Any], beat: str
 ) -> None:
     wanted = {**body, "stream": True, "return_progress": True}
-    with httpx.stream("POST", stage.url + path, json=wanted, timeout=PATIENCE_S) as found:
-        compute(stage.engine)
-        text = "".join(found.iter_text())
+    text, is_enough = "", threading.Event()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        httpx.stream("POST", stage.url + path, json=wanted, timeout=PATIENCE_S) as found,
+    ):
+        computing = pool.submit(compute, stage.engine, is_enough)
+        try:
+            for piece in found.iter_text():
+                text += piece
+                if text.count(beat) > 5:
+                    is_enough.set()
+        finally:
+            is_enough.set()
+        computing.result(PATIENCE_S)
     assert text.count(beat) > 5

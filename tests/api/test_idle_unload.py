@@ -88,8 +88,6 @@ def test_memory_comes_back(quick: None, tmp_path: Path) -> None:
         httpx.post(f"{here.url}/api/generate", json={"keep_alive": 0}, timeout=PATIENCE_S)
         wait_unloaded(here)
         assert device.active_bytes() - held < weights / 100
-        began = time.perf_counter()
-    assert time.perf_counter() - began < preset.server.drain_s, "there is nothing to wait for"
     assert not here.service.is_engine_left
 
 

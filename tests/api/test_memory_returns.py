@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from mlxstack.host.heap import trim_heap
 from tests.api.running import standing, tiny_preset
 from tests.api.speaking import chat_body
 from tests.api.test_serve import wait_for
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 
 HAS_TRIM = hasattr(ctypes.CDLL(None), "malloc_trim")
@@ -88,21 +87,13 @@ class TrimmedService(NamedTuple):
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return "THP_enabled:\t1" in status
 
-    def wait_for_small_pages(self) -> bool:
-        """Whether huge pages are off within a while."""
-        for _ in range(600):
-            if not self.has_huge_pages:
-                return True
-            time.sleep(0.1)
-        return False
+    def wait_for_small_pages(self) -> None:
+        """Return when huge pages are off."""
+        wait_until(lambda: not self.has_huge_pages)
 
-    def wait_below(self, limit: float) -> bool:
-        """Whether so little is resident within a while."""
-        for _ in range(1200):
-            if self.n_bytes < limit:
-                return True
-            time.sleep(0.1)
-        return False
+    def wait_below(self, limit: float) -> None:
+        """Return when so little is resident."""
+        wait_until(lambda: self.n_bytes < limit, lambda: f"{self.n_bytes} of {limit} bytes")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +116,7 @@ def running(
 def test_a_service_at_rest_gives_freed_memory_back(running: TrimmedService) -> None:
     before = running.n_bytes
     httpx.post(running.url + "/v1/chat/completions", json=chat_body(), timeout=PATIENCE_S)
-    assert running.wait_below(before - N_FREED / 2)
+    running.wait_below(before - N_FREED / 2)
 
 
 def test_garbage_of_work_without_requests_goes_back_too(running: TrimmedService) -> None:
@@ -133,19 +124,19 @@ def test_garbage_of_work_without_requests_goes_back_too(running: TrimmedService)
     running.process.send_signal(signal.SIGUSR1)
     assert running.process.stdout is not None
     assert running.process.stdout.readline() == "held\n"
-    assert running.wait_below(before + N_FREED / 4)
+    running.wait_below(before + N_FREED / 4)
 
 
 def test_huge_pages_are_off_while_idle_and_on_for_a_request(running: TrimmedService) -> None:
     url = running.url + "/v1/chat/completions"
     httpx.post(url, json=chat_body(), timeout=PATIENCE_S)
-    assert running.wait_for_small_pages()
+    running.wait_for_small_pages()
     with httpx.stream(
         "POST", url, json=chat_body(stream=True, max_tokens=400), timeout=PATIENCE_S
     ) as sent:
         assert "data: " in next(sent.iter_text())
         assert running.has_huge_pages
-    assert running.wait_for_small_pages()
+    running.wait_for_small_pages()
 
 
 def test_trimming_twice_does_no_harm() -> None:

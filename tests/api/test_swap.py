@@ -214,7 +214,7 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
 
     async def scene() -> dict[str, Any]:
         async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as http:
-            long = {**chat, "max_tokens": 300, "ignore_eos": True, "stream": True}
+            long = {**chat, "max_tokens": 900, "ignore_eos": True, "stream": True}
             early = asyncio.create_task(http.post("/v1/chat/completions", json=long))
             await until(lambda: here.service.gate.n_inside == 1)
             changing = asyncio.create_task(http.post("/v1/models/load", json={"preset": "b"}))
@@ -232,7 +232,7 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
             gone = asyncio.create_task(
                 http.post("/v1/chat/completions", json={**chat, "stream": True})
             )
-            await asyncio.sleep(0.02)
+            await until(lambda: len(here.service.gate._requests) == 2)
             gone.cancel()
             answers = await asyncio.gather(early, changing, *late.values())
             return dict(zip(("early", "changing", *late), answers, strict=True))

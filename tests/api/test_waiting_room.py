@@ -45,7 +45,6 @@ async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Runni
     async with httpx.AsyncClient(base_url=closed.url, timeout=PATIENCE_S, headers=KEY) as http:
         seated = [asyncio.create_task(http.post(CHAT, json=HELLO)) for _ in range(2)]
         await until(lambda: len(closed.service.gate._requests) == 2)
-        await asyncio.sleep(0.1)
         for path, status in ((CHAT, 503), ("/v1/messages", 529)):
             refused = await http.post(path, json={**HELLO, "max_tokens": 1})
             assert refused.status_code == status
@@ -58,7 +57,7 @@ async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Runni
 async def test_a_body_nested_too_deep_is_refused_after_the_wait(closed: Running) -> None:
     async with httpx.AsyncClient(base_url=closed.url, timeout=PATIENCE_S, headers=KEY) as http:
         waits = asyncio.create_task(http.post(CHAT, content=b"[" * 100_000))
-        await asyncio.sleep(0.3)
+        await until(lambda: len(closed.service.gate._requests) == 1)
         assert not waits.done()
         closed.loop.call_soon_threadsafe(closed.service.gate.open)
         answer = await waits

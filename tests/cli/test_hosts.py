@@ -15,7 +15,6 @@ import httpx
 import psutil
 import pytest
 
-from mlxstack.engine.distributed.group import CONNECT_S
 from mlxstack.host.ranks import MODULE
 from tests.cli.terminal import Shell
 from tests.patience import PATIENCE_S, wait_until
@@ -48,11 +47,8 @@ def until_healthy(shell: Shell) -> None:
     wait_until(is_healthy, "the service has not come back")
 
 
-def end_of_stream(shell: Shell, hit: Callable[[], None], after_s: float = 0.0) -> tuple[str, float]:
-    """Last line of an answer during which `hit` was called, and the seconds from then to its end.
-
-    The line is empty if the connection broke.
-    """
+def end_of_stream(shell: Shell, hit: Callable[[], None], after_s: float = 0.0) -> str:
+    """Last line of an answer during which `hit` was called; empty if the connection broke."""
     body = {"messages": [{"role": "user", "content": "Count."}], "stream": True}
     url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
     body |= {"max_tokens": 900, "ignore_eos": True}
@@ -61,12 +57,11 @@ def end_of_stream(shell: Shell, hit: Callable[[], None], after_s: float = 0.0) -
         next(lines)
         time.sleep(after_s)
         hit()
-        began = time.monotonic()
         try:
             *_, last = lines
         except httpx.RemoteProtocolError:
             last = ""
-    return last.removeprefix("data:"), time.monotonic() - began
+    return last.removeprefix("data:")
 
 
 def goes_on(shell: Shell, first: dict[str, Any]) -> None:
@@ -95,14 +90,14 @@ def test_a_killed_rank_is_told_and_the_group_comes_back(shell: Shell) -> None:
         assert swap.returncode != 0 and "`hosts`" in swap.stderr
 
         worker, other = ranks(shell)
-        last, _ = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGKILL))
+        last = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGKILL))
         assert "rank 1 of 2 (127.0.0.1)" in json.loads(last)["error"]["message"]
         assert psutil.wait_procs([worker], timeout=PATIENCE_S)[1] == []
         until_healthy(shell)
         goes_on(shell, first)
 
         worker, other = ranks(shell)
-        last, _ = end_of_stream(shell, partial(os.kill, worker.pid, signal.SIGKILL))
+        last = end_of_stream(shell, partial(os.kill, worker.pid, signal.SIGKILL))
         assert last == ""
         assert psutil.wait_procs([other], timeout=PATIENCE_S)[1] == []
         until_healthy(shell)
@@ -148,12 +143,10 @@ def test_a_rank_on_another_host_is_started_by_ssh(shell: Shell, ssh_log: Path) -
 
 
 def test_a_host_that_cannot_be_reached_is_named_at_once(shell: Shell, ssh_log: Path) -> None:
-    began = time.monotonic()
     up = shell.up("--hosts", "127.0.0.1,127.0.2")
     assert up.returncode != 0
     assert "no rank has connected from 127.0.2; its command ended with status 255" in up.stderr
     assert "ssh -T -o BatchMode=yes 127.0.2 " in up.stderr
-    assert time.monotonic() - began < CONNECT_S
     assert ssh_log.exists()
 
 
@@ -173,7 +166,7 @@ def test_a_rank_that_stops_without_a_word_is_told(shell: Shell) -> None:
     try:
         first = ask(shell, agent="bob")
         worker, other = ranks(shell)
-        last, _ = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGSTOP))
+        last = end_of_stream(shell, partial(os.kill, other.pid, signal.SIGSTOP))
         assert "4 signs of life missed" in json.loads(last)["error"]["message"]
         assert psutil.wait_procs([worker, other], timeout=PATIENCE_S)[1] == []
         until_healthy(shell)
@@ -195,9 +188,8 @@ def test_ranks_are_killed_at_random_moments(shell: Shell, seed: int) -> None:
             both = ranks(shell)
             victim = random.choice(both)
             kill = partial(os.kill, victim.pid, signal.SIGKILL)
-            last, told_s = end_of_stream(shell, kill, random.uniform(0, 1.5))
+            last = end_of_stream(shell, kill, random.uniform(0, 1.5))
             assert victim is both[0] or "rank 1 of 2" in json.loads(last)["error"]["message"]
-            assert told_s <= 5
             assert psutil.wait_procs(both, timeout=PATIENCE_S)[1] == []
             until_healthy(shell)
             goes_on(shell, first)

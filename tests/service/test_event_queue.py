@@ -31,19 +31,19 @@ async def test_events_come_in_order_and_wake_the_reader() -> None:
 
 async def test_a_wait_ends_after_its_own_patience() -> None:
     queue = EventQueue()
-    assert 0.05 <= await waited(queue, 0.06) < 60
+    assert 0.05 <= await waited(queue, 0.06) < PATIENCE_S
     reading = asyncio.create_task(queue.get(PATIENCE_S))
     await asyncio.sleep(0)
     queue.put(TokenSampled("a", 1))
     await reading
-    # The timer of that wait is set for a minute.
-    assert 0.05 <= await waited(queue, 0.06) < 60
+    # The timer of that wait is set for that long.
+    assert 0.05 <= await waited(queue, 0.06) < PATIENCE_S
     # This one is set for a shorter time than the wait.
     reading = asyncio.create_task(queue.get(0.02))
     await asyncio.sleep(0)
     queue.put(TokenSampled("a", 2))
     await reading
-    assert 0.15 <= await waited(queue, 0.16) < 60
+    assert 0.15 <= await waited(queue, 0.16) < PATIENCE_S
     queue.close()
 
 

@@ -27,7 +27,7 @@ async def test_a_cancelled_caller_waits_for_the_end(fails: bool) -> None:
             raise OSError("no disk")
 
     caller = asyncio.create_task(in_thread(work))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
     for _ in range(3):
         caller.cancel()
         await asyncio.sleep(0.01)

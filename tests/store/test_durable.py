@@ -1,5 +1,6 @@
 """Whole files only: kill -9 in the middle, dead writers' leftovers, limits of the system."""
 
+import itertools
 import os
 import random
 import signal
@@ -63,7 +64,10 @@ def test_c11_kill_9_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     chance = random.Random(0)
     SlotFileFolder(tmp_path / "slots").write("a.bin", Manifest(IDENTITY, (0,) * N_TOKENS, ()))
     n_interrupted, newest = 0, 0
-    for _ in range(20):
+    for n in itertools.count():
+        # On a busy machine a child may be killed before its first write.
+        if n >= 20 and n_interrupted and newest:
+            break
         saves_until_killed(tmp_path, newest + 1, chance.uniform(0, 0.05))
         n_interrupted += any(tmp_path.rglob(TEMPORARY + "*"))
         shelf, vault = SlotFileFolder(tmp_path / "slots"), DiskKVStore(tmp_path / "kv")
@@ -75,8 +79,6 @@ def test_c11_kill_9_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
         assert all(vault.has(IDENTITY, key) for key in found.segments)
         assert not any(tmp_path.rglob(TEMPORARY + "*"))
         newest = found.tokens[0]
-    assert newest > 0
-    assert n_interrupted > 0
 
 
 def test_g12_a_file_beyond_the_limit_of_the_system_is_told(tmp_path: Path) -> None:
