@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from msgspec import structs
 
 from mlxstack.api import swap_middleware
-from mlxstack.core.preset import ServerSpec, SlotSpec
+from mlxstack.core.preset import Preset, ServerSpec, SlotSpec
+from mlxstack.service.calls import model_swap
+from mlxstack.service.engine_factory import CheckedModel
+from mlxstack.service.service import Service
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.api.test_agents import RULES, cold, history, said, turn, user, words
@@ -212,12 +216,24 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
     monkeypatch.setattr(swap_middleware, "BEAT_S", 0.02)
     chat = {"messages": [user("hi")], "max_tokens": 4}
 
+    check, is_checked = model_swap.prepare, threading.Event()
+
+    async def checked(service: Service, preset: Preset) -> CheckedModel:
+        """The check, which ends while the early request is served."""
+        found = await check(service, preset)
+        is_checked.set()
+        await until(lambda: service.gate.n_inside == 2)
+        return found
+
+    monkeypatch.setattr(model_swap, "prepare", checked)
+
     async def scene() -> dict[str, Any]:
         async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as http:
             long = {**chat, "max_tokens": 900, "ignore_eos": True, "stream": True}
+            slowly = {"preset": "b", "drain_s": PATIENCE_S}
+            changing = asyncio.create_task(http.post("/v1/models/load", json=slowly))
+            await until(is_checked.is_set)
             early = asyncio.create_task(http.post("/v1/chat/completions", json=long))
-            await until(lambda: here.service.gate.n_inside == 1)
-            changing = asyncio.create_task(http.post("/v1/models/load", json={"preset": "b"}))
             await until(lambda: here.service.gate.is_closed)
             late = {
                 "whole": http.post("/v1/chat/completions", json=chat),
@@ -251,7 +267,7 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
     assert "message_stop" in found["messages"].text
     assert found["responses"].text.startswith("event: keepalive")
     last = found["responses"].text.rsplit("event: ", 1)[1].split()[0]
-    assert last in ("response.completed", "response.incomplete")
+    assert last in ("response.completed", "response.incomplete"), found["responses"].text[-1500:]
     assert (
         "messages" in json.loads(found["refused"].text.rsplit("data: ", 1)[1])["error"]["message"]
     )
