@@ -156,7 +156,7 @@ def test_the_wheel_needs_no_network_but_loopback(programs: Path, tmp_path: Path)
     env["BLAS"] = env.pop("LD_PRELOAD", "")
     try:
         probe = [*inside, "ip link set lo up"]
-        subprocess.run(probe, env=env, check=True, timeout=60, capture_output=True)
+        subprocess.run(probe, env=env, check=True, timeout=PATIENCE_S, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as why:
         pytest.skip(f"no network namespaces here: {getattr(why, 'stderr', why)}")
     done = subprocess.run(
@@ -165,7 +165,7 @@ def test_the_wheel_needs_no_network_but_loopback(programs: Path, tmp_path: Path)
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -16,6 +16,7 @@ from mlxstack.demo import MODEL_DIR
 from tests.api.running import Running, busy_engine, running
 from tests.clients.scripted import OPENING, call
 from tests.clients.stage import model, playing_model
+from tests.patience import PATIENCE_S
 from tests.text.formats import FORMATS, template_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -23,7 +24,6 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 MAX_LAG = 3
 """Tokens between one that decides a piece and the piece."""
 
-WAIT_S = 120
 WORDS = " ".join(f"w{n:02}" for n in range(14))
 LONG = " ".join([WORDS] * 40)
 ARGUMENTS = {"path": WORDS, "n": 3}
@@ -121,16 +121,18 @@ class Told:
     def wait(self, is_true: Callable[[], bool]) -> bool:
         """Whether this becomes true; the reader may have ended before."""
         with self._changed:
-            return self._changed.wait_for(is_true, WAIT_S)
+            return self._changed.wait_for(is_true, PATIENCE_S)
 
     def end(self) -> None:
-        self._thread.join(WAIT_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     def _read(self, url: str, dialect: Dialect) -> None:
         body = {"model": "m", "temperature": 0, **dialect.body}
         try:
-            with httpx.stream("POST", f"{url}{dialect.path}", json=body, timeout=WAIT_S) as answer:
+            with httpx.stream(
+                "POST", f"{url}{dialect.path}", json=body, timeout=PATIENCE_S
+            ) as answer:
                 for line in answer.iter_lines():
                     self._take(line.removeprefix("data: "), dialect)
                     if self._leaves_at is not None and self._leaves_at in self.text:

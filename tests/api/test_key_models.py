@@ -7,6 +7,7 @@ import pytest
 
 from mlxstack.core.preset import ApiKey, ServerSpec
 from tests.api.running import Running, running, tiny_preset
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -26,7 +27,7 @@ def status(here: Running, key: str, path: str, body: dict[str, object] | None = 
     method = "GET" if body is None else "POST"
     headers = {"authorization": f"Bearer {key}"}
     return httpx.request(
-        method, here.url + path, json=body, headers=headers, timeout=60
+        method, here.url + path, json=body, headers=headers, timeout=PATIENCE_S
     ).status_code
 
 

@@ -19,6 +19,7 @@ from mlxstack.host.home import Home
 from mlxstack.host.service_state import read_json
 from tests import named_models
 from tests.gateway.site import own_processes
+from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main")
@@ -93,12 +94,14 @@ def any_site(folder: Path, memory: str, keys: list[object]) -> Iterator[AnySite]
 
 def run(env: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*COMMAND, *words], env=env, capture_output=True, text=True, timeout=300, check=False
+        [*COMMAND, *words], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
 def cards(site: AnySite) -> dict[str, dict[str, object]]:
-    listed = httpx.get(site.url + "/v1/models", timeout=120).raise_for_status().json()["data"]
+    listed = (
+        httpx.get(site.url + "/v1/models", timeout=PATIENCE_S).raise_for_status().json()["data"]
+    )
     return {card["id"]: card for card in listed}
 
 
@@ -119,7 +122,7 @@ class Talker:
             self._site.url + "/v1/chat/completions",
             json=body,
             headers={"authorization": "Bearer sesame"},
-            timeout=300,
+            timeout=PATIENCE_S,
         )
         assert answer.status_code == 200, answer.text
         message = answer.json()["choices"][0]["message"]
@@ -141,7 +144,7 @@ def n_reserved(site: AnySite) -> int:
 def n_loads(site: AnySite) -> dict[str, int]:
     """Times that each member was loaded, by its service."""
     key = {"authorization": "Bearer sesame"}
-    text = httpx.get(site.url + "/metrics", headers=key, timeout=60).text
+    text = httpx.get(site.url + "/metrics", headers=key, timeout=PATIENCE_S).text
     found = re.findall(r'mlxstack_gateway_loads_total\{member="(\S+)"\} (\d+)', text)
     return {name: int(n) for name, n in found}
 

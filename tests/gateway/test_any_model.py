@@ -19,6 +19,7 @@ from tests.gateway.any_site import (
     n_workers,
 )
 from tests.gateway.site import until
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -38,7 +39,7 @@ def asked(site: AnySite, key: str, **more: object) -> httpx.Response:
         site.url + "/v1/chat/completions",
         json={**HELLO, **more},
         headers={"authorization": f"Bearer {key}"},
-        timeout=300,
+        timeout=PATIENCE_S,
     )
 
 
@@ -69,7 +70,10 @@ def test_a_key_opens_only_the_models_that_it_names(site: AnySite) -> None:
         assert refused.status_code == 403 and "only for tiny/llama-*" in refused.text
     key = {"authorization": "Bearer llamas"}
     load = httpx.post(
-        site.url + "/v1/models/load", json={"model": "tiny/sinks-5"}, headers=key, timeout=60
+        site.url + "/v1/models/load",
+        json={"model": "tiny/sinks-5"},
+        headers=key,
+        timeout=PATIENCE_S,
     )
     assert load.status_code == 403
     assert n_workers(site) == 0

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from packaging.tags import compatible_tags, cpython_tags, mac_platforms
 from packaging.utils import parse_wheel_filename
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 MACOS = "14.0"
 
@@ -50,7 +52,7 @@ def resolved(uv: Path, python: str, *, macos: str = MACOS, more: str = "") -> li
             check=True,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PATIENCE_S,
         )  # fmt: skip
         found = tomllib.loads(lock.read_text(encoding="utf-8"))["packages"]
     return sorted(_pin(one, python, macos) for one in found)

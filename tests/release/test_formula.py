@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.patience import PATIENCE_S
 from tests.release.formula import FORMULA, formula
 from tests.release.pins import ROOT, Pin
 
@@ -92,7 +93,7 @@ def test_the_formula_follows_brew_style(url: str, tmp_path: Path) -> None:
     if (brew := shutil.which("brew")) is not None:
         file = tmp_path / "mlx-stack.rb"
         file.write_text(text, encoding="utf-8")
-        subprocess.run([brew, "style", str(file)], check=True, timeout=240)
+        subprocess.run([brew, "style", str(file)], check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
