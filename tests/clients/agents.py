@@ -52,7 +52,7 @@ SCRIPT = [
     {"when": "task for a name", "say": call("close_agent", target="nobody")},
     {
         "when": "task for opencode",
-        "say": call("bash", command=ECHO, description="Print it"),
+        "say": call("bash", command=ECHO),
         "think": THOUGHT,
     },
     {"when": "task for pi", "say": call("bash", command=ECHO)},
