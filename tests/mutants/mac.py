@@ -302,4 +302,9 @@ MAC = (
         "if self.prevents_sleep:", "if False:",
         "tests/mac/test_sleep.py::test_a_running_service_tells_it",
     ),
+    Mutant(
+        "a gateway leaves room for its own process", "control/gateway.py",
+        "room.free - GATEWAY_BYTES", "room.free",
+        "tests/mac/test_neighbors.py::test_a_gateway_leaves_a_running_service_the_kv_of_its_slots",
+    ),
 )  # fmt: skip
