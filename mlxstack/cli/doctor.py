@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -194,12 +195,27 @@ def _blas(env: Mapping[str, str]) -> Iterator[CheckResult]:
         )
 
 
+def _unusable(folder: Path, root: Path) -> str | None:
+    """Why nothing can be made in `folder`, by trying; `root` is there or below."""
+    try:
+        with suppress(FileNotFoundError):
+            root.stat()
+        with tempfile.TemporaryDirectory(prefix=".mlx-stack-", dir=folder):
+            return None
+    except OSError as why:
+        return why.strerror
+
+
 def _home(home: Home) -> Iterator[CheckResult]:
     there = next(one for one in (home.root, *home.root.parents) if one.exists())
     if not (there.is_dir() and os.access(there, os.R_OK | os.W_OK | os.X_OK)):
         detail = f"{home.root} cannot be used: {there} is no folder that you may write to"
         remedy = f"make it one, or set {HOME_VARIABLE} to another"
         yield CheckResult(CheckLevel.BAD, "home", detail, remedy)
+        return
+    if (fault := _unusable(there, home.root)) is not None:
+        remedy = f"set {HOME_VARIABLE} to another folder"
+        yield CheckResult(CheckLevel.BAD, "home", f"{home.root} cannot be made: {fault}", remedy)
         return
     if there != home.root:
         yield CheckResult(CheckLevel.OK, "home", f"{home.root} will be made by the first `up`")

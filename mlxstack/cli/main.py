@@ -11,6 +11,7 @@ from typer._click.exceptions import NoArgsIsHelpError, UsageError
 from typer.core import TyperGroup
 
 from mlxstack import __version__
+from mlxstack.cli import help_text
 from mlxstack.cli.commands import (
     agents,
     bench,
@@ -51,6 +52,9 @@ NO_INTEGER = "Input should be a valid integer, unable to parse string as an inte
 NEAR = 60
 """Characters that are shown around one that cannot be encoded."""
 
+HUB = "https://huggingface.co/mlx-community, then `mlx-stack up ID`"
+UPDATE = "git pull in the clone, then `uv tool install --force .` (docs/installation.md)"
+
 ELSEWHERE = {
     **dict.fromkeys(("start", "load", "server"), "mlx-stack up MODEL"),
     **dict.fromkeys(("unload", "kill", "quit"), "mlx-stack down"),
@@ -65,6 +69,8 @@ ELSEWHERE = {
     **dict.fromkeys(("check", "diagnose"), "mlx-stack doctor"),
     **dict.fromkeys(("create", "new"), "mlx-stack presets new NAME --from MODEL"),
     **dict.fromkeys(("login", "signin"), "hf auth login"),
+    **dict.fromkeys(("search", "find", "browse"), HUB),
+    **dict.fromkeys(("update", "upgrade", "self-update"), UPDATE),
     "version": "mlx-stack --version",
     "help": "mlx-stack --help",
     "benchmark": "mlx-stack bench",
@@ -77,6 +83,17 @@ Ollama, LM Studio, oMLX, Rapid-MLX and vLLM.
 
 class VerbGroup(TyperGroup):
     """Group that answers the verbs of other tools with their equivalent."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in groups."""
+        help_text.write_groups(self, ctx, formatter)
+
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Context of a command line, with plain names of values."""
+        help_text.name_types(self)
+        return super().make_context(info_name, args, parent, **extra)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb. Raises UsageError for one that only other tools have."""

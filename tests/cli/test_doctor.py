@@ -131,3 +131,12 @@ def test_the_template_of_a_model_is_told_and_remembered(
     assert {one.remedy for one in told} == {"`mlx-stack template mine` tells more"}
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: pytest.fail("derived again"))
     assert list(templates(os.environ, home)) == told
+
+
+def test_a_home_that_cannot_be_made_is_bad_before_the_first_up() -> None:
+    """The folder looks writable by its mode; the attempt fails."""
+    if not Path("/proc/self").is_dir():
+        pytest.skip("no folder here that refuses new files to everybody")
+    one = next(one for one in found(Path("/proc/self/mlx-stack")) if one["subject"] == "home")
+    assert one["verdict"] == "bad"
+    assert "/proc/self/mlx-stack cannot be" in one["detail"]

@@ -11,7 +11,8 @@ from mlxstack.cli.commands.gc import DryRun, MaxBytes, OlderThan
 from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
-from mlxstack.core.formatting import age, share, size
+from mlxstack.core.agent_labels import MOST_CHARS
+from mlxstack.core.formatting import age, printable, share, size
 
 if TYPE_CHECKING:
     from mlxstack.core.engine_snapshot import SharedKVView
@@ -188,13 +189,14 @@ def _row(prefix: "PrefixView") -> tuple[object, ...]:
 
 def _line(prefix: "PrefixView") -> str:
     return (
-        f"  {_title(prefix):<24} hits: {prefix.n_hits:<8,} size: {size(prefix.n_bytes):<9}"
-        f" age: {age(prefix.age_s)}"
+        f"  {_title(prefix):<24} hits: {prefix.n_hits:<8,} tokens: {prefix.n_tokens:<8,}"
+        f" size: {size(prefix.n_bytes):<9} age: {age(prefix.age_s)}"
     )
 
 
 def _title(prefix: "PrefixView") -> str:
-    return prefix.name or f"({prefix.n_tokens} tokens)"
+    """Name of a pinned prefix, else its first words, as in the dashboard."""
+    return printable(prefix.name or prefix.opening or f"({prefix.n_tokens} tokens)", MOST_CHARS)
 
 
 def _sums(sums: "MissSums") -> str:

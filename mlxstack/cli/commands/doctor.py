@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Wanted = Annotated[
     str | None,
     typer.Argument(
-        metavar="[PRESET | HUB ID | MODEL FOLDER]",
+        metavar="MODEL",
         help="Whose model files to compare on all machines.",
         autocompletion=preset_names,
     ),
@@ -26,7 +26,7 @@ Wanted = Annotated[
 
 
 def doctor(wanted: Wanted = None, hosts: HostsOption = None, json: Json = False) -> None:
-    """Check the machine and the home, and other machines for a rank.
+    """Check this machine, and with --hosts the others.
 
     The exit code is 1 when something must be repaired.
     """

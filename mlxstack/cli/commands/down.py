@@ -26,6 +26,10 @@ def down(
         list[str] | None,
         typer.Argument(help="Services to stop (default: all).", autocompletion=service_names),
     ] = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Service to stop.", autocompletion=service_names),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(min=0, max=LONGEST_S, help="Seconds to drain before it is killed."),
@@ -38,7 +42,8 @@ def down(
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    chosen = _chosen(home, names or [])
+    names = [*(names or ()), *(named or ())]
+    chosen = _chosen(home, names)
     alive = {state.plan.name for state in services.running(home)}
     if not (chosen or json):
         typer.echo("nothing is running")
@@ -47,7 +52,7 @@ def down(
         # A gateway has stopped its members already.
         end = _stop(home, name, timeout) or ("stopped" if name in alive else None)
         if end is None:
-            idle += [f"`{name}`"] if name in (names or ()) else []
+            idle += [f"`{name}`"] if name in names else []
             continue
         ends[name] = end
         if not json:

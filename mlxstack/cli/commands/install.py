@@ -141,7 +141,8 @@ def _installed(wanted: str) -> "ServiceUnit":
             return unit
     path = units[0].path
     there = ", ".join(sorted(file.name for file in path.parent.glob("mlx-stack*")))
-    raise NotFound(f"`{wanted}` is not installed: there is no {path}; there is {there or 'none'}")
+    installed = f"installed: {there}" if there else "nothing is installed"
+    raise NotFound(f"`{wanted}` is not installed: there is no {path}; {installed}")
 
 
 def _unit(

@@ -10,14 +10,15 @@ from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import service_names
 
 Named = Annotated[
-    str | None, typer.Option("--name", help="The same.", autocompletion=service_names)
+    str | None,
+    typer.Option("--name", help="Service (default: the only one).", autocompletion=service_names),
 ]
 
 
 def logs(
     name: Annotated[
         str | None,
-        typer.Argument(help="The service (default: the only one).", autocompletion=service_names),
+        typer.Argument(help="Service (default: the only one).", autocompletion=service_names),
     ] = None,
     named: Named = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until Ctrl-C.")] = False,

@@ -30,7 +30,7 @@ CHANGES = {
 Wanted = Annotated[
     str | None,
     typer.Argument(
-        metavar="[PRESET | HUB ID | MODEL FOLDER | CONFIG.JSON]",
+        metavar="MODEL",
         help="What to plan for; left out: the presets that fit.",
         autocompletion=preset_names,
     ),
@@ -130,7 +130,7 @@ def spec(
     wanted: Annotated[
         str,
         typer.Argument(
-            metavar="PRESET | HUB ID | MODEL FOLDER | CONFIG.JSON",
+            metavar="MODEL",
             help="Whose geometry to print.",
             autocompletion=preset_names,
         ),

@@ -73,7 +73,7 @@ def new_preset(
     name: Annotated[str, typer.Argument(help="The name of the new preset.")],
     source: Annotated[
         str,
-        typer.Option("--from", metavar="PRESET | HUB ID | MODEL FOLDER", help="What it serves."),
+        typer.Option("--from", metavar="MODEL", help="What it serves."),
     ],
     ctx: Ctx = None,
     slots: Slots = None,

@@ -21,7 +21,7 @@ LINE_S = 2.0
 
 
 def pull(
-    model: Annotated[str, typer.Argument(metavar="HUB ID | PRESET", help="The model to download.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to download.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
     json: Json = False,
 ) -> None:

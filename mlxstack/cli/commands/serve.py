@@ -15,9 +15,7 @@ RESOLVED = ".json"
 
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(metavar="PRESET | HUB ID | MODEL FOLDER", help="What to serve.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="What to serve.")],
 ) -> None:
     """Serve in the foreground, with the options of `up`."""
     preset = Path(model)

@@ -16,9 +16,7 @@ LONGEST_S = 7200.0
 
 
 def swap(
-    preset: Annotated[
-        str, typer.Argument(metavar="PRESET | HUB ID | MODEL FOLDER", help="What to serve next.")
-    ],
+    preset: Annotated[str, typer.Argument(metavar="MODEL", help="What to serve next.")],
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only fetch and check it; the old model answers on.")
     ] = False,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Wanted = Annotated[
     str,
     typer.Argument(
-        metavar="PRESET | MODEL FOLDER",
+        metavar="MODEL",
         help="Whose template; a folder needs no weights.",
         autocompletion=preset_names,
     ),

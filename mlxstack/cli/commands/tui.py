@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlxstack.cli.target import ServiceTarget
     from mlxstack.tui.theme import ThemeChoice
 
-Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
+Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.")]
 Key = Annotated[
     str | None,
     typer.Option("--key", help="Its API key; better in MLX_STACK_API_KEY, where ps cannot see it."),

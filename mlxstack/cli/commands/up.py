@@ -85,8 +85,8 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PRESET | HUB ID | MODEL FOLDER",
-            help="What to serve; for a model the settings are derived. Several get one address.",
+            metavar="MODEL",
+            help="Preset, hub id or model folder. Several get one address.",
             autocompletion=preset_names,
         ),
     ] = None,
@@ -119,7 +119,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     home, models = home_from(os.environ), models or []
     if bool(models or any_model) == (mode is not None):
-        raise Misuse("name what to serve, or a mode by --mode, or --any-model")
+        raise Misuse("give a preset, a hub id or a model folder, a mode with --mode, or --any-model")
     if any_model or len(models) != 1:
         if ctx or slots or kv_bits or draft or hosts or dry_run:
             raise Misuse(
@@ -295,14 +295,17 @@ def _tell_gateway(facts: dict[str, object], json: bool) -> None:
 def restart(
     name: Annotated[
         str | None,
-        typer.Argument(help="The service; may be left out if one.", autocompletion=service_names),
+        typer.Argument(help="Service (default: the only one).", autocompletion=service_names),
     ] = None,
     named: Annotated[
-        str | None, typer.Option("--name", help="The same.", autocompletion=service_names)
+        str | None,
+        typer.Option(
+            "--name", help="Service (default: the only one).", autocompletion=service_names
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Restart a service from its preset, read again."""
+    """Restart a service; its preset is read again."""
     from mlxstack.cli.target import known_service, one_name
     from mlxstack.control import gateway, launch, preflight
     from mlxstack.control.memory_refusal import check_memory

@@ -139,8 +139,8 @@ class TextDialog(Question):
             yield LineInput(self._proposal, max_length=4096, suggester=suggester)
             if self._known:
                 yield Static(self._listing(self._proposal), markup=False, id="choices")
-            told = "up and down choose, enter does it" if self._known else "enter does it"
-            yield Static(f"{told}, esc does not", markup=False, classes="note")
+            told = "up and down choose, enter confirms" if self._known else "enter confirms"
+            yield Static(f"{told}, esc cancels", markup=False, classes="note")
 
     def on_mount(self) -> None:
         """Describe the choices without holding up the keys."""

@@ -55,7 +55,7 @@ async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
     """Newest request of this id or agent, with its miss reason."""
     view = service.request_log.find(name)
     if view is None:
-        raise NotFound(f"no request and no agent of the last ones is called {name}")
+        raise NotFound(f"no recent request or agent is called {name}")
     return view
 
 
