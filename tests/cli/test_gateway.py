@@ -113,8 +113,8 @@ def test_a_mode_at_one_address(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        ((), 2, "name what to serve"),
-        (("demo", "--mode", "coding"), 2, "name what to serve"),
+        ((), 2, "give a preset, hub id or model folder"),
+        (("demo", "--mode", "coding"), 2, "give a preset, hub id or model folder"),
         (("demo", "demo-embedding", "--ctx", "1k"), 2, "go with one model"),
         (("demo", "demo"), 5, "are called `demo`"),
     ],

@@ -69,7 +69,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("statsu", 2, ("No such command 'statsu'. Did you mean 'status'",)),
     ("up demo --prot 1", 2, ("No such option: --prot", "--port")),
     ("up demo --port 22x", 2, ("'--port': not a whole number; see `", "up --help`")),
-    ("up", 2, ("give a preset, a hub id or a model folder, a mode with --mode",)),
+    ("up", 2, ("give a preset, hub id or model folder, a mode with --mode",)),
     ("up --mode day --set slots.count=2", 2, ("--set goes with models", "the mode's file")),
     ("run cloude", 2, ("no client is called `cloude`; did you mean `claude`?",)),
     ("run cursor", 2, ("no client is called `cursor`; there is claude, codex, ",)),

@@ -119,7 +119,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     home, models = home_from(os.environ), models or []
     if bool(models or any_model) == (mode is not None):
-        raise Misuse("give a preset, a hub id or a model folder, a mode with --mode, or --any-model")
+        raise Misuse("give a preset, hub id or model folder, a mode with --mode, or --any-model")
     if any_model or len(models) != 1:
         if ctx or slots or kv_bits or draft or hosts or dry_run:
             raise Misuse(
