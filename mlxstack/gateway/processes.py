@@ -96,11 +96,18 @@ class MemberProcess:
                 await asyncio.to_thread(self._reap)
                 log_file = self._plan.home.log_file(self._plan.name)
                 raise Broken(f"{self._plan.name} did not start: {why}; see its log {log_file}")
+            if self._was_killed():
+                await asyncio.to_thread(self._start)
             await asyncio.sleep(LOOK_S)
         raise Broken(
             f"{self._plan.name} was not healthy within {self._member.startup_timeout_s:g} s "
             "(server.startup_timeout_s)"
         )
+
+    def _was_killed(self) -> bool:
+        """Whether its supervisor, of this gateway or another, is gone without an end on record."""
+        own = self._supervisor
+        return not self.is_running and (own is None or (own.poll() or 0) < 0)
 
     def _why_ended(self) -> str:
         """Last error of a process that is not restarted any more."""

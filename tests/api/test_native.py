@@ -83,7 +83,7 @@ def test_h7_evictions_and_the_bytes_of_saves_and_restores_are_counted(
 def test_h7_kv_bytes_are_those_of_the_slots(http: httpx.Client) -> None:
     chat(http, id_slot=0)
     told = http.get("/metrics").text
-    assert "# HELP mlxstack_kv_bytes Memory of the KV in slots, without parked KV\n" in told
+    assert "# HELP mlxstack_kv_bytes Bytes of KV in slots, without parked KV\n" in told
     assert metric(http, "mlxstack_kv_bytes") == http.get("/slots").json()[0]["n_bytes"] > 0
     http.post("/slots/0?action=erase").raise_for_status()
     assert http.get("/cache").json()["memory_bytes"] > metric(http, "mlxstack_kv_bytes") == 0

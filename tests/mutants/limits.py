@@ -195,4 +195,9 @@ LIMITS = (
         "kv_budget=left if share is None else share,",
         "tests/mac/test_device_budget.py::test_the_budget_is_what_the_planner_leaves_for_kv",
     ),
+    Mutant(
+        "a member whose supervisor is killed in its load starts again", "gateway/processes.py",
+        "if self._was_killed():", "if False:",
+        "tests/gateway/test_killed_supervisor.py",
+    ),
 )  # fmt: skip
