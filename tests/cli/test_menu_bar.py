@@ -13,6 +13,7 @@ import pytest
 from mlxstack.cli.commands.status import line_of
 from mlxstack.control.probe import ServiceHealthLevel, ServiceStatus, SystemStatus
 from tests.api.running import running, tiny_preset
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 METRIC = re.compile(r"(?:mlxstack_|llamacpp:)[a-z_]+")
@@ -54,7 +55,7 @@ def test_verbs_that_people_type_from_habit(
     env = {**os.environ, "MLX_STACK_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
     done = subprocess.run(
         [sys.executable, "-m", "mlxstack.cli.main", *words],
-        env=env, capture_output=True, text=True, timeout=120, check=False,
+        env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
@@ -67,6 +68,6 @@ def test_each_metric_of_the_dashboard_exists(tmp_path: Path) -> None:
     named = {name for one in queries for name in METRIC.findall(one)}
     assert len(queries) >= 10 and all(METRIC.search(one) for one in queries)
     with running(tiny_preset(tmp_path / "model"), tmp_path / "home") as here:
-        text = httpx.get(here.url + "/metrics", timeout=60).text
+        text = httpx.get(here.url + "/metrics", timeout=PATIENCE_S).text
     known = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
     assert named <= known, named - known
