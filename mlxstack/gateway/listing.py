@@ -281,7 +281,7 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     return {
         "max_input_tokens": n_ctx,
         "max_tokens": n_ctx,
-        "capabilities": member.spec.model.capabilities,
+        "features": member.spec.model.capabilities,
         **known,
         **own,
         "aliases": others,

@@ -48,7 +48,7 @@ def test_all_models_are_listed_with_their_abilities_and_none_is_started(site: An
     assert set(found) == set(site.words) and len(found) == 12
     for card in found.values():
         assert card["status"] == {"value": "unloaded"}
-        assert card["capabilities"] == ["completion", "tools", "thinking"]
+        assert card["features"] == ["completion", "tools", "thinking"]
         assert card["max_input_tokens"] == card["max_tokens"] and card["fits"]
     assert n_workers(site) == 0
 

@@ -25,6 +25,11 @@ class ModelMeta(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
+    """Entry of `data`, for OpenAI's and Anthropic's clients.
+
+    `features` is a name of our own: Anthropic's `capabilities` is an object.
+    """
+
     id: str
     created: int
     created_at: str
@@ -33,7 +38,7 @@ class ModelCard(Struct, frozen=True):
     max_tokens: int
     meta: ModelMeta
     aliases: tuple[str, ...]
-    capabilities: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     object: str = "model"
     owned_by: str = "mlx-stack"
@@ -72,7 +77,7 @@ async def list_models(service: TheService) -> Models:
     models = tuple(_model(service, name) for name in names(service))
     return Models(
         data=models,
-        models=tuple(LlamaModel(one.id, one.id) for one in models),
+        models=tuple(LlamaModel(one.id, one.id, capabilities=one.features) for one in models),
         first_id=models[0].id,
         last_id=models[-1].id,
     )
@@ -95,7 +100,7 @@ def _model(service: Service, name: str) -> ModelCard:
         max_tokens=n_ctx,
         meta=ModelMeta(n_ctx, facts.n_ctx_train, facts.n_vocab, facts.n_params, facts.n_bytes),
         aliases=tuple(other for other in names(service) if other != name),
-        capabilities=capabilities(service),
+        features=capabilities(service),
     )
 
 
