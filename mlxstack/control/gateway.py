@@ -42,7 +42,7 @@ from mlxstack.host.service_state import (
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.models.model_files import ModelFiles, find_model, quantization_in
 from mlxstack.planner.candidate import Candidate, excerpts, of_many
-from mlxstack.planner.memory_check import GATEWAY_BYTES, MemoryRoom, refuse_if_too_big, room_in
+from mlxstack.planner.memory_check import MemoryRoom, refuse_if_too_big, room_in
 from mlxstack.policy.memory.capacity import MemoryNeed, need
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def plan(
     ]
     found = _candidates(inner, room)
     held = [_as_before(one, (former or {}).get(one.name)) for one in inner]
-    free = max(0, room.free - GATEWAY_BYTES)
+    free = room.free
     sizes = _with_shares(list(zip(held, found, strict=True)), free, room.memory)
     if sum(n_bytes for _, n_bytes in sizes) > free:
         sizes = _with_shares(list(zip(inner, found, strict=True)), free, room.memory)

@@ -27,10 +27,6 @@ OPTION = "--set "
 BUDGET_KEY = "prefix_cache.memory_budget_pct"
 
 
-GATEWAY_BYTES = 256 << 20
-"""Memory of a gateway's own process; one figure, so that plan and division agree."""
-
-
 class MemoryUser(Struct, frozen=True):
     """Running service, and the bytes that it may take."""
 
@@ -239,7 +235,8 @@ def _claim(home: Home, state: ServiceState, memory: MemoryBudget) -> MemoryClaim
     """Claim of a running service; its footprint where its model is unknown."""
     name = state.plan.name
     if services.is_gateway(state.plan):
-        return MemoryClaim(name, GATEWAY_BYTES, share=0)
+        # Its plan leaves nothing for its own process, which the system's reserve covers.
+        return MemoryClaim(name, 0, share=0)
     preset = read_json(home.preset_file(name), Preset)
     if preset is not None:
         with suppress(SetupError, BadRequest):

@@ -124,7 +124,7 @@ def test_a_service_of_another_name_than_its_preset_is_uninstalled(shell: Shell) 
     assert night.exists() and "mlx-stack uninstall night" in done.stdout
     wrong = shell.run("uninstall", str(shell.preset), **env)
     assert wrong.returncode == 1
-    assert wrong.stderr.endswith("; there is mlx-stack-night.service\n")
+    assert wrong.stderr.endswith("; installed: mlx-stack-night.service\n")
     assert shell.run("uninstall", "night", **env).returncode == 0
     assert not night.exists()
 

@@ -109,7 +109,7 @@ def test_three_clients_switch_between_twelve_models(site: AnySite) -> None:
     assert min(loads.values()) >= 1 and all(loads[name] >= 2 for name in returned), loads
     n_held = sum(card["status"] != {"value": "unloaded"} for card in cards(site).values())
     assert n_held < 12
-    until(lambda: n_workers(site) <= n_held, "the process of an unloaded model stays", 60)
+    until(lambda: n_workers(site) <= n_held, "the process of an unloaded model stays")
 
 
 def test_abilities_are_read_from_the_template_alone() -> None:

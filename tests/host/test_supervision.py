@@ -153,17 +153,18 @@ def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) 
 def test_a9_a_stuck_worker_is_killed_and_started_again(
     started: Callable[..., Started], policy: RestartPolicy, how: signal.Signals, why: str
 ) -> None:
-    one = started("ok", policy)
+    # On a busy machine the next worker may be late as well, and be killed too.
+    one = started("ok", msgspec.structs.replace(policy, max_crashes=1000))
     first = one.listening().worker
     assert first is not None
     os.kill(first.pid, how)
-    until(lambda: (s := one.state()) and s.n_crashes == 1 and s.phase is Phase.RUNNING)
+    until(lambda: (s := one.state()) and s.n_crashes >= 1 and s.phase is Phase.RUNNING)
     second = one.listening()
     assert second.worker is not None and second.worker.pid != first.pid
     assert not is_alive(first)
     assert why in second.exit_summary and second.exit_summary.endswith(" and was killed by SIGKILL")
-    told = second.exit_summary.removesuffix(" and was killed by SIGKILL")
-    assert f"worker {first.pid} {told}; killing it" in one.log()
+    killed = [line for line in one.log().splitlines() if f"worker {first.pid} " in line]
+    assert any(why in line and line.endswith("; killing it") for line in killed)
     assert liveness_probe.probe(one.plan.url, PATIENCE_S).is_well
 
 

@@ -21,7 +21,7 @@ LABEL = "mlx-stack.tiny"
 ON_MAC = """\
 from functools import partial
 from mlxstack.cli.main import main
-from mlxstack.host import service_units
+from mlxstack.control import service_units
 service_units.unit_of = partial(service_units.unit_of, platform="darwin")
 main()
 """

@@ -25,8 +25,8 @@ from mlxstack.host.service_state import (
     locked,
     write_json,
 )
-from mlxstack.planner.memory_check import GATEWAY_BYTES, claim_of, room_in
-from mlxstack.policy.memory.memory_shares import MemoryClaim, kv_budgets
+from mlxstack.planner.memory_check import claim_of, claims_in, room_in
+from mlxstack.policy.memory.memory_shares import kv_budgets
 from mlxstack.service.engine_factory import assemble
 from mlxstack.service.parts.neighbors import Neighbors, grants_in
 from tests.cli.terminal import CLI, Shell
@@ -110,7 +110,10 @@ def test_a_gateway_leaves_a_running_service_the_kv_of_its_slots(
     wanted = [LaunchRequest("demo", (f"name={name}",), tmp_path) for name in ("a", "b")]
     planned = gateway.plan("gateway", wanted, home, room_in(home, memory))
     members = [claim_of(one.preset, memory, one.preset.name) for one in planned.members]
-    front = MemoryClaim("gateway", GATEWAY_BYTES, share=0)
+    supervisor = identify(os.getpid())
+    assert supervisor is not None
+    claim(ServiceState(gateway.write(planned, home).service, Phase.RUNNING, supervisor))
+    (front,) = (one for one in claims_in(home, memory, None) if one.name == "gateway")
     found = kv_budgets([own, front, *members], memory.usable)
     assert found["one"] >= own.kv
 

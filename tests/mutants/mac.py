@@ -303,8 +303,8 @@ MAC = (
         "tests/mac/test_sleep.py::test_a_running_service_tells_it",
     ),
     Mutant(
-        "a gateway leaves room for its own process", "control/gateway.py",
-        "room.free - GATEWAY_BYTES", "room.free",
+        "a gateway takes no room beside its members", "planner/memory_check.py",
+        "if services.is_gateway(state.plan):", "if False:",
         "tests/mac/test_neighbors.py::test_a_gateway_leaves_a_running_service_the_kv_of_its_slots",
     ),
 )  # fmt: skip
