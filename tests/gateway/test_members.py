@@ -112,7 +112,7 @@ async def test_a_member_that_ended_starts_at_another_port_when_its_own_is_taken(
             other.bind(("127.0.0.1", port))
             other.listen()
             await asyncio.to_thread(
-                until, lambda: gate.phase is MemberPhase.UNLOADED, "it is taken for loaded", 10
+                until, lambda: gate.phase is MemberPhase.UNLOADED, "it is taken for loaded"
             )
             assert not gate.is_running
             await gate.enter()
