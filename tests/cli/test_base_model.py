@@ -47,7 +47,8 @@ def test_chat_continues_text_and_the_error_names_the_path(base: Shell) -> None:
     assert base.run("up", folder, "--port", str(base.port), "--ctx", "1k").returncode == 0
     said = base.run("chat", "base", "-p", "one two three", "--max-tokens", "8")
     assert said.returncode == 0, said.stderr
-    assert said.stdout.strip() and "8 tokens generated" in said.stderr
+    generated = re.search(r"(\d+) tokens generated", said.stderr)
+    assert said.stdout.strip() and generated and 1 <= int(generated[1]) <= 8
     refused = base.run("chat", "-p", "hi", "--system", "You are short.")
     assert refused.returncode != 0 and "base model" in refused.stderr
     body = {"messages": [{"role": "user", "content": "hi"}]}

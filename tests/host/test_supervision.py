@@ -47,7 +47,7 @@ QUICK = RestartPolicy(
     silent_s=PATIENCE_S,
     stuck_s=4.0,
 )
-SILENT = msgspec.structs.replace(QUICK, silent_s=2.0, stuck_s=PATIENCE_S)
+SILENT = msgspec.structs.replace(QUICK, silent_s=2.0)
 
 
 @pytest.fixture

@@ -87,6 +87,19 @@ def test_a_new_service_waits_for_room_before_it_loads(
     assert two.share(other) == half
 
 
+def test_an_unloaded_model_holds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
+    home = Home(tmp_path)
+    one, preset = service_at(home, "one")
+    one.reserve(preset)
+    one.share(preset)
+    two, other = service_at(home, "two")
+    assert two.try_reserve(other) > 0
+    one.release()
+    assert two.try_reserve(other) <= 0
+    assert set(grants_in(home)) == {"two"}
+
+
 def test_two_that_load_at_once_reserve_their_slots_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,4 +307,10 @@ MAC = (
         "if services.is_gateway(state.plan):", "if False:",
         "tests/mac/test_neighbors.py::test_a_gateway_leaves_a_running_service_the_kv_of_its_slots",
     ),
+    Mutant(
+        "an unloaded model holds no room", "service/calls/idle_unload.py",
+        "if service.neighbors is not None:", "if False:",
+        "tests/gateway/test_continuity.py::"
+        "test_the_turns_of_an_agent_are_those_of_a_cold_conversation",
+    ),
 )  # fmt: skip

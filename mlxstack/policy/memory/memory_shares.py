@@ -44,8 +44,11 @@ def kv_budgets(claims: Sequence[MemoryClaim], ceiling: int) -> dict[str, int]:
 def free_beside(
     own: MemoryClaim, others: Sequence[MemoryClaim], grants: Mapping[str, int], ceiling: int
 ) -> int:
-    """Bytes for KV of `own` beside the `grants` of others; negative until they let KV go."""
-    taken = sum(one.fixed + grants.get(one.name, 0) for one in others)
+    """Bytes for KV of `own` beside the `grants` of others; negative until they release KV.
+
+    A service without a grant has no model in memory.
+    """
+    taken = sum(one.fixed + grants[one.name] for one in others if one.name in grants)
     return ceiling - own.fixed - taken
 
 

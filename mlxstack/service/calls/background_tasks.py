@@ -108,7 +108,6 @@ async def watch_neighbors(service: Service, neighbors: Neighbors, interval_s: fl
 
     async def divide() -> None:
         if service.is_unloaded:
-            await asyncio.to_thread(neighbors.reserve, service.preset)
             return
         service.require()
         await neighbors.divide(service.preset, service.generator)

@@ -89,6 +89,8 @@ async def unload(service: Service) -> None:
         model_swap.begin(service, service.preset, "unload", limit_s)
         freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
         service.rest(resting)
+        if service.neighbors is not None:
+            await asyncio.to_thread(service.neighbors.release)
         await return_free_memory(service.gate)
     except BaseException:
         service.gate.left_at = time.monotonic()

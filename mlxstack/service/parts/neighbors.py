@@ -1,7 +1,7 @@
 """KV budget of a service beside the other running services of its home.
 
-Each service writes the bytes that it holds for KV to a file of the home, under one lock. It writes
-a larger number before it uses it, and a smaller one after it has let KV go.
+Each service with a loaded model writes the bytes that it holds for KV to a file of the home, under
+one lock. It writes a larger number before it uses it, and a smaller one after it has released KV.
 """
 
 import asyncio
@@ -113,6 +113,12 @@ class Neighbors:
         """Note that KV takes so many bytes at most from now on."""
         with self._locked():
             self._write(budget)
+
+    def release(self) -> None:
+        """Give back the reservation, after the model was unloaded."""
+        with self._locked():
+            self._home.memory_file(self._name).unlink(missing_ok=True)
+        self._applied = None
 
     def _write(self, budget: int) -> None:
         holder = identify(os.getpid())
