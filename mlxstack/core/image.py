@@ -1,0 +1,100 @@
+"""Images of a conversation: as they are sent, and as ranges of a tokenized prompt.
+
+Each feature of an image is a virtual token id, `2^30 | 30 bits of SHA-256(digest, index)`, so that
+block hashes, prefix index, KV files and slot files tell images apart as they tell tokens apart. No
+vocabulary reaches 2^30. The model is never given such an id.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+FIRST_VIRTUAL = 1 << 30
+"""Smallest virtual token id."""
+_BITS = FIRST_VIRTUAL - 1
+_PER_HASH = 8
+
+
+class ImagePart(Struct, frozen=True):
+    """Image of a message: encoded bytes as sent, and the client's wish for their size."""
+
+    data: bytes
+    detail: str = "auto"
+
+
+class ImageSize(Struct, frozen=True):
+    """Pixels of an image after resizing, and rows and columns of its features."""
+
+    width: int
+    height: int
+    rows: int
+    columns: int
+
+    @property
+    def n_features(self) -> int:
+        """Features of the image, and virtual tokens of its range."""
+        return self.rows * self.columns
+
+
+class ImageSpan(Struct, frozen=True):
+    """Range `[start, end)` of a prompt that holds the features of an image.
+
+    Tokens of the model's own, such as the ends of rows, may stand between virtual ones. `digest`
+    identifies encoded bytes, parameters of the processor and weights of the tower.
+    """
+
+    start: int
+    end: int
+    digest: bytes
+    size: ImageSize
+    data: bytes = b""
+
+
+class ImageProcessor(Protocol):
+    """What a family of models does to an image before its tower. Without MLX."""
+
+    @property
+    def placeholder(self) -> str:
+        """Text that the chat template writes for one image."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Family, parameters and code version, as text."""
+
+    def size(self, width: int, height: int, detail: str = "auto") -> ImageSize:
+        """Size after resizing of an image of `width` x `height` pixels, upright."""
+
+    def expand(self, size: ImageSize) -> tuple[str | None, ...]:
+        """What replaces the placeholder: texts of special tokens, None for each feature."""
+
+    def pixels(self, image: Any, size: ImageSize) -> Any:
+        """Input of the tower, float32 numpy array, of an upright RGB `PIL.Image.Image`."""
+
+
+def digest(data: bytes, fingerprint: str) -> bytes:
+    """SHA-256 of encoded bytes and of the fingerprint of processor and tower."""
+    whole = hashlib.sha256(fingerprint.encode())
+    whole.update(hashlib.sha256(data).digest())
+    return whole.digest()
+
+
+def virtual_ids(image: bytes, n: int) -> list[int]:
+    """Virtual token ids of the `n` features of the image with this digest."""
+    ids: list[int] = []
+    for block in range(-(-n // _PER_HASH)):
+        hashed = hashlib.sha256(image + block.to_bytes(4, "little")).digest()
+        words = (int.from_bytes(hashed[i : i + 4], "little") for i in range(0, 32, 4))
+        ids += [FIRST_VIRTUAL | (word & _BITS) for word in words]
+    return ids[:n]
+
+
+def without_virtual(tokens: Iterable[int], placeholder: int) -> list[int]:
+    """The tokens with `placeholder` in place of each virtual id: what a vocabulary knows."""
+    return [placeholder if token >= FIRST_VIRTUAL else token for token in tokens]
+
+
+def reuse_cut(spans: Iterable[ImageSpan], n_tokens: int) -> int:
+    """Longest prefix of at most `n_tokens` tokens that ends in no image."""
+    return next((span.start for span in spans if span.start < n_tokens < span.end), n_tokens)
