@@ -62,13 +62,6 @@ def pinned_device() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_templates() -> None:
-    """No template is slow because the machine is busy."""
-    if rendering := sys.modules.get("mlxstack.text.template.rendering"):
-        rendering.QUICK_S = PATIENCE_S  # type: ignore[attr-defined]
-
-
-@pytest.fixture(scope="session", autouse=True)
 def self_checks() -> Iterator[None]:
     """Remember the verdicts of the engine's self-check, where an engine may start in here."""
     if "mlxstack.engine.core" not in sys.modules:

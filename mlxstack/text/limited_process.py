@@ -54,19 +54,27 @@ class LimitedProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def request(
-        self, payload: bytes, limit_s: float, look: Callable[[], None] | None = None
+        self, payload: bytes, limit_s: float, look: Callable[[float], None] | None = None
     ) -> tuple[bytes, float]:
         """The answer and its CPU seconds, of `limit_s`.
 
-        `look` is called while the answer is not there, and ends the child by an error. Raises
-        Overrun, or OSError without a process.
+        `look` is called while the answer is not there, with the CPU seconds so far, those of
+        the child's start included, and ends the child by an error. Raises Overrun, or OSError
+        without a process.
         """
         try:
+            before_s = cpu_seconds(self._process.pid) if self._process is not None else 0.0
             process = self._running()
             with suppress(BrokenPipeError):
                 assert process.stdin is not None
                 write_frame(process.stdin, payload, limit_s)
-            return self._answer(process, limit_s, look)
+
+            def wait() -> None:
+                check_size(process.pid, self._max_bytes)
+                if look is not None:
+                    look(cpu_seconds(process.pid) - before_s)
+
+            return self._answer(process, limit_s, wait)
         except BaseException:
             self.close()
             raise
@@ -99,7 +107,7 @@ class LimitedProcess:
         self,
         process: "subprocess.Popen[bytes]",
         limit_s: float,
-        look: Callable[[], None] | None,
+        wait: Callable[[], None],
     ) -> tuple[bytes, float]:
         assert process.stdout is not None
         pipe, data, n_whole, cpu_s = process.stdout.fileno(), bytearray(), HEADER.size, 0.0
@@ -108,9 +116,7 @@ class LimitedProcess:
         deadline = time.monotonic() + STALL_S
         while len(data) < n_whole:
             if not ready.poll(1000 * LOOK_S):
-                check_size(process.pid, self._max_bytes)
-                if look is not None:
-                    look()
+                wait()
                 if time.monotonic() > deadline:
                     raise Overrun(f"takes longer than {STALL_S:g} s")
                 continue
@@ -137,6 +143,15 @@ def check_size(pid: int, max_bytes: int) -> None:
         return
     if n_bytes > max_bytes:
         raise Overrun(_too_big(max_bytes))
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds that a child has used; 0 when it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def describe_exit(code: int, limit_s: float, max_bytes: int) -> str:

@@ -26,8 +26,8 @@ LIMIT_S = 1.0
 WARY_LIMIT_S = 0.25
 """The same, for `WARY_S` after an overrun: further ones shall not occupy every thread."""
 WARY_S = 60.0
-QUICK_S = 1.0
-"""Seconds, on a busy computer too, after which a rendering is slow."""
+QUICK_S = 0.5
+"""CPU seconds after which a rendering is slow, the start of its process included."""
 MOST_SLOW = 2
 """Slow renderings at a time; a further one is refused, so that threads are left for others."""
 MAX_BYTES = 1024**3
@@ -45,12 +45,11 @@ class SlowLane:
 
     def __init__(self, places: threading.Semaphore) -> None:
         self._places = places
-        self._began_at = time.monotonic()
         self._has_place = False
 
-    def look(self) -> None:
+    def look(self, cpu_s: float) -> None:
         """Take a place for a rendering that is slow. Raises Busy."""
-        if self._has_place or time.monotonic() - self._began_at < QUICK_S:
+        if self._has_place or cpu_s < QUICK_S:
             return
         self._has_place = self._places.acquire(blocking=False)
         if not self._has_place:
