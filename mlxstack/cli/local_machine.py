@@ -14,6 +14,7 @@ from mlxstack.config import modes, presets
 from mlxstack.core.errors import Broken, StackError
 from mlxstack.core.formatting import size
 from mlxstack.host.home import Home
+from mlxstack.host.log_lines import shortened
 from mlxstack.host.logs import tail
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.planner.memory_check import PresetFit, preset_fits
@@ -54,8 +55,9 @@ class LocalActions(Struct, frozen=True):
         return found
 
     def log(self) -> list[str]:
-        """Last lines of the service's log, at most a page."""
-        return tail(Home(self.home).log_file(self.service), LOG_LINES)
+        """Last lines of the service's log, shortened, at most a page."""
+        lines = tail(Home(self.home).log_file(self.service), LOG_LINES)
+        return [shortened(line) for line in lines]
 
     async def switch_mode(self, mode: str) -> str:
         """Output of a command. Raises Broken with its error.

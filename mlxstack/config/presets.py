@@ -91,6 +91,15 @@ def find(name: str, home: Home) -> Path:
     return known[name]
 
 
+def forget(name: str, home: Home) -> Path:
+    """Delete the file of a user's or derived preset. Raises SetupError for any other."""
+    path = find(name, home) if not is_path(name) else None
+    if path is None or path.parent not in (home.presets, home.derived_presets):
+        raise SetupError(f"{name} is not a preset of your own; `mlx-stack presets` lists all")
+    path.unlink()
+    return path
+
+
 def load(
     name: str, home: Home, over: Iterable[Override] = (), cwd: Path | None = None
 ) -> LoadedPreset:

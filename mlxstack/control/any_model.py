@@ -28,11 +28,13 @@ def find_all(home: Home, first: Sequence[str], sets: tuple[str, ...]) -> ModelsO
 
     Incomplete ones, those of unknown types and those that do not fit alone are left out.
     """
-    from mlxstack.models.local_models import local_models  # noqa: PLC0415 - slow, rarely needed
+    from mlxstack.models.local_models import all_models  # noqa: PLC0415 - slow, rarely needed
 
     wanted = [request_for(one, home, SlotSizes(), sets).launch for one in first]
     room = room_in(home, this_memory(os.environ))
-    models = list({one.name: one for one in local_models() if one.name not in first}.values())
+    given = {*first}
+    others = (one for one in all_models(home) if given.isdisjoint((one.name, one.path)))
+    models = list({one.name: one for one in others}.values())
     n_names = Counter(_service(one.name) for one in models)
     left_out = {}
     for one in models:

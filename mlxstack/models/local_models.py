@@ -10,7 +10,9 @@ from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 from msgspec import Struct
 
+from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
+from mlxstack.host.home import Home
 from mlxstack.models.foreign_json import read_config_object
 from mlxstack.models.hub import cache_folder
 from mlxstack.models.model_files import CONFIG, measured, quantization_in
@@ -38,6 +40,13 @@ def local_models() -> list[LocalModel]:
     """Every model on this machine, by name."""
     found = [*_cached(), *_of_lm_studio()]
     return sorted(found, key=lambda one: (one.name.lower(), one.where))
+
+
+def all_models(home: Home) -> list[LocalModel]:
+    """Every model on this machine, with folders that were served from `home`."""
+    found = local_models()
+    known = {one.path for one in found}
+    return [*found, *(one for one in _served(home) if one.path not in known)]
 
 
 def delete(model: LocalModel) -> int:
@@ -80,6 +89,20 @@ def _of_lm_studio() -> Iterator[LocalModel]:
             used = max(file.stat().st_atime for file in files)
             name = str(config.parent.relative_to(folder))
             yield _model(name, config.parent, "LM Studio", n_bytes, used)
+
+
+def _served(home: Home) -> Iterator[LocalModel]:
+    """Folders of presets that the user or `up` wrote."""
+    for name, file in presets.listed(home).items():
+        if file.parent not in (home.presets, home.derived_presets):
+            continue
+        try:
+            folder = Path(presets.load(name, home).preset.model.id)
+        except SetupError:
+            continue
+        if folder.is_absolute() and (folder / CONFIG).is_file():
+            n_bytes = sum(one.stat().st_size for one in folder.iterdir() if one.is_file())
+            yield _model(name, folder, "folder", n_bytes, file.stat().st_mtime)
 
 
 def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> LocalModel:

@@ -35,6 +35,7 @@ def test_up_names_it_and_shows_a_request_that_works(base: Shell) -> None:
     up = base.run("up", folder, "--port", str(base.port), "--ctx", "1k", "--slots", "1")
     assert up.returncode == 0, up.stderr
     assert "warning: a base model: it continues text" in up.stderr
+    assert "(1 agent at once, 1k tokens of context each)" in up.stdout
     assert "chat template: " not in up.stderr
     command = re.search(r"curl (\S+) .* -d '(.*)'", up.stdout)
     assert command is not None and command[1].endswith("/v1/completions")
@@ -55,6 +56,23 @@ def test_chat_continues_text_and_the_error_names_the_path(base: Shell) -> None:
     answer = httpx.post(f"http://127.0.0.1:{base.port}/v1/chat/completions", json=body)
     assert answer.status_code == 501
     assert "send a prompt to /v1/completions" in answer.json()["error"]["message"]
+
+
+def test_a_served_folder_is_a_model_until_its_preset_is_removed(base: Shell) -> None:
+    folder = str(base.folder / "base")
+    assert base.run("up", folder, "--port", str(base.port), "--ctx", "1k").returncode == 0
+
+    def served() -> list[str]:
+        listed = json.loads(base.run("models", "--json").stdout)["models"]
+        return [one["name"] for one in listed if one["path"] == folder]
+
+    assert served() == ["base"]
+    refused = base.run("presets", "rm", "base")
+    assert refused.returncode != 0 and "base is running" in refused.stderr
+    assert base.run("down").returncode == 0
+    assert base.run("presets", "rm", "base").returncode == 0
+    assert served() == []
+    assert base.run("presets", "rm", "demo").returncode != 0
 
 
 def test_template_says_none(base: Shell) -> None:

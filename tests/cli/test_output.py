@@ -34,10 +34,10 @@ URL = "http://127.0.0.1:52665"
 DETAIL = "decoding slot by slot: the self-check found other tokens in a batch than alone"
 ROWS: list[list[object]] = [
     ["demo-embedding", ServiceHealthLevel.HEALTHY, "demo", "http://127.0.0.1:7110",
-     "1 x 4096 = 4096", "133 MiB", "7.1 MiB", "2 min", 0, ""],
+     "1 x 4k", "133 MiB", "7.1 MiB", "2 min", 0, ""],
     ["qwen3.6-35b-a3b", ServiceHealthLevel.DEGRADED, MODEL, URL,
-     "3 x 131072 = 393216", "31.4 GiB", "21.2 GiB + 4.4 GiB cache", "3 h", 0, DETAIL],
-    ["small", ServiceHealthLevel.CRASHED, MODEL, URL, "3 x 4096 = 12288", "-", "-", "-", 1,
+     "3 x 128k", "31.4 GiB", "21.2 GiB + 4.4 GiB cache", "3 h", 0, DETAIL],
+    ["small", ServiceHealthLevel.CRASHED, MODEL, URL, "3 x 4k", "-", "-", "-", 1,
      "gave up after 5 crashes; see `mlx-stack logs small`"],
 ]  # fmt: skip
 ADVICE_ROWS: list[list[object]] = [

@@ -23,11 +23,12 @@ def logs(
     named: Named = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until Ctrl-C.")] = False,
     n_lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Whole lines, with ids.")] = False,
     json: Json = False,
 ) -> None:
     """Print the last lines of a service's log.
 
-    With --json one object per line.
+    Requests are told in short; with --json one object per whole line.
     """
     from itertools import chain
     from json import dumps
@@ -35,9 +36,10 @@ def logs(
     from mlxstack.cli.target import known_service, one_name
     from mlxstack.host import logs as files
     from mlxstack.host.home import home_from
+    from mlxstack.host.log_lines import shortened
 
     home = home_from(os.environ)
     path = home.log_file(known_service(home, one_name(name, named)).plan.name)
     ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
     for line in chain(files.tail(path, n_lines), ahead):
-        typer.echo(dumps({"line": line}) if json else line)
+        typer.echo(dumps({"line": line}) if json else line if verbose else shortened(line))

@@ -23,16 +23,17 @@ LEAST = ("LAST USED", "WEIGHTS", "CONTEXT", "WHERE", "SIZE")
 def models(json: Json = False) -> None:
     """List the models on this machine.
 
-    They are in the hub's cache and in LM Studio's folders.
+    They are in the hub's cache, in LM Studio's folders, and in folders that were served.
     """
     from mlxstack.cli.units import size
     from mlxstack.core.formatting import tokens
     from mlxstack.host.home import home_from
     from mlxstack.models.hub import cache_folder
-    from mlxstack.models.local_models import local_models
+    from mlxstack.models.local_models import all_models
 
-    found = local_models()
-    running = _running(home_from(os.environ))
+    home = home_from(os.environ)
+    found = all_models(home)
+    running = _running(home)
     fits = {one.path: _fits(one) for one in found}
     if json:
         as_json(

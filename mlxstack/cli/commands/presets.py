@@ -95,6 +95,30 @@ def new_preset(
     typer.echo(f"{written.path} is written; `mlx-stack up {name}` starts it")
 
 
+@app.command("rm")
+def remove_preset(
+    name: Annotated[str, typer.Argument(help="Its name.", autocompletion=preset_names)],
+    json: Json = False,
+) -> None:
+    """Delete a preset of your own, or one that `up` derived.
+
+    The model's files stay.
+    """
+    from mlxstack.config.presets import forget
+    from mlxstack.core.errors import Taken
+    from mlxstack.host import services
+    from mlxstack.host.home import home_from
+
+    home = home_from(os.environ)
+    if any(state.plan.name == name for state in services.running(home)):
+        raise Taken(f"{name} is running; `mlx-stack down {name}` stops it first")
+    path = forget(name, home)
+    if json:
+        as_json({"preset": name, "path": path})
+        return
+    typer.echo(f"{path} is deleted")
+
+
 def _list(json: bool) -> None:
     from mlxstack.cli.preset_list import catalog, with_fits
     from mlxstack.cli.units import size

@@ -158,14 +158,14 @@ def _rows(one: "ServiceStatus", every: "Sequence[ServiceStatus]") -> list[tuple[
 
 
 def _row(one: "ServiceStatus", name: str, state: object, detail: str) -> tuple[object, ...]:
-    from mlxstack.core.formatting import size
+    from mlxstack.core.formatting import size, tokens
 
     return (
         name,
         state,
         one.model,
         one.url if one.uptime_s and not name.startswith(" ") else "",
-        f"{one.n_slots} x {one.n_ctx} = {one.total_ctx}" if one.total_ctx else "",
+        f"{one.n_slots} x {tokens(one.n_ctx)}" if one.total_ctx else "",
         size(one.memory_bytes) if one.memory_bytes else "",
         _mlx(one),
         age(one.uptime_s) if one.uptime_s else "",

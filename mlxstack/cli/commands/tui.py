@@ -92,13 +92,23 @@ def _serve(options: "Sequence[str]", where: "ServiceTarget | None", port: int) -
         from mlxstack.cli import web_dashboard
     except ModuleNotFoundError as why:
         raise SetupError(
-            f"--web needs {why.name}, which is not installed; in a clone, run "
-            "`uv tool install '.[web]'` or `pipx install --force '.[web]'`"
+            f"--web needs {why.name}, which is not installed; in the clone, run "
+            f"`{_installer()} '.[web]'`"
         ) from why
     api_key = where.api_key if where is not None else None
     if api_key is not None:
         os.environ[KEY_VARIABLE] = api_key
     web_dashboard.serve(options, port, api_key)
+
+
+def _installer() -> str:
+    """Command that installs into this environment, by the files of its maker."""
+    prefix = Path(sys.prefix)
+    if (prefix / "uv-receipt.toml").exists():
+        return "uv tool install"
+    if (prefix / "pipx_metadata.json").exists():
+        return "pipx install --force"
+    return f"{sys.executable} -m pip install"
 
 
 def watch(url: str | None, key: str | None, name: str | None, every_s: float) -> None:

@@ -357,6 +357,7 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
 
     from mlxstack.control import launch
     from mlxstack.control.probe import running_props
+    from mlxstack.core.formatting import tokens
     from mlxstack.core.preset import ServiceKind
 
     began = time.monotonic()
@@ -372,10 +373,10 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
         as_json(_facts(state, began) | notes)
         return
     seconds = time.monotonic() - began
-    total = plan.n_slots * plan.n_ctx
+    agents = "1 agent" if plan.n_slots == 1 else f"{plan.n_slots} agents"
     typer.echo(
         f"{plan.name} is ready at {plan.url} after {seconds:.1f} s "
-        f"({plan.n_slots} slots x {plan.n_ctx} tokens = {total})"
+        f"({agents} at once, {tokens(plan.n_ctx)} tokens of context each)"
     )
     if 0 < props.n_ctx_train < plan.n_ctx:
         note(f"warning: trained for {props.n_ctx_train} tokens; answers beyond them get worse")
