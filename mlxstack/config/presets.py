@@ -92,7 +92,7 @@ def find(name: str, home: Home) -> Path:
 
 
 def forget(name: str, home: Home) -> Path:
-    """Delete the file of a user's or derived preset. Raises SetupError for any other."""
+    """Delete a user's or derived preset. Raises SetupError for others."""
     path = find(name, home) if not is_path(name) else None
     if path is None or path.parent not in (home.presets, home.derived_presets):
         raise SetupError(f"{name} is not a preset of your own; `mlx-stack presets` lists all")

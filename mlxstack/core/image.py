@@ -53,7 +53,7 @@ class ImageSpan(Struct, frozen=True):
 
 
 class ImageProcessor(Protocol):
-    """What a family of models does to an image before its tower. Without MLX."""
+    """Image processing of a family of models, without MLX."""
 
     @property
     def placeholder(self) -> str:
@@ -67,10 +67,10 @@ class ImageProcessor(Protocol):
         """Size after resizing of an image of `width` x `height` pixels, upright."""
 
     def expand(self, size: ImageSize) -> tuple[str | None, ...]:
-        """What replaces the placeholder: texts of special tokens, None for each feature."""
+        """Replacement of the placeholder: texts of special tokens, None for each feature."""
 
     def pixels(self, image: Any, size: ImageSize) -> Any:
-        """Input of the tower, float32 numpy array, of an upright RGB `PIL.Image.Image`."""
+        """Input of the tower, float32 numpy array, of an upright RGB Pillow image."""
 
 
 def digest(data: bytes, fingerprint: str) -> bytes:
@@ -91,7 +91,7 @@ def virtual_ids(image: bytes, n: int) -> list[int]:
 
 
 def without_virtual(tokens: Iterable[int], placeholder: int) -> list[int]:
-    """The tokens with `placeholder` in place of each virtual id: what a vocabulary knows."""
+    """Tokens of the vocabulary: `placeholder` in place of each virtual id."""
     return [placeholder if token >= FIRST_VIRTUAL else token for token in tokens]
 
 

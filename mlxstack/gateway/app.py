@@ -192,7 +192,7 @@ async def _read(
 
 
 def _unknown(wanted: str, names: Mapping[str, str], spec: GatewaySpec) -> str:
-    """Message for a name that no member has: near names, and how to get the model."""
+    """Message for an unknown name: near names, and a remedy."""
     served = ", ".join(one.names[0] for one in spec.members)
     if not spec.of_disk:
         return f"model {wanted!r} is not served here; served are {served}"

@@ -105,7 +105,7 @@ class MemberProcess:
         )
 
     def _was_killed(self) -> bool:
-        """Whether its supervisor, of this gateway or another, is gone without an end on record."""
+        """Whether its supervisor is gone without an end on record."""
         own = self._supervisor
         return not self.is_running and (own is None or (own.poll() or 0) < 0)
 
@@ -121,7 +121,7 @@ class MemberProcess:
         return (errors or [state.exit_summary or "it was stopped"])[-1]
 
     async def status(self) -> str:
-        """Its status while it serves, or would after a load; "" from one that does not answer."""
+        """Status while it serves or loads; "" without an answer."""
         with suppress(httpx.HTTPError):
             answer = await self.call("GET", "/health")
             if answer.status_code == OK:

@@ -23,7 +23,7 @@ def capabilities(folder: Path) -> tuple[str, ...]:
 
 
 def _beginning(file: Path) -> str:
-    """Text of a file, up to a bound; "" where it cannot be read."""
+    """Beginning of a file's text; "" where it cannot be read."""
     try:
         with file.open("rb") as opened:
             return opened.read(MOST_TEMPLATE_BYTES).decode(errors="replace")

@@ -60,7 +60,7 @@ def with_reserve(memory: MemoryBudget) -> MemoryBudget:
 def recommendation(
     candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
 ) -> tuple[Advice, ...]:
-    """Candidates for these agents and contexts, best first, with the reserve kept free."""
+    """Candidates, best first, with the reserve kept free."""
     wishes = [
         CapacityRequest(one.preset.name, _wish(one, memory, n_agents, n_ctx), one.n_trained)
         for one in candidates
@@ -123,7 +123,7 @@ def _verdict(is_fitting: bool) -> str:
 
 
 def _options(candidate: Candidate, load: ServiceLoad, memory: MemoryBudget) -> tuple[str, ...]:
-    """Options of `up` for this load; none where the preset itself holds it and fits."""
+    """Options of `up` for this load; none where the preset fits."""
     own = candidate.load(memory.half_bytes, memory.total)
     is_enough = own.n_slots >= load.n_slots and own.n_ctx >= load.n_ctx
     if is_enough and own.geometry.bits >= load.geometry.bits and fits(own, memory.usable):

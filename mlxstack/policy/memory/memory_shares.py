@@ -44,7 +44,7 @@ def kv_budgets(claims: Sequence[MemoryClaim], ceiling: int) -> dict[str, int]:
 def free_beside(
     own: MemoryClaim, others: Sequence[MemoryClaim], grants: Mapping[str, int], ceiling: int
 ) -> int:
-    """Bytes for KV of `own` beside the `grants` of others; negative until they release KV.
+    """Bytes for KV of `own`; negative until others release KV.
 
     A service without a grant has no model in memory.
     """

@@ -95,7 +95,7 @@ class CallParts:
         return copier.at
 
     def named(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
-        """Call whose arguments are a JSON object, maybe in a code fence, or none."""
+        """Call with a JSON object, maybe fenced, or no arguments."""
         at = yield from self.feed.space(at)
         if (inside := (yield from self.feed.fence(at))) >= 0:
             return (yield from self.unfenced((yield from self._named(fields, inside))))

@@ -28,7 +28,7 @@ class ValueCalls:
     def json(
         self, body: JsonBody, at: int, before: tuple[ToolCall, ...] = ()
     ) -> Reading[ReadCalls | None]:
-        """Calls of an object or list, maybe in a code fence, and of objects after it."""
+        """Calls of JSON values, the first maybe fenced."""
         feed = self._feed
         at = yield from feed.space(at)
         if not self._syntax.is_bare and (inside := (yield from feed.fence(at))) >= 0:

@@ -41,7 +41,7 @@ class TemplateRefusal(ValueError):
 
 
 class SlowLane:
-    """Place of one rendering among the slow ones, taken when it becomes slow."""
+    """Place of a rendering among the slow ones."""
 
     def __init__(self, places: threading.Semaphore) -> None:
         self._places = places
