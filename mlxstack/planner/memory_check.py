@@ -15,7 +15,7 @@ from mlxstack.host import services
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import VARIABLE, MemoryBudget
 from mlxstack.host.process import held_bytes
-from mlxstack.host.service_state import ServiceState, read_json
+from mlxstack.host.service_state import ServiceSpec, ServiceState, read_json
 from mlxstack.models.model_files import find_model
 from mlxstack.planner.candidate import Candidate, excerpts, of_many, of_preset
 from mlxstack.policy.memory.capacity import MemoryNeed, ServiceLoad, fits, need
@@ -44,6 +44,19 @@ class MemoryRoom(Struct, frozen=True):
     def free(self) -> int:
         """Bytes that one more service may take."""
         return self.memory.usable - sum(one.n_bytes for one in self.others)
+
+
+class MemberService(Struct, frozen=True):
+    """Part of a gateway's spec: a service behind it."""
+
+    service: ServiceSpec
+
+
+class GatewayMemory(Struct, frozen=True):
+    """Part of a gateway's spec: `members` that take turns within `budget` bytes."""
+
+    budget: int
+    members: tuple[MemberService, ...]
 
 
 class PresetFit(Struct, frozen=True):
@@ -80,8 +93,11 @@ def preset_fits(home: Home, names: Iterable[str], memory: MemoryBudget) -> dict[
 
 def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryRoom:
     """Memory next to all running services but `but` and this process itself."""
-    others = claims_in(home, memory, but)
-    return MemoryRoom(memory, tuple(MemoryUser(one.name, one.least) for one in others))
+    taken = {one.name: one.least for one in claims_in(home, memory, but)}
+    for name, one in gateways_in(home).items():
+        for member in one.members:
+            taken[name] = taken.get(name, 0) + taken.pop(member.service.name, 0)
+    return MemoryRoom(memory, tuple(MemoryUser(*one) for one in taken.items()))
 
 
 def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
@@ -224,11 +240,27 @@ def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:
     return MemoryClaim(name, parts.total - parts.kv, parts.kv, fixed_share)
 
 
+def gateways_in(home: Home) -> dict[str, GatewayMemory]:
+    """Memory of each running gateway, by its name."""
+    names = [one.plan.name for one in services.running(home) if services.is_gateway(one.plan)]
+    found = {name: read_json(home.gateway_file(name), GatewayMemory) for name in names}
+    return {name: one for name, one in found.items() if one is not None}
+
+
 def claims_in(home: Home, memory: MemoryBudget, but: str | None) -> tuple[MemoryClaim, ...]:
-    """Claims of all running services but `but` and this process itself."""
+    """Claims of all running services but `but` and this process itself.
+
+    Members of a gateway take turns: its own claim is negative where theirs exceed its budget.
+    """
     running = [state for state in services.running(home) if state.plan.name != but]
     others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
-    return tuple(_claim(home, one, memory) for one in others)
+    claims = {one.plan.name: _claim(home, one, memory) for one in others}
+    for name, one in gateways_in(home).items():
+        members = [claims[m.service.name] for m in one.members if m.service.name in claims]
+        excess = max(0, sum(member.least for member in members) - one.budget)
+        if name in claims:
+            claims[name] = MemoryClaim(name, -excess, share=0)
+    return tuple(claims.values())
 
 
 def _claim(home: Home, state: ServiceState, memory: MemoryBudget) -> MemoryClaim:

@@ -131,6 +131,57 @@ def test_a_gateway_leaves_a_running_service_the_kv_of_its_slots(
     assert found["one"] >= own.kv
 
 
+def test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their fixed shares together exceed the ceiling."""
+    monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
+    home, memory = Home(tmp_path), this_memory(os.environ)
+    one, preset = service_at(home, "one")
+    own = claim_of(preset, memory, "one")
+    one.reserve(preset)
+    one.share(preset)
+    sets = [(f"name={name}", "prefix_cache.memory_budget_pct=60") for name in "ab"]
+    wanted = [LaunchRequest("demo", each, tmp_path) for each in sets]
+    planned = gateway.plan("gateway", wanted, home, room_in(home, memory))
+    written = gateway.write(planned, home)
+    supervisor = identify(os.getpid())
+    assert supervisor is not None
+    for each in (written.service, *(member.service for member in written.spec.members)):
+        claim(ServiceState(each, Phase.RUNNING, supervisor))
+    assert room_in(home, memory).free == 0
+    budget = one.share(preset)
+    assert budget is not None
+    assert budget >= own.kv
+    one.hold(budget)
+    (a, first), (b, second) = [
+        (Neighbors(home.root, each.preset.name), each.preset) for each in planned.members
+    ]
+    assert a.try_reserve(first) <= 0
+    share = a.share(first)
+    assert share == claim_of(first, memory, "a").share
+    assert b.try_reserve(second) > 0
+    a.release()
+    assert b.try_reserve(second) <= 0
+    assert b.share(second) == share
+    assert one.share(preset) == budget
+    assert grants_in(home) == {"one": budget, "b": share}
+
+
+def test_a_service_that_loads_without_room_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_STACK_MEMORY", MEMORY)
+    monkeypatch.setattr("mlxstack.service.parts.neighbors.RESERVE_S", 0.0)
+    home = Home(tmp_path)
+    one, preset = service_at(home, "one")
+    one.reserve(preset)
+    alone = one.share(preset)
+    two, other = service_at(home, "two")
+    two.reserve(other)
+    assert grants_in(home) == {"one": alone, "two": 0}
+
+
 async def begun(preset: Preset, home: Home) -> int:
     """KV budget of a service that has just loaded, before its tasks run."""
     service = assemble(preset, home.root, home.preset_file(preset.name))

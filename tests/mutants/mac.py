@@ -308,6 +308,16 @@ MAC = (
         "tests/mac/test_neighbors.py::test_a_gateway_leaves_a_running_service_the_kv_of_its_slots",
     ),
     Mutant(
+        "members that take turns claim the budget of their gateway", "planner/memory_check.py",
+        "-excess, share=0", "0, share=0",
+        NEIGHBORS + "test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slots",
+    ),
+    Mutant(
+        "a service that loads without room is counted", "service/parts/neighbors.py",
+        "                self.hold(0)\n", "",
+        NEIGHBORS + "test_a_service_that_loads_without_room_is_counted",
+    ),
+    Mutant(
         "an unloaded model holds no room", "service/calls/idle_unload.py",
         "if service.neighbors is not None:", "if False:",
         "tests/gateway/test_continuity.py::"

@@ -22,7 +22,7 @@ from mlxstack.host.home import Home, make_private
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.process import ProcessId, identify, is_alive
 from mlxstack.host.service_state import locked, read_json, write_json
-from mlxstack.planner.memory_check import claim_of, claims_in
+from mlxstack.planner.memory_check import claim_of, claims_in, gateways_in
 from mlxstack.policy.memory.memory_shares import (
     MemoryClaim,
     free_beside,
@@ -70,6 +70,7 @@ class Neighbors:
         while (missing := self.try_reserve(preset)) > 0:
             if time.monotonic() > end:
                 log.warning("other services still hold %s of this one's share", size(missing))
+                self.hold(0)
                 return
             time.sleep(POLL_S)
 
@@ -136,7 +137,7 @@ class Neighbors:
         self, preset: Preset
     ) -> tuple[MemoryClaim, tuple[MemoryClaim, ...], int] | None:
         """Claims of this service and of the others, and the ceiling; None if unknown."""
-        known = preset, services.served(self._home)
+        known = preset, services.served(self._home), gateways_in(self._home)
         if known != self._known:
             memory = this_memory(os.environ)
             try:
