@@ -44,6 +44,7 @@ class Supervised:
         preset = tiny_preset(folder / "tiny", server=ServerSpec(port=port), agents=agents)
         write_json(self.home.preset_file("one"), preset)
         file, self.url = str(self.home.preset_file("one")), f"http://127.0.0.1:{port}"
+        # A worker that is forked finds the tests by itself.
         command = (sys.executable, "-m", "tests.mac.faulty_worker", file, str(self.home.root))
         spec = ServiceSpec(
             name="one",
@@ -51,7 +52,7 @@ class Supervised:
             preset="one",
             url=self.url,
             worker=command,
-            env={**env, "PYTHONPATH": str(ROOT)},
+            env=env if sys.platform == "linux" else {**env, "PYTHONPATH": str(ROOT)},
             patience=QUICK,
         )
         self.process = services.start(spec)

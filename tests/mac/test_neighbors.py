@@ -287,6 +287,5 @@ def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(
     assert found["tiny"] < alone
     found = settle(shell, ("tiny", "two", "three"), start(shell, "three"))
     assert CEILING - 3 < 3 * (fixed_bytes(shell) + found["tiny"]) <= CEILING
-    for name in ("two", "three"):
-        assert shell.run("down", name).returncode == 0
+    assert shell.run("down", "two", "three").returncode == 0
     assert settle(shell, ("tiny",), []) == {"tiny": alone}
