@@ -55,7 +55,7 @@ def show_forecast(found: Forecast) -> None:
     keeps_kv = found.kind is not ServiceKind.EMBEDDING
     title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
     lines = [
-        ("model", f"{title} ({spec.architecture}{_trained(spec)})"),
+        ("model", f"{title} ({spec.architecture}{_context(spec)})"),
         ("config", _source(spec)),
         ("memory", f"{memory.owner}: {size(memory.usable)} for models of {size(memory.total)}"),
         ("weights", f"{size(spec.weights_bytes)}, {spec.weights_from}"),
@@ -130,8 +130,8 @@ def _source(spec: Spec) -> str:
     return f"{spec.config}{' (an excerpt; not downloaded)' if spec.is_excerpt else ''}"
 
 
-def _trained(spec: Spec) -> str:
-    return f", trained for {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
+def _context(spec: Spec) -> str:
+    return f", up to {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
 
 
 def _kind(one: KindRow) -> tuple[object, ...]:

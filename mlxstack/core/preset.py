@@ -39,6 +39,23 @@ class EvictionPolicy(StrEnum):
     LRU_FREQUENCY = "lru_frequency"
 
 
+class RopeType(StrEnum):
+    """Scaling of rotary embeddings."""
+
+    LINEAR = "linear"
+    YARN = "yarn"
+
+
+class RopeSpec(Strict, frozen=True):
+    """Scaling of the rotary embedding for longer contexts."""
+
+    type: Annotated[RopeType, Meta(description="`yarn`, or `linear`.")]
+    factor: Annotated[
+        float,
+        Meta(gt=1, le=64, description="Length of the context, divided by that of the training."),
+    ]
+
+
 class ModelSpec(Strict, frozen=True):
     """Model: `id`, `draft`, `mtp` are "demo", folders, or hub ids."""
 
@@ -74,10 +91,22 @@ class ModelSpec(Strict, frozen=True):
     alias: Annotated[
         str | None, Meta(description="Name of the model in the API; null is its id.")
     ] = None
+    rope: Annotated[
+        RopeSpec | None,
+        Meta(
+            description="Scaling of the rotary embedding for longer contexts; short ones lose a "
+            "little quality. Refused where mlx-lm has none for the architecture."
+        ),
+    ] = None
     trust_remote_code: Annotated[
         bool,
         Meta(description="Run Python code from the model's folder; only for sources you trust."),
     ] = False
+
+
+def scaled_context(n_trained: int, model: ModelSpec) -> int:
+    """Context length in tokens: the trained one, scaled."""
+    return int(n_trained * (model.rope.factor if model.rope is not None else 1))
 
 
 class SlotSpec(Strict, frozen=True):

@@ -1,6 +1,7 @@
 """Candidate of the planner: weights, caches and load of a preset."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -12,10 +13,11 @@ from mlxstack.config import presets
 from mlxstack.config.preset_paths import BUILTIN_MODEL
 from mlxstack.core.errors import BadRequest, SetupError, Unsupported
 from mlxstack.core.model_info import Weights
-from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind
+from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind, scaled_context
 from mlxstack.host.home import Home
 from mlxstack.models import model_files
 from mlxstack.models.model_files import ModelFiles
+from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.planner.model_shapes import shapes_of
 from mlxstack.policy.memory import workspace
 from mlxstack.policy.memory.capacity import Budget, ServiceLoad
@@ -63,6 +65,8 @@ class Candidate(Struct, frozen=True):
         """The model as mlx-lm builds it. Raises Unsupported."""
         if self.reply.shape is None:
             raise Unsupported(self.reply.refusal, self.reply.param)
+        if self.preset.model.rope is not None and not self.reply.shape.has_scaled_rope:
+            raise Unsupported(not_scaled(self.architecture), "model.rope")
         return self.reply.shape
 
     @property
@@ -72,10 +76,11 @@ class Candidate(Struct, frozen=True):
 
     @property
     def n_trained(self) -> int:
-        """Context length of the training in tokens; 0 if unknown."""
+        """Context length in tokens, scaled by `model.rope`; 0 if unknown."""
         config: dict[str, Any] = self.files.config
         text = config.get("text_config") or {}
-        return int({**config, **text}.get("max_position_embeddings") or 0)
+        n_trained = int({**config, **text}.get("max_position_embeddings") or 0)
+        return scaled_context(n_trained, self.preset.model)
 
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
         """The caches where half precision takes `half_bytes`. Raises Unsupported."""
@@ -163,11 +168,22 @@ def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
     """Candidates of presets with their models' files, by one child process."""
     drafts = {at: draft for at, (preset, _) in enumerate(pairs) if (draft := _draft_of(preset))}
     files = [*(files for _, files in pairs), *(files for _, files in drafts.values())]
-    replies = shapes_of([one.config for one in files])
+    specs = [*(preset for preset, _ in pairs), *(preset for preset, _ in drafts.values())]
+    replies = shapes_of([_config(*one) for one in zip(specs, files, strict=True)])
     beside = zip(drafts.items(), replies[len(pairs) :], strict=True)
     draft_candidates = {at: Candidate(*draft, reply) for (at, draft), reply in beside}
     each = enumerate(zip(pairs, replies[: len(pairs)], strict=True))
     return [Candidate(*pair, reply, draft_candidates.get(at)) for at, (pair, reply) in each]
+
+
+def _config(preset: Preset, files: ModelFiles) -> dict[str, Any]:
+    """Config of the model as it is built; without a scaling that it cannot have."""
+    config: dict[str, Any] = files.config
+    if preset.model.rope is None:
+        return config
+    with suppress(SetupError):
+        return scaled_config(config, preset.model.rope)
+    return config
 
 
 def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:

@@ -18,14 +18,16 @@ from mlxstack.config.preset_paths import expanded
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Identity, ModelFacts
-from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.core.preset import KVSpec, ModelSpec, scaled_context
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.hub_download import fetch, fetch_head
+from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.models.foreign_json import check_folder
 from mlxstack.models.generation_config import sampling_defaults
+from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.store import kv_file_format
 
 log = logging.getLogger(__name__)
@@ -63,13 +65,19 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     n_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     log.info("loading %s, %s of weights", spec.id, size(n_bytes))
     try:
+        change = scaled_config(mlx_utils.load_config(path), spec.rope) if spec.rope else None
         model, config = mlx_utils.load_model(
-            path, lazy=group is not None, trust_remote_code=spec.trust_remote_code
+            path,
+            lazy=group is not None,
+            model_config=change,
+            trust_remote_code=spec.trust_remote_code,
         )
         tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     # Some model files end the program when a package of theirs is missing.
     except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
         raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {error}") from error
+    if spec.rope is not None and not has_scaled_rope(model):
+        raise SetupError(not_scaled(str(config.get("model_type", ""))))
     if spec.adapter is not None:
         model = _adapted(model, spec)
     if group is not None:
@@ -235,7 +243,7 @@ def _facts(
         weights=weights_digest(path),
         adapter=adapter_digest(Path(spec.adapter)) if spec.adapter else "",
         kv_bits=kv.bits,
-        code=code_digest(path, config),
+        code=code_digest(path, config) + (f" rope {spec.rope}" if spec.rope else ""),
         mlx_lm=mlx_lm.__version__,
         kv_format=kv_file_format.VERSION,
     )
@@ -245,7 +253,7 @@ def _facts(
         identity=identity,
         architecture=str(config.get("model_type", "")),
         n_vocab=int(text.get("vocab_size") or tokenizer.vocab_size),
-        n_ctx_train=int(text.get("max_position_embeddings") or 0),
+        n_ctx_train=scaled_context(int(text.get("max_position_embeddings") or 0), spec),
         n_params=sum(p.size for p in parameters),
         n_bytes=sum(p.nbytes for p in parameters),
         eos=frozenset(tokenizer.eos_token_ids),

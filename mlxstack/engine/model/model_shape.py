@@ -74,6 +74,15 @@ def division_of(model: Any) -> Division:
     return Division.PIPELINE if has_stages else Division.NONE
 
 
+def has_scaled_rope(model: nn.Module) -> bool:
+    """Whether a rotary embedding of the model is scaled, by a factor or by wavelength."""
+    # By name: the program does not import mlx-lm as a package.
+    return any(
+        type(module).__name__ == "YarnRoPE" or (type(module) is nn.RoPE and module.scale != 1)
+        for _, module in model.named_modules()
+    )
+
+
 def known_types() -> frozenset[str]:
     """Model types of mlx-lm, and those it remaps."""
     folder = _package_folder() / "models"
@@ -99,6 +108,7 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
         inner=inner or 4 * hidden,
         n_vocab=n_vocab,
         division=division_of(model),
+        has_scaled_rope=has_scaled_rope(model),
     )
 
 

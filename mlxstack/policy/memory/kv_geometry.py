@@ -155,6 +155,7 @@ class ModelShape(Struct, frozen=True):
     inner: int
     n_vocab: int
     division: Division = Division.NONE
+    has_scaled_rope: bool = False
 
 
 class ShapeReply(Struct, frozen=True):
