@@ -58,7 +58,8 @@ ROOM = " " * 4000
 """An argument that gives the command lines of forked programs room."""
 
 Popen = Any
-_exec: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+EXECUTE: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+"""Popen's own way to start a program."""
 _env = {**os.environ, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 _of_commands: set[str] = set()
 
@@ -174,7 +175,7 @@ def _popen(start: Callable[[Program, Sequence[int]], int]) -> Callable[..., None
         pipes = p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
         last = restore_signals, gid, gids, uid, umask, start_new_session, process_group
         if not isinstance(args, list | tuple) or executable or shell or pass_fds:
-            return _exec(self, args, executable, *rest, *pipes, *last)
+            return EXECUTE(self, args, executable, *rest, *pipes, *last)
         program = Program(
             [os.fsdecode(word) for word in args],
             os.fsdecode(cwd) if cwd else str(Path.cwd()),
@@ -183,7 +184,7 @@ def _popen(start: Callable[[Program, Sequence[int]], int]) -> Callable[..., None
             process_group,
         )
         if not program.can_be_forked or any(one.name == "mlx" for one in threading.enumerate()):
-            return _exec(self, args, executable, *rest, *pipes, *last)
+            return EXECUTE(self, args, executable, *rest, *pipes, *last)
         self.pid = start(program, (p2cread, c2pwrite, errwrite))
         self._child_created = True
         self._close_pipe_fds(*pipes)

@@ -103,7 +103,9 @@ def bytes_of(text: str) -> int:
 def _wired_limit() -> int:
     """Bytes set by `sysctl iogpu.wired_limit_mb`; 0 if unset."""
     command = ["/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb"]
-    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    # Without close_fds CPython spawns instead of forking a process that maps a model.
+    done = subprocess.run(command, capture_output=True, text=True, check=False, close_fds=False)
+    output = done.stdout.strip()
     return int(output) * 2**20 if output.isdigit() else 0
 
 

@@ -1,16 +1,24 @@
 """Child processes of a worker are spawned: a fork would copy the memory map of the weights."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from mlxstack.host import spare_power
+from mlxstack.engine.template_check import check_template
+from mlxstack.host import memory_budget, spare_power
+from mlxstack.host.sleep import SleepAssertion
 from mlxstack.planner.model_shapes import shapes_of
+from mlxstack.text.limited_process import LimitedProcess
+from tests import forked
+from tests.conftest import ModelOf
 from tests.models import LLAMA
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 
 @pytest.fixture
@@ -24,6 +32,7 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return real(path, *rest, **more)
 
     monkeypatch.setattr(os, "posix_spawn", spawn)
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", forked.EXECUTE)
     yield programs
 
 
@@ -38,3 +47,28 @@ def test_the_program_that_tells_the_thermal_level(
 def test_the_program_that_builds_a_model_without_weights(spawned: list[str]) -> None:
     assert shapes_of([LLAMA])[0].shape is not None
     assert len(spawned) == 1
+
+
+def test_the_program_that_tells_the_limit_of_the_gpus_memory(spawned: list[str]) -> None:
+    with suppress(FileNotFoundError):
+        memory_budget._wired_limit()
+    assert spawned == ["/usr/sbin/sysctl"]
+
+
+def test_the_program_that_keeps_the_computer_awake(spawned: list[str]) -> None:
+    assertion = SleepAssertion(("/bin/sleep", "1000"))
+    assertion._acquire()
+    assertion.close()
+    assert spawned == ["/bin/sleep"]
+
+
+def test_the_program_that_checks_a_template(spawned: list[str], model_of: ModelOf) -> None:
+    check_template(model_of("tiny"))
+    assert spawned == [sys.executable]
+
+
+def test_the_program_that_renders_templates(spawned: list[str]) -> None:
+    process = LimitedProcess("mlxstack.text.template.worker", 2**30)
+    process._running()
+    process.close()
+    assert spawned == [sys.executable]

@@ -318,6 +318,20 @@ MAC = (
         NEIGHBORS + "test_a_service_that_loads_without_room_is_counted",
     ),
     Mutant(
+        "KV is updated in place", "engine/model/row_views.py",
+        "                stored.append(slot.update_and_fetch(k, v))",
+        "                slot.last = slot.keys[..., :1, :]\n"
+        "                stored.append(slot.update_and_fetch(k, v))",
+        "tests/mac/test_in_place.py::test_kv_buffers_stay_where_they_are",
+    ),
+    Mutant(
+        "a worker with a model spawns the program that tells the GPU's limit",
+        "host/memory_budget.py",
+        "check=False, close_fds=False)", "check=False)",
+        "tests/mac/test_spawning.py"
+        "::test_the_program_that_tells_the_limit_of_the_gpus_memory",
+    ),
+    Mutant(
         "an unloaded model holds no room", "service/calls/idle_unload.py",
         "if service.neighbors is not None:", "if False:",
         "tests/gateway/test_continuity.py::"

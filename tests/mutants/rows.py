@@ -123,7 +123,8 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "the depth of JSON is bounded", "api/errors.py",
-        "case RecursionError():", "case ZeroDivisionError():",
+        "SerializationException() | UnicodeDecodeError() | RecursionError():",
+        "UnicodeDecodeError():",
         FUZZ + "test_json_deeper_than_can_be_read_is_400",
     ),
     Mutant(
