@@ -79,9 +79,10 @@ class Outcome(Struct, frozen=True):
 
 
 class Worker:
-    """A service process over a home of its own."""
+    """A service process over a home of its own, of a module that takes a preset."""
 
-    def __init__(self, root: Path, preset: Preset) -> None:
+    def __init__(self, root: Path, preset: Preset, *module: str) -> None:
+        self._module = module or ("mlxstack.cli.main", "serve")
         self.home = root / "home"
         (self.home / "presets").mkdir(parents=True)
         self._source = root / "preset.json"
@@ -92,7 +93,7 @@ class Worker:
 
     def start(self) -> None:
         """Start, and wait until it is healthy. Raises AssertionError with its log."""
-        command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(self._source)]
+        command = [sys.executable, "-m", *self._module, str(self._source)]
         env = {**os.environ, "MLX_STACK_HOME": str(self.home)}
         with (self.home / "log").open("ab") as log:
             self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
@@ -249,7 +250,7 @@ def _said(choice: Body) -> tuple[Any, ...]:
 def fidelity(root: Path, kind: str, seconds: float, seed: int, n_least: int = 0) -> Outcome:
     """Run for `seconds`, and until `n_least` answers are compared."""
     model = ModelSpec(id=_model(root, kind), alias="model")
-    hot = Worker(root / "hot", _hot_preset(model, 3))
+    hot = Worker(root / "hot", _hot_preset(model, 3), "tests.endurance.eager_worker")
     for name, n_slots in (("one", 3), ("two", 2)):
         text = msgspec.yaml.encode(replace(_hot_preset(model, n_slots), name=name))
         (hot.home / "presets" / f"{name}.yaml").write_bytes(text)
@@ -283,7 +284,8 @@ def _converse(differ: Differ, random: Random, end: float, n_least: int) -> None:
             message = differ.ask(client, body, extras)
             if message is not None:
                 talks.go_on(message)
-            if message is None or random.random() < 0.2:
+            talks.is_same = message is not None and random.random() < 0.3
+            if message is None or talks.is_same:
                 # A pause, in which an early turn begins or the service comes back.
                 time.sleep(0.5)
 

@@ -50,6 +50,8 @@ class Talks:
         self._talks: list[Talk] = []
         self._latest = Talk((), {}, {})
         self.is_forked = False
+        self.is_same = False
+        """Whether the next request goes on with the last answer."""
 
     def next_request(self) -> tuple[Body, Body]:
         """A greedy request, and fields that must not change its answer."""
@@ -74,6 +76,7 @@ class Talks:
         ]
         random.shuffle(results)
         talk = replace(self._latest, messages=(*self._latest.messages, kept, *results))
+        self._latest = talk
         if len(self._talks) < MOST_TALKS:
             self._talks.append(talk)
         else:
@@ -82,8 +85,9 @@ class Talks:
     def _continued(self) -> Talk:
         """A conversation that goes on, after a rewind or from its beginning now and then."""
         random = self._random
-        choice = random.random()
+        choice = 0.5 if self.is_same else random.random()
         talk = random.choice(self._talks) if self._talks and choice < 0.85 else Talk((), {}, {})
+        talk = self._latest if self.is_same else talk
         messages = list(talk.messages)
         self.is_forked = len(messages) > 2 and choice < 0.2
         if choice < 0.2:
