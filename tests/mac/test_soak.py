@@ -1,7 +1,9 @@
 """`verify --soak`: two streams with evictions, and one JSON of what they showed."""
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 
 from mlxstack.cli import soak
 from mlxstack.cli.main import app
+from mlxstack.host.home import Home
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
@@ -58,6 +61,24 @@ def test_only_new_panic_reports_of_a_mac_are_told(
     for name in ("panic-full-2026-11-25.panic", "IOGPU-restart.ips", "Safari.ips"):
         (tmp_path / name).touch()
     assert soak.panic_files() == {"panic-full-2026-11-25.panic", "IOGPU-restart.ips"}
+
+
+def test_a_panic_report_that_comes_during_the_soak_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    (reports / "old.panic").touch()
+    monkeypatch.setattr(soak, "REPORTS", reports)
+    monkeypatch.setattr(soak, "platform", SimpleNamespace(system=lambda: "Darwin"))
+
+    def say(_: str) -> None:
+        (reports / "IOGPU-restart.ips").touch()
+
+    found = soak.soak("demo", Home(tmp_path / "home"), os.environ, say, 0.1)
+    assert found.panics == ("IOGPU-restart.ips",)
+    assert found.n_different == 0
+    assert not found.is_sound
 
 
 @pytest.mark.parametrize("text", ["m", "15", "1.5h", "ten"])

@@ -6,10 +6,12 @@ import io
 import os
 import socket
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
+from packaging.requirements import Requirement
 
 from mlxstack.cli.doctor import CheckLevel, macos
 from mlxstack.cli.doctor_hosts import NETWORK, network_remedy
@@ -35,6 +37,22 @@ def test_doctor_tells_the_version_of_macos(
     first = next(macos(version, None, []))
     assert first.verdict is level and text in first.detail
     assert ("update macOS to 14" in first.remedy) == (level is CheckLevel.BAD)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/installation.md"])
+def test_the_pages_of_the_installation_name_the_oldest_macos(page: str) -> None:
+    assert "macOS 14 or newer" in (ROOT / page).read_text()
+
+
+def test_no_mlx_is_accepted_whose_decode_kernel_reads_keys_of_other_rows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
+    needed = [one for one in map(Requirement, named) if one.name == "mlx"]
+    assert len(needed) == 3
+    assert all("0.32.4" in one.specifier and "0.32.3" not in one.specifier for one in needed)
 
 
 @pytest.mark.parametrize(

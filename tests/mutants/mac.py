@@ -332,6 +332,11 @@ MAC = (
         "::test_the_program_that_tells_the_limit_of_the_gpus_memory",
     ),
     Mutant(
+        "a panic report during a soak is a fault", "cli/soak.py",
+        "        and not panics\n", "",
+        "tests/mac/test_soak.py::test_a_panic_report_that_comes_during_the_soak_is_a_fault",
+    ),
+    Mutant(
         "an unloaded model holds no room", "service/calls/idle_unload.py",
         "if service.neighbors is not None:", "if False:",
         "tests/gateway/test_continuity.py::"
