@@ -1,0 +1,190 @@
+"""Tiny random models that see, built when a test needs them.
+
+A folder as from a hub: config.json with `vision_config`, weights of the text model and of the tower
+in one file, preprocessor_config.json, and the demo tokenizer with the image tokens of the family.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from tests import models
+
+VOCAB = models.VOCAB + 8
+"""The demo vocabulary and the image tokens of a family."""
+
+QWEN_VISION: dict[str, Any] = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 64,
+    "out_hidden_size": 64,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+
+QWEN_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+
+QWEN3_VL: dict[str, Any] = {
+    "model_type": "qwen3_vl",
+    "text_config": {
+        "model_type": "qwen3_vl_text",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "rope_type": "default",
+            "mrope_section": [6, 5, 5],
+            "mrope_interleaved": True,
+        },
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+    "vision_config": {
+        "model_type": "qwen3_vl",
+        "deepstack_visual_indexes": [0, 2],
+        **QWEN_VISION,
+    },
+}
+
+QWEN3_5: dict[str, Any] = {
+    "model_type": "qwen3_5",
+    "text_config": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [3, 3, 2],
+            "mrope_interleaved": True,
+        },
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+    "vision_config": {"model_type": "qwen3_5", "deepstack_visual_indexes": [], **QWEN_VISION},
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {"qwen3_vl": QWEN3_VL, "qwen3_5": QWEN3_5}
+
+
+def build(folder: Path, kind: str, seed: int = 0, dtype: mx.Dtype = mx.float32) -> Path:
+    """Write the model `kind` of CONFIGS into `folder`; the same seed gives the same bytes.
+
+    An image of 64 x 64 pixels has 4 features, and one of 128 x 64 has 8.
+    """
+    config = {**CONFIGS[kind]}
+    config.update({key: models.VOCAB + i for i, key in enumerate(QWEN_TOKENS)})
+    models.write(folder, config, seed, dtype)
+    weights = mx.load(str(folder / "model.safetensors"))
+    tower = qwen_tower(config["vision_config"], seed)
+    weights.update({f"vision_tower.{name}": a.astype(dtype) for name, a in tower.items()})
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    processor = {
+        "size": {"shortest_edge": 64 * 64, "longest_edge": 4096 * 4096},
+        "patch_size": config["vision_config"]["patch_size"],
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    _add_tokens(folder, list(QWEN_TOKENS.values()))
+    _let_template_see(folder, "<|vision_start|><|image_pad|><|vision_end|>")
+    return folder
+
+
+def qwen_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
+    """Random weights of a tower, with the names of Qwen and the patch layout of MLX."""
+    n, wide, out = config["hidden_size"], config["intermediate_size"], config["out_hidden_size"]
+    merged = n * config["spatial_merge_size"] ** 2
+    patch = config["patch_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "patch_embed.proj.weight": (n, config["temporal_patch_size"], patch, patch, 3),
+        "patch_embed.proj.bias": (n,),
+        "pos_embed.weight": (config["num_position_embeddings"], n),
+    }
+    for i in range(config["depth"]):
+        shapes |= _linear(f"blocks.{i}.attn.qkv", n, 3 * n) | _linear(f"blocks.{i}.attn.proj", n, n)
+        shapes |= _linear(f"blocks.{i}.mlp.linear_fc1", n, wide)
+        shapes |= _linear(f"blocks.{i}.mlp.linear_fc2", wide, n)
+        shapes |= _norm(f"blocks.{i}.norm1", n) | _norm(f"blocks.{i}.norm2", n)
+    mergers = {"merger": n}
+    mergers |= {
+        f"deepstack_merger_list.{i}": merged for i in range(len(config["deepstack_visual_indexes"]))
+    }
+    for name, norm in mergers.items():
+        shapes |= _norm(f"{name}.norm", norm)
+        shapes |= _linear(f"{name}.linear_fc1", merged, merged)
+        shapes |= _linear(f"{name}.linear_fc2", merged, out)
+    return _random(shapes, seed)
+
+
+def _linear(name: str, wide: int, out: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (out, wide), f"{name}.bias": (out,)}
+
+
+def _norm(name: str, n: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (n,), f"{name}.bias": (n,)}
+
+
+def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, mx.array]:
+    mx.random.seed(seed + 1)
+    weights = {}
+    for name, shape in shapes.items():
+        fan_in = 100 if len(shape) < 2 else mx.zeros(shape[1:]).size
+        weights[name] = mx.random.normal(shape) / fan_in**0.5
+        if len(shape) == 1 and name.endswith("norm.weight"):
+            weights[name] = weights[name] + 1
+    return weights
+
+
+def _add_tokens(folder: Path, texts: list[str]) -> None:
+    """Append special tokens to the demo tokenizer."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["added_tokens"] += [
+        {**tokenizer["added_tokens"][0], "id": models.VOCAB + i, "content": text}
+        for i, text in enumerate(texts)
+    ]
+    path.write_text(json.dumps(tokenizer))
+
+
+def _let_template_see(folder: Path, mark: str) -> None:
+    """Make the demo chat template write `mark` for each part of type `image`."""
+    path = folder / "chat_template.jinja"
+    text = "{%- elif part.text is defined -%}"
+    image = "{%- elif part.type == 'image' or part.image_url is defined -%}{{- '" + mark + "' -}}"
+    template = path.read_text()
+    assert template.count(text) == 1
+    path.write_text(template.replace(text, image + text))
