@@ -5,6 +5,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from mlxstack.core.image import ImagePart
+
 
 class Role(StrEnum):
     """Author of a message. The API folds `developer` into SYSTEM."""
@@ -24,7 +26,10 @@ class ToolCall(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True):
-    """One turn of speech. `tool_call_id` and `name` belong to role TOOL."""
+    """One turn of speech. `tool_call_id` and `name` belong to role TOOL.
+
+    `text` holds the mark of each of `images` where it stands.
+    """
 
     role: Role
     text: str = ""
@@ -32,6 +37,7 @@ class Message(Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    images: tuple[ImagePart, ...] = ()
 
 
 class Tool(Struct, frozen=True):

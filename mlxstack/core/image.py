@@ -6,6 +6,7 @@ vocabulary reaches 2^30. The model is never given such an id.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -16,12 +17,21 @@ FIRST_VIRTUAL = 1 << 30
 _BITS = FIRST_VIRTUAL - 1
 _PER_HASH = 8
 
+# Noncharacters, which no honest text contains.
+_MARK = re.compile("\ufdd5[0-9a-f]{32}\ufdd6")
+
 
 class ImagePart(Struct, frozen=True):
     """Image of a message: encoded bytes as sent, and the client's wish for their size."""
 
     data: bytes
     detail: str = "auto"
+
+    @property
+    def mark(self) -> str:
+        """Private text at the place of the image in a message; equal images have equal marks."""
+        hashed = hashlib.sha256(hashlib.sha256(self.data).digest() + self.detail.encode())
+        return f"\ufdd5{hashed.hexdigest()[:32]}\ufdd6"
 
 
 class ImageSize(Struct, frozen=True):
@@ -71,6 +81,11 @@ class ImageProcessor(Protocol):
 
     def pixels(self, image: Any, size: ImageSize) -> Any:
         """Input of the tower, float32 numpy array, of an upright RGB Pillow image."""
+
+
+def marks(text: str) -> list[str]:
+    """Marks of images in the text of a message, in order."""
+    return _MARK.findall(text) if "\ufdd5" in text else []
 
 
 def digest(data: bytes, fingerprint: str) -> bytes:

@@ -4,6 +4,7 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from mlxstack.core.image import ImageSpan
 from mlxstack.core.ports import Constraint
 
 
@@ -49,7 +50,8 @@ class Request(Struct, frozen=True):
     `client` is the program that sent it, to learn what clients send back.
     `is_first_turn`: the conversation holds no answer yet. `prediction` is the answer that the
     client expects, to draft from. `request_id` is the id of the HTTP request, for the log.
-    `is_for_peer`: another service asked for its KV, so no third one is asked for it.
+    `is_for_peer`: another service asked for its KV, so no third one is asked for it. `images` are
+    the ranges of `tokens` that hold images, ascending; virtual ids stand nowhere else.
     """
 
     id: str
@@ -66,6 +68,7 @@ class Request(Struct, frozen=True):
     priority: Priority = Priority.NORMAL
     use_cache: bool = True
     checkpoint_positions: tuple[int, ...] = ()
+    images: tuple[ImageSpan, ...] = ()
     salt: str = ""
     prediction: tuple[int, ...] = ()
     request_id: str = ""
