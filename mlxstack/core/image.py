@@ -29,7 +29,10 @@ class ImagePart(Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """Private text at the place of the image in a message; equal images have equal marks."""
+        """Private text at the place of the image in a message.
+
+        Equal images have equal marks.
+        """
         hashed = hashlib.sha256(hashlib.sha256(self.data).digest() + self.detail.encode())
         return f"\ufdd5{hashed.hexdigest()[:32]}\ufdd6"
 
