@@ -71,6 +71,13 @@ $(VENV)/litellm/ready: tests/clients/litellm.txt | $(BIN)/activate
 
 programs: setup $(VENV)/clients/ready ## Install aider and litellm for the tests, in an environment of their own
 
+# Its other dependencies, several hundred megabytes, are not needed for towers and processors.
+oracle: setup ## Write the fixtures of vision towers anew with mlx-vlm, in an environment of its own
+	@test -x $(VENV)/oracle/bin/python || $(BIN)/python -m venv $(VENV)/oracle
+	@$(VENV)/oracle/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vision]' requests
+	@$(VENV)/oracle/bin/python -m pip install --quiet --disable-pip-version-check --no-deps mlx-vlm==0.7.10
+	@$(FAST) $(VENV)/oracle/bin/python -m tests.engine.vision.oracle
+
 agents: setup ## Install Claude Code, Codex, opencode, qwen-code, pi and Continue with npm (Linux on x64 only)
 	@npm install --no-audit --no-fund --prefix $(VENV)/agents @anthropic-ai/claude-code-linux-x64 \
 		@openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent \
@@ -160,4 +167,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: suite programs agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: suite programs oracle agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

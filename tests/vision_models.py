@@ -98,12 +98,20 @@ QWEN3_5: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {"qwen3_vl": QWEN3_VL, "qwen3_5": QWEN3_5}
 
 
-def build(folder: Path, kind: str, seed: int = 0, dtype: mx.Dtype = mx.float32) -> Path:
+def build(
+    folder: Path,
+    kind: str,
+    seed: int = 0,
+    dtype: mx.Dtype = mx.float32,
+    vision: dict[str, Any] | None = None,
+) -> Path:
     """Write the model `kind` of CONFIGS into `folder`; the same seed gives the same bytes.
 
-    An image of 64 x 64 pixels has 4 features, and one of 128 x 64 has 8.
+    An image of 64 x 64 pixels has 4 features, and one of 128 x 64 has 8. `vision` replaces
+    `vision_config`.
     """
     config = {**CONFIGS[kind]}
+    config["vision_config"] = vision or config["vision_config"]
     config.update({key: models.VOCAB + i for i, key in enumerate(QWEN_TOKENS)})
     models.write(folder, config, seed, dtype)
     weights = mx.load(str(folder / "model.safetensors"))

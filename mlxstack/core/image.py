@@ -55,7 +55,7 @@ class ImageSpan(Struct, frozen=True):
     """Range `[start, end)` of a prompt that holds the features of an image.
 
     Tokens of the model's own, such as the ends of rows, may stand between virtual ones. `digest`
-    identifies encoded bytes, parameters of the processor and weights of the tower.
+    identifies encoded bytes, size, parameters of the processor and weights of the tower.
     """
 
     start: int
@@ -74,7 +74,7 @@ class ImageProcessor(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Family, parameters and code version, as text."""
+        """Family, parameters, code version and weights of the tower, as text."""
 
     def size(self, width: int, height: int, detail: str = "auto") -> ImageSize:
         """Size after resizing of an image of `width` x `height` pixels, upright."""
@@ -91,15 +91,18 @@ def marks(text: str) -> list[str]:
     return _MARK.findall(text) if "\ufdd5" in text else []
 
 
-def digest(data: bytes, fingerprint: str) -> bytes:
-    """SHA-256 of encoded bytes and of the fingerprint of processor and tower."""
-    whole = hashlib.sha256(fingerprint.encode())
+def digest(data: bytes, fingerprint: str, size: ImageSize) -> bytes:
+    """SHA-256 of encoded bytes, the processor's fingerprint and the resized size.
+
+    Without the size, an image in two sizes would share the ids of its first features.
+    """
+    whole = hashlib.sha256(f"{fingerprint} {size.width}x{size.height}".encode())
     whole.update(hashlib.sha256(data).digest())
     return whole.digest()
 
 
 def virtual_ids(image: bytes, n: int) -> list[int]:
-    """Virtual token ids of the `n` features of the image with this digest."""
+    """Virtual token ids of the `n` features of an image."""
     ids: list[int] = []
     for block in range(-(-n // _PER_HASH)):
         hashed = hashlib.sha256(image + block.to_bytes(4, "little")).digest()

@@ -1,0 +1,1 @@
+"""Vision towers, which turn pixels into features of a text model."""

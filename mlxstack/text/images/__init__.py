@@ -1,0 +1,1 @@
+"""Sizes, tokens and pixels of images, one file per family."""

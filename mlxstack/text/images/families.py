@@ -1,0 +1,71 @@
+"""Families of models that see, and what a checkpoint lacks."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.core.image import ImageProcessor
+from mlxstack.text.images import qwen
+from mlxstack.text.images.checkpoint import VisionFiles, vision_files
+
+MAX_PIXELS = 4096 * 4096
+"""Default bound of an image after resizing; the long edge is usually less."""
+
+
+class VisionFamily(Struct, frozen=True):
+    """Maker of processors, and prefixes of needed tensors."""
+
+    name: str
+    processor: Callable[[VisionFiles, int], ImageProcessor]
+    needed: tuple[str, ...]
+
+
+QWEN = VisionFamily(
+    "qwen",
+    qwen.processor,
+    needed=("vision_tower.patch_embed.", "vision_tower.blocks.", "vision_tower.merger."),
+)
+FAMILIES = {
+    "qwen3_vl": QWEN,
+    "qwen3_vl_moe": QWEN,
+    "qwen3_5": QWEN,
+    "qwen3_5_moe": QWEN,
+}
+"""By `model_type` of config.json."""
+
+
+def processor_of(folder: Path, max_pixels: int = MAX_PIXELS) -> ImageProcessor | None:
+    """Image processor of the model in `folder`, if it sees.
+
+    Decided by the files and by the installed packages. Raises SetupError for broken files.
+    """
+    files = vision_files(folder)
+    if files is None or not has_pillow() or (family := family_of(files)) is None:
+        return None
+    return family.processor(files, max_pixels)
+
+
+def why_blind(folder: Path) -> str:
+    """Reason not to serve images, or "". Raises SetupError."""
+    files = vision_files(folder)
+    if files is None:
+        return "its files hold no vision tower"
+    model_type = str(files.config.get("model_type"))
+    if model_type not in FAMILIES:
+        return f"the vision tower of {model_type} is not served; {', '.join(FAMILIES)} are"
+    if family_of(files) is None:
+        return "its vision tower lacks weights"
+    return "" if has_pillow() else "Pillow is not installed; it comes with the extra [vision]"
+
+
+def family_of(files: VisionFiles) -> VisionFamily | None:
+    """Family with all that it needs in the files."""
+    family = FAMILIES.get(str(files.config.get("model_type")))
+    return family if family is not None and all(map(files.has, family.needed)) else None
+
+
+def has_pillow() -> bool:
+    """Whether Pillow is installed, without loading it."""
+    return find_spec("PIL") is not None

@@ -1,0 +1,109 @@
+"""Image processor of Qwen3-VL and Qwen3.5 to 3.8."""
+
+import math
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.image import ImageSize
+from mlxstack.text.images.checkpoint import VisionFiles, convert
+from mlxstack.text.images.scaling import Channels, bounded, normalized
+
+PLACEHOLDER = "<|image_pad|>"
+VERSION = 1
+"""Of this file: another version gives other pixels, sizes or tokens."""
+
+Pixels = Annotated[int, Meta(ge=1, le=1 << 30)]
+
+
+class PixelRange(Struct, frozen=True):
+    """Least and most pixels of an image."""
+
+    shortest_edge: Pixels = 256 * 256
+    longest_edge: Pixels = 4096 * 4096
+
+
+class Settings(Struct, frozen=True):
+    """preprocessor_config.json; older ones have `min_pixels` and `max_pixels`."""
+
+    size: PixelRange = PixelRange()
+    min_pixels: Pixels | None = None
+    max_pixels: Pixels | None = None
+    image_mean: Channels = (0.5, 0.5, 0.5)
+    image_std: Channels = (0.5, 0.5, 0.5)
+
+
+class QwenProcessor(Struct, frozen=True):
+    """`ImageProcessor` of one checkpoint.
+
+    `patch` is the side of a patch in pixels; `merge` x `merge` patches make a feature.
+    """
+
+    patch: int
+    merge: int
+    settings: Settings
+    max_pixels: int
+    tower: str
+
+    @property
+    def placeholder(self) -> str:
+        """Text that the chat template writes for one image."""
+        return PLACEHOLDER
+
+    @property
+    def fingerprint(self) -> str:
+        """Family, parameters, code version and weights of the tower, as text."""
+        mean, std = self.settings.image_mean, self.settings.image_std
+        return f"qwen {VERSION} {self.patch}x{self.merge} {mean} {std} {self.tower}"
+
+    def size(self, width: int, height: int, detail: str = "auto") -> ImageSize:
+        """Multiples of a feature's side near the bounded size."""
+        width, height = bounded(width, height, detail)
+        most = min(self.settings.max_pixels or self.settings.size.longest_edge, self.max_pixels)
+        least = min(self.settings.min_pixels or self.settings.size.shortest_edge, most)
+        width, height = smart_resize(width, height, self.patch * self.merge, least, most)
+        side = self.patch * self.merge
+        return ImageSize(width, height, rows=height // side, columns=width // side)
+
+    def expand(self, size: ImageSize) -> tuple[str | None, ...]:
+        """A feature each."""
+        return (None,) * size.n_features
+
+    def pixels(self, image: Any, size: ImageSize) -> Any:
+        """Patches (n, 3 * patch * patch), those of a feature together."""
+        array = normalized(image, size, self.settings.image_mean, self.settings.image_std)
+        side = (self.merge, self.patch)
+        grid = array.reshape(3, size.rows, *side, size.columns, *side)
+        patches = grid.transpose(1, 4, 2, 5, 0, 3, 6)
+        return patches.reshape(-1, 3 * self.patch * self.patch)
+
+
+def smart_resize(
+    width: int, height: int, side: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Multiples of `side` near `width` and `height`, within a range of pixels.
+
+    The rule of Qwen2-VL, except that no aspect ratio is refused.
+    """
+    wide, high = round(width / side) * side, round(height / side) * side
+    if wide * high > max_pixels:
+        beta = math.sqrt(width * height / max_pixels)
+        wide = max(side, math.floor(width / beta / side) * side)
+        high = max(side, math.floor(height / beta / side) * side)
+    elif wide * high < min_pixels:
+        beta = math.sqrt(min_pixels / (width * height))
+        wide = math.ceil(width * beta / side) * side
+        high = math.ceil(height * beta / side) * side
+    return wide, high
+
+
+def processor(files: VisionFiles, max_pixels: int) -> QwenProcessor:
+    """Processor of a checkpoint. Raises SetupError."""
+    patch = files.vision_config.get("patch_size", 16)
+    merge = files.vision_config.get("spatial_merge_size", 2)
+    if not (isinstance(patch, int) and isinstance(merge, int) and 1 <= patch * merge <= 256):
+        raise SetupError(
+            f"vision_config: a patch of {patch} pixels merged by {merge} is not served"
+        )
+    return QwenProcessor(patch, merge, convert(files, Settings), max_pixels, files.fingerprint)
