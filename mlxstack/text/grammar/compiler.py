@@ -67,7 +67,7 @@ class GrammarCompiler:
 
         Raises BadRequest with what is wrong with it.
         """
-        words = self._load()
+        words = self.load()
         if words is None:
             return None
         matcher = self._matcher(words, grammar, param)
@@ -80,7 +80,7 @@ class GrammarCompiler:
 
         Grammars that may take long, and those after the limit, count as none.
         """
-        words, left_s = self._load(), PROBING_S
+        words, left_s = self.load(), PROBING_S
 
         def is_compilable(grammar: str) -> bool:
             nonlocal left_s
@@ -130,8 +130,8 @@ class GrammarCompiler:
                 self._check = GrammarCheck(TokenizerData(spelled, self.n_vocab, eos))
             return self._check
 
-    def _load(self) -> LLTokenizer | None:
-        """Load the vocabulary at the first use: that takes a second."""
+    def load(self) -> LLTokenizer | None:
+        """Table of the vocabulary, made at the first call, in seconds."""
         with self._lock:
             if self._words is None and self._is_able:
                 inner = getattr(self._tokenizer, "_tokenizer", self._tokenizer)
