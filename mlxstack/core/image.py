@@ -116,6 +116,11 @@ def without_virtual(tokens: Iterable[int], placeholder: int) -> list[int]:
     return [placeholder if token >= FIRST_VIRTUAL else token for token in tokens]
 
 
+def text_tokens(tokens: Iterable[int]) -> list[int]:
+    """Tokens without virtual ids: text that may be copied, counted or shown."""
+    return [token for token in tokens if token < FIRST_VIRTUAL]
+
+
 def reuse_cut(spans: Iterable[ImageSpan], n_tokens: int) -> int:
     """Longest prefix of at most `n_tokens` tokens that ends in no image."""
     return next((span.start for span in spans if span.start < n_tokens < span.end), n_tokens)

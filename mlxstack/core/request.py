@@ -3,6 +3,7 @@
 from enum import IntEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.image import ImageSpan
 from mlxstack.core.ports import Constraint
@@ -76,3 +77,10 @@ class Request(Struct, frozen=True):
     arrived: float = 0.0
     deadline: float | None = None
     is_for_peer: bool = False
+
+
+def with_image_ends(request: Request) -> Request:
+    """The request with a checkpoint position at the end of each image."""
+    ends = {image.end for image in request.images}
+    positions = tuple(sorted(ends.union(request.checkpoint_positions)))
+    return replace(request, checkpoint_positions=positions)

@@ -25,7 +25,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
 from mlxstack.core.errors import Broken, Busy, DeviceError, OutOfMemory, StackError, describe_error
-from mlxstack.core.request import Request
+from mlxstack.core.request import Request, with_image_ends
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import drafter_of, prefill_chunk, row_of
@@ -132,6 +132,7 @@ class EngineLoop:
 
     def submit(self, request: Request) -> None:
         """Queue a request, or refuse it when the queue is full."""
+        request = with_image_ends(request) if request.images else request
         queued = queued_request_of(request, self.slot_kv.need(request))
         if queued.n_bytes > self.slot_kv.memory.budget:
             self._refuse(request, self.slot_kv.too_big(request))
@@ -157,7 +158,7 @@ class EngineLoop:
         if is_own and len(self.slots[slot.id]) and self.slot_kv.memory.spec.enabled:
             turn = EarlyTurn(request.id, slot.id, len(request.tokens))
             self._state = scheduler_state.begin_early(self._state, turn)
-            self._early.expect(request, slot.id)
+            self._early.expect(with_image_ends(request), slot.id)
 
     def end_early(self) -> None:
         """End all early turns; their KV stays."""

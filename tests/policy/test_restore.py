@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.image import ImageSize, ImageSpan
 from mlxstack.policy.kv.prefix_index import FoundCheckpoint, PathStep, PrefixMatch
 from mlxstack.policy.kv.reuse_plan import (
     COST,
@@ -47,6 +48,24 @@ def test_the_longest_reachable_position_wins_and_ties_go_to_the_cheapest(
     assert made.position == best
     able = [o.source for o in options if best in reachable(o, n_prompt)]
     assert made.source == min(able, key=COST.__getitem__, default=KVSource.NONE)
+
+
+@given(
+    n_prompt=st.integers(0, 32),
+    options=options_lists,
+    ends=st.lists(st.integers(0, 32), max_size=6, unique=True).map(sorted),
+)
+def test_no_plan_ends_inside_an_image_and_the_longest_other_one_wins(
+    n_prompt: int, options: list[ReuseSource], ends: list[int]
+) -> None:
+    size = ImageSize(32, 32, 1, 1)
+    pairs = zip(ends[::2], ends[1::2], strict=False)
+    images = [ImageSpan(start, end, b"", size) for start, end in pairs]
+    inside = {p for image in images for p in range(image.start + 1, image.end)}
+    made = plan(n_prompt, options, images)
+    best = max((p for o in options for p in reachable(o, n_prompt) - inside), default=0)
+    # The start of an image stands for the positions inside it.
+    assert made.position == best
 
 
 @given(n_prompt=st.integers(1, 32), options=options_lists)

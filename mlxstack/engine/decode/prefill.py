@@ -1,9 +1,11 @@
 """Chunked prefill: next chunk of a prompt in its slot."""
 
 import time
+from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlxstack.core.image import text_tokens
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import BatchRow
 from mlxstack.engine.decode.draft_model import DraftModel
@@ -67,7 +69,7 @@ def row_of(
     """
     tokens = request.tokens
     state = request.constraint.start() if request.constraint else None
-    sampler = Sampler(request.sampling, tokens, time.monotonic_ns(), state)
+    sampler = Sampler(request.sampling, _text_of(request), time.monotonic_ns(), state)
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
     return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter)
 
@@ -76,7 +78,12 @@ def drafter_of(request: Request, siblings: SiblingAnswers) -> Drafter:
     """Drafter of a request, over prompt, prediction and sibling responses."""
     answers = siblings.of(request)
     find_sibling = answers.place if answers is not None else None
-    return Drafter(request.tokens, request.eos, request.prediction, find_sibling)
+    return Drafter(_text_of(request), request.eos, request.prediction, find_sibling)
+
+
+def _text_of(request: Request) -> Sequence[int]:
+    """Tokens of the prompt without those of images."""
+    return text_tokens(request.tokens) if request.images else request.tokens
 
 
 def _next_stop(context: SlotContext, request: Request, start: int) -> int:

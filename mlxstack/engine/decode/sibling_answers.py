@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
+from mlxstack.core.image import text_tokens
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.ngram_index import ORDER, Place, extended
 
@@ -67,7 +68,8 @@ class SiblingAnswers:
 
     def remember(self, request: Request, answer: Sequence[int]) -> None:
         """Remember the answer to this request."""
-        tokens = [*request.tokens[-ORDER:], *answer]
+        before = request.tokens[-ORDER:]
+        tokens = [*(text_tokens(before) if request.images else before), *answer]
         n_bytes = BYTES_PER_TOKEN * len(tokens)
         if not answer or n_bytes > self._max_bytes:
             return

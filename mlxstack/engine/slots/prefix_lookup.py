@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation
 from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.image import FIRST_VIRTUAL, reuse_cut
 from mlxstack.core.request import Request
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -91,7 +92,7 @@ class PrefixLookup:
             options += [_live(slots[i], KVSource.FORK, i, request) for i in others]
             stored = self._stored(request.tokens, chains, slots[slot])
             options += [one for one in stored if may_read or one.source is not KVSource.DISK]
-        plan = reuse_plan.plan(len(request.tokens), options)
+        plan = reuse_plan.plan(len(request.tokens), options, request.images)
         return plan, _told(reuse_plan.explain_miss(plan, options, clues), before)
 
     def kept(self, tokens: Sequence[int], salt: str, template: SlotContext) -> ReusePlan:
@@ -213,7 +214,8 @@ def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
     """Cache miss with the tokens of the cached continuation."""
     if miss is None or miss.at is None:
         return miss
-    return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
+    shown = before[miss.at : miss.at + SHOWN]
+    return replace(miss, instead=tuple(token for token in shown if token < FIRST_VIRTUAL))
 
 
 def _conversation(request: Request, chain: BlockHashes) -> str:
@@ -273,7 +275,7 @@ class PrefixOverlapCache:
             n_common = common_prefix(request.tokens, other.tokens)
             n_common = min(n_common, len(request.tokens) - 1, len(other.tokens) - 1)
             if self._slots[0].is_sliceable:
-                position = n_common
+                position = reuse_cut(request.images, n_common) if request.images else n_common
             else:
                 position = max(
                     (cut for cut in other.checkpoint_positions if cut <= n_common), default=0

@@ -33,7 +33,8 @@ class RemotePrefill:
         """
         # The last token is computed here, for its logits.
         tokens = request.tokens[:-1]
-        is_own = request.is_for_peer or not request.use_cache
+        # A peer gets token ids only, and cannot compute those of an image.
+        is_own = request.is_for_peer or not request.use_cache or bool(request.images)
         if is_own or len(tokens) - n_here < LEAST_TOKENS:
             return False
         prompt = RemotePrompt(

@@ -2,7 +2,7 @@
 
 Layers that keep every token can be cut anywhere; the others exist only at checkpoints, or where
 a live context stands. The longest position wins, ties go to the cheapest source, and at least
-one token of the prompt is left to compute.
+one token of the prompt is left to compute. No plan ends inside an image.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.image import ImageSpan, reuse_cut
 from mlxstack.policy.kv.prefix_index import PathStep, PrefixMatch, cut_path
 
 COST = {KVSource.SLOT: 0, KVSource.FORK: 1, KVSource.PARKED: 2, KVSource.DISK: 3, KVSource.NONE: 4}
@@ -108,9 +109,14 @@ def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
     )
 
 
-def plan(n_prompt: int, options: Sequence[ReuseSource]) -> ReusePlan:
-    """Best plan of the options, else NONE. O(options x states)."""
-    plans = [made for option in options if (made := _best(n_prompt, option)).position]
+def plan(
+    n_prompt: int, options: Sequence[ReuseSource], images: Sequence[ImageSpan] = ()
+) -> ReusePlan:
+    """Best plan of the options, else NONE. O(options x states).
+
+    `images` are those of the prompt.
+    """
+    plans = [made for option in options if (made := _best(n_prompt, option, images)).position]
     return min(plans, key=lambda p: (-p.position, COST[p.source]), default=ReusePlan())
 
 
@@ -144,9 +150,12 @@ def explain_miss(
     return next((miss for is_so, miss in losses if is_so), None)
 
 
-def _best(n_prompt: int, option: ReuseSource) -> ReusePlan:
+def _best(n_prompt: int, option: ReuseSource, images: Sequence[ImageSpan]) -> ReusePlan:
     end = min(option.covered, n_prompt - 1)
     usable = [s for s in option.states if s.position <= end]
+    if images:
+        end = reuse_cut(images, end)
+        usable = [s for s in usable if reuse_cut(images, s.position) == s.position <= end]
     best = max(usable, key=lambda s: s.position, default=RestorePoint(0))
     if option.free_from is not None and option.free_from <= end and best.position < end:
         best = RestorePoint(end)
