@@ -261,13 +261,17 @@ async def cancel_on_disconnect(request: AnyRequest, work: Coroutine[Any, Any, T]
 
 
 async def _finished(request: AnyRequest, working: asyncio.Task[Any], limit_s: float | None) -> bool:
-    """Whether work ended within the limit. Raises ClientDisconnected."""
+    """Whether work ended within the limit.
+
+    Raises ClientDisconnected, and the error of a body that only this reads.
+    """
     leaving = asyncio.create_task(until_disconnect(request.receive))
     try:
         ended, _ = await asyncio.wait(
             {working, leaving}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
         )
         if leaving in ended and working not in ended:
+            leaving.result()
             raise ClientDisconnected
         return working in ended
     finally:

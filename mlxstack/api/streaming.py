@@ -189,7 +189,6 @@ async def until_disconnect(receive: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task that is not done, and wait for its end."""
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    """Cancel a task that is not done, and wait for its end; its error is dropped."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

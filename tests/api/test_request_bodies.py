@@ -1,5 +1,6 @@
 """Request bodies: compressed ones, their common budget, and answers that begin early."""
 
+import gc
 import gzip
 import importlib
 import json
@@ -111,6 +112,17 @@ def test_a_body_that_is_not_what_its_coding_says_is_a_400(here: Running, name: s
         headers = {**JSON, "content-encoding": name}
         answer = httpx.post(here.url + CHAT, content=content, headers=headers)
         assert answer.status_code == 400 and name in answer.text
+
+
+@pytest.mark.parametrize("path", ["/slots/0?action=erase", "/api/embed", CHAT])
+def test_a_body_that_no_route_reads_leaves_no_traceback(
+    here: Running, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    headers = {**JSON, "content-encoding": "gzip"}
+    answer = httpx.post(here.url + path, content=b"{}", headers=headers, timeout=PATIENCE_S)
+    assert answer.status_code < 500, answer.text
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_every_decoder_is_named_in_the_tests() -> None:
