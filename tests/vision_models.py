@@ -95,7 +95,33 @@ QWEN3_5: dict[str, Any] = {
     "vision_config": {"model_type": "qwen3_5", "deepstack_visual_indexes": [], **QWEN_VISION},
 }
 
-CONFIGS: dict[str, dict[str, Any]] = {"qwen3_vl": QWEN3_VL, "qwen3_5": QWEN3_5}
+PIXTRAL_TOKENS = {"image_token_index": "[IMG]", "break": "[IMG_BREAK]", "end": "[IMG_END]"}
+
+MISTRAL3: dict[str, Any] = {
+    "model_type": "mistral3",
+    "spatial_merge_size": 2,
+    "vision_feature_layer": -1,
+    "multimodal_projector_bias": False,
+    "text_config": {**models.LLAMA, "vocab_size": VOCAB},
+    "vision_config": {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "image_size": 1540,
+        "patch_size": 14,
+        "num_channels": 3,
+        "rope_theta": 10000.0,
+    },
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": QWEN3_VL,
+    "qwen3_5": QWEN3_5,
+    "mistral3": MISTRAL3,
+}
 
 
 def build(
@@ -107,28 +133,30 @@ def build(
 ) -> Path:
     """Write the model `kind` of CONFIGS into `folder`; the same seed gives the same bytes.
 
-    An image of 64 x 64 pixels has 4 features, and one of 128 x 64 has 8. `vision` replaces
-    `vision_config`.
+    For Qwen, an image of 64 x 64 pixels has 4 features, and one of 128 x 64 has 8. `vision`
+    replaces `vision_config`.
     """
     config = {**CONFIGS[kind]}
     config["vision_config"] = vision or config["vision_config"]
-    config.update({key: models.VOCAB + i for i, key in enumerate(QWEN_TOKENS)})
+    is_qwen = kind.startswith("qwen")
+    tokens = QWEN_TOKENS if is_qwen else PIXTRAL_TOKENS
+    config.update({key: models.VOCAB + i for i, key in enumerate(tokens)})
     models.write(folder, config, seed, dtype)
     weights = mx.load(str(folder / "model.safetensors"))
-    tower = qwen_tower(config["vision_config"], seed)
-    weights.update({f"vision_tower.{name}": a.astype(dtype) for name, a in tower.items()})
+    assert isinstance(weights, dict)
+    if is_qwen:
+        tower = qwen_tower(config["vision_config"], seed)
+        tower = {f"vision_tower.{name}": array for name, array in tower.items()}
+    else:
+        tower = pixtral_tower(config["vision_config"], seed)
+    weights.update({name: array.astype(dtype) for name, array in tower.items()})
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    processor = {
-        "size": {"shortest_edge": 64 * 64, "longest_edge": 4096 * 4096},
-        "patch_size": config["vision_config"]["patch_size"],
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    }
+    qwen_size = {"shortest_edge": 64 * 64, "longest_edge": 4096 * 4096}
+    processor = {"size": qwen_size if is_qwen else {"longest_edge": 1540}}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    _add_tokens(folder, list(QWEN_TOKENS.values()))
-    _let_template_see(folder, "<|vision_start|><|image_pad|><|vision_end|>")
+    _add_tokens(folder, list(tokens.values()))
+    mark = "<|vision_start|><|image_pad|><|vision_end|>" if is_qwen else "[IMG]"
+    _let_template_see(folder, mark)
     return folder
 
 
@@ -158,6 +186,34 @@ def qwen_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     return _random(shapes, seed)
 
 
+def pixtral_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
+    """Random weights of Pixtral's tower and of a projector to 64 dimensions."""
+    n, wide, patch, tower = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["patch_size"],
+        "vision_tower",
+    )
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{tower}.patch_conv.weight": (n, patch, patch, 3),
+        f"{tower}.ln_pre.weight": (n,),
+    }
+    for i in range(config["num_hidden_layers"]):
+        block = f"{tower}.transformer.layers.{i}"
+        shapes |= {f"{block}.attention.{one}_proj.weight": (n, n) for one in "qkvo"}
+        shapes |= {f"{block}.feed_forward.{one}_proj.weight": (wide, n) for one in ("gate", "up")}
+        shapes[f"{block}.feed_forward.down_proj.weight"] = (n, wide)
+        shapes |= {f"{block}.{one}_norm.weight": (n,) for one in ("attention", "ffn")}
+    projector = "multi_modal_projector"
+    shapes |= {
+        f"{projector}.norm.weight": (n,),
+        f"{projector}.patch_merger.merging_layer.weight": (n, 4 * n),
+        f"{projector}.linear_1.weight": (64, n),
+        f"{projector}.linear_2.weight": (64, 64),
+    }
+    return _random(shapes, seed)
+
+
 def _linear(name: str, wide: int, out: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (out, wide), f"{name}.bias": (out,)}
 
@@ -172,7 +228,7 @@ def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, mx.array
     for name, shape in shapes.items():
         fan_in = 100 if len(shape) < 2 else mx.zeros(shape[1:]).size
         weights[name] = mx.random.normal(shape) / fan_in**0.5
-        if len(shape) == 1 and name.endswith("norm.weight"):
+        if len(shape) == 1 and not name.endswith("bias"):
             weights[name] = weights[name] + 1
     return weights
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.vision import qwen
+from mlxstack.engine.vision import pixtral, qwen
 from mlxstack.engine.vision.tower import VisionTower
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 from mlxstack.text.images.families import family_of
@@ -27,7 +27,10 @@ class Maker(Struct, frozen=True):
     named: Callable[[Weights, Any], dict[str, mx.array]]
 
 
-MAKERS = {"qwen": Maker(qwen.QwenVision, qwen.QwenTower, qwen.named)}
+MAKERS = {
+    "qwen": Maker(qwen.QwenVision, qwen.QwenTower, qwen.named),
+    "pixtral": Maker(pixtral.PixtralVision, pixtral.PixtralTower, pixtral.named),
+}
 """By the name of the family in `mlxstack.text.images.families`."""
 
 
@@ -42,7 +45,7 @@ def load_tower(folder: Path) -> VisionTower | None:
         return None
     maker = MAKERS[family.name]
     try:
-        config = msgspec.convert(files.vision_config, maker.config)
+        config = msgspec.convert({**files.config, **files.vision_config}, maker.config)
         tower = maker.tower(config)
         weights = maker.named(_read(files), config)
         _quantize(tower, weights, files.config)

@@ -12,7 +12,7 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import VisionTower, attention
+from mlxstack.engine.vision.tower import VisionTower, attention, patch_matrix, rotated
 
 EPS = 1e-6
 ROPE_BASE = 10000.0
@@ -46,7 +46,7 @@ class QwenAttention(nn.Module):  # type: ignore[misc]
     def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
         n = hidden.shape[0]
         qkv = self.qkv(hidden).reshape(n, 3, self.n_heads, -1).transpose(1, 2, 0, 3)
-        q, k, v = _rotated(qkv[0:1], *rope), _rotated(qkv[1:2], *rope), qkv[2:3]
+        q, k, v = rotated(qkv[0:1], *rope), rotated(qkv[1:2], *rope), qkv[2:3]
         out = attention(q, k, v, q.shape[-1] ** -0.5)
         return self.proj(out[0].transpose(1, 0, 2).reshape(n, -1))
 
@@ -126,6 +126,11 @@ class QwenTower(VisionTower):
             QwenMerger(config, norms_merged=True) for _ in config.deepstack_visual_indexes
         ]
 
+    @property
+    def steps(self) -> list[Any]:
+        """Blocks in order."""
+        return list(self.blocks)
+
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
         """Patches with their positions, and cosines and sines of the rotation."""
         rows, columns = self._places(size)
@@ -176,23 +181,7 @@ class QwenTower(VisionTower):
 
 
 def named(weights: Iterable[tuple[str, mx.array]], config: QwenVision) -> dict[str, mx.array]:
-    """Weights as `QwenTower` names and lays them out.
-
-    The patch convolution comes in the layout of PyTorch, channels second, or of MLX, channels last.
-    """
-    found = {}
-    for name, array in weights:
-        if name == "vision_tower.patch_embed.proj.weight":
-            is_last = array.shape[-1] == config.in_channels
-            matrix = (array.transpose(0, 4, 1, 2, 3) if is_last else array).flatten(1)
-            found["patch_embed.proj.weight"] = matrix
-        else:
-            found[name.removeprefix("vision_tower.")] = array
-    return found
-
-
-def _rotated(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Rotation in float32."""
-    half = x.shape[-1] // 2
-    turned = mx.concatenate([-x[..., half:], x[..., :half]], axis=-1)
-    return (x * cos + turned * sin).astype(x.dtype)
+    """Weights as `QwenTower` names and lays them out."""
+    found = {name.removeprefix("vision_tower."): array for name, array in weights}
+    patches = found["patch_embed.proj.weight"]
+    return found | {"patch_embed.proj.weight": patch_matrix(patches, config.in_channels)}

@@ -28,10 +28,14 @@ class Features(Struct, frozen=True):
 
 
 class VisionTower(nn.Module):  # type: ignore[misc]
-    """Tower of one checkpoint; a family implements `enter` and `leave`."""
+    """Tower of one checkpoint; families implement `steps`, `enter`, `leave`."""
 
-    blocks: list[Any]
     fingerprint: str = ""
+
+    @property
+    def steps(self) -> list[Any]:
+        """Blocks in order."""
+        raise NotImplementedError
 
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
         """Hidden states before the first block, and a second input of all."""
@@ -48,7 +52,7 @@ class VisionTower(nn.Module):  # type: ignore[misc]
     @property
     def n_blocks(self) -> int:
         """Blocks that an encoding goes through."""
-        return len(self.blocks)
+        return len(self.steps)
 
     @property
     def n_bytes(self) -> int:
@@ -76,7 +80,7 @@ class Encoding:
         """Evaluate the next `n_blocks` blocks; True when the features are complete."""
         last = min(self._n_done + n_blocks, self._tower.n_blocks)
         for index in range(self._n_done, last):
-            self._hidden = self._tower.blocks[index](self._hidden, self._beside)
+            self._hidden = self._tower.steps[index](self._hidden, self._beside)
             if (tapped := self._tower.tap(index, self._hidden)) is not None:
                 self._taps.append(tapped)
         self._n_done = last
@@ -102,3 +106,19 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
         for i in range(0, n, step)
     ]
     return mx.concatenate(parts, axis=2)[..., :dim]
+
+
+def rotated(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Rotary embedding of two halves, in the precision of the angles."""
+    half = x.shape[-1] // 2
+    turned = mx.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+    return (x * cos + turned * sin).astype(x.dtype)
+
+
+def patch_matrix(weight: mx.array, n_channels: int) -> mx.array:
+    """Patch convolution as a matrix over (channels, ..., rows, columns).
+
+    PyTorch has the channels second, MLX has them last.
+    """
+    is_last = weight.shape[-1] == n_channels
+    return (mx.moveaxis(weight, -1, 1) if is_last else weight).flatten(1)

@@ -12,10 +12,10 @@ from mlxstack.core.errors import SetupError
 
 NAME = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
-    r"(visual|vision_tower|vision_model|multi_modal_projector|embed_vision)\.(.+)"
+    r"(visual|vision_tower(?:\.vision_model)?|multi_modal_projector)\.(.+)"
 )
 """Names of tensors: converters differ in what stands before the part."""
-TOWERS = ("visual", "vision_tower", "vision_model")
+PROJECTOR = "multi_modal_projector"
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors refuses longer ones."""
 READ_PER_TENSOR = 1024
@@ -86,7 +86,7 @@ def _scanned(file: Path, digest: Any) -> list[tuple[str, str]]:
                 stream.seek(8 + length + begin)
                 digest.update(f"{own} {tensor['dtype']} {tensor['shape']}\0".encode())
                 digest.update(stream.read(min(end - begin, READ_PER_TENSOR)))
-                part = "vision_tower" if match[1] in TOWERS else match[1]
+                part = PROJECTOR if match[1] == PROJECTOR else "vision_tower"
                 found.append((f"{part}.{match[2]}", own))
     except (OSError, KeyError, TypeError, ValueError) as why:
         raise SetupError(f"{file} cannot be read: {why}") from why

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from mlxstack.core.image import ImageProcessor
-from mlxstack.text.images import qwen
+from mlxstack.text.images import pixtral, qwen
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 
 MAX_PIXELS = 4096 * 4096
@@ -27,11 +27,21 @@ QWEN = VisionFamily(
     qwen.processor,
     needed=("vision_tower.patch_embed.", "vision_tower.blocks.", "vision_tower.merger."),
 )
+PIXTRAL = VisionFamily(
+    "pixtral",
+    pixtral.processor,
+    needed=(
+        "vision_tower.patch_conv.",
+        "vision_tower.transformer.",
+        "multi_modal_projector.linear_2.",
+    ),
+)
 FAMILIES = {
     "qwen3_vl": QWEN,
     "qwen3_vl_moe": QWEN,
     "qwen3_5": QWEN,
     "qwen3_5_moe": QWEN,
+    "mistral3": PIXTRAL,
 }
 """By `model_type` of config.json."""
 

@@ -22,6 +22,7 @@ QWEN: dict[str, Any] = {
     "patch_size": 4,
     "deepstack_visual_indexes": [0, 2],
 }
+PIXTRAL: dict[str, Any] = {**vision_models.MISTRAL3["vision_config"], "patch_size": 4}
 PROMPT = [5, 6, 7, "first", 5, 6, 7, "second", 5, 6]
 """Tokens, and the two images of the fixture of positions; 7 begins an image."""
 
@@ -68,7 +69,32 @@ def qwen() -> dict[str, mx.array]:
     }
 
 
-FAMILIES: dict[str, Callable[[], dict[str, mx.array]]] = {"qwen": qwen}
+def pixtral() -> dict[str, mx.array]:
+    """Mistral 3: patches of 4 pixels, merged by 2 x 2."""
+    from mlx_vlm.models.mistral3.config import ModelConfig, TextConfig, VisionConfig
+    from mlx_vlm.models.mistral3.mistral3 import Mistral3MultiModalProjector
+    from mlx_vlm.models.pixtral.image_processing_pixtral import PixtralImageProcessor
+    from mlx_vlm.models.pixtral.vision import VisionModel
+
+    found = PixtralImageProcessor(size={"longest_edge": 64})(picture(90, 50), patch_size=8)
+    pixels, sizes = mx.array(found["pixel_values"]), found["image_sizes"]
+    text = TextConfig.from_dict(vision_models.MISTRAL3["text_config"])
+    config = ModelConfig(text, VisionConfig.from_dict(PIXTRAL), "mistral3")
+    parts = {
+        "vision_tower": VisionModel(config.vision_config),
+        "multi_modal_projector": Mistral3MultiModalProjector(config),
+    }
+    for name, array in vision_models.pixtral_tower(PIXTRAL).items():
+        part, rest = name.split(".", 1)
+        own = f"vision_model.{rest}" if part == "vision_tower" else rest
+        parts[part].update(tree_unflatten([(own, array)]))
+    sides = mx.array(sizes)
+    hidden, _ = parts["vision_tower"](pixels.transpose(0, 2, 3, 1), image_sizes=sides)
+    features = parts["multi_modal_projector"](hidden, sides)
+    return {"pixels": pixels[0], "features": sides // 8, "embeddings": features}
+
+
+FAMILIES: dict[str, Callable[[], dict[str, mx.array]]] = {"qwen": qwen, "pixtral": pixtral}
 
 if __name__ == "__main__":
     mx.set_default_device(mx.cpu)

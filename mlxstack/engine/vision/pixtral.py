@@ -1,0 +1,182 @@
+"""Pixtral's vision tower with the projector of Mistral 3.
+
+Transformers, modeling_pixtral.py and modeling_mistral3.py: https://github.com/huggingface/transformers
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from msgspec import Struct
+
+from mlxstack.core.image import ImageSize
+from mlxstack.engine.vision.tower import VisionTower, attention, patch_matrix, rotated
+
+EPS = 1e-5
+
+
+class TextSizes(Struct, frozen=True):
+    """Text model's part of the projector."""
+
+    hidden_size: int
+    rms_norm_eps: float = 1e-5
+
+
+class RopeParameters(Struct, frozen=True):
+    """Rotation, as newer configurations write it."""
+
+    rope_theta: float = 10000.0
+
+
+class PixtralVision(Struct, frozen=True):
+    """`vision_config`, and what config.json says of the projector."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_hidden_layers: int
+    text_config: TextSizes
+    patch_size: int = 14
+    num_channels: int = 3
+    head_dim: int | None = None
+    rope_theta: float | None = None
+    rope_parameters: RopeParameters | None = None
+    hidden_act: Literal["silu", "gelu"] = "silu"
+    spatial_merge_size: int = 2
+    multimodal_projector_bias: bool = False
+    vision_feature_layer: Literal[-1] = -1
+
+
+class PixtralAttention(nn.Module):  # type: ignore[misc]
+    """Attention of all patches to all, with a rotation of two halves."""
+
+    def __init__(self, config: PixtralVision) -> None:
+        super().__init__()
+        n = config.hidden_size
+        self.n_heads = config.num_attention_heads
+        self.q_proj = nn.Linear(n, n, bias=False)
+        self.k_proj = nn.Linear(n, n, bias=False)
+        self.v_proj = nn.Linear(n, n, bias=False)
+        self.o_proj = nn.Linear(n, n, bias=False)
+
+    def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
+        n = hidden.shape[0]
+        q, k, v = (
+            project(hidden).reshape(1, n, self.n_heads, -1).transpose(0, 2, 1, 3)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = attention(rotated(q, *rope), rotated(k, *rope), v, q.shape[-1] ** -0.5)
+        return self.o_proj(out[0].transpose(1, 0, 2).reshape(n, -1))
+
+
+class PixtralMLP(nn.Module):  # type: ignore[misc]
+    """Gated layers."""
+
+    def __init__(self, config: PixtralVision) -> None:
+        super().__init__()
+        n, wide = config.hidden_size, config.intermediate_size
+        self.act = nn.silu if config.hidden_act == "silu" else nn.gelu
+        self.gate_proj = nn.Linear(n, wide, bias=False)
+        self.up_proj = nn.Linear(n, wide, bias=False)
+        self.down_proj = nn.Linear(wide, n, bias=False)
+
+    def __call__(self, hidden: mx.array) -> Any:
+        return self.down_proj(self.act(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class PixtralBlock(nn.Module):  # type: ignore[misc]
+    """Attention and MLP, each after a norm."""
+
+    def __init__(self, config: PixtralVision) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=EPS)
+        self.attention = PixtralAttention(config)
+        self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=EPS)
+        self.feed_forward = PixtralMLP(config)
+
+    def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
+        mixed = hidden + self.attention(self.attention_norm(hidden), rope)
+        return mixed + self.feed_forward(self.ffn_norm(mixed))
+
+
+class PixtralBlocks(nn.Module):  # type: ignore[misc]
+    """Blocks under the name that checkpoints give them."""
+
+    def __init__(self, config: PixtralVision) -> None:
+        super().__init__()
+        self.layers = [PixtralBlock(config) for _ in range(config.num_hidden_layers)]
+
+
+class PixtralMerger(nn.Module):  # type: ignore[misc]
+    """One vector of `merge` x `merge` patches, channels first."""
+
+    def __init__(self, config: PixtralVision) -> None:
+        super().__init__()
+        self.merge = config.spatial_merge_size
+        n = config.hidden_size
+        self.merging_layer = nn.Linear(n * self.merge**2, n, bias=False)
+
+    def __call__(self, hidden: mx.array, size: ImageSize) -> Any:
+        grid = hidden.reshape(size.rows, self.merge, size.columns, self.merge, -1)
+        return self.merging_layer(grid.transpose(0, 2, 4, 1, 3).reshape(size.n_features, -1))
+
+
+class PixtralProjector(nn.Module):  # type: ignore[misc]
+    """Features of the text model from patches."""
+
+    def __init__(self, config: PixtralVision) -> None:
+        super().__init__()
+        n, bias = config.text_config.hidden_size, config.multimodal_projector_bias
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.text_config.rms_norm_eps)
+        self.patch_merger = PixtralMerger(config)
+        self.linear_1 = nn.Linear(config.hidden_size, n, bias=bias)
+        self.linear_2 = nn.Linear(n, n, bias=bias)
+
+    def __call__(self, hidden: mx.array, size: ImageSize) -> Any:
+        merged = self.patch_merger(self.norm(hidden), size)
+        return self.linear_2(nn.gelu(self.linear_1(merged)))
+
+
+class PixtralTower(VisionTower):
+    """Patches of an image by rows to features."""
+
+    def __init__(self, config: PixtralVision) -> None:
+        super().__init__()
+        self.config = config
+        n = config.num_channels * config.patch_size**2
+        self.patch_conv = nn.Linear(n, config.hidden_size, bias=False)
+        self.ln_pre = nn.RMSNorm(config.hidden_size, eps=EPS)
+        self.transformer = PixtralBlocks(config)
+        self.multi_modal_projector = PixtralProjector(config)
+
+    @property
+    def steps(self) -> list[Any]:
+        """Blocks in order."""
+        return list(self.transformer.layers)
+
+    def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
+        """Patches, and cosines and sines of the rotation."""
+        hidden = self.ln_pre(self.patch_conv(pixels.astype(self.ln_pre.weight.dtype)))
+        config, merge = self.config, self.config.spatial_merge_size
+        head = config.head_dim or config.hidden_size // config.num_attention_heads
+        base = config.rope_theta or (config.rope_parameters or RopeParameters()).rope_theta
+        steps = base ** -(np.arange(0, head, 2, dtype=np.float32) / head)
+        rows, columns = np.indices((size.rows * merge, size.columns * merge)).reshape(2, -1)
+        angles = [np.outer(rows, steps[::2]), np.outer(columns, steps[1::2])]
+        both = mx.array(np.concatenate(angles * 2, axis=1).astype(np.float32))
+        return hidden, (mx.cos(both), mx.sin(both))
+
+    def leave(self, hidden: mx.array, size: ImageSize) -> mx.array:
+        """Merged and projected patches."""
+        features: mx.array = self.multi_modal_projector(hidden, size)
+        return features
+
+
+def named(weights: Iterable[tuple[str, mx.array]], config: PixtralVision) -> dict[str, mx.array]:
+    """Weights as `PixtralTower` names and lays them out."""
+    found = {name.removeprefix("vision_tower."): array for name, array in weights}
+    return found | {
+        "patch_conv.weight": patch_matrix(found["patch_conv.weight"], config.num_channels)
+    }
