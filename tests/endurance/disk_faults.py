@@ -7,14 +7,18 @@ sound disk answers each agent and each slot file that was acknowledged.
 import errno
 import os
 import shutil
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import pytest
 from msgspec import Struct
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
-from mlxstack.core.errors import StackError
+from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import SlotSpec
 from mlxstack.store.disk_io import Disk
 from tests.endurance.meddling import meddle
@@ -23,6 +27,8 @@ from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 N_CTX = 512
 N_AGENTS = 3
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS)
+CALLS = ("open", "replace", "rename", "mkdir", "unlink")
+"""System calls about names of files, which no `Disk` sees."""
 
 
 class FaultOutcome(Struct, frozen=True):
@@ -78,6 +84,62 @@ def disk_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int)
         _check_later(model, home / f"{number}", saved)
         shutil.rmtree(home / f"{number}")
     return FaultOutcome(sound.n_ops, n_met, n_refused)
+
+
+class FaultyCalls:
+    """Call `name` fails at its use `at` below a folder, and at all later ones where lasting."""
+
+    def __init__(self, folder: Path, name: str = "", at: int = 0, code: int = 0) -> None:
+        self._folder, self._name, self._at, self._code = str(folder), name, at, code
+        self.n_uses: Counter[str] = Counter()
+        self.n_met = 0
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Fail the calls of this process meanwhile."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CALLS:
+                patch.setattr(os, name, self._failing(name, getattr(os, name)))
+            yield
+
+    def _failing(self, name: str, real: Any) -> Any:
+        def call(path: Any, *more: Any, **named: Any) -> Any:
+            if str(path).startswith(self._folder):
+                self.n_uses[name] += 1
+                is_lasting = self._code != errno.EIO and 0 < self._at < self.n_uses[name]
+                if name == self._name and (is_lasting or self.n_uses[name] == self._at):
+                    self.n_met += 1
+                    raise OSError(self._code, os.strerror(self._code), str(path))
+            return real(path, *more, **named)
+
+        return call
+
+
+def call_faults(model: Path, home: Path, n_faults: int, n_turns: int, seed: int) -> FaultOutcome:
+    """As `disk_faults`, of calls about names; a start that is refused is refused in words."""
+    random = Random(seed)
+    sound = FaultyCalls(home / "sound")
+    with sound.installed():
+        cold = _serve(model, home / "sound", FaultyDisk(), n_turns)[0]
+    used = [name for name in CALLS if sound.n_uses[name]]
+    n_met = n_refused = 0
+    for number in range(n_faults):
+        name, code = used[number % len(used)], random.choice(ERRORS)
+        folder, at = home / f"{number}", random.randrange(1, sound.n_uses[name] + 1)
+        calls, saved = FaultyCalls(folder, name, at, code), list[str]()
+        try:
+            with calls.installed():
+                answers, saved, n_failed = _serve(model, folder, FaultyDisk(), n_turns)
+        except SetupError as error:
+            assert error.message
+            n_failed = 1
+        else:
+            assert answers == cold, f"{name} {at} failed with {errno.errorcode[code]}"
+        n_met += calls.n_met > 0
+        n_refused += n_failed
+        _check_later(model, folder, saved)
+        shutil.rmtree(folder)
+    return FaultOutcome(sum(sound.n_uses.values()), n_met, n_refused)
 
 
 def spoiled_files(model: Path, home: Path, n_turns: int, seed: int) -> FaultOutcome:

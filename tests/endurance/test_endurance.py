@@ -12,9 +12,10 @@ from mlxstack.demo import MODEL_DIR
 from tests.conftest import ModelOf
 from tests.endurance.crowd import crowd
 from tests.endurance.cuts import cuts
-from tests.endurance.disk_faults import disk_faults, spoiled_files
+from tests.endurance.disk_faults import call_faults, disk_faults, spoiled_files
 from tests.endurance.fidelity import fidelity
 from tests.endurance.kills import kills
+from tests.endurance.loris import Slowness, loris
 from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
@@ -135,6 +136,20 @@ def test_a_disk_that_fails_at_any_operation_loses_nothing_acknowledged(
     outcome = disk_faults(model_of("tiny-hybrid"), tmp_path, n_faults=3, n_turns=5, seed=1)
     assert outcome.n_met == 3
     assert outcome.n_ops > 20
+
+
+def test_a_file_that_cannot_be_opened_moved_or_made_loses_nothing_acknowledged(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    outcome = call_faults(model_of("tiny-hybrid"), tmp_path, n_faults=3, n_turns=5, seed=1)
+    assert outcome.n_met == 3
+    assert outcome.n_ops > 50
+
+
+@pytest.mark.net
+def test_slow_clients_of_a_gateway_hold_nobody_up(tmp_path: Path) -> None:
+    outcome = loris(tmp_path, Slowness(40, 40, 4, 4, 10, 40))
+    assert (outcome.n_compared, outcome.n_read) == (40, 4)
 
 
 def test_files_spoiled_while_an_engine_serves_change_no_answer(
