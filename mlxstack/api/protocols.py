@@ -55,9 +55,13 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
 
 OPENAI = Dialect(
-    prefixes=("/v1/", "/chat/completions", "/models", "/api/v0/"),
+    prefixes=("/v1/", "/models", "/api/v0/"),
     error_body=openai_chat.error_body,
     heartbeat=KEEPALIVE,
+)
+# Only llama-server has the path without its version, and its clients know its type of an error.
+BARE_CHAT = structs.replace(
+    OPENAI, prefixes=("/chat/completions",), error_body=openai_chat.bare_error_body
 )
 RESPONSES = structs.replace(
     OPENAI,
@@ -85,7 +89,7 @@ OLLAMA = Dialect(
     streaming_paths=frozenset({"/api/chat", "/api/generate", "/api/pull"}),
 )
 
-PROTOCOLS = (OPENAI, RESPONSES, ANTHROPIC, LLAMA_SERVER, OLLAMA)
+PROTOCOLS = (OPENAI, BARE_CHAT, RESPONSES, ANTHROPIC, LLAMA_SERVER, OLLAMA)
 
 
 def dialect_of(path: str, dialects: Iterable[Dialect] = PROTOCOLS) -> Dialect:

@@ -15,6 +15,7 @@ from mlxstack.api.protocols import Dialect
 
 DIALECTS: tuple[Dialect, ...] = (
     openai_chat.DIALECT,
+    protocols.BARE_CHAT,
     openai_completions.DIALECT,
     openai_responses.DIALECT,
     openai_models.DIALECT,

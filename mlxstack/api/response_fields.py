@@ -64,9 +64,13 @@ class OpenAIUsage(Struct, frozen=True):
 
 
 def timings(work: RequestTimings) -> Timings:
-    """Milliseconds and rates of both phases."""
+    """Milliseconds and rates of both phases.
+
+    The first token comes with the prompt, so the rate of n tokens is that of n - 1 steps.
+    """
     n_prompt, prompt_ms = work.n_prompt - work.n_cached, work.prefill_s * 1000
     n_predicted, predicted_ms = work.n_generated, work.decode_s * 1000
+    n_steps = max(0, n_predicted - 1)
     return Timings(
         cache_n=work.n_cached,
         prompt_n=n_prompt,
@@ -75,8 +79,8 @@ def timings(work: RequestTimings) -> Timings:
         prompt_per_second=_ratio(n_prompt, work.prefill_s),
         predicted_n=n_predicted,
         predicted_ms=predicted_ms,
-        predicted_per_token_ms=_ratio(predicted_ms, n_predicted),
-        predicted_per_second=_ratio(n_predicted, work.decode_s),
+        predicted_per_token_ms=_ratio(predicted_ms, n_steps),
+        predicted_per_second=_ratio(n_steps, work.decode_s),
         draft_n=work.n_drafted or UNSET,
         draft_n_accepted=work.n_accepted if work.n_drafted else UNSET,
     )

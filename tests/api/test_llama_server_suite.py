@@ -123,3 +123,62 @@ def test_no_limit_of_a_preset_or_a_request_is_the_context(limit: int) -> None:
             assert engine.asked[-1].max_tokens == whole, path
         props = httpx.get(f"{found.url}/props").json()
     assert props["default_generation_settings"]["params"]["max_tokens"] == limit
+
+
+CHAT = "/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_has_only_the_fields_asked_for(http: httpx.Client, is_stream: bool) -> None:
+    paths = ["tokens_predicted", "generation_settings/n_predict", "timings/prompt_n", "no/such"]
+    body = {**BODY, "prompt": TEXTS[0], "response_fields": paths}
+    answer = chunks(http, PATH, body)[-1] if is_stream else complete(http, **body)
+    assert set(answer) == set(paths[:3])
+    assert answer["generation_settings/n_predict"] == answer["tokens_predicted"] == 6
+    assert "timings" in complete(http, TEXTS[0], response_fields=[])
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [(CHAT, "exceed_context_size_error"), ("/v1" + CHAT, "invalid_request_error")],
+)
+def test_a_long_prompt_has_the_type_of_its_path(http: httpx.Client, path: str, kind: str) -> None:
+    answer = http.post(path, json={"messages": HELLO * 2000})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, kind)
+    assert error["code"] == "context_length_exceeded"
+    assert error["n_prompt_tokens"] > error["n_ctx"] == 1024
+
+
+def test_verbose_shows_the_prompt(http: httpx.Client) -> None:
+    body = {"messages": HELLO, "max_tokens": 2}
+    prompt = http.post("/apply-template", json=body).json()["prompt"]
+    told = http.post(CHAT, json={**body, "verbose": True}).json()
+    assert told["__verbose"]["prompt"] == prompt
+    assert told["__verbose"]["tokens_evaluated"] == told["usage"]["prompt_tokens"]
+    assert chunks(http, CHAT, {**body, "verbose": True})[-1]["__verbose"]["prompt"] == prompt
+    assert "__verbose" not in http.post(CHAT, json=body).json()
+
+
+def test_two_ends_of_a_prompt_are_refused(http: httpx.Client) -> None:
+    said = [*HELLO, {"role": "assistant", "content": "hi"}]
+    both = {"add_generation_prompt": True, "continue_final_message": True}
+    assert http.post(CHAT, json={"messages": said, **both}).status_code == 400
+
+
+def test_a_rate_counts_the_steps_after_the_first_token(http: httpx.Client) -> None:
+    one = complete(http, TEXTS[0], n_predict=1)["timings"]
+    assert (one["predicted_n"], one["predicted_per_second"], one["predicted_per_token_ms"]) == (
+        1,
+        0,
+        0,
+    )
+    six = complete(http, TEXTS[0])["timings"]
+    assert six["predicted_per_token_ms"] == pytest.approx(six["predicted_ms"] / 5)
+
+
+def test_an_idle_slot_decodes_nothing(http: httpx.Client) -> None:
+    complete(http, TEXTS[0])
+    used = [slot for slot in http.get("/slots").json() if "next_token" in slot]
+    assert [slot["next_token"][0]["n_decoded"] for slot in used] == [0] * len(used)

@@ -9,6 +9,7 @@ class LlamaCompletionBody(Fields, kw_only=True):
     """POST /completion. A limit of 0 computes the prompt and nothing else.
 
     A list with a token id is one prompt, any other list holds several.
+    `response_fields` are the only fields of the answer, each by its path, as `timings/prompt_n`.
     """
 
     least: ClassVar[int] = 0
@@ -16,3 +17,4 @@ class LlamaCompletionBody(Fields, kw_only=True):
     n_probs: int | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
+    response_fields: list[str] | None = None

@@ -143,7 +143,7 @@ def _last(slot: stats.SlotStatus) -> dict[str, Any]:
                 "has_next_token": slot.is_processing,
                 "has_new_line": False,
                 "n_remain": view.n_remain if slot.is_processing else -1,
-                "n_decoded": view.n_decoded,
+                "n_decoded": view.n_decoded if slot.is_processing else 0,
             }
         ],
     }

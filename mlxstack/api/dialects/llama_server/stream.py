@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import UNSET, to_builtins
+
 from mlxstack.api import streaming
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
 from mlxstack.api.dialects.llama_server.response_schema import (
@@ -78,10 +80,8 @@ class PromptRenderer:
         """Response to a request that does not stream."""
         self._has_new_line = "\n" in reply.content
         tokens = [note.token for note in reply.notes] if self._body.return_tokens else []
-        return {
-            **self._final(reply.ended, reply.content, tokens),
-            **self._probabilities(reply.notes),
-        }
+        answer = self._final(reply.ended, reply.content, tokens)
+        return self._picked({**answer, **self._probabilities(reply.notes)})
 
     def render(self, part: ResponsePart) -> list[bytes]:
         self._watch.count(part)
@@ -93,7 +93,7 @@ class PromptRenderer:
             case ContentPart():
                 return [streaming.frame(self._content(part))]
             case GenerationFinished():
-                return [streaming.frame(self._final(part, "", []))]
+                return [streaming.frame(self._picked(self._final(part, "", [])))]
         return []
 
     def _content(self, part: ContentPart) -> dict[str, Any]:
@@ -136,9 +136,26 @@ class PromptRenderer:
             "timings": timings(work),
         }
 
+    def _picked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Requested fields by their paths; all of them for no list or an empty one."""
+        if not self._body.response_fields:
+            return answer
+        plain = to_builtins(answer)
+        found = {path: _at(plain, path) for path in self._body.response_fields}
+        return {path: value for path, value in found.items() if value is not UNSET}
+
     def _probabilities(self, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
         result = logprobs(notes, self._order.words)
         return {"completion_probabilities": result.content} if result else {}
+
+
+def _at(answer: Any, path: str) -> Any:
+    """Value at a path of keys, UNSET if there is none."""
+    for key in path.split("/"):
+        if not isinstance(answer, dict) or key not in answer:
+            return UNSET
+        answer = answer[key]
+    return answer
 
 
 def _progress(part: PrefillProgressed) -> dict[str, Any]:

@@ -84,4 +84,5 @@ class ChatBody(Fields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_progress: bool | None = None
+    verbose: bool | None = None
     prediction: Prediction | None = None

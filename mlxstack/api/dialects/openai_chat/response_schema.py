@@ -94,7 +94,14 @@ class ChunkChoice(Struct, frozen=True):
     logprobs: Logprobs | None = None
 
 
-class ChatCompletion(Struct, frozen=True):
+class Verbose(Struct, frozen=True):
+    """The prompt as the model got it, for `verbose: true` as in llama-server."""
+
+    prompt: str
+    tokens_evaluated: int
+
+
+class ChatCompletion(Struct, frozen=True, rename={"verbose": "__verbose"}):
     """Response to a request that does not stream."""
 
     id: str
@@ -105,9 +112,10 @@ class ChatCompletion(Struct, frozen=True):
     usage: OpenAIUsage
     timings: Timings
     object: str = "chat.completion"
+    verbose: Verbose | UnsetType = UNSET
 
 
-class Chunk(Struct, frozen=True):
+class Chunk(Struct, frozen=True, rename={"verbose": "__verbose"}):
     """Chunk of a stream."""
 
     id: str
@@ -119,6 +127,7 @@ class Chunk(Struct, frozen=True):
     usage: OpenAIUsage | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     prompt_progress: PromptProgress | UnsetType = UNSET
+    verbose: Verbose | UnsetType = UNSET
 
 
 class InputTokens(Struct, frozen=True):
@@ -147,3 +156,11 @@ def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
             **context_sizes(error),
         }
     }
+
+
+def bare_error_body(error: errors.StackError, request: str) -> dict[str, Any]:
+    """Error envelope with llama-server's type of a prompt that is too long."""
+    body = error_body(error, request)
+    if isinstance(error, errors.TooLong):
+        body["error"]["type"] = "exceed_context_size_error"
+    return body

@@ -13,6 +13,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.response_schema import (
     ChatCompletion,
     InputTokens,
+    Verbose,
 )
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import OPENAI
@@ -46,6 +47,9 @@ async def chat_completions(
     order = structs.replace(order, omitted_tools=to_conversation.omitted_tools(data))
     wants = stream_config(data, order.request.id, model)
     words, orders = order.words, copies(order, n)
+    if data.verbose:
+        tokens = order.request.tokens
+        wants = structs.replace(wants, verbose=Verbose(words.decode(tokens), len(tokens)))
     if data.stream:
         return await answer_stream(service, [orders], stream.ChatRenderer(wants, words, n))
     return await answer_whole(

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from mlxstack.api import streaming
 from mlxstack.api.custom_tools import InputDecoder, input_text
@@ -20,6 +20,7 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
     Delta,
     FunctionCall,
     PromptProgress,
+    Verbose,
     error_body,
 )
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
@@ -55,6 +56,7 @@ class StreamConfig(Struct, frozen=True):
     has_pace: bool = False
     custom_tools: frozenset[str] = frozenset()
     is_legacy: bool = False
+    verbose: Verbose | UnsetType = UNSET
 
 
 def whole(
@@ -70,6 +72,7 @@ def whole(
         choices=tuple(_choice(i, reply, wants, words) for i, reply in enumerate(replies)),
         usage=usage(ended, len(ended)),
         timings=timings(ended[0].work),
+        verbose=wants.verbose,
     )
 
 
@@ -218,7 +221,7 @@ class ChatStream:
         last = self._chunk(self._choice(Delta(), ended.notes, reason))
         if not self._wants.has_usage:
             last = structs.replace(last, timings=timings(ended.work))
-        return streaming.frame(last)
+        return streaming.frame(structs.replace(last, verbose=self._wants.verbose))
 
     def _chunk(self, *choices: ChunkChoice) -> Chunk:
         return Chunk(

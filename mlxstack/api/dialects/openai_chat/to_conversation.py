@@ -36,7 +36,12 @@ def conversation(body: ChatBody) -> Conversation:
 
 
 def _bound(body: ChatBody) -> None:
-    """Raises BadRequest for more than any context holds."""
+    """Raises BadRequest for more than any context holds, and for two ends of the prompt."""
+    if body.add_generation_prompt and body.continue_final_message:
+        raise BadRequest(
+            "add_generation_prompt and continue_final_message cannot both be true",
+            "continue_final_message",
+        )
     request_fields.bound(len(body.messages), request_fields.MOST_MESSAGES, "messages", "messages")
     n_parts = request_fields.n_parts(turn.content for turn in body.messages)
     request_fields.bound(n_parts, request_fields.MOST_PARTS, "messages", "parts of contents")
