@@ -12,7 +12,7 @@ from mlxstack.api.dialects.anthropic.routes import DIALECT as ANTHROPIC
 from mlxstack.api.dialects.llama_server.routes import DIALECT as LLAMA
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.errors import headers
-from mlxstack.api.protocols import Dialect
+from mlxstack.api.protocols import BARE_CHAT, Dialect
 from mlxstack.api.registry import dialect_of
 from mlxstack.core import errors
 
@@ -66,7 +66,7 @@ def test_x23_headers_say_when_to_come_again() -> None:
         ("/v1/messages", ANTHROPIC),
         ("/v1/messages/count_tokens", ANTHROPIC),
         ("/v1/responses", OPENAI),
-        ("/chat/completions", OPENAI),
+        ("/chat/completions", BARE_CHAT),
         ("/v1/models/a/b", OPENAI),
         ("/completions", LLAMA),
         ("/slots/0", LLAMA),

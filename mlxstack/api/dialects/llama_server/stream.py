@@ -137,7 +137,7 @@ class PromptRenderer:
         }
 
     def _picked(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Requested fields by their paths; all of them for no list or an empty one."""
+        """Requested fields by their paths, all without a list."""
         if not self._body.response_fields:
             return answer
         plain = to_builtins(answer)

@@ -95,7 +95,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class Verbose(Struct, frozen=True):
-    """The prompt as the model got it, for `verbose: true` as in llama-server."""
+    """Rendered prompt of a request with `verbose: true`."""
 
     prompt: str
     tokens_evaluated: int
@@ -159,7 +159,7 @@ def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
 
 
 def bare_error_body(error: errors.StackError, request: str) -> dict[str, Any]:
-    """Error envelope with llama-server's type of a prompt that is too long."""
+    """Error envelope with llama-server's type of a too long prompt."""
     body = error_body(error, request)
     if isinstance(error, errors.TooLong):
         body["error"]["type"] = "exceed_context_size_error"

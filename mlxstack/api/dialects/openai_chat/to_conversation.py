@@ -36,7 +36,7 @@ def conversation(body: ChatBody) -> Conversation:
 
 
 def _bound(body: ChatBody) -> None:
-    """Raises BadRequest for more than any context holds, and for two ends of the prompt."""
+    """Raises BadRequest for too many items, or two ends of the prompt."""
     if body.add_generation_prompt and body.continue_final_message:
         raise BadRequest(
             "add_generation_prompt and continue_final_message cannot both be true",
