@@ -31,6 +31,8 @@ TOOL = {
     },
 }
 N_AGENTS, N_TURNS = 4, 50
+BLOCK = 128
+"""Tokens of a block of the prefix index."""
 
 
 @pytest.fixture(scope="module", params=[SMOLLM2, TURNS])
@@ -142,7 +144,7 @@ def test_a_swap_to_another_model_and_back_keeps_conversations(tmp_path: Path) ->
             shown = asker.client.get("/v1/models").json()["data"][0]["id"]
             assert shown == name
         found = asker.answer(prompt, 8)
-        assert found.n_cached >= len(prompt) - 1
+        assert found.n_cached >= len(prompt) // BLOCK * BLOCK
     assert all(compared.check("swap and back", [found.tokens], [wanted]))
 
 
