@@ -56,7 +56,10 @@ class Weights(Struct, frozen=True):
 
 
 class ModelFacts(Struct, frozen=True):
-    """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory."""
+    """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory.
+
+    `takes_images`: the engine computes prompts with images of this model.
+    """
 
     id: str
     path: str
@@ -68,3 +71,4 @@ class ModelFacts(Struct, frozen=True):
     n_bytes: int
     eos: frozenset[int]
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    takes_images: bool = False

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
-from pathlib import PurePath
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -44,6 +44,7 @@ from mlxstack.service.parts.request_stream import (
 )
 from mlxstack.service.parts.stats import ServiceStats
 from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
+from mlxstack.text.images.families import processor_of
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
@@ -317,9 +318,7 @@ class Service:
             await asyncio.to_thread(self.neighbors.reserve, self.preset)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
-        words = await asyncio.to_thread(
-            TextProcessor, self.engine.tokenizer, self.preset, facts.n_vocab
-        )
+        words = await asyncio.to_thread(_text_processor, self.engine.tokenizer, self.preset, facts)
         self._facts, self._words, self._template = facts, words, words.facts
         if self.neighbors is not None and not isinstance(self.engine, Embedder):
             await self.neighbors.divide(self.preset, self.engine)
@@ -454,6 +453,12 @@ class Service:
         n_failed = self._dispatcher.fail_all(Broken(what))
         if n_failed:
             log.error("%s: %d requests failed", reason, n_failed)
+
+
+def _text_processor(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
+    """Text processor of a loaded model; it sees if its files, engine and template do."""
+    processor = processor_of(Path(facts.path)) if facts.takes_images else None
+    return TextProcessor(tokenizer, preset, facts.n_vocab, processor)
 
 
 async def ended(engine: Engine, limit_s: float) -> bool:

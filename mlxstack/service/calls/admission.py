@@ -187,6 +187,7 @@ def _order(
             priority=_priority(service, options),
             use_cache=options.use_cache,
             checkpoint_positions=prompt.checkpoint_positions,
+            images=prompt.images,
             salt=options.salt,
             request_id=options.request,
             arrived=now,

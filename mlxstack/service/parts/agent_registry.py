@@ -21,6 +21,7 @@ from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_dige
 from mlxstack.service.parts.agent_store import AgentStore, StoredKV
 from mlxstack.service.parts.stats import BUSY
 from mlxstack.store.agent_history import History
+from mlxstack.text.images.spans import unmarked
 from mlxstack.text.normalize_messages import pair_results
 
 SEPARATOR = " · "
@@ -60,7 +61,7 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     """Name an agent by client and folder, else by its first words."""
     messages = conversation.messages
     system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MOST_SCANNED]
-    user = next((m.text for m in messages if m.role is Role.USER), "")[:MOST_SCANNED]
+    user = unmarked(next((m.text for m in messages if m.role is Role.USER), ""))[:MOST_SCANNED]
     client, folder = _client(system, hint), _folder(system) or _folder(user)
     words = first_words(REMINDERS.sub("", user))
     parts = (client, folder) if folder else (client, words)

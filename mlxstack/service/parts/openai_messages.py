@@ -1,5 +1,6 @@
 """OpenAI's chat messages: how clients send them, and how histories store them."""
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,9 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Damaged, Unsupported
+from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
+from mlxstack.text.images.reader import KINDS, ImageReader
 from mlxstack.text.normalize_messages import parse_arguments, plain_text, system_text
 
 ROLES = {
@@ -31,6 +34,10 @@ NOTES = {
     "input_file": "[file omitted]",
     "encrypted_content": "[encrypted content omitted]",
 }
+
+SEEN = frozenset({"user", "tool", "function"})
+"""Roles whose images a model sees."""
+BLIND = ImageReader()
 
 Content = str | list[str | dict[str, Any]] | None
 ContentReader = Callable[[Content, str], str]
@@ -71,29 +78,66 @@ class ChatMessageParam(Struct):
     name: str | None = None
 
 
-def read_messages(sent: Sequence[ChatMessageParam]) -> tuple[Message, ...]:
+def read_messages(
+    sent: Sequence[ChatMessageParam], images: ImageReader = BLIND
+) -> tuple[Message, ...]:
     """Messages of a request. Raises BadRequest with the path of the field.
 
-    Only the latest message of the user can be refused for not being text.
+    Only the latest message of the user can be refused for not being text, and images only in
+    messages of the user after the last answer.
     """
     last = max((i for i, message in enumerate(sent) if message.role == "user"), default=-1)
-    return tuple(
-        _message(message, f"messages[{i}]", read_latest_user if i == last else read_history)
-        for i, message in enumerate(sent)
-    )
+    answered = max((i for i, message in enumerate(sent) if message.role == "assistant"), default=-1)
+    read = []
+    for i, message in enumerate(sent):
+        at = f"messages[{i}]"
+        seen: tuple[ImagePart, ...] = ()
+        if message.role in SEEN and images.sees:
+            is_new = message.role == "user" and i > answered
+            content, seen = see(message.content, f"{at}.content", images, is_new=is_new)
+            message = msgspec.structs.replace(message, content=content)  # noqa: PLW2901
+        one = _message(message, at, read_latest_user if i == last else read_history)
+        read.append(msgspec.structs.replace(one, images=seen) if seen else one)
+    return tuple(read)
+
+
+def see(
+    content: Content, at: str, images: ImageReader, *, is_new: bool
+) -> tuple[Content, tuple[ImagePart, ...]]:
+    """Content with marks in place of images, and the images.
+
+    Raises BadRequest for a new image that is refused; earlier ones become notes.
+    """
+    if not images.sees or not isinstance(content, list):
+        return content, ()
+    parts: list[str | dict[str, Any]] = []
+    seen: list[ImagePart] = []
+    for i, part in enumerate(_checked(content, at) or ()):
+        if not isinstance(part, dict) or part.get("type", "text") not in KINDS:
+            parts.append(part)
+            continue
+        found = images.new(part, f"{at}[{i}]") if is_new else images.earlier(part)
+        if isinstance(found, ImagePart):
+            seen.append(found)
+            found = found.mark
+        parts.append({"type": "text", "text": found})
+    return parts, tuple(seen)
 
 
 def read_stored(stored: Mapping[str, Any]) -> Message:
     """Read what `write_message` wrote, its texts unchanged. Raises Damaged."""
     try:
-        return _message(msgspec.convert(stored, ChatMessageParam), "messages", _text, _text)
+        sent = msgspec.convert(stored, ChatMessageParam)
+        content, seen = see(sent.content, "messages", ImageReader(sees=True), is_new=True)
+        sent = msgspec.structs.replace(sent, content=content)
+        return msgspec.structs.replace(_message(sent, "messages", _text, _text), images=seen)
     except (msgspec.ValidationError, BadRequest) as error:
         raise Damaged(f"a stored message cannot be read: {error}") from None
 
 
 def write_message(message: Message) -> dict[str, Any]:
     """One message as an object; empty fields are left out."""
-    written: dict[str, Any] = {"role": message.role.value, "content": message.text}
+    written: dict[str, Any] = {"role": message.role.value, "content": _written_content(message)}
     if message.reasoning is not None:
         written["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -102,6 +146,21 @@ def write_message(message: Message) -> dict[str, Any]:
         if (value := getattr(message, key)) is not None:
             written[key] = value
     return written
+
+
+def _written_content(message: Message) -> str | list[dict[str, Any]]:
+    """Text, or its parts with images as data URLs."""
+    if not message.images:
+        return message.text
+    parts: list[dict[str, Any]] = []
+    rest = message.text
+    for image in message.images:
+        before, _, rest = rest.partition(image.mark)
+        if before:
+            parts.append({"type": "text", "text": before})
+        url = f"data:image;base64,{base64.b64encode(image.data).decode()}"
+        parts.append({"type": "image_url", "image_url": {"url": url, "detail": image.detail}})
+    return [*parts, *([{"type": "text", "text": rest}] if rest else [])]
 
 
 def assistant_message(spoken: Iterable[SpokenPart]) -> Message:

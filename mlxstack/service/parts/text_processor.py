@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
+from mlxstack.core.image import ImageProcessor
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.enforceable import enforceable
@@ -21,6 +22,7 @@ from mlxstack.text.grammar.grammar_check import is_bounded
 from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, not_objects
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
+from mlxstack.text.images.reader import ImageReader
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
 from mlxstack.text.prompt.report import notes
@@ -43,7 +45,7 @@ class TemplateFacts(Struct, frozen=True):
 
     `text` is as the model's authors wrote it, `caps` are llama-server's `chat_template_caps`, found
     by trying it; `bos` and `eos` are the texts of these tokens, "" where there is none. `notes` say
-    what it cannot do. A base model has no template: it continues text.
+    what it cannot do. A base model has no template: it continues text. `sees`: images are taken.
     """
 
     text: str
@@ -53,6 +55,7 @@ class TemplateFacts(Struct, frozen=True):
     has_thoughts: bool
     notes: tuple[str, ...]
     is_base: bool = False
+    sees: bool = False
 
 
 class TextProcessor:
@@ -61,11 +64,19 @@ class TextProcessor:
     Raises SetupError for a chat template that exceeds its limits already when it is probed.
     """
 
-    def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        preset: Preset,
+        n_vocab: int,
+        processor: ImageProcessor | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         n_ctx = preset.slots.n_ctx
         try:
-            self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
+            self.maker = PromptMaker(
+                tokenizer, preset.sampling.thinking, preset.template, n_ctx, processor
+            )
             self.output_format = OutputFormat(tokenizer)
         except TemplateOverrun as overrun:
             raise SetupError(
@@ -90,6 +101,15 @@ class TextProcessor:
         self._loosener = ToolLoosener(self._grammars.probe)
         self._free_calls: dict[str, list[Future[LLMatcher | None]]] = {}
         self.loose_schemas = LooseSchemas()
+
+    @property
+    def sees(self) -> bool:
+        """Whether images are taken: by the engine, the template and the processor."""
+        return self.maker.processor is not None
+
+    def image_reader(self) -> ImageReader:
+        """Reader of the images of one request."""
+        return ImageReader(sees=self.sees)
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
@@ -295,6 +315,7 @@ class TextProcessor:
             has_thoughts=answer.reasoning is not None or answer.channels is not None,
             notes=self.template_notes,
             is_base=not self.tokenizer.has_chat_template,
+            sees=self.sees,
         )
 
     def _caps(self, *, has_template: bool) -> dict[str, bool]:

@@ -11,9 +11,22 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
-from mlxstack.core.errors import BadRequest, TooLong
+from mlxstack.core.errors import BadRequest, SetupError, TooLong
+from mlxstack.core.image import ImagePart, ImageProcessor, ImageSpan, marks, without_virtual
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.special_tokens import special_tokens_of
+from mlxstack.text.images.reader import OMITTED
+from mlxstack.text.images.spans import (
+    PlacedImage,
+    after_images,
+    honest,
+    images_of,
+    moved_from_tools,
+    placed,
+    spans_in,
+    unmarked,
+    without_images,
+)
 from mlxstack.text.normalize_messages import head_tools, pair_results
 from mlxstack.text.output_format import accent_of
 from mlxstack.text.prompt.answer_replay import (
@@ -47,6 +60,14 @@ from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper, unesc
 # A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")
 PROBE_CALL = Message(Role.ASSISTANT, tool_calls=(ToolCall("call00000", "\ufdd1", {}),))
+_IMAGE = ImagePart(b"").mark
+SHOWN_TO_USER = (Message(Role.USER, f"a{_IMAGE}b{_IMAGE}c"),)
+SHOWN_BY_TOOL = (
+    Message(Role.USER, "a"),
+    PROBE_CALL,
+    Message(Role.TOOL, f"b{_IMAGE}", tool_call_id="call00000", name="act"),
+)
+NO_TOOL_IMAGES = "[image omitted: the chat template of this model takes none in tool results]"
 STANDARD_SWITCH = "enable_thinking"
 """Template variable for thinking, which most templates enable by default."""
 N_BEFORE = 8
@@ -70,7 +91,8 @@ class Prompt(Struct, frozen=True):
     `before` are the last tokens, when the answer goes on in the middle of a text, which is the last
     message. `may_think`:
     neither the request nor the preset switches thinking off. `anchor`: where the answer begins,
-    by which it comes back in later prompts as it was sampled.
+    by which it comes back in later prompts as it was sampled. `images` are the ranges of tokens
+    that hold images.
     """
 
     tokens: tuple[int, ...]
@@ -81,6 +103,7 @@ class Prompt(Struct, frozen=True):
     may_think: bool = True
     anchor: AnswerAnchor | None = None
     n_replayed: int = 0
+    images: tuple[ImageSpan, ...] = ()
 
 
 class EncodedConversation(Struct, frozen=True):
@@ -91,6 +114,7 @@ class EncodedConversation(Struct, frozen=True):
     encoded: Encoded
     end: int | None
     cuts: tuple[int, ...]
+    images: tuple[ImageSpan, ...] = ()
 
 
 class TokenizeOptions(Struct, frozen=True):
@@ -106,6 +130,7 @@ class PromptMaker:
     `thinking_default` None lets a model think if it can. `template_kwargs` are the preset's
     variables of the chat template; those of a conversation win. Texts that are surely longer than
     `n_ctx` tokens are refused before they are rendered or tokenized as a whole, with TooLong.
+    Without a `processor` the model cannot see.
     """
 
     def __init__(
@@ -114,6 +139,7 @@ class PromptMaker:
         thinking_default: bool | None = None,
         template_kwargs: dict[str, Any] | None = None,
         n_ctx: int | None = None,
+        processor: ImageProcessor | None = None,
     ) -> None:
         self._n_ctx = n_ctx
         self._tokenizer = tokenizer
@@ -135,6 +161,11 @@ class PromptMaker:
             tokenizer, self._written, self._encoder, special_tokens, self._output_format.marks
         )
         self.pieces = TokenBytes(tokenizer)
+        if processor is not None and not self._shows(processor, SHOWN_TO_USER, 2):
+            processor = None
+        self.processor = processor
+        self._placeholder = 0 if processor is None else self._token_of(processor.placeholder)
+        self._is_tool_shown = processor is not None and self._shows(processor, SHOWN_BY_TOOL, 1)
 
     def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message, TooLong.
@@ -151,7 +182,8 @@ class PromptMaker:
             before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
             may_think=self._may_think(conversation),
             anchor=self._anchor(conversation, done.inputs, encoded, end),
-            n_replayed=encoded.n_replaced,
+            n_replayed=encoded.n_replaced - len(done.images),
+            images=done.images,
         )
 
     def expected(
@@ -169,6 +201,7 @@ class PromptMaker:
         return Prompt(tokens=done.encoded.tokens[:n_known], checkpoint_positions=cuts)
 
     def _encoded(self, conversation: Conversation, scope: Scope) -> EncodedConversation:
+        conversation = self._seen(conversation)
         self._refuse_too_long(_heard(conversation))
         conversation = self._normalized(conversation)
         known = self.answers.known(scope, conversation.messages)
@@ -176,13 +209,53 @@ class PromptMaker:
         messages, marked = self._rendered(conversation, inputs)
         self._refuse_too_long([marked])
         splices = self._splices(scope, conversation, messages, inputs, marked, known)
-        encoded = self._encoder.encode(marked, splices)
+        images = self._images(conversation, messages, marked)
+        whole = sorted([*splices, *(one.splice for one in images)], key=lambda one: one.start)
+        encoded = self._encoder.encode(marked, whole)
+        spans = spans_in(encoded, images)
         end = self._messages_end(marked, inputs)
         cuts = self._cuts(conversation, messages, encoded, end)
-        return EncodedConversation(conversation, inputs, encoded, end, cuts)
+        return EncodedConversation(conversation, inputs, encoded, end, cuts, spans)
+
+    def _seen(self, conversation: Conversation) -> Conversation:
+        """Conversation whose images the template takes where they are."""
+        conversation = honest(conversation)
+        messages = conversation.messages
+        if not any(message.images for message in messages):
+            return conversation
+        if self.processor is None:
+            messages = without_images(messages, OMITTED, *Role)
+        elif not self._is_tool_shown and self.template.capabilities.takes_user_after_tool:
+            messages = moved_from_tools(messages)
+        elif not self._is_tool_shown:
+            messages = without_images(messages, NO_TOOL_IMAGES, Role.TOOL)
+        return msgspec.structs.replace(conversation, messages=messages)
+
+    def _images(
+        self, conversation: Conversation, messages: Sequence[Message], marked: str
+    ) -> list[PlacedImage]:
+        """Images of adapted messages in their order. Raises BadRequest."""
+        if self.processor is None:
+            return []
+        known = images_of(conversation.messages)
+        shown = [known[mark] for m in messages for mark in marks(m.text) if mark in known]
+        return placed(self.processor, shown, marked, self._token_of)
+
+    def _token_of(self, text: str) -> int:
+        """Id of a special token. Raises SetupError for a text that is none."""
+        ids = self._encoder.encode(text).tokens
+        if len(ids) != 1:
+            raise SetupError(f"the tokenizer has no token {text}, which images need")
+        return ids[0]
+
+    def _shows(self, processor: ImageProcessor, probe: Sequence[Message], n: int) -> bool:
+        """Whether the template shows the `n` images of a probe."""
+        text = self.template.tried(probe, (), {})
+        return text is not None and text.count(processor.placeholder) == n
 
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
+        conversation = self._seen(conversation)
         self._refuse_too_long(_heard(conversation))
         conversation = self._normalized(conversation)
         return unescape(self._rendered(conversation, self._inputs(conversation))[1])
@@ -332,11 +405,12 @@ class PromptMaker:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        text: str = self._tokenizer.decode(list(tokens))
+        text: str = self._tokenizer.decode(without_virtual(tokens, self._placeholder))
         return text
 
     def piece(self, token: int) -> str | list[int]:
         """Text of a token, or its bytes if incomplete UTF-8."""
+        (token,) = without_virtual([token], self._placeholder)
         data = self.pieces.of(token)
         try:
             return data.decode()
@@ -427,7 +501,7 @@ class PromptMaker:
         end: int | None,
     ) -> tuple[int, ...]:
         listeners = [m for m in messages if m.role in (Role.USER, Role.TOOL)]
-        spoken = [(self.template.guarded(m), m.role is Role.USER) for m in listeners]
+        spoken = [(after_images(self.template.guarded(m)), m.role is Role.USER) for m in listeners]
         stop = len(encoded.text) if end is None else end
         ends = turn_ends(encoded.text, spoken, stop)
         cuts = [after_turn(encoded, char) for char in ends]
@@ -457,7 +531,7 @@ def _heard(conversation: Conversation) -> list[str]:
 
     Some templates drop the texts of the assistant.
     """
-    return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
+    return [unmarked(m.text).strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
 
 
 def _is_text_answer(message: Message) -> bool:

@@ -13,6 +13,7 @@ from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.text.formats import ReasoningMarks, derive_format
 from mlxstack.text.formats.special_tokens import SpecialTokens
+from mlxstack.text.images.spans import content_parts, has_mark
 from mlxstack.text.normalize_messages import split_thoughts
 from mlxstack.text.template.adaptation import (
     TemplateCapabilities,
@@ -243,7 +244,9 @@ class ChatTemplate:
         if message.role is Role.TOOL:
             turn["tool_call_id"] = self._call_id(message.tool_call_id or "")
             turn["name"] = self._guard.text(message.name or "")
-        if self.capabilities.needs_parts and isinstance(turn["content"], str):
+        if isinstance(turn["content"], str) and has_mark(turn["content"]):
+            turn["content"] = content_parts(turn["content"])
+        elif self.capabilities.needs_parts and isinstance(turn["content"], str):
             turn["content"] = [{"type": "text", "text": turn["content"]}]
         return turn
 

@@ -16,6 +16,8 @@ class TextInput(Struct, tag="text"):
 class ImageInput(Struct, tag="image"):
     """Image, which a text model cannot read."""
 
+    source: Any = None
+
 
 class DocumentInput(Struct, tag="document"):
     """Document; its text can be read when the source carries it."""

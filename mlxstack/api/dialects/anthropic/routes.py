@@ -42,7 +42,8 @@ async def messages(
 ) -> Response[MessageResponse] | Stream:
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
-    parsed = await service.text_processor.read(lambda: conversation(data))
+    words = service.text_processor
+    parsed = await words.read(lambda: conversation(data, words.image_reader()))
     require_answerable(parsed)
     order = await admit(service, parsed, _options(service, data, parsed, request))
     names = ResponseIds(order.request.id, model, request_id(request.scope))
@@ -58,7 +59,8 @@ async def messages(
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
     """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
-    parsed = await service.text_processor.read(lambda: conversation(data))
+    words = service.text_processor
+    parsed = await words.read(lambda: conversation(data, words.image_reader()))
     prompt = await service.text_processor.prompt(parsed)
     return TokenCount(len(prompt.tokens))
 

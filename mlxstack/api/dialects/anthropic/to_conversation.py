@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from mlxstack.api import request_fields
 from mlxstack.api.dialects.anthropic.request_schema import (
@@ -34,8 +35,11 @@ from mlxstack.api.dialects.anthropic.typed_tools import (
 from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.core.image import ImagePart
 from mlxstack.service.parts.generation_options import ToolChoiceMode
+from mlxstack.service.parts.openai_messages import BLIND
 from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.images.reader import ImageReader
 from mlxstack.text.normalize_messages import (
     Definitions,
     drop_billing,
@@ -53,7 +57,7 @@ THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled"
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
-def conversation(body: MessagesBody) -> Conversation:
+def conversation(body: MessagesBody, images: ImageReader = BLIND) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field.
 
     A last message of the assistant is continued, unless it has no text.
@@ -67,7 +71,7 @@ def conversation(body: MessagesBody) -> Conversation:
     require_runnable(body.tools or (), body.tool_choice)
     declared = declared_tools(body)
     known = Definitions(declared)
-    messages = [*_system(body.system), *_messages(body.messages, known)]
+    messages = [*_system(body.system), *_messages(body.messages, known, images)]
     if messages and _is_empty_answer(messages[-1]):
         messages.pop()
     messages = messages or [Message(Role.USER)]
@@ -104,17 +108,20 @@ def _system(content: Content | None) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _messages(turns: list[MessageParam], known: Definitions) -> list[Message]:
+def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader) -> list[Message]:
     newest = max((i for i, turn in enumerate(turns) if turn.role != "system"), default=-1)
+    answered = max((i for i, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
     messages: list[Message] = []
     for i, turn in enumerate(turns):
         at = f"messages[{i}]"
         blocks = read(turn.content, f"{at}.content")
         match turn.role:
             case "user":
+                blocks, seen = _seen(blocks, f"{at}.content", images, is_new=i > answered)
                 if i == newest:
                     _require_readable(blocks, f"{at}.content")
-                messages += _user(blocks, known, f"{at}.content")
+                said = _user(blocks, known, f"{at}.content", images)
+                messages += [*said[:-1], structs.replace(said[-1], images=seen or said[-1].images)]
             case "assistant":
                 messages.append(_assistant(blocks))
             case "system":
@@ -126,10 +133,33 @@ def _messages(turns: list[MessageParam], known: Definitions) -> list[Message]:
     return messages
 
 
-def _user(blocks: tuple[Block, ...], known: Definitions, at: str) -> tuple[Message, ...]:
+def _seen(
+    blocks: tuple[Block, ...], at: str, images: ImageReader, *, is_new: bool
+) -> tuple[tuple[Block, ...], tuple[ImagePart, ...]]:
+    """Blocks with marks in place of images, and the images. Raises BadRequest."""
+    if not images.sees:
+        return blocks, ()
+    shown: list[Block] = []
+    seen: list[ImagePart] = []
+    for i, block in enumerate(blocks):
+        if not isinstance(block, ImageInput):
+            shown.append(block)
+            continue
+        part = {"source": block.source}
+        found = images.new(part, f"{at}[{i}].source") if is_new else images.earlier(part)
+        if isinstance(found, ImagePart):
+            seen.append(found)
+            found = found.mark
+        shown.append(TextInput(found))
+    return tuple(shown), tuple(seen)
+
+
+def _user(
+    blocks: tuple[Block, ...], known: Definitions, at: str, images: ImageReader
+) -> tuple[Message, ...]:
     """Messages of a user turn, tool results first, even if empty."""
     results = [
-        _result(block, known, f"{at}[{i}]")
+        _result(block, known, f"{at}[{i}]", images)
         for i, block in enumerate(blocks)
         if isinstance(block, ToolResult)
     ]
@@ -166,10 +196,11 @@ def _instruction(block: Block, known: Definitions) -> str:
     return words(block)
 
 
-def _result(result: ToolResult, known: Definitions, at: str) -> Message:
+def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader) -> Message:
     """Tool result; found tools are described in place, a failure becomes text."""
     parts: list[dict[str, Any]] = []
-    for block in read(result.content, f"{at}.content"):
+    blocks, seen = _seen(read(result.content, f"{at}.content"), at, images, is_new=False)
+    for block in blocks:
         if isinstance(block, ToolReference):
             parts.append({"type": "tool_reference", "tool_name": block.tool_name})
         elif text := words(block):
@@ -177,7 +208,7 @@ def _result(result: ToolResult, known: Definitions, at: str) -> Message:
     text = result_text(parts, known)
     if result.is_error:
         text = error_text(text)
-    return Message(Role.TOOL, text, tool_call_id=result.tool_use_id)
+    return Message(Role.TOOL, text, tool_call_id=result.tool_use_id, images=seen)
 
 
 def _require_readable(blocks: tuple[Block, ...], at: str) -> None:

@@ -57,9 +57,10 @@ async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dic
 async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[str, str]:
     """Render a chat body to its prompt."""
     words = service.text_processor
-    return {
-        "prompt": await words.text(await words.read(lambda: to_conversation.conversation(data)))
-    }
+    conversation = await words.read(
+        lambda: to_conversation.conversation(data, words.image_reader())
+    )
+    return {"prompt": await words.text(conversation)}
 
 
 def _spelling(body: TokenizeBody, is_first: bool) -> TokenizeOptions:

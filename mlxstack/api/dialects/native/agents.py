@@ -41,6 +41,7 @@ from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.service.parts.stats import expected_timings
 from mlxstack.service.service import Service
+from mlxstack.text.images.reader import ImageReader
 
 AGENT = PREFIX + "agent"
 NO = (None, "", "0", "false")
@@ -92,7 +93,10 @@ async def create_agent(
     past = AgentHistory()
     if data.messages:
         body = ChatBody(messages=data.messages, tools=data.tools)
-        conversation = await service.text_processor.read(lambda: to_conversation.conversation(body))
+        words = service.text_processor
+        conversation = await words.read(
+            lambda: to_conversation.conversation(body, words.image_reader())
+        )
         past = AgentHistory(conversation.messages, conversation.tools)
     return of_new(agent, shown(request, await agents.create(service, agent, past)))
 
@@ -225,7 +229,8 @@ async def generate_for_agent(
     """Generate the next turn; 409 for a busy agent unless queued."""
     model = resolve_model(service, data.model)
     agent = checked(agent, "agent")
-    turn = await service.text_processor.read(lambda: _turn_request(agent, data, request))
+    words = service.text_processor
+    turn = await words.read(lambda: _turn_request(agent, data, request, words.image_reader()))
     wants = stream_config(data, turn.options.id, model)
     if data.stream:
         return await _stream(service, agent, turn, wants)
@@ -266,13 +271,15 @@ async def _stream(
     return streamed(frames(first, interleaved([parts]), renderer), headers)
 
 
-def _turn_request(agent: str, body: GenerateBody, request: AnyRequest) -> AgentTurnRequest:
+def _turn_request(
+    agent: str, body: GenerateBody, request: AnyRequest, images: ImageReader
+) -> AgentTurnRequest:
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
     request_fields.only_one(body.n)
     whole = structs.replace(body, messages=body.append) if body.append else body
     return AgentTurnRequest(
-        conversation=to_conversation.conversation(whole),
+        conversation=to_conversation.conversation(whole, images),
         options=structs.replace(options(body, request), agent=agent),
         is_added=bool(body.append),
         is_patient=bool(body.queue),

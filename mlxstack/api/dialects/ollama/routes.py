@@ -70,8 +70,10 @@ async def chat(
     _keep_alive(service, data.keep_alive)
     if not data.messages:
         return _loaded(renderer, service)
-    read = service.text_processor.read
-    conversation = await read(lambda: to_conversation.chat_conversation(data))
+    words = service.text_processor
+    conversation = await words.read(
+        lambda: to_conversation.chat_conversation(data, words.image_reader())
+    )
     order = await admit(service, conversation, _options(data, request))
     return await _answer(request, service, order, data, renderer)
 
@@ -85,8 +87,9 @@ async def generate(
     _keep_alive(service, data.keep_alive)
     if not data.prompt:
         return _loaded(renderer, service)
-    conversation = await service.text_processor.read(
-        lambda: to_conversation.prompt_conversation(data)
+    words = service.text_processor
+    conversation = await words.read(
+        lambda: to_conversation.prompt_conversation(data, words.image_reader())
     )
     options = _options(data, request)
     order = (

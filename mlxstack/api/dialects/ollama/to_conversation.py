@@ -18,20 +18,22 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.parts.openai_messages import ChatMessageParam
+from mlxstack.service.parts.openai_messages import BLIND, ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.images.reader import ImageReader
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[hms]|\Z)")
 UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}
 LEVELS = ("low", "medium", "high", "max")
 
 
-def chat_conversation(body: OllamaChatBody) -> Conversation:
+def chat_conversation(body: OllamaChatBody, images: ImageReader = BLIND) -> Conversation:
     """Conversation of a chat. Raises BadRequest with the path of the field."""
-    return _conversation(ChatBody(messages=_messages(body.messages or ()), tools=body.tools), body)
+    sent = _messages(body.messages or (), images)
+    return _conversation(ChatBody(messages=sent, tools=body.tools), body, images)
 
 
-def prompt_conversation(body: OllamaGenerateBody) -> Conversation:
+def prompt_conversation(body: OllamaGenerateBody, images: ImageReader = BLIND) -> Conversation:
     """Conversation of one prompt. Raises BadRequest for unsupported fields."""
     for name in ("suffix", "template", "context"):
         if getattr(body, name):
@@ -41,8 +43,8 @@ def prompt_conversation(body: OllamaGenerateBody) -> Conversation:
                 name,
             )
     system = [ChatMessageParam("system", body.system)] if body.system else []
-    sent = [*system, ChatMessageParam("user", _content(body.prompt, body.images))]
-    return _conversation(ChatBody(messages=sent), body)
+    sent = [*system, ChatMessageParam("user", _content(body.prompt, body.images, images))]
+    return _conversation(ChatBody(messages=sent), body, images)
 
 
 def constraint(body: OllamaGenerationBody) -> ResponseConstraint | None:
@@ -71,9 +73,9 @@ def keep_alive_s(given: float | str) -> float:
     return given if given >= 0 else math.inf
 
 
-def _conversation(chat: ChatBody, body: OllamaGenerationBody) -> Conversation:
+def _conversation(chat: ChatBody, body: OllamaGenerationBody, images: ImageReader) -> Conversation:
     """Conversation whose last message of the assistant is continued."""
-    conversation = openai_chat.conversation(chat)
+    conversation = openai_chat.conversation(chat, images)
     thinking, template = _effort(body.think)
     shape = constraint(body)
     instruction = () if shape is None else (json_instruction(shape.schema),)
@@ -101,11 +103,11 @@ def _effort(think: bool | str | None) -> tuple[bool | None, dict[str, Any]]:
     return True, {"reasoning_effort": think}
 
 
-def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
+def _messages(sent: Sequence[OllamaMessage], images: ImageReader) -> list[ChatMessageParam]:
     return [
         ChatMessageParam(
             role=message.role,
-            content=_content(message.content, message.images),
+            content=_content(message.content, message.images, images),
             reasoning_content=message.thinking,
             tool_calls=message.tool_calls,
             tool_call_id=message.tool_call_id,
@@ -115,7 +117,12 @@ def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
     ]
 
 
-def _content(text: str | None, images: Iterable[Any] | None) -> str | list[Any] | None:
-    """Text, or its parts with images, which are refused later."""
-    parts = [{"type": "image"} for _ in images or ()]
-    return [{"type": "text", "text": text or ""}, *parts] if parts else text
+def _content(
+    text: str | None, sent: Iterable[Any] | None, images: ImageReader
+) -> str | list[Any] | None:
+    """Text, or its parts with images, which stand before it for a model that sees."""
+    parts: list[Any] = [{"type": "image", "data": data} for data in sent or ()]
+    if not parts:
+        return text
+    spoken = {"type": "text", "text": text or ""}
+    return [*parts, spoken] if images.sees else [spoken, *parts]

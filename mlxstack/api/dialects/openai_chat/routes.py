@@ -42,7 +42,10 @@ async def chat_completions(
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
     n = n_choices(data.n, service.preset.slots.count)
-    conversation = await service.text_processor.read(lambda: to_conversation.conversation(data))
+    words = service.text_processor
+    conversation = await words.read(
+        lambda: to_conversation.conversation(data, words.image_reader())
+    )
     order = await admit(service, conversation, options(data, request))
     order = structs.replace(order, omitted_tools=to_conversation.omitted_tools(data))
     wants = stream_config(data, order.request.id, model)
@@ -62,7 +65,9 @@ async def chat_input_tokens(data: JSONBody[ChatBody], service: TheService) -> In
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
     words = service.text_processor
-    prompt = await words.prompt(await words.read(lambda: to_conversation.conversation(data)))
+    prompt = await words.prompt(
+        await words.read(lambda: to_conversation.conversation(data, words.image_reader()))
+    )
     return InputTokens(len(prompt.tokens))
 
 

@@ -13,20 +13,21 @@ from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.generation_options import ToolChoiceMode
-from mlxstack.service.parts.openai_messages import read_messages, read_prediction
+from mlxstack.service.parts.openai_messages import BLIND, read_messages, read_prediction
 from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.images.reader import ImageReader
 
 CUSTOM = "custom"
 
 
-def conversation(body: ChatBody) -> Conversation:
+def conversation(body: ChatBody, images: ImageReader = BLIND) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field."""
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
     _bound(body)
     thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort)
     return Conversation(
-        messages=(*read_messages(body.messages), *_format(body)),
+        messages=(*read_messages(body.messages, images), *_format(body)),
         tools=_tools(body),
         thinking=thinking,
         template=template,

@@ -39,6 +39,7 @@ class ModelCard(Struct, frozen=True):
     meta: ModelMeta
     aliases: tuple[str, ...]
     features: tuple[str, ...] = ()
+    input_modalities: tuple[str, ...] = ("text",)
     tags: tuple[str, ...] = ()
     object: str = "model"
     owned_by: str = "mlx-stack"
@@ -90,7 +91,7 @@ async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
 
 
 def _model(service: Service, name: str) -> ModelCard:
-    facts, n_ctx = service.facts, service.n_ctx
+    facts, n_ctx, features = service.facts, service.n_ctx, capabilities(service)
     return ModelCard(
         id=name,
         created=int(service.stats.started_at),
@@ -100,7 +101,8 @@ def _model(service: Service, name: str) -> ModelCard:
         max_tokens=n_ctx,
         meta=ModelMeta(n_ctx, facts.n_ctx_train, facts.n_vocab, facts.n_params, facts.n_bytes),
         aliases=tuple(other for other in names(service) if other != name),
-        features=capabilities(service),
+        features=features,
+        input_modalities=("text", "image") if "vision" in features else ("text",),
     )
 
 

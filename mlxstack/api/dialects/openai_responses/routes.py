@@ -44,8 +44,9 @@ async def responses(
     """Answer a list of items, whole or as server-sent events."""
     model, box = resolve_model(service, data.model), toolbox(data.tools)
     data, options = _resolved(data, request), _options(data, request, box)
-    conversation = await service.text_processor.read(
-        lambda: to_conversation.conversation(data, box)
+    words = service.text_processor
+    conversation = await words.read(
+        lambda: to_conversation.conversation(data, box, words.image_reader())
     )
     order = await _admit(service, conversation, options)
     response, is_sealed = _response(data, order, model), SEALED in (data.include or ())
@@ -63,8 +64,9 @@ async def input_tokens(
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
     data, box = _resolved(data, request), toolbox(data.tools)
-    prompt = await service.text_processor.prompt(
-        await service.text_processor.read(lambda: to_conversation.conversation(data, box))
+    words = service.text_processor
+    prompt = await words.prompt(
+        await words.read(lambda: to_conversation.conversation(data, box, words.image_reader()))
     )
     return InputTokens(len(prompt.tokens))
 

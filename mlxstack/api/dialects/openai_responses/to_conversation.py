@@ -26,13 +26,17 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
 from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import ImagePart
 from mlxstack.service.parts.generation_options import ToolChoiceMode
 from mlxstack.service.parts.openai_messages import (
+    BLIND,
     read_history,
     read_latest_user,
     read_system,
+    see,
 )
 from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.images.reader import ImageReader
 from mlxstack.text.normalize_messages import parse_arguments
 
 
@@ -125,7 +129,7 @@ def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam) -> Tool:
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
-def conversation(body: ResponsesBody, box: ToolNames) -> Conversation:
+def conversation(body: ResponsesBody, box: ToolNames, images: ImageReader = BLIND) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field."""
     for name in STATEFUL:
         if getattr(body, name):
@@ -137,7 +141,7 @@ def conversation(body: ResponsesBody, box: ToolNames) -> Conversation:
         n_items, request_fields.MOST_MESSAGES + request_fields.MOST_CALLS, "input", "items"
     )
     request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
-    messages = (*_instructions(body), *_input(body, box), *_format(body))
+    messages = (*_instructions(body), *_input(body, box, images), *_format(body))
     if not messages:
         raise BadRequest("input is empty; at least one message is needed", "input")
     level = (body.reasoning or {}).get("effort")
@@ -206,10 +210,10 @@ def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, read_system(given, "instructions")),) if given else ()
 
 
-def _input(body: ResponsesBody, box: ToolNames) -> tuple[Message, ...]:
+def _input(body: ResponsesBody, box: ToolNames, images: ImageReader) -> tuple[Message, ...]:
     if isinstance(body.input, str):
         return (Message(Role.USER, body.input),)
-    return messages(body.input, box)
+    return messages(body.input, box, images)
 
 
 def _format(body: ResponsesBody) -> tuple[Message, ...]:
@@ -241,17 +245,20 @@ ROLES = {
 JOINT = "\n\n"
 
 
-def messages(items: list[Item], box: ToolNames) -> tuple[Message, ...]:
+def messages(items: list[Item], box: ToolNames, images: ImageReader = BLIND) -> tuple[Message, ...]:
     """Messages of input items; other types are left out. Raises BadRequest.
 
     Reasoning, text and calls of the assistant without another message between them are one turn.
     """
     last = max((i for i, item in enumerate(items) if _is_asked(item)), default=-1)
+    answered = max((i for i, item in enumerate(items) if _is_answer(item)), default=-1)
     read: list[Message] = []
     for i, item in enumerate(items):
         reader = _new_question if i == last else READERS.get(_type(item, f"input[{i}]"))
         if reader is not None:
-            read.append(reader(item, f"input[{i}]", box))
+            shown, seen = _seen(item, f"input[{i}]", images, is_new=i > answered)
+            message = reader(shown, f"input[{i}]", box)
+            read.append(structs.replace(message, images=seen) if seen else message)
     return tuple(_turns(read))
 
 
@@ -264,6 +271,24 @@ def _type(item: Item, at: str) -> str:
 
 def _is_asked(item: Item) -> bool:
     return item.get("type") in (None, "message") and item.get("role") == "user"
+
+
+def _is_answer(item: Item) -> bool:
+    kind = item.get("type")
+    is_call = kind == "reasoning" or (isinstance(kind, str) and kind.endswith("_call"))
+    return is_call or item.get("role") == "assistant"
+
+
+def _seen(
+    item: Item, at: str, images: ImageReader, *, is_new: bool
+) -> tuple[Item, tuple[ImagePart, ...]]:
+    """Item with marks in place of images, and the images. Raises BadRequest."""
+    is_asked = _is_asked(item)
+    name = "content" if is_asked else "output"
+    if not images.sees or not (is_asked or item.get("type") in SHOWING):
+        return item, ()
+    content, seen = see(item.get(name), f"{at}.{name}", images, is_new=is_new and is_asked)
+    return ({**item, name: content} if seen or content else item), seen
 
 
 def _as(kind: type[T], item: Item, at: str) -> T:
@@ -387,6 +412,9 @@ def _joined(parts: Sequence[Message]) -> Message:
         tool_calls=tuple(chain.from_iterable(one.tool_calls for one in parts)),
     )
 
+
+SHOWING = frozenset({"function_call_output", "custom_tool_call_output"})
+"""Items whose `output` may hold images."""
 
 SEAL = "mlx-stack:"
 

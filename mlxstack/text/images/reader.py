@@ -1,0 +1,92 @@
+"""Images of a request as clients send them, in every dialect."""
+
+import base64
+import binascii
+import re
+from typing import Any
+
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import ImagePart
+from mlxstack.text.images.bounds import MAX_BYTES, RefusedImage, upright_size
+
+MOST_NEW, MOST_IN_ALL = 20, 100
+OMITTED = "[image omitted]"
+KINDS = frozenset({"image", "image_url", "input_image"})
+WAY_OUT = "send it as a data URL (data:image/png;base64,...)"
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}:", re.IGNORECASE)
+
+
+class ImageReader:
+    """Images of one request, counted; a model that cannot see takes none. Single owner."""
+
+    def __init__(self, *, sees: bool = False) -> None:
+        self.sees = sees
+        self._n_new = 0
+        self._n_in_all = 0
+
+    def new(self, part: dict[str, Any], at: str) -> ImagePart:
+        """Image that the user sends now. Raises BadRequest with the path of the field."""
+        if self._n_new >= MOST_NEW or self._n_in_all >= MOST_IN_ALL:
+            raise BadRequest(
+                f"{at}: more than {MOST_NEW} new images, or {MOST_IN_ALL} in all; send fewer", at
+            )
+        self._n_new += 1
+        try:
+            return self._read(part)
+        except RefusedImage as refusal:
+            raise BadRequest(f"{at}: the image is refused: {refusal}", at) from None
+
+    def earlier(self, part: dict[str, Any]) -> ImagePart | str:
+        """Image of a history or a tool result, or the note in its place."""
+        if self._n_in_all >= MOST_IN_ALL:
+            return f"[image omitted: a request has at most {MOST_IN_ALL}]"
+        try:
+            return self._read(part)
+        except RefusedImage as refusal:
+            return f"[image omitted: {refusal}]"
+
+    def _read(self, part: dict[str, Any]) -> ImagePart:
+        detail = _detail(part)
+        data = _bytes(part)
+        upright_size(data)
+        self._n_in_all += 1
+        return ImagePart(data, detail)
+
+
+def _bytes(part: dict[str, Any]) -> bytes:
+    """Encoded bytes of a part. Raises RefusedImage."""
+    sent = _sent(part)
+    if sent is None:
+        if part.get("file_id") or _source(part).get("type") == "file":
+            raise RefusedImage(f"no files are stored here; {WAY_OUT}")
+        raise RefusedImage(f"it has no data; {WAY_OUT}")
+    head = _DATA_URL.match(sent)
+    if head is None and _SCHEME.match(sent):
+        raise RefusedImage(f"nothing is fetched from addresses; {WAY_OUT}")
+    text = sent[head.end() :] if head else sent
+    if len(text) > MAX_BYTES * 3 // 2:
+        raise RefusedImage(f"it has {len(text) * 3 // 4} bytes, at most {MAX_BYTES} are taken")
+    try:
+        return base64.b64decode(text, validate=False)
+    except (binascii.Error, ValueError):
+        raise RefusedImage("its data is no base64") from None
+
+
+def _sent(part: dict[str, Any]) -> str | None:
+    source, given = _source(part), part.get("image_url")
+    if isinstance(given, dict):
+        given = given.get("url")
+    texts = (given, source.get("data"), source.get("url"), part.get("data"), part.get("url"))
+    return next((text for text in texts if isinstance(text, str) and text), None)
+
+
+def _source(part: dict[str, Any]) -> dict[str, Any]:
+    source = part.get("source")
+    return source if isinstance(source, dict) else {}
+
+
+def _detail(part: dict[str, Any]) -> str:
+    given = part.get("image_url")
+    detail = given.get("detail") if isinstance(given, dict) else part.get("detail")
+    return detail if detail in ("low", "high", "original") else "auto"

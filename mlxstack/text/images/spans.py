@@ -1,0 +1,159 @@
+"""Marks of images in messages, placeholders in renderings, and ranges in prompts."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import ImagePart, ImageProcessor, ImageSpan, digest, marks, virtual_ids
+from mlxstack.text.images.bounds import RefusedImage, upright_size
+from mlxstack.text.tokens.cached_tokenizer import Encoded, Splice
+
+_OPENS, _CLOSES = "\ufdd5", "\ufdd6"
+_MARK = re.compile("\ufdd5[0-9a-f]{32}\ufdd6")
+_JOINED = re.compile("\n?(\ufdd5[0-9a-f]{32}\ufdd6)\n?")
+
+
+class PlacedImage(Struct, frozen=True):
+    """Image of a prompt: its characters `start` to `end`, and its tokens."""
+
+    part: ImagePart
+    splice: Splice
+    span: ImageSpan
+
+
+def unmarked(text: str) -> str:
+    """The text without marks, as people read it."""
+    return _MARK.sub("[image]", text) if _OPENS in text else text
+
+
+def after_images(text: str) -> str:
+    """The text after the last image of a message."""
+    return text.rpartition(_CLOSES)[2].removeprefix("\n") if _OPENS in text else text
+
+
+def without_images(messages: Iterable[Message], note: str, *roles: Role) -> tuple[Message, ...]:
+    """Messages with `note` in place of each image of these roles."""
+    return tuple(
+        structs.replace(one, text=_MARK.sub(note, one.text), images=())
+        if one.images and one.role in roles
+        else one
+        for one in messages
+    )
+
+
+def honest(conversation: Conversation) -> Conversation:
+    """Conversation whose texts hold no other marks than those of their images."""
+    messages = tuple(map(_honest, conversation.messages))
+    return structs.replace(conversation, messages=messages)
+
+
+def _honest(message: Message) -> Message:
+    if _OPENS not in message.text and _CLOSES not in message.text:
+        return message
+    own = [image.mark for image in message.images]
+    if marks(message.text) == own and message.text.count(_OPENS) == len(own):
+        return message
+    text = message.text.replace(_OPENS, "").replace(_CLOSES, "")
+    return structs.replace(message, text=text, images=())
+
+
+def content_parts(text: str) -> list[dict[str, Any]]:
+    """Content of a message for its template: texts and images in order."""
+    parts: list[dict[str, Any]] = []
+    for piece in _JOINED.split(text):
+        if _MARK.fullmatch(piece):
+            parts.append({"type": "image"})
+        elif piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
+
+
+def has_mark(text: str) -> bool:
+    """Whether a text holds the mark of an image."""
+    return _OPENS in text
+
+
+def moved_from_tools(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Images of tool results in user messages after the results.
+
+    For templates whose tool role takes no images.
+    """
+    moved: list[Message] = []
+    waiting: list[Message] = []
+    for message in messages:
+        if message.role is not Role.TOOL:
+            moved += waiting
+            waiting = []
+        if message.role is Role.TOOL and message.images:
+            shown = [f"image of tool result {message.tool_call_id or ''}".rstrip()]
+            shown += [image.mark for image in message.images]
+            waiting.append(Message(Role.USER, "\n".join(shown), images=message.images))
+            text = _MARK.sub("[image: see below]", message.text)
+            message = structs.replace(message, text=text, images=())  # noqa: PLW2901
+        moved.append(message)
+    return (*moved, *waiting)
+
+
+def images_of(messages: Iterable[Message]) -> dict[str, ImagePart]:
+    """Images by their marks."""
+    return {image.mark: image for message in messages for image in message.images}
+
+
+def placed(
+    processor: ImageProcessor,
+    images: Sequence[ImagePart],
+    marked: str,
+    token_of: Callable[[str], int],
+) -> list[PlacedImage]:
+    """Images at the placeholders of a rendering, in order, without positions in tokens.
+
+    Raises BadRequest when the template shows another number.
+    """
+    starts = [found.start() for found in re.finditer(re.escape(processor.placeholder), marked)]
+    if len(starts) != len(images):
+        raise BadRequest(
+            f"messages: the chat template of this model shows {len(starts)} of {len(images)} "
+            "images; send images in messages of the user",
+            "messages",
+        )
+    return [
+        _placed(processor, image, start, token_of)
+        for image, start in zip(images, starts, strict=True)
+    ]
+
+
+def _placed(
+    processor: ImageProcessor, image: ImagePart, start: int, token_of: Callable[[str], int]
+) -> PlacedImage:
+    try:
+        width, height = upright_size(image.data)
+    except RefusedImage as refusal:
+        raise BadRequest(f"messages: an image is refused: {refusal}", "messages") from None
+    size = processor.size(width, height, image.detail)
+    name = digest(image.data, processor.fingerprint, size)
+    virtual = iter(virtual_ids(name, size.n_features))
+    tokens = tuple(
+        next(virtual) if text is None else token_of(text) for text in processor.expand(size)
+    )
+    splice = Splice(start, start + len(processor.placeholder), tokens)
+    return PlacedImage(image, splice, ImageSpan(0, len(tokens), name, size, image.data))
+
+
+def spans_in(encoded: Encoded, images: Sequence[PlacedImage]) -> tuple[ImageSpan, ...]:
+    """Ranges of tokens that hold the images. Raises BadRequest if one was not replaced."""
+    spans = []
+    for image in images:
+        at = encoded.piece_at(image.splice.start)
+        start = encoded.places[at]
+        end = start + image.span.end
+        if (
+            encoded.chars[at] != image.splice.start
+            or encoded.tokens[start:end] != image.splice.tokens
+        ):
+            raise BadRequest("messages: an image has no place in the prompt", "messages")
+        spans.append(structs.replace(image.span, start=start, end=end))
+    return tuple(spans)

@@ -1,0 +1,208 @@
+"""Images of all dialects as one prompt with spans."""
+
+import base64
+import io
+from typing import Any
+
+import msgspec
+import pytest
+from mlx_lm.utils import load_tokenizer
+from PIL import Image
+
+from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
+from mlxstack.api.dialects.anthropic.to_conversation import conversation as from_anthropic
+from mlxstack.api.dialects.ollama.request_schema import OllamaChatBody
+from mlxstack.api.dialects.ollama.to_conversation import chat_conversation as from_ollama
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.dialects.openai_chat.to_conversation import conversation as from_openai
+from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
+from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import FIRST_VIRTUAL, ImagePart
+from mlxstack.service.parts.openai_messages import read_stored, write_message
+from mlxstack.text.images.families import processor_of
+from mlxstack.text.images.reader import MOST_IN_ALL, MOST_NEW, ImageReader
+from mlxstack.text.prompt.prompt import PromptMaker
+from tests import vision_models
+
+
+def png(color: str = "teal", size: tuple[int, int] = (64, 64)) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", size, color).save(out, "PNG")
+    return out.getvalue()
+
+
+TEAL = base64.b64encode(png()).decode()
+URL = f"data:image/png;base64,{TEAL}"
+SHOWN = {"type": "image_url", "image_url": {"url": URL}}
+SOURCE = {"type": "base64", "media_type": "image/png", "data": TEAL}
+ASK = {"type": "text", "text": "What is it?"}
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> PromptMaker:
+    folder = vision_models.build(tmp_path_factory.mktemp("models") / "vl", "qwen3_vl")
+    return PromptMaker(load_tokenizer(folder), processor=processor_of(folder))
+
+
+def reader() -> ImageReader:
+    return ImageReader(sees=True)
+
+
+def chat(*messages: dict[str, Any]) -> Conversation:
+    return from_openai(msgspec.convert({"messages": messages}, ChatBody), reader())
+
+
+def in_every_dialect() -> list[Conversation]:
+    asked = {"role": "user", "content": [SHOWN, ASK]}
+    other = {"role": "user", "content": [{**SHOWN, "image_url": URL}, ASK]}
+    block = {"role": "user", "content": [{"type": "image", "source": SOURCE}, ASK]}
+    item = {"type": "input_image", "image_url": URL}
+    items = [{"role": "user", "content": [item, {"type": "input_text", "text": "What is it?"}]}]
+    message = {"role": "user", "content": "What is it?", "images": [TEAL]}
+    return [
+        chat(asked),
+        chat(other),
+        from_anthropic(
+            msgspec.convert({"messages": [block], "max_tokens": 1}, MessagesBody), reader()
+        ),
+        from_responses(msgspec.convert({"input": items}, ResponsesBody), ToolNames(), reader()),
+        from_ollama(
+            msgspec.convert({"model": "m", "messages": [message]}, OllamaChatBody), reader()
+        ),
+    ]
+
+
+def test_all_dialects_give_one_prompt(maker: PromptMaker) -> None:
+    prompts = [maker.make(conversation) for conversation in in_every_dialect()]
+    first = prompts[0]
+    (span,) = first.images
+    assert span.end - span.start == span.size.n_features == 4
+    assert all(token >= FIRST_VIRTUAL for token in first.tokens[span.start : span.end])
+    assert sum(token >= FIRST_VIRTUAL for token in first.tokens) == 4
+    assert {(one.tokens, one.images[0].digest) for one in prompts} == {(first.tokens, span.digest)}
+    assert first.n_replayed == 0
+    assert span.data == png()
+    assert all(cut <= span.start or cut >= span.end for cut in first.checkpoint_positions)
+
+
+def test_the_next_turn_begins_with_the_ids_of_this_one(maker: PromptMaker) -> None:
+    turn = {"role": "user", "content": [SHOWN, ASK]}
+    other = {**SHOWN, "image_url": {"url": base64.b64encode(png("red", (128, 64))).decode()}}
+    first = maker.make(chat(turn))
+    answered = ({"role": "assistant", "content": "teal"}, {"role": "user", "content": [other]})
+    second = maker.make(chat(turn, *answered))
+    end = first.checkpoint_positions[-1]
+    assert end > first.images[0].end
+    assert second.tokens[:end] == first.tokens[:end]
+    assert second.images[0] == first.images[0]
+    assert second.images[1].size.n_features == 8
+    assert second.images[1].digest != first.images[0].digest
+
+
+def test_a_placeholder_that_somebody_spells_is_no_image(maker: PromptMaker) -> None:
+    mark = ImagePart(png()).mark
+    spelled = f"<|vision_start|><|image_pad|><|vision_end|> {mark}"
+    prompt = maker.make(chat({"role": "user", "content": [SHOWN, {"type": "text", "text": "x"}]}))
+    for messages in (
+        [{"role": "user", "content": spelled}],
+        [{"role": "user", "content": [{"type": "text", "text": spelled}]}],
+        [{"role": "user", "content": "x"}, {"role": "tool", "content": spelled}],
+    ):
+        made = maker.make(chat(*messages))
+        assert not made.images
+        assert max(made.tokens) < FIRST_VIRTUAL
+        assert prompt.tokens[prompt.images[0].start - 1] not in made.tokens
+
+
+def test_an_image_of_a_tool_result_is_shown(maker: PromptMaker) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t1",
+        "content": [{"type": "image", "source": SOURCE}],
+    }
+    turns = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    body = msgspec.convert({"messages": turns, "max_tokens": 1}, MessagesBody)
+    assert len(maker.make(from_anthropic(body, reader())).images) == 1
+    call = {"type": "function_call", "call_id": "t1", "name": "look", "arguments": "{}"}
+    shown = [{"type": "input_image", "image_url": URL}]
+    output = {"type": "function_call_output", "call_id": "t1", "output": shown}
+    items = {"input": [{"role": "user", "content": "look"}, call, output]}
+    made = from_responses(msgspec.convert(items, ResponsesBody), ToolNames(), reader())
+    assert len(maker.make(made).images) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://x.invalid/a.png"}}, "data URL"),
+        ({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}, "data URL"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "data URL"),
+        ({"type": "input_image", "file_id": "file-1"}, "no files"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "send PNG"),
+    ],
+)
+def test_a_new_image_is_refused_and_an_earlier_one_becomes_a_note(
+    maker: PromptMaker, part: dict[str, Any], says: str
+) -> None:
+    asked = {"role": "user", "content": [ASK, part]}
+    with pytest.raises(BadRequest, match=says) as refused:
+        chat(asked)
+    assert refused.value.param == "messages[0].content[1]"
+    poisoned = chat(
+        asked, {"role": "assistant", "content": "no"}, {"role": "user", "content": "go"}
+    )
+    assert "[image omitted: " in poisoned.messages[0].text
+    assert not maker.make(poisoned).images
+
+
+def test_the_number_of_images_is_bounded() -> None:
+    with pytest.raises(BadRequest, match=f"more than {MOST_NEW} new"):
+        chat({"role": "user", "content": [SHOWN] * (MOST_NEW + 1)})
+    answered = {"role": "assistant", "content": "ok"}
+    old = {"role": "user", "content": [SHOWN] * (MOST_IN_ALL + 1)}
+    seen = chat(old, answered, {"role": "user", "content": "go"})
+    assert len(seen.messages[0].images) == MOST_IN_ALL
+    assert seen.messages[0].text.endswith(f"at most {MOST_IN_ALL}]")
+
+
+def test_a_stored_message_keeps_its_images() -> None:
+    (message,) = chat({"role": "user", "content": [ASK, SHOWN, ASK]}).messages
+    assert read_stored(write_message(message)) == message
+
+
+def test_a_model_that_cannot_see_reads_notes(maker: PromptMaker) -> None:
+    blind = PromptMaker(maker._tokenizer)
+    image = ImagePart(png())
+    conversation = Conversation((Message(Role.USER, f"a {image.mark}", images=(image,)),))
+    prompt = blind.make(conversation)
+    assert "a [image omitted]" in (prompt.text or "")
+    assert not prompt.images
+    with pytest.raises(BadRequest, match="not supported by this model"):
+        from_openai(
+            msgspec.convert({"messages": [{"role": "user", "content": [SHOWN]}]}, ChatBody),
+        )
+
+
+def test_two_details_are_two_images(maker: PromptMaker) -> None:
+    large = base64.b64encode(png("red", (1024, 1024))).decode()
+    parts = [
+        {"type": "image_url", "image_url": {"url": large, "detail": one}} for one in ("low", "high")
+    ]
+    low, high = maker.make(chat({"role": "user", "content": parts})).images
+    assert low.size.n_features < high.size.n_features
+    assert low.digest != high.digest
+
+
+def test_virtual_ids_are_read_as_the_placeholder(maker: PromptMaker) -> None:
+    prompt = maker.make(in_every_dialect()[0])
+    span = prompt.images[0]
+    assert maker.detokenize(prompt.tokens).count("<|image_pad|>") == 4
+    assert maker.piece(prompt.tokens[span.start]) == "<|image_pad|>"
