@@ -17,7 +17,8 @@ FIRST_VIRTUAL = 1 << 30
 _BITS = FIRST_VIRTUAL - 1
 _PER_HASH = 8
 
-# Noncharacters, which no honest text contains.
+MARK_OPENS = "\ufdd5"
+"""Begins the mark of an image: a noncharacter, which no honest text contains."""
 _MARK = re.compile("\ufdd5[0-9a-f]{32}\ufdd6")
 
 

@@ -456,7 +456,7 @@ class Service:
 
 
 def _text_processor(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
-    """Text processor of a loaded model; it sees if its files, engine and template do."""
+    """Text processor that sees if files, engine and template do."""
     processor = processor_of(Path(facts.path)) if facts.takes_images else None
     return TextProcessor(tokenizer, preset, facts.n_vocab, processor)
 

@@ -15,6 +15,7 @@ from mlxstack.core.commands import AgentKVLocation
 from mlxstack.core.conversation import Conversation, Role, Tool
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.errors import StackError
+from mlxstack.core.image import MARK_OPENS
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
 from mlxstack.policy.kv.conversation_id import ConversationNamer, user_turn_digests
@@ -61,7 +62,8 @@ def agent_title(conversation: Conversation, hint: str | None) -> AgentTitle:
     """Name an agent by client and folder, else by its first words."""
     messages = conversation.messages
     system = "\n".join(m.text for m in messages if m.role is Role.SYSTEM)[:MOST_SCANNED]
-    user = unmarked(next((m.text for m in messages if m.role is Role.USER), ""))[:MOST_SCANNED]
+    user = next((m.text for m in messages if m.role is Role.USER), "")
+    user = (unmarked(user) if MARK_OPENS in user else user)[:MOST_SCANNED]
     client, folder = _client(system, hint), _folder(system) or _folder(user)
     words = first_words(REMINDERS.sub("", user))
     parts = (client, folder) if folder else (client, words)

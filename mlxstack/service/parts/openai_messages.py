@@ -12,7 +12,7 @@ from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Damaged, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
-from mlxstack.text.images.reader import KINDS, ImageReader
+from mlxstack.text.images.reader import BLIND, KINDS, ImageReader
 from mlxstack.text.normalize_messages import parse_arguments, plain_text, system_text
 
 ROLES = {
@@ -37,7 +37,6 @@ NOTES = {
 
 SEEN = frozenset({"user", "tool", "function"})
 """Roles whose images a model sees."""
-BLIND = ImageReader()
 
 Content = str | list[str | dict[str, Any]] | None
 ContentReader = Callable[[Content, str], str]

@@ -22,7 +22,7 @@ from mlxstack.text.grammar.grammar_check import is_bounded
 from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, not_objects
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
-from mlxstack.text.images.reader import ImageReader
+from mlxstack.text.images.reader import BLIND, ImageReader
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
 from mlxstack.text.prompt.report import notes
@@ -109,7 +109,7 @@ class TextProcessor:
 
     def image_reader(self) -> ImageReader:
         """Reader of the images of one request."""
-        return ImageReader(sees=self.sees)
+        return ImageReader(sees=True) if self.sees else BLIND
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""

@@ -35,7 +35,7 @@ class RefusedImage(ValueError):
 
 
 def upright_size(data: bytes) -> tuple[int, int]:
-    """Width and height of an image as people see it. Raises RefusedImage.
+    """Width and height of an upright image. Raises RefusedImage.
 
     An image is decoded once, to find whether it is whole; later calls cost a hash.
     """
@@ -59,7 +59,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
 
 
 def decoded(data: bytes) -> Any:
-    """Upright RGB `PIL.Image.Image`, transparency over white. Raises RefusedImage."""
+    """Upright RGB Pillow image, transparency over white. Raises RefusedImage."""
     from PIL import Image  # noqa: PLC0415
 
     image = _opened(data)
@@ -110,7 +110,7 @@ def _opened(data: bytes) -> Any:
 
 
 def _orientation(image: Any) -> int:
-    """EXIF orientation from the header; Pillow would decode a PNG to find one."""
+    """EXIF orientation from the header, without decoding."""
     if "exif" not in image.info:
         return 1
     try:

@@ -18,7 +18,10 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}:", re.IGNORECASE)
 
 
 class ImageReader:
-    """Images of one request, counted; a model that cannot see takes none. Single owner."""
+    """Images of one request, counted. Single owner.
+
+    A model that cannot see takes none.
+    """
 
     def __init__(self, *, sees: bool = False) -> None:
         self.sees = sees
@@ -26,7 +29,10 @@ class ImageReader:
         self._n_in_all = 0
 
     def new(self, part: dict[str, Any], at: str) -> ImagePart:
-        """Image that the user sends now. Raises BadRequest with the path of the field."""
+        """Image that the user sends now.
+
+        Raises BadRequest with the path of the field.
+        """
         if self._n_new >= MOST_NEW or self._n_in_all >= MOST_IN_ALL:
             raise BadRequest(
                 f"{at}: more than {MOST_NEW} new images, or {MOST_IN_ALL} in all; send fewer", at
@@ -38,7 +44,7 @@ class ImageReader:
             raise BadRequest(f"{at}: the image is refused: {refusal}", at) from None
 
     def earlier(self, part: dict[str, Any]) -> ImagePart | str:
-        """Image of a history or a tool result, or the note in its place."""
+        """Image of a history or tool result, or a note."""
         if self._n_in_all >= MOST_IN_ALL:
             return f"[image omitted: a request has at most {MOST_IN_ALL}]"
         try:
@@ -52,6 +58,10 @@ class ImageReader:
         upright_size(data)
         self._n_in_all += 1
         return ImagePart(data, detail)
+
+
+BLIND = ImageReader()
+"""Reader of a model that cannot see."""
 
 
 def _bytes(part: dict[str, Any]) -> bytes:

@@ -46,7 +46,7 @@ def without_images(messages: Iterable[Message], note: str, *roles: Role) -> tupl
 
 
 def honest(conversation: Conversation) -> Conversation:
-    """Conversation whose texts hold no other marks than those of their images."""
+    """Conversation whose texts hold only marks of their images."""
     messages = tuple(map(_honest, conversation.messages))
     return structs.replace(conversation, messages=messages)
 
@@ -70,11 +70,6 @@ def content_parts(text: str) -> list[dict[str, Any]]:
         elif piece:
             parts.append({"type": "text", "text": piece})
     return parts
-
-
-def has_mark(text: str) -> bool:
-    """Whether a text holds the mark of an image."""
-    return _OPENS in text
 
 
 def moved_from_tools(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -109,9 +104,10 @@ def placed(
     marked: str,
     token_of: Callable[[str], int],
 ) -> list[PlacedImage]:
-    """Images at the placeholders of a rendering, in order, without positions in tokens.
+    """Images at the placeholders of a rendering, in order.
 
-    Raises BadRequest when the template shows another number.
+    Their positions in tokens are not known yet. Raises BadRequest when the template shows
+    another number.
     """
     starts = [found.start() for found in re.finditer(re.escape(processor.placeholder), marked)]
     if len(starts) != len(images):
@@ -144,7 +140,7 @@ def _placed(
 
 
 def spans_in(encoded: Encoded, images: Sequence[PlacedImage]) -> tuple[ImageSpan, ...]:
-    """Ranges of tokens that hold the images. Raises BadRequest if one was not replaced."""
+    """Ranges of tokens that hold the images. Raises BadRequest."""
     spans = []
     for image in images:
         at = encoded.piece_at(image.splice.start)

@@ -12,7 +12,14 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, SetupError, TooLong
-from mlxstack.core.image import ImagePart, ImageProcessor, ImageSpan, marks, without_virtual
+from mlxstack.core.image import (
+    MARK_OPENS,
+    ImagePart,
+    ImageProcessor,
+    ImageSpan,
+    marks,
+    without_virtual,
+)
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.special_tokens import special_tokens_of
 from mlxstack.text.images.reader import OMITTED
@@ -210,15 +217,19 @@ class PromptMaker:
         self._refuse_too_long([marked])
         splices = self._splices(scope, conversation, messages, inputs, marked, known)
         images = self._images(conversation, messages, marked)
-        whole = sorted([*splices, *(one.splice for one in images)], key=lambda one: one.start)
-        encoded = self._encoder.encode(marked, whole)
-        spans = spans_in(encoded, images)
+        if images:
+            splices += [one.splice for one in images]
+            splices.sort(key=lambda one: one.start)
+        encoded = self._encoder.encode(marked, splices)
+        spans = spans_in(encoded, images) if images else ()
         end = self._messages_end(marked, inputs)
         cuts = self._cuts(conversation, messages, encoded, end)
         return EncodedConversation(conversation, inputs, encoded, end, cuts, spans)
 
     def _seen(self, conversation: Conversation) -> Conversation:
         """Conversation whose images the template takes where they are."""
+        if not any(MARK_OPENS in message.text for message in conversation.messages):
+            return conversation
         conversation = honest(conversation)
         messages = conversation.messages
         if not any(message.images for message in messages):
@@ -242,7 +253,7 @@ class PromptMaker:
         return placed(self.processor, shown, marked, self._token_of)
 
     def _token_of(self, text: str) -> int:
-        """Id of a special token. Raises SetupError for a text that is none."""
+        """Id of a special token. Raises SetupError."""
         ids = self._encoder.encode(text).tokens
         if len(ids) != 1:
             raise SetupError(f"the tokenizer has no token {text}, which images need")
@@ -405,12 +416,15 @@ class PromptMaker:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        text: str = self._tokenizer.decode(without_virtual(tokens, self._placeholder))
+        if self.processor is not None:
+            tokens = without_virtual(tokens, self._placeholder)
+        text: str = self._tokenizer.decode(list(tokens))
         return text
 
     def piece(self, token: int) -> str | list[int]:
         """Text of a token, or its bytes if incomplete UTF-8."""
-        (token,) = without_virtual([token], self._placeholder)
+        if self.processor is not None:
+            (token,) = without_virtual([token], self._placeholder)
         data = self.pieces.of(token)
         try:
             return data.decode()
@@ -501,7 +515,9 @@ class PromptMaker:
         end: int | None,
     ) -> tuple[int, ...]:
         listeners = [m for m in messages if m.role in (Role.USER, Role.TOOL)]
-        spoken = [(after_images(self.template.guarded(m)), m.role is Role.USER) for m in listeners]
+        spoken = [(self.template.guarded(m), m.role is Role.USER) for m in listeners]
+        if any(MARK_OPENS in text for text, _ in spoken):
+            spoken = [(after_images(text), is_user) for text, is_user in spoken]
         stop = len(encoded.text) if end is None else end
         ends = turn_ends(encoded.text, spoken, stop)
         cuts = [after_turn(encoded, char) for char in ends]
@@ -531,7 +547,11 @@ def _heard(conversation: Conversation) -> list[str]:
 
     Some templates drop the texts of the assistant.
     """
-    return [unmarked(m.text).strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
+    return [
+        (unmarked(m.text) if m.images else m.text).strip()
+        for m in conversation.messages
+        if m.role is not Role.ASSISTANT
+    ]
 
 
 def _is_text_answer(message: Message) -> bool:

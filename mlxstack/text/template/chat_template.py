@@ -11,9 +11,10 @@ from msgspec import Struct, field
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.core.image import MARK_OPENS
 from mlxstack.text.formats import ReasoningMarks, derive_format
 from mlxstack.text.formats.special_tokens import SpecialTokens
-from mlxstack.text.images.spans import content_parts, has_mark
+from mlxstack.text.images.spans import content_parts
 from mlxstack.text.normalize_messages import split_thoughts
 from mlxstack.text.template.adaptation import (
     TemplateCapabilities,
@@ -244,7 +245,7 @@ class ChatTemplate:
         if message.role is Role.TOOL:
             turn["tool_call_id"] = self._call_id(message.tool_call_id or "")
             turn["name"] = self._guard.text(message.name or "")
-        if isinstance(turn["content"], str) and has_mark(turn["content"]):
+        if isinstance(turn["content"], str) and MARK_OPENS in turn["content"]:
             turn["content"] = content_parts(turn["content"])
         elif self.capabilities.needs_parts and isinstance(turn["content"], str):
             turn["content"] = [{"type": "text", "text": turn["content"]}]

@@ -37,9 +37,8 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.service.parts.generation_options import ToolChoiceMode
-from mlxstack.service.parts.openai_messages import BLIND
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import ImageReader
+from mlxstack.text.images.reader import BLIND, ImageReader
 from mlxstack.text.normalize_messages import (
     Definitions,
     drop_billing,

@@ -18,9 +18,9 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.parts.openai_messages import BLIND, ChatMessageParam
+from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import ImageReader
+from mlxstack.text.images.reader import BLIND, ImageReader
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[hms]|\Z)")
 UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}
@@ -120,7 +120,7 @@ def _messages(sent: Sequence[OllamaMessage], images: ImageReader) -> list[ChatMe
 def _content(
     text: str | None, sent: Iterable[Any] | None, images: ImageReader
 ) -> str | list[Any] | None:
-    """Text, or its parts with images, which stand before it for a model that sees."""
+    """Text, or parts; a model that sees reads images first."""
     parts: list[Any] = [{"type": "image", "data": data} for data in sent or ()]
     if not parts:
         return text

@@ -13,9 +13,9 @@ from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.generation_options import ToolChoiceMode
-from mlxstack.service.parts.openai_messages import BLIND, read_messages, read_prediction
+from mlxstack.service.parts.openai_messages import read_messages, read_prediction
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import ImageReader
+from mlxstack.text.images.reader import BLIND, ImageReader
 
 CUSTOM = "custom"
 

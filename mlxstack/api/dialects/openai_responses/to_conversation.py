@@ -29,14 +29,13 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImagePart
 from mlxstack.service.parts.generation_options import ToolChoiceMode
 from mlxstack.service.parts.openai_messages import (
-    BLIND,
     read_history,
     read_latest_user,
     read_system,
     see,
 )
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import ImageReader
+from mlxstack.text.images.reader import BLIND, ImageReader
 from mlxstack.text.normalize_messages import parse_arguments
 
 
