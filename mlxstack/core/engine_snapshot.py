@@ -71,6 +71,8 @@ class Counters(Struct, frozen=True):
 
     Records and bytes are those that rank 0 sent to the other ranks.
 
+    Image tokens are those in prefill chunks, as prompt tokens are.
+
     Early tokens are of turns begun early; they are no prompt tokens of a request.
     """
 
@@ -94,6 +96,8 @@ class Counters(Struct, frozen=True):
     n_refused: int = 0
     n_tokens_max: int = 0
     n_evicted: int = 0
+    n_image_encodes: int = 0
+    n_image_tokens: int = 0
     n_early_tokens: int = 0
     n_early_used: int = 0
     n_early_wasted: int = 0

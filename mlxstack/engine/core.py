@@ -375,6 +375,7 @@ class EngineCore:
             (draft_model.target, draft_model.bytes_beside) if draft_model else (None, 0)
         )
         memory, slots, runner, store = self._parts(loaded.model, verdict, maker, key, plan, target)
+        runner.images = loaded.images
         self._archive = DiskTier(store, self._slot_files, memory, key, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()

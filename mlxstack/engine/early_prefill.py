@@ -94,8 +94,7 @@ class EarlyPrefill:
         prompt, context = self._prompts[slot], self._slot_kv.slots[slot]
         request, start = prompt.request, len(context)
         self._slot_kv.admit_growth(context, self._slot_kv.need(request), idle)
-        batch = self._batch
-        took = prefill_chunk(batch.runner, context, request, n_tokens, batch.draft_model)
+        took = prefill_chunk(self._batch, context, request, n_tokens)
         prompt.end, prompt.version = len(context), context.version
         self._slot_kv.note_growth()
         self._ledger.begun_early(start, prompt.end - start, took)

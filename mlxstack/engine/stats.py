@@ -108,7 +108,7 @@ class EngineStats:
 
 def batch_counters(counters: Counters, batch: Batch) -> Counters:
     """Counters with those of the batch and its draft model."""
-    model = batch.draft_model
+    model, images = batch.draft_model, batch.runner.images
     return replace(
         counters,
         n_decode_calls=batch.n_calls,
@@ -116,6 +116,8 @@ def batch_counters(counters: Counters, batch: Batch) -> Counters:
         n_drafts=batch.n_drafts,
         n_drafted_tokens=batch.n_drafted,
         n_accepted_tokens=batch.n_accepted,
+        n_image_encodes=images.n_encodes if images else 0,
+        n_image_tokens=images.n_prefilled if images else 0,
         n_model_drafted_tokens=model.n_drafted if model else 0,
         n_model_accepted_tokens=model.n_accepted if model else 0,
     )

@@ -411,9 +411,9 @@ class EngineLoop:
         context = self.slots[slot]
         idle = scheduler_state.idle_slots(self._state)
         self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), idle)
-        start = len(context)
-        model = self.batch.draft_model
-        took = prefill_chunk(self.batch.runner, context, live.request, n_tokens, model)
+        start, pace = len(context), self._limits.pace
+        free_s = stall_left(self.ledger.speed, pace) if self.batch.is_busy else pace.patience_s
+        took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
         live.prefill_s += took
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))

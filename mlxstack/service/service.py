@@ -457,7 +457,7 @@ class Service:
 
 def _text_processor(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
     """Text processor that sees if files, engine and template do."""
-    processor = processor_of(Path(facts.path)) if facts.takes_images else None
+    processor = processor_of(Path(facts.path)) if facts.sees else None
     return TextProcessor(tokenizer, preset, facts.n_vocab, processor)
 
 

@@ -43,7 +43,7 @@ NO_DRAFT: tuple[int, ...] = ()
 class BatchRow:
     """Slot in the running batch; `input_token` (1,) may be lazy.
 
-    `n_left` tokens at most are still to be sampled.
+    `n_left` tokens at most are still to be sampled. Positions are indices plus `shift`.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class BatchRow:
         last: int,
         n_left: float = inf,
         drafter: Drafter | None = None,
+        shift: int = 0,
     ) -> None:
         self.slot = slot
+        self.shift = shift
         self.n_left = n_left
         self.context = context
         self.sampler = sampler
@@ -171,6 +173,8 @@ class Batch:
         self.is_ahead = runner.can_run_ahead
         self.costs = costs
         self.draft_model = draft_model
+        if draft_model is not None and runner.images is not None:
+            draft_model.placeholder = runner.images.placeholder
         self.n_calls = 0
         self.n_rows = 0
         self.n_drafts = 0
@@ -393,7 +397,7 @@ class Batch:
         """
         views = self._stacked_views(rows, drafts)
         plan = [
-            SlotTokens(row.context.own_caches, row.tokens(draft))
+            SlotTokens(row.context.own_caches, row.tokens(draft), row.shift)
             for row, draft in zip(rows, drafts, strict=True)
         ]
         before = self.runner.n_calls
@@ -422,7 +426,7 @@ class Batch:
         if self._stacker is None:
             return None
         if not any(drafts) and not any(row.replay for row in rows):
-            return self._stacker.views([row.context for row in rows])
+            return self._stacker.views([row.context for row in rows], [row.shift for row in rows])
         self._stacker.release()
         return None
 

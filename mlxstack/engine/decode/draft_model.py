@@ -16,6 +16,7 @@ import mlx.core as mx
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mlxstack.core.image import without_virtual
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import raise_device_error
@@ -78,6 +79,9 @@ class DraftModel:
     target: ModelParts | None = None
     """The target model in parts, where drafts need its hidden states."""
 
+    placeholder = 0
+    """Token in place of each feature of an image."""
+
     def __init__(
         self,
         name: str,
@@ -136,7 +140,7 @@ class DraftModel:
     def _draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
         began = time.perf_counter()
         contexts = [self._context(row) for row in rows]
-        behind = [_behind(row) for row in rows]
+        behind = [self._text(_behind(row)) for row in rows]
         feeds = [mx.array(tokens) for tokens in behind]
         widths, chosen = [sum(map(len, behind))], []
         for n in range(max(counts)):
@@ -181,7 +185,7 @@ class DraftModel:
         """Compute the next chunk of a row's draft context."""
         began, allowed = time.perf_counter(), self._seconds(row, costs)
         n_tokens = governor.tokens_within(self.record.costs, min(seconds, allowed), LONGEST_CHUNK)
-        context, tokens = self._context(row), _behind(row)[:-1][:n_tokens]
+        context, tokens = self._context(row), self._text(_behind(row)[:-1][:n_tokens])
         try:
             context.reserve(len(row.context) + RESERVE)
             self._runner.execute([SlotTokens(context.caches, mx.array(tokens))])
@@ -199,6 +203,9 @@ class DraftModel:
         self.is_broken = True
         for context in contexts:
             context.draft = None
+
+    def _text(self, tokens: list[int]) -> list[int]:
+        return without_virtual(tokens, self.placeholder)
 
     def _is_ready(self, row: DraftableRow) -> bool:
         return _n_behind(row) <= READY

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlxstack.core.image import text_tokens
+from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.core.image import FIRST_VIRTUAL, text_tokens, without_virtual
 from mlxstack.core.request import Request
-from mlxstack.engine.decode.batch import BatchRow
-from mlxstack.engine.decode.draft_model import DraftModel
+from mlxstack.engine.decode.batch import Batch, BatchRow
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.decode.sibling_answers import SiblingAnswers
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.vision import mrope
 
 RESERVE = 512
 """Tokens for which room is made beside a prompt: the beginning of its answer."""
@@ -26,26 +27,33 @@ def room_for(request: Request) -> int:
 
 
 def prefill_chunk(
-    runner: ModelRunner,
+    batch: Batch,
     context: SlotContext,
     request: Request,
     n_tokens: int,
-    draft_model: DraftModel | None = None,
+    encode_s: float = 0.0,
 ) -> float:
     """Prefill at most `n_tokens` of the prompt; returns the seconds.
 
     It ends earlier where a checkpoint is worth taking, and takes it there. A draft model that
-    needs the hidden states gets them.
+    needs the hidden states gets them. Where the features of an image are missing, blocks of its
+    tower are computed in place of tokens, for `encode_s` seconds. Raises Unsupported.
     """
+    runner, draft_model = batch.runner, batch.draft_model
     start = len(context)
     end = min(start + n_tokens, _next_stop(context, request, start))
     tokens = request.tokens[start:end]
     began = time.perf_counter()
+    if request.images and _is_encoding(runner, request, start, end, encode_s):
+        return time.perf_counter() - began
     context.reserve(room_for(request))
-    plan = [SlotTokens(context.caches, mx.array(tokens))]
+    plan = [_slot_tokens(runner, context, request, start, end)]
     if draft_model is not None and draft_model.target is not None:
         states = runner.states(plan)
-        draft_model.follow_prefill(context, start, states, request.tokens[start : end + 1])
+        known = request.tokens[start : end + 1]
+        if runner.images is not None and request.images:
+            known = tuple(without_virtual(known, runner.images.placeholder))
+        draft_model.follow_prefill(context, start, states, known)
     else:
         runner.execute(plan)
     context.evaluate()
@@ -54,6 +62,29 @@ def prefill_chunk(
     if end in request.checkpoint_positions or end == len(request.tokens) - 1:
         context.checkpoint()
     return took
+
+
+def _is_encoding(
+    runner: ModelRunner, request: Request, start: int, end: int, seconds: float
+) -> bool:
+    """Whether the chunk waits for an image, whose tower has run now."""
+    touched = [image for image in request.images if image.start < end and start < image.end]
+    if touched and runner.images is None:
+        raise Unsupported("this model cannot see; send no images")
+    for image in touched:
+        if runner.images is not None and not runner.images.has(image):
+            runner.images.work(image, seconds)
+            return not runner.images.has(image)
+    return False
+
+
+def _slot_tokens(
+    runner: ModelRunner, context: SlotContext, request: Request, start: int, end: int
+) -> SlotTokens:
+    tokens = request.tokens[start:end]
+    if runner.images is None or not request.images:
+        return SlotTokens(context.caches, mx.array(tokens))
+    return runner.images.slot_tokens(context.caches, tokens, start, request.images)
 
 
 def row_of(
@@ -65,13 +96,17 @@ def row_of(
 ) -> BatchRow:
     """The row of a request whose prompt is computed but for its last token.
 
-    Its answer ends at the latest when prompt and answer are `n_ctx` tokens.
+    Its answer ends at the latest when prompt and answer are `n_ctx` tokens. Raises BadRequest for
+    a prompt that ends with an image, whose features no row can bring.
     """
     tokens = request.tokens
+    if tokens[-1] >= FIRST_VIRTUAL:
+        raise BadRequest("the prompt ends with an image; text must follow it")
     state = request.constraint.start() if request.constraint else None
     sampler = Sampler(request.sampling, _text_of(request), time.monotonic_ns(), state)
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
-    return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter)
+    shift = mrope.delta(request.images, len(tokens)) if request.images else 0
+    return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter, shift)
 
 
 def drafter_of(request: Request, siblings: SiblingAnswers) -> Drafter:
@@ -89,7 +124,7 @@ def _text_of(request: Request) -> Sequence[int]:
 def _next_stop(context: SlotContext, request: Request, start: int) -> int:
     """Latest end of a prefill chunk: checkpoint position or prompt end."""
     end = len(request.tokens) - 1
-    stops = [context.quantized_start]
+    stops = [context.quantized_start, *(image.end for image in request.images)]
     if not context.is_sliceable:
         stops += request.checkpoint_positions
     return min((stop for stop in stops if start < stop < end), default=end)

@@ -8,7 +8,7 @@ step needs them.
 
 import sys
 from collections.abc import Callable, Sequence
-from operator import is_
+from operator import add, is_
 from typing import Any
 
 import mlx.core as mx
@@ -198,10 +198,11 @@ class RowStack:
         n_bytes = sum(layer.n_bytes for layer in self._stacked.values())
         self.n_row_bytes = n_bytes // len(self._contexts)
 
-    def views(self) -> list[Any]:
+    def views(self, shifts: Sequence[int] = ()) -> list[Any]:
         """View of each layer for one token per row.
 
-        A mask is made for all layers at once, so that a step is stacked as a whole or not at all.
+        Positions are indices plus `shifts`. A mask is made for all layers at once, so that a step
+        is stacked as a whole or not at all.
         """
         if not self._is_used:
             self._is_used = True
@@ -210,11 +211,13 @@ class RowStack:
         offsets: dict[tuple[int, ...], mx.array] = {}
         for layer in self._stacked.values():
             if layer.lengths not in offsets:
-                offsets[layer.lengths] = mx.array(layer.lengths)
+                offsets[layer.lengths] = mx.array(
+                    list(map(add, layer.lengths, shifts or [0] * len(layer.lengths)))
+                )
             layer.offset = offsets[layer.lengths]
         counts = [1] * len(self._contexts)
         return [
-            self._stacked[i] if i in self._stacked else view(caches, counts)
+            self._stacked[i] if i in self._stacked else view(caches, counts, False, shifts)
             for i, caches in enumerate(self._layers)
         ]
 
@@ -253,7 +256,9 @@ class RowStacker:
         """Whether there is a stack."""
         return self._stack is not None and not self._stack.is_dissolved
 
-    def views(self, contexts: Sequence[SlotContext]) -> list[Any] | None:
+    def views(
+        self, contexts: Sequence[SlotContext], shifts: Sequence[int] = ()
+    ) -> list[Any] | None:
         """View of each layer, or None for rows not stacked."""
         is_same = len(contexts) == len(self._contexts) and all(map(is_, contexts, self._contexts))
         if not is_same or (self._stack is not None and self._stack.is_dissolved):
@@ -271,7 +276,7 @@ class RowStacker:
         if not self._stack.is_complete:
             self._stack.stack_more()
             return None
-        return self._stack.views()
+        return self._stack.views(shifts)
 
     def release(self) -> None:
         """Give all KV back to the contexts and count anew."""

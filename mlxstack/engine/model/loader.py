@@ -25,6 +25,7 @@ from mlxstack.engine.model.hub_download import fetch, fetch_head
 from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
+from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
 from mlxstack.models.foreign_json import check_folder
 from mlxstack.models.generation_config import sampling_defaults
 from mlxstack.models.rope_config import not_scaled, scaled_config
@@ -45,11 +46,15 @@ QUANTIZATION = "hf_quant_config.json"
 
 
 class LoadedModel(Struct, frozen=True):
-    """Model in memory with its tokenizer (mlx-lm's wrapper) and facts."""
+    """Model in memory with its tokenizer (mlx-lm's wrapper) and facts.
+
+    `images` encodes those of a model that sees.
+    """
 
     model: Any
     tokenizer: Any
     facts: ModelFacts
+    images: ImageEncoder | None = None
 
 
 def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
@@ -85,7 +90,9 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     if not has_gpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
-    return LoadedModel(model, tokenizer, _facts(spec, kv, path, config, model, tokenizer))
+    facts = _facts(spec, kv, path, config, model, tokenizer)
+    images = image_encoder(model, path, config) if group is None else None
+    return LoadedModel(model, tokenizer, replace(facts, sees=images is not None), images)
 
 
 def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:

@@ -86,13 +86,16 @@ class KVView:
     several tokens runs the attention of as many single steps.
     """
 
-    def __init__(self, slots: Sequence[Any], counts: Sequence[int]) -> None:
+    def __init__(
+        self, slots: Sequence[Any], counts: Sequence[int], shifts: Sequence[int] = ()
+    ) -> None:
+        each = list(zip(slots, counts, shifts or [0] * len(slots), strict=True))
         self._slots = list(slots)
         self._counts = counts
         self.caches = [slot for slot, n in zip(slots, counts, strict=True) for _ in range(n)]
         """The cache of each row."""
         self.offset = mx.array(
-            [slot.offset + j for slot, n in zip(slots, counts, strict=True) for j in range(n)]
+            [slot.offset + shift + j for slot, n, shift in each for j in range(n)]
         )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
@@ -139,10 +142,13 @@ class KVView:
 class PaddedKVView:
     """KV caches of a layer, one per slot, rows padded right."""
 
-    def __init__(self, caches: Sequence[Any], counts: Sequence[int]) -> None:
+    def __init__(
+        self, caches: Sequence[Any], counts: Sequence[int], shifts: Sequence[int] = ()
+    ) -> None:
         self.caches = list(caches)
         self._counts = counts
-        self.offset = mx.array([cache.offset for cache in caches])
+        each = zip(caches, shifts or [0] * len(caches), strict=True)
+        self.offset = mx.array([cache.offset + shift for cache, shift in each])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
         """Append (slots, heads, longest, dim) without padding; returns each row's KV."""
@@ -231,19 +237,51 @@ class CacheListView:
 PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache, PrefixedKVCache)
 
 
-def view(caches: Sequence[Any], counts: Sequence[int], is_padded: bool = False) -> Any:
+class ShiftedKV:
+    """KV cache of a lone slot with positions other than indices.
+
+    A layer of a model that sees adds `added` to its output.
+    """
+
+    def __init__(self, cache: Any, offset: Any, added: mx.array | None) -> None:
+        self._cache = cache
+        self.offset = offset
+        self.added = added
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def shifted(cache: Any, shift: int | mx.array, added: mx.array | None = None) -> Any:
+    """Cache with a shifted offset, or with positions (3, n).
+
+    Recurrent layers know no positions.
+    """
+    if not isinstance(cache, PER_ROW):
+        return cache
+    offset = shift if isinstance(shift, mx.array) else cache.offset + shift
+    return ShiftedKV(cache, offset, added)
+
+
+def view(
+    caches: Sequence[Any],
+    counts: Sequence[int],
+    is_padded: bool = False,
+    shifts: Sequence[int] = (),
+) -> Any:
     """The view over one layer's caches, `counts` tokens each.
 
+    Positions are indices plus the `shifts` of their slots.
     Raises TypeError for a kind of cache that has none.
     """
     first = caches[0]
     if isinstance(first, PER_ROW):
-        return (PaddedKVView if is_padded else KVView)(caches, counts)
+        return (PaddedKVView if is_padded else KVView)(caches, counts, shifts)
     if isinstance(first, ArraysCache):
         return RecurrentStateView(caches, counts)
     if isinstance(first, CacheList):
         inner = zip(*(cache.caches for cache in caches), strict=True)
-        return CacheListView([view(each, counts, is_padded) for each in inner])
+        return CacheListView([view(each, counts, is_padded, shifts) for each in inner])
     raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")
 
 

@@ -7,15 +7,18 @@ again.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 from msgspec import Struct
 
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.row_views import view
+from mlxstack.engine.model.row_views import shifted, view
 from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
+
+if TYPE_CHECKING:
+    from mlxstack.engine.vision.encoder import ImageEncoder
 
 MOST_ROWS = 32
 """Maximum tokens computed as rows over a shared prefix, before copying."""
@@ -30,14 +33,28 @@ def zeros(n: int) -> mx.array:
     return mx.zeros((n,), mx.int32)
 
 
+class SeenChunk(Struct, frozen=True):
+    """Embeddings and positions of a chunk with an image.
+
+    They are (n, dim) and (3, n); `added[i]` (n, dim) is added to the output of layer i.
+    """
+
+    embeddings: mx.array
+    positions: mx.array
+    added: tuple[mx.array, ...] = ()
+
+
 class SlotTokens(Struct, frozen=True):
     """Tokens (n,) of a slot for a forward pass, and its caches.
 
-    An MTP head takes features (n, dims) in their place.
+    An MTP head takes features (n, dims) in their place. Positions are indices plus `shift`, but
+    for those of a chunk that `seen` holds.
     """
 
     caches: Sequence[Any]
     tokens: mx.array
+    shift: int = 0
+    seen: SeenChunk | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -45,8 +62,8 @@ class SlotTokens(Struct, frozen=True):
         return self.tokens.shape[0]
 
 
-Compute = Callable[[mx.array, Sequence[Any]], mx.array]
-"""Output (B, T, dims) of tokens (B, T) over caches."""
+Compute = Callable[..., mx.array]
+"""Output (B, T, dims) of tokens (B, T) over caches, from embeddings (B, T, dim) if given."""
 
 
 class ModelParts(Struct, frozen=True):
@@ -67,6 +84,9 @@ class ModelRunner:
     `is_ragged` False runs a slot of several tokens apart from the others. `parts` are those of
     a model whose hidden states are needed.
     """
+
+    images: "ImageEncoder | None" = None
+    """Encoder of images of a model that sees."""
 
     can_run_ahead = True
     """Whether a pass takes tokens that are not computed yet."""
@@ -100,9 +120,9 @@ class ModelRunner:
         assert self.parts is not None
         trunk = self.parts.trunk
 
-        def compute(tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+        def compute(tokens: mx.array, caches: Sequence[Any], **more: mx.array) -> mx.array:
             self.n_calls += 1
-            return trunk(tokens, caches)
+            return trunk(tokens, caches, **more)
 
         return self._run(plan, compute, views)
 
@@ -139,10 +159,10 @@ class ModelRunner:
         is_recurrent = any(isinstance(leaf, ArraysCache) for leaf in cache_adapters.leaves(caches))
         return PassLayout.PADDED if is_recurrent else PassLayout.RAGGED
 
-    def forward(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+    def forward(self, tokens: mx.array, caches: Sequence[Any], **more: mx.array) -> mx.array:
         """Logits (batch, tokens, vocabulary) of tokens (batch, tokens) over these caches."""
         self.n_calls += 1
-        logits: mx.array = self.model(tokens, cache=caches)
+        logits: mx.array = self.model(tokens, cache=caches, **more)
         return logits
 
     def hidden_states(self, tokens: mx.array) -> mx.array:
@@ -153,7 +173,7 @@ class ModelRunner:
 
     def _is_prefixed(self, slot: SlotTokens) -> bool:
         """Whether a lone slot runs by row, to keep its shared prefix."""
-        if slot.n_tokens > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
+        if slot.seen or slot.n_tokens > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
             return False
         return slot.n_tokens == 1 or self.layout(slot.caches) is PassLayout.RAGGED
 
@@ -205,11 +225,19 @@ class PassStart(Struct, frozen=True):
 
 def _views(plan: Sequence[SlotTokens], counts: list[int], is_padded: bool = False) -> list[Any]:
     layers = zip(*(slot.caches for slot in plan), strict=True)
-    return [view(caches, counts, is_padded) for caches in layers]
+    shifts = [slot.shift for slot in plan]
+    return [view(caches, counts, is_padded, shifts) for caches in layers]
 
 
 def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
-    return compute(slot.tokens[None], slot.caches)[0]
+    if slot.seen is None:
+        caches = [shifted(c, slot.shift) for c in slot.caches] if slot.shift else None
+        return compute(slot.tokens[None], caches or slot.caches)[0]
+    added = [*slot.seen.added, *[None] * len(slot.caches)]
+    caches = [
+        shifted(c, slot.seen.positions, more) for c, more in zip(slot.caches, added, strict=False)
+    ]
+    return compute(slot.tokens[None], caches, input_embeddings=slot.seen.embeddings[None])[0]
 
 
 def _rows(plan: Sequence[SlotTokens], views: Sequence[Any], compute: Compute) -> mx.array:

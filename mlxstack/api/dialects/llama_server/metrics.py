@@ -64,6 +64,8 @@ def own_counters(now: Counters, service: Service) -> Numbers:
     """Counters that llama-server does not have."""
     return (
         ("evictions", "KV segments evicted from memory or disk", now.n_evicted),
+        ("image_encodes", "Images that went through the vision tower", now.n_image_encodes),
+        ("image_tokens_prefilled", "Prompt tokens of images computed", now.n_image_tokens),
         ("saved_bytes", "Bytes newly written by saving slots", service.stats.n_saved_bytes),
         ("restored_bytes", "Bytes read by restoring slots", service.stats.n_restored_bytes),
         ("model_calls", "Forward passes of the model", now.n_model_calls),

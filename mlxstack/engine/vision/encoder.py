@@ -1,0 +1,140 @@
+"""Image encoder: pixels from threads, features by blocks of a tower."""
+
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import ImageProcessor, ImageSpan
+from mlxstack.engine.model.runner import SlotTokens
+from mlxstack.engine.vision.loading import load_tower
+from mlxstack.engine.vision.seam import SeeingModel, let_see
+from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
+from mlxstack.text.images.families import processor_of
+
+MAX_BYTES = 256 << 20
+"""Bytes of features that are kept; those of the last image always are."""
+N_THREADS = 2
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+WAIT_S = 0.05
+"""Seconds to wait for pixels while no request decodes."""
+
+
+class ImageEncoder:
+    """Owner of image features, by digest, and of the tower.
+
+    The tower is loaded for the first image. MLX thread only.
+    """
+
+    def __init__(self, seeing: SeeingModel, folder: Path, processor: ImageProcessor) -> None:
+        self._seeing = seeing
+        self._folder = folder
+        self._processor = processor
+        self._pool = ThreadPoolExecutor(N_THREADS, "image")
+        self._tower: VisionTower | None = None
+        self._pixels: dict[bytes, Future[Any]] = {}
+        self._encodings: dict[bytes, Encoding] = {}
+        self._features: OrderedDict[bytes, Features] = OrderedDict()
+        self._block_s = 0.0
+        self.n_encodes = 0
+        self.n_prefilled = 0
+        """Tokens of images in prefill chunks."""
+
+    @property
+    def placeholder(self) -> int:
+        """Token id that stands for an image in the vocabulary."""
+        return self._seeing.placeholder
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the features that are kept."""
+        return sum(map(_bytes_of, self._features.values()))
+
+    def drop(self) -> None:
+        """Forget all features; they are computed again when needed."""
+        self._features.clear()
+
+    def has(self, image: ImageSpan) -> bool:
+        """Whether the features are known."""
+        return image.digest in self._features
+
+    def work(self, image: ImageSpan, seconds: float) -> None:
+        """Encode for about `seconds`, one block at least. Raises BadRequest, SetupError.
+
+        Without seconds pixels are not waited for.
+        """
+        encoding = self._encodings.get(image.digest) or self._begin(image, seconds)
+        if encoding is None:
+            return
+        n_blocks = max(1, int(seconds / self._block_s)) if self._block_s else 1
+        began = time.perf_counter()
+        is_complete = encoding.advance(n_blocks)
+        # Images differ in size: the next one begins with one block again.
+        self._block_s = 0.0 if is_complete else (time.perf_counter() - began) / n_blocks
+        if is_complete:
+            assert encoding.features is not None
+            del self._encodings[image.digest]
+            self._features[image.digest] = encoding.features
+            self.n_encodes += 1
+            while self.n_bytes > MAX_BYTES and len(self._features) > 1:
+                self._features.popitem(last=False)
+
+    def slot_tokens(
+        self, caches: list[Any], tokens: tuple[int, ...], start: int, images: tuple[ImageSpan, ...]
+    ) -> SlotTokens:
+        """Tokens of a chunk for a pass; its images are encoded."""
+        end = start + len(tokens)
+        touched = [image for image in images if image.start < end and start < image.end]
+        for image in touched:
+            self._features.move_to_end(image.digest)
+            self.n_prefilled += min(end, image.end) - max(start, image.start)
+        known = [self._features[one.digest] if one in touched else None for one in images]
+        return self._seeing.slot_tokens(caches, tokens, start, images, known)
+
+    def _begin(self, image: ImageSpan, seconds: float) -> Encoding | None:
+        """Encoding of an image; None while its pixels are not decoded."""
+        pixels = self._pixels.get(image.digest)
+        if pixels is None:
+            pixels = self._pixels[image.digest] = self._pool.submit(self._decode, image)
+        wait([pixels], min(seconds, WAIT_S))
+        if not pixels.done():
+            return None
+        del self._pixels[image.digest]
+        if self._tower is None:
+            self._tower = load_tower(self._folder)
+            assert self._tower is not None
+        self._encodings[image.digest] = self._tower.begin(pixels.result(), image.size)
+        return self._encodings[image.digest]
+
+    def _decode(self, image: ImageSpan) -> Any:
+        try:
+            return self._processor.pixels(_upright(image.data), image.size)
+        except (OSError, SyntaxError, ValueError, EOFError) as why:
+            raise BadRequest(f"messages: an image is broken: {why}", "messages") from why
+
+
+def image_encoder(model: Any, folder: Path, config: dict[str, Any]) -> ImageEncoder | None:
+    """Encoder of a model that sees, prepared for it. Raises SetupError."""
+    processor = processor_of(folder)
+    seeing = let_see(model, config) if processor is not None else None
+    if processor is None or seeing is None:
+        return None
+    return ImageEncoder(seeing, folder, processor)
+
+
+def _upright(data: bytes) -> Any:
+    """Upright RGB image of encoded bytes."""
+    from PIL import Image, ImageOps  # noqa: PLC0415
+
+    image = Image.open(BytesIO(data), formats=FORMATS)
+    return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def _bytes_of(features: Features) -> int:
+    arrays: list[mx.array] = [features.embeddings, *features.deepstack]
+    return sum(array.nbytes for array in arrays)

@@ -1,0 +1,123 @@
+"""Embeddings, positions and added features of a chunk with images."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from msgspec import Struct
+
+from mlxstack.core.image import FIRST_VIRTUAL, ImageSpan
+from mlxstack.engine.model.runner import SeenChunk, SlotTokens
+from mlxstack.engine.vision import mrope
+from mlxstack.engine.vision.tower import Features
+
+
+class SeeingModel(Struct, frozen=True):
+    """Text model that takes images; `placeholder` is their token id."""
+
+    model: Any
+    placeholder: int
+
+    def slot_tokens(
+        self,
+        caches: Sequence[Any],
+        tokens: Sequence[int],
+        start: int,
+        images: Sequence[ImageSpan],
+        features: Sequence[Features | None],
+    ) -> SlotTokens:
+        """Tokens from `start` on of a prompt with `images`, for a pass.
+
+        `features` are needed of images that the tokens touch.
+        """
+        shift = mrope.delta(images, start)
+        places = [i for i, token in enumerate(tokens) if token >= FIRST_VIRTUAL]
+        if not places:
+            return SlotTokens(caches, mx.array(list(tokens)), shift)
+        plain = list(tokens)
+        for i in places:
+            plain[i] = self.placeholder
+        parts = [
+            _part(known, image, start, start + len(tokens))
+            for image, known in zip(images, features, strict=True)
+            if known is not None and image.start < start + len(tokens) and start < image.end
+        ]
+        ids, at = mx.array(plain), mx.array(places)
+        embeddings = self.model.language_model.model.embed_tokens(ids)
+        embeddings[at] = mx.concatenate([part.embeddings for part in parts]).astype(
+            embeddings.dtype
+        )
+        added = []
+        for level in zip(*(part.deepstack for part in parts), strict=True):
+            whole = mx.zeros_like(embeddings)
+            whole[at] = mx.concatenate(list(level)).astype(whole.dtype)
+            added.append(whole)
+        positions = mrope.positions(images, start, start + len(tokens))
+        seen = SeenChunk(embeddings, mx.array(positions), tuple(added))
+        return SlotTokens(caches, ids, shift, seen)
+
+
+class ImageRope(nn.Module):  # type: ignore[misc]
+    """Rotary embedding at three positions per token (M-RoPE), or at one.
+
+    The three axes take turns over the frequencies, as `sections` allow.
+    """
+
+    def __init__(self, rope: nn.RoPE, sections: Sequence[int]) -> None:
+        super().__init__()
+        self.rope = rope
+        half = rope.dims // 2
+        steps = np.arange(half)
+        axes = steps % 3
+        axes[steps >= 3 * np.array(sections)[axes]] = 0
+        self._axes = mx.array(axes)
+        self._steps = mx.array(rope.base ** (-steps.astype(np.float32) / half))
+
+    def __call__(self, x: mx.array, offset: Any = 0) -> Any:
+        if not isinstance(offset, mx.array) or offset.ndim != 2:
+            return self.rope(x, offset=offset)
+        angles = offset[self._axes].T.astype(mx.float32) * self._steps
+        cos, sin, half = mx.cos(angles), mx.sin(angles), angles.shape[1]
+        first, second = x[..., :half], x[..., half : 2 * half]
+        turned = [first * cos - second * sin, second * cos + first * sin]
+        return mx.concatenate([*(a.astype(x.dtype) for a in turned), x[..., 2 * half :]], axis=-1)
+
+
+def let_see(model: Any, config: dict[str, Any]) -> SeeingModel | None:
+    """Prepare a text model of Qwen for images; None if unknown."""
+    text = config.get("text_config") or {}
+    settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    sections, placeholder = settings.get("mrope_section"), config.get("image_token_id")
+    layers = [layer for layer in model.layers if hasattr(layer, "self_attn")]
+    ropes = [layer.self_attn.rope for layer in layers]
+    is_plain = all(type(rope) is nn.RoPE and rope.scale == 1 for rope in ropes)
+    is_interleaved = is_plain and settings.get("mrope_interleaved", True)
+    if not sections or not isinstance(placeholder, int) or not is_interleaved:
+        return None
+    for layer, rope in zip(layers, ropes, strict=True):
+        layer.self_attn.rope = ImageRope(rope, sections)
+    n_levels = len((config.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
+    for layer in model.layers[:n_levels]:
+        layer.__class__ = _adding(type(layer))
+    return SeeingModel(model, placeholder)
+
+
+def _adding(kind: type[Any]) -> type[Any]:
+    """Layer class that adds the features of its cache (deepstack)."""
+
+    class Adding(kind):  # type: ignore[misc]
+        def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
+            out = super().__call__(x, mask, cache)
+            added = getattr(cache, "added", None)
+            return out if added is None else out + added
+
+    Adding.__name__ = kind.__name__
+    return Adding
+
+
+def _part(known: Features, image: ImageSpan, start: int, end: int) -> Features:
+    """Features of an image for the tokens `[start, end)`."""
+    bounds = slice(max(0, start - image.start), min(image.end, end) - image.start)
+    return Features(known.embeddings[bounds], tuple(level[bounds] for level in known.deepstack))

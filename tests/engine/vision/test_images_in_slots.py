@@ -1,0 +1,199 @@
+"""Images in slots: greedy answers are those of a cold prompt alone, no image is encoded twice."""
+
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("PIL")
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from msgspec.structs import replace
+from PIL import Image
+
+from mlxstack.core.engine_events import TokenSampled
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import ImageSpan, digest, virtual_ids
+from mlxstack.core.preset import Speculation
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.vision.seam import ImageRope
+from mlxstack.text.images.families import processor_of
+from tests import vision_models
+from tests.engine.harness import Driver, draft_freely, preset_of, prompt, running
+
+KINDS = ("qwen3_5", "qwen3_vl")
+
+
+def png(seed: int, width: int = 128, height: int = 96) -> bytes:
+    """Four blocks of random colors."""
+    blocks = Image.frombytes("RGB", (2, 2), Random(seed).randbytes(12))
+    out = BytesIO()
+    blocks.resize((width, height), Image.Resampling.NEAREST).save(out, "PNG")
+    return out.getvalue()
+
+
+class Pictures:
+    """Prompts with images of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        processor = processor_of(folder)
+        assert processor is not None
+        self.processor = processor
+
+    def __call__(self, *parts: Any) -> dict[str, Any]:
+        """Tokens and images of texts (tokens) and images (bytes)."""
+        tokens: list[int] = []
+        images = []
+        for part in parts:
+            if isinstance(part, bytes):
+                size = self.processor.size(*Image.open(BytesIO(part)).size)
+                name = digest(part, self.processor.fingerprint, size)
+                end = len(tokens) + size.n_features
+                images.append(ImageSpan(len(tokens), end, name, size, part))
+                tokens += virtual_ids(name, size.n_features)
+            else:
+                tokens += part
+        return {"tokens": tuple(tokens), "images": tuple(images)}
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def folder(request: Any, tmp_path_factory: Any) -> Path:
+    return vision_models.build(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture
+def pictures(folder: Path) -> Pictures:
+    return Pictures(folder)
+
+
+@pytest.fixture
+def engine(folder: Path, tmp_path: Path) -> Iterator[Driver]:
+    with running(preset_of(folder), tmp_path) as driver:
+        yield driver
+
+
+def counts(engine: Driver) -> tuple[int, int]:
+    now = engine.engine.snapshot().counters
+    return now.n_image_encodes, now.n_image_tokens
+
+
+def test_a_second_turn_encodes_and_prefills_no_image(engine: Driver, pictures: Pictures) -> None:
+    first = pictures(prompt(150), png(1), prompt(20, 1))
+    answer = engine.answer(**first)
+    assert counts(engine) == (1, 12)
+    turn = pictures(prompt(150), png(1), prompt(20, 1), answer, prompt(9, 2))
+    again = engine.answer(**turn)
+    assert counts(engine) == (1, 12)
+    assert again == engine.cold(**turn)
+
+
+def test_67_pages_have_67_keys_and_answers(engine: Driver, pictures: Pictures) -> None:
+    seen, keys = set(), set()
+    for page in range(67):
+        scene = pictures(prompt(40), png(page), prompt(9, 1))
+        keys.add(scene["tokens"])
+        ask = engine.submit(**scene, n=1, sampling=SamplingParams(top_logprobs=1))
+        engine.finish(ask)
+        seen.add(engine.events(ask, TokenSampled)[0].logprob)
+    assert (len(keys), len(seen)) == (67, 67)
+    assert counts(engine)[0] == 67
+
+
+def test_an_image_does_not_change_what_follows_a_draft(
+    folder: Path, tmp_path: Path, pictures: Pictures
+) -> None:
+    scene = pictures(prompt(60) * 2, png(1), prompt(60))
+    answers = []
+    for speculation in (Speculation.OFF, Speculation.AUTO):
+        preset = preset_of(folder, speculation=speculation)
+        with running(preset, tmp_path / speculation) as engine:
+            if speculation is Speculation.AUTO:
+                draft_freely(engine)
+            answers.append(engine.answer(**scene, n=48))
+    assert answers[0] == answers[1]
+
+
+def test_a_prompt_that_ends_with_an_image_fails_alone(engine: Driver, pictures: Pictures) -> None:
+    with pytest.raises(BadRequest, match="ends with an image"):
+        engine.answer(**pictures(prompt(20), png(1)))
+    text = pictures(prompt(20))
+    assert engine.answer(**text) == engine.cold(**text)
+
+
+def test_a_broken_image_fails_its_request_alone(engine: Driver, pictures: Pictures) -> None:
+    scene = pictures(prompt(20), png(1), prompt(9, 1))
+    (image,) = scene["images"]
+    broken = replace(image, data=image.data[:-40], digest=b"other")
+    with pytest.raises(BadRequest, match="broken"):
+        engine.answer(scene["tokens"], images=(broken,), use_cache=False)
+    assert engine.answer(**scene) == engine.cold(**scene)
+
+
+def test_rotation_takes_turns_over_the_axes() -> None:
+    rope, sections, (half, n) = nn.RoPE(20), (4, 3, 2), (10, 7)
+    positions = np.random.default_rng(0).integers(0, 99, (3, n))
+    x = mx.random.normal((1, 2, n, 24))
+    steps = 10000.0 ** (-np.arange(half) / half)
+    # As Transformers' `apply_interleaved_mrope`.
+    angles = positions[..., None] * steps
+    mixed = angles[0].copy()
+    for axis in (1, 2):
+        own = slice(axis, sections[axis] * 3, 3)
+        mixed[:, own] = angles[axis][:, own]
+    a, b = np.array(x)[..., :half], np.array(x)[..., half:20]
+    cos, sin = np.cos(mixed), np.sin(mixed)
+    expected = np.concatenate([a * cos - b * sin, b * cos + a * sin, np.array(x)[..., 20:]], -1)
+    image_rope = ImageRope(rope, sections)
+    assert np.allclose(np.array(image_rope(x, offset=mx.array(positions))), expected, atol=1e-4)
+    same = mx.array(np.stack([np.arange(5, 5 + n)] * 3))
+    assert mx.allclose(image_rope(x, offset=same), rope(x, offset=5), atol=1e-4).item()
+
+
+def test_an_image_is_cut_anywhere_by_what_was_cached(engine: Driver, pictures: Pictures) -> None:
+    image = png(3)
+    whole = pictures(prompt(30), image, prompt(9, 1))
+    cold = engine.cold(**whole)
+    (span,) = whole["images"]
+    for n in range(2, len(whole["tokens"]), 3):
+        engine.answer(prompt(200, seed=n), 1, slot=0)
+        if n < span.start or n > span.end:
+            kept = [s for s in whole["images"] if s.end <= n]
+            engine.answer(whole["tokens"][:n], 1, slot=0, images=tuple(kept))
+        assert engine.answer(**whole, slot=0) == cold, n
+
+
+def test_rows_with_and_without_images_answer_as_alone(engine: Driver, pictures: Pictures) -> None:
+    scenes = [
+        pictures(prompt(50), png(1), prompt(12, 1)),
+        pictures(prompt(70, 4)),
+        pictures(png(2, 64, 64), prompt(5, 1), png(5, 128, 64), prompt(30, 2)),
+    ]
+    colds = [engine.cold(**scene, n=24) for scene in scenes]
+    asks = [engine.submit(**scene, n=24, use_cache=False) for scene in scenes]
+    for ask in asks:
+        engine.finish(ask)
+    assert [engine.tokens(ask) for ask in asks] == colds
+
+
+def test_images_survive_parking_forks_and_a_restart(
+    folder: Path, tmp_path: Path, pictures: Pictures
+) -> None:
+    scene = pictures(prompt(300), png(1), prompt(140, 1))
+    other = pictures(prompt(300), png(1), prompt(140, 1), prompt(20, 7))
+    with running(preset_of(folder), tmp_path) as engine:
+        cold, cold_other = engine.cold(**scene), engine.cold(**other)
+        assert engine.answer(**scene, slot=0) == cold
+        n = counts(engine)
+        assert engine.answer(**other, slot=1) == cold_other  # a fork
+        engine.answer(prompt(600, 9), slot=0)
+        assert engine.answer(**scene, slot=0) == cold
+        assert counts(engine) == n
+        engine.catch_up()
+    with running(preset_of(folder), tmp_path) as engine:
+        assert engine.answer(**scene) == cold
+        assert counts(engine) == (0, 0)
