@@ -3,7 +3,6 @@
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from mlxstack.engine.model.runner import SlotTokens
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.seam import SeeingModel, let_see
 from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
+from mlxstack.text.images.bounds import RefusedImage, decoded
 from mlxstack.text.images.families import processor_of
 
 MAX_BYTES = 256 << 20
 """Bytes of features that are kept; those of the last image always are."""
 N_THREADS = 2
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 WAIT_S = 0.05
 """Seconds to wait for pixels while no request decodes."""
 
@@ -113,9 +112,9 @@ class ImageEncoder:
 
     def _decode(self, image: ImageSpan) -> Any:
         try:
-            return self._processor.pixels(_upright(image.data), image.size)
-        except (OSError, SyntaxError, ValueError, EOFError) as why:
-            raise BadRequest(f"messages: an image is broken: {why}", "messages") from why
+            return self._processor.pixels(decoded(image.data), image.size)
+        except RefusedImage as why:
+            raise BadRequest(f"messages: an image is refused: {why}", "messages") from why
 
 
 def image_encoder(model: Any, folder: Path, config: dict[str, Any]) -> ImageEncoder | None:
@@ -125,14 +124,6 @@ def image_encoder(model: Any, folder: Path, config: dict[str, Any]) -> ImageEnco
     if processor is None or seeing is None:
         return None
     return ImageEncoder(seeing, folder, processor)
-
-
-def _upright(data: bytes) -> Any:
-    """Upright RGB image of encoded bytes."""
-    from PIL import Image, ImageOps  # noqa: PLC0415
-
-    image = Image.open(BytesIO(data), formats=FORMATS)
-    return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def _bytes_of(features: Features) -> int:
