@@ -1,135 +1,61 @@
-"""Images over HTTP: encoded and prefilled once, in every dialect, never another image's answer."""
+"""Images: one status on every API, and a note in the history, so that a session goes on."""
 
-import base64
-import re
-from collections.abc import Iterator
-from io import BytesIO
-from random import Random
 from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
-from mlxstack.core.preset import ServerSpec
-from tests import vision_models
-from tests.api.running import Running, running, tiny_preset
-from tests.patience import PATIENCE_S
-
-pytestmark = [pytest.mark.mlx, pytest.mark.net]
-
-
-def png(seed: int) -> str:
-    """Base64 of a picture of four random colors."""
-    blocks, out = Image.frombytes("RGB", (2, 2), Random(seed).randbytes(12)), BytesIO()
-    blocks.resize((96, 64), Image.Resampling.NEAREST).save(out, "PNG")
-    return base64.b64encode(out.getvalue()).decode()
+DATA = "data:image/png;base64,iVBORw0KGgo="
+OPENAI = {"type": "image_url", "image_url": {"url": DATA}}
+RESPONSES = {"type": "input_image", "image_url": DATA}
+ANTHROPIC = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+}
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_vl"])
-def seeing(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    folder = vision_models.build(tmp_path_factory.mktemp("models") / "vl", request.param)
-    preset = tiny_preset(folder, server=ServerSpec(port=0))
-    with running(preset, tmp_path_factory.mktemp("home")) as found:
-        yield found
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
 
 
-@pytest.fixture
-def client(seeing: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=seeing.url, timeout=PATIENCE_S) as client:
-        for slot in range(3):
-            client.post(f"/slots/{slot}?action=erase").raise_for_status()
-        yield client
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [user(OPENAI)]}),
+        (CHAT, {"messages": [user({"type": "text", "text": "see"}, OPENAI)], "stream": True}),
+        ("/v1/batch/chat/completions", {"messages": [user(OPENAI)]}),
+        ("/v1/agents/looker/generate", {"messages": [user(OPENAI)]}),
+        ("/v1/responses", {"input": [user(RESPONSES)]}),
+        (MESSAGES, {"messages": [user(ANTHROPIC)], "max_tokens": 4}),
+        ("/v1/messages/count_tokens", {"messages": [user(ANTHROPIC)]}),
+        ("/apply-template", {"messages": [user(OPENAI)]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "see", "images": ["iVBORw0="]}]}),
+        ("/api/generate", {"prompt": "see", "images": ["iVBORw0KGgo="]}),
+        ("/completion", {"prompt": {"prompt_string": "see", "multimodal_data": ["iVBORw0KGgo="]}}),
+    ],
+)
+def test_a_new_image_is_a_400_with_a_reason_on_every_api(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    answer = http.post(path, json={"model": "tiny", **body})
+    assert answer.status_code == 400, answer.text
+    assert "error" in answer.json()
+    if path != "/completion":
+        assert "image" in answer.text and "send text" in answer.text
 
 
-def counts(client: httpx.Client) -> tuple[int, int]:
-    """Images encoded, and their tokens prefilled."""
-    text = client.get("/metrics").text
-    names = ("image_encodes", "image_tokens_prefilled")
-    found = [re.search(rf"^mlxstack_{name}_total (\S+)$", text, re.MULTILINE) for name in names]
-    encodes, tokens = (int(float(one[1])) for one in found if one is not None)
-    return encodes, tokens
-
-
-def asked(*seeds: int) -> dict[str, Any]:
-    """A user message with pictures, in the form of OpenAI's chat."""
-    shown = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(seed)}"}}
-        for seed in seeds
-    ]
-    return {"role": "user", "content": [*shown, {"type": "text", "text": "What is it?"}]}
-
-
-def answer(client: httpx.Client, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    body = {"messages": messages, "temperature": 0, "max_tokens": 8, "ignore_eos": True, **more}
-    return dict(client.post("/v1/chat/completions", json=body).raise_for_status().json())
-
-
-def said(reply: dict[str, Any]) -> dict[str, Any]:
-    return dict(reply["choices"][0]["message"])
-
-
-def test_a_second_turn_encodes_and_prefills_no_image(client: httpx.Client) -> None:
-    first = said(answer(client, asked(1, 2)))
-    before = counts(client)
-    messages = [asked(1, 2), first, {"role": "user", "content": "And now?"}]
-    hit = answer(client, *messages)
-    assert counts(client) == before
-    assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    cold = answer(client, *messages, cache_prompt=False)
-    assert said(hit) == said(cold)
-
-
-def test_another_image_is_another_prompt(client: httpx.Client) -> None:
-    answer(client, asked(1))
-    other = answer(client, asked(3))
-    cold = answer(client, asked(3), cache_prompt=False)
-    assert said(other) == said(cold)
-    n_cached = other["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert n_cached < other["usage"]["prompt_tokens"] - 6
-
-
-def test_an_image_beside_text_rows_changes_no_token(client: httpx.Client) -> None:
-    text = {"role": "user", "content": "Hello there"}
-    colds = [said(answer(client, one, cache_prompt=False)) for one in (asked(4), text)]
-    replies = [said(answer(client, one, n=2)) for one in (asked(4), text)]
-    assert replies == colds
-
-
-def test_anthropic_sends_the_same_image(client: httpx.Client) -> None:
-    answer(client, asked(5))
-    before = counts(client)[0]
-    source = {"type": "base64", "media_type": "image/png", "data": png(5)}
-    content = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "model": "tiny"}
-    reply = client.post("/v1/messages", json=body).raise_for_status().json()
-    assert reply["usage"]["output_tokens"] > 0
-    assert counts(client)[0] == before
-
-
-def test_a_broken_image_is_refused_when_new_and_omitted_in_history(client: httpx.Client) -> None:
-    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
-    message = {"role": "user", "content": [broken, {"type": "text", "text": "See?"}]}
-    body = {"messages": [message], "max_tokens": 4}
-    refused = client.post("/v1/chat/completions", json=body)
-    assert refused.status_code == 400
-    history = [message, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Ok"}]
-    assert said(answer(client, *history))["content"] is not None
-
-
-def test_a_model_that_sees_says_so(client: httpx.Client) -> None:
-    model = client.get("/v1/models").json()["data"][0]
-    assert model["input_modalities"] == ["text", "image"]
-    assert client.get("/props").json()["modalities"]["vision"] is True
-
-
-def test_slots_with_images_are_saved_and_restored(client: httpx.Client) -> None:
-    wanted = said(answer(client, asked(6), id_slot=1))
-    before = counts(client)
-    for action in ("save", "erase", "restore"):
-        path, body = f"/slots/1?action={action}", {"filename": "image.bin"}
-        client.post(path, json=body).raise_for_status()
-    again = answer(client, asked(6), id_slot=1)
-    assert said(again) == wanted and counts(client) == before
+@pytest.mark.parametrize(
+    ("path", "image", "body"),
+    [
+        (CHAT, OPENAI, {"max_tokens": 4}),
+        (MESSAGES, ANTHROPIC, {"max_tokens": 4}),
+    ],
+)
+def test_a_session_with_an_image_in_its_past_goes_on(
+    http: httpx.Client, path: str, image: dict[str, Any], body: dict[str, Any]
+) -> None:
+    past = [user({"type": "text", "text": "look"}, image), {"role": "assistant", "content": "no"}]
+    now = {"role": "user", "content": "then read the text"}
+    answer = http.post(path, json={"model": "tiny", "messages": [*past, now], **body})
+    assert answer.status_code == 200, answer.text
