@@ -47,6 +47,12 @@ def test_the_pages_of_the_installation_name_the_oldest_macos(page: str) -> None:
     assert "macOS 14 or newer" in (ROOT / page).read_text()
 
 
+def test_the_readme_says_where_tokens_are_identical() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert "in float32 on a CPU, where the tests run" in text
+    assert "float32 on an M5 (TF32), round by the shape of a batch" in text
+
+
 def test_no_mlx_is_accepted_whose_decode_kernel_reads_keys_of_other_rows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]

@@ -55,7 +55,7 @@ MAC = (
     Mutant(
         "recurrent state of the same rows is not copied", "engine/model/row_views.py",
         "stacked if stacked is not None and is_same else", "stacked if False else",
-        "tests/engine/test_graph_nodes.py::test_nodes_that_copy_stay_below_their_ceiling",
+        "tests/mac/test_graph_nodes.py::test_nodes_that_copy_stay_below_their_ceiling",
     ),
     Mutant(
         "recurrent state of another row is read anew", "engine/model/row_views.py",
