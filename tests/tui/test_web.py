@@ -85,13 +85,23 @@ def test_a_port_that_is_taken_is_told() -> None:
             web_dashboard.serve((), port, None)
 
 
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("uv-receipt.toml", "`uv tool install '.[web]'`"),
+        ("pipx_metadata.json", "`pipx install --force '.[web]'`"),
+        ("pyvenv.cfg", f"`{sys.executable} -m pip install '.[web]'`"),
+    ],
+)
 def test_without_the_extra_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, command: str
 ) -> None:
+    (tmp_path / file).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
     monkeypatch.delitem(sys.modules, "mlxstack.cli.web_dashboard")
     monkeypatch.delattr("mlxstack.cli.web_dashboard")
-    with pytest.raises(SetupError, match=r"`uv tool install '\.\[web\]'` or `pipx"):
+    with pytest.raises(SetupError, match=re.escape(command)):
         tui.tui(replay=tmp_path, web=True)
 
 
