@@ -28,7 +28,6 @@ def test_e18_more_clients_than_slots_silent_ones_and_huge_bodies(tmp_path: Path)
     assert outcome.n_served == SMALL.n_clients
     assert outcome.n_slow_served == SMALL.n_slow
     assert outcome.n_too_large == SMALL.n_huge
-    assert outcome.n_refused > 0, "the queue was never full"
     assert outcome.bytes_most - outcome.bytes_before < MOST_GROWTH
 
 
