@@ -19,7 +19,8 @@ _PER_HASH = 8
 
 MARK_OPENS = "\ufdd5"
 """Begins the mark of an image: a noncharacter, which no honest text contains."""
-_MARK = re.compile("\ufdd5[0-9a-f]{32}\ufdd6")
+MARK_CLOSES = "\ufdd6"
+MARK = re.compile(f"{MARK_OPENS}[0-9a-f]{{32}}{MARK_CLOSES}")
 
 
 class ImagePart(Struct, frozen=True):
@@ -35,7 +36,7 @@ class ImagePart(Struct, frozen=True):
         Equal images have equal marks.
         """
         hashed = hashlib.sha256(hashlib.sha256(self.data).digest() + self.detail.encode())
-        return f"\ufdd5{hashed.hexdigest()[:32]}\ufdd6"
+        return f"{MARK_OPENS}{hashed.hexdigest()[:32]}{MARK_CLOSES}"
 
 
 class ImageSize(Struct, frozen=True):
@@ -89,7 +90,7 @@ class ImageProcessor(Protocol):
 
 def marks(text: str) -> list[str]:
     """Marks of images in the text of a message, in order."""
-    return _MARK.findall(text) if "\ufdd5" in text else []
+    return MARK.findall(text) if MARK_OPENS in text else []
 
 
 def digest(data: bytes, fingerprint: str, size: ImageSize) -> bytes:

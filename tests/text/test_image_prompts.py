@@ -206,3 +206,9 @@ def test_virtual_ids_are_read_as_the_placeholder(maker: PromptMaker) -> None:
     span = prompt.images[0]
     assert maker.detokenize(prompt.tokens).count("<|image_pad|>") == 4
     assert maker.piece(prompt.tokens[span.start]) == "<|image_pad|>"
+
+
+def test_a_stored_result_with_more_images_than_a_user_may_send_is_read() -> None:
+    part = ImagePart(png())
+    stored = Message(Role.TOOL, part.mark * (MOST_NEW + 5), images=(part,) * (MOST_NEW + 5))
+    assert read_stored(write_message(stored)).images == stored.images

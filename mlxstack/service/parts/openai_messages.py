@@ -12,7 +12,7 @@ from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Damaged, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
-from mlxstack.text.images.reader import BLIND, KINDS, ImageReader
+from mlxstack.text.images.reader import BLIND, KINDS, MOST_IN_ALL, ImageReader
 from mlxstack.text.normalize_messages import parse_arguments, plain_text, system_text
 
 ROLES = {
@@ -127,7 +127,9 @@ def read_stored(stored: Mapping[str, Any]) -> Message:
     """Read what `write_message` wrote, its texts unchanged. Raises Damaged."""
     try:
         sent = msgspec.convert(stored, ChatMessageParam)
-        content, seen = see(sent.content, "messages", ImageReader(sees=True), is_new=True)
+        content, seen = see(
+            sent.content, "messages", ImageReader(sees=True, most_new=MOST_IN_ALL), is_new=True
+        )
         sent = msgspec.structs.replace(sent, content=content)
         return msgspec.structs.replace(_message(sent, "messages", _text, _text), images=seen)
     except (msgspec.ValidationError, BadRequest) as error:

@@ -63,6 +63,14 @@ def vision_files(folder: Path) -> VisionFiles | None:
     return VisionFiles(config, _preprocessor(folder), tensors, digest.hexdigest()[:32])
 
 
+def check_patch(patch: object, merge: object) -> None:
+    """Check sides in pixels and patches. Raises SetupError."""
+    if not (isinstance(patch, int) and isinstance(merge, int) and 1 <= patch * merge <= 256):
+        raise SetupError(
+            f"vision_config: a patch of {patch} pixels merged by {merge} is not served"
+        )
+
+
 def convert(files: VisionFiles, kind: type[Any]) -> Any:
     """The settings of the image processor as a struct. Raises SetupError."""
     try:

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageSize
-from mlxstack.text.images.checkpoint import VisionFiles, convert
+from mlxstack.text.images.checkpoint import VisionFiles, check_patch, convert
 from mlxstack.text.images.scaling import Channels, bounded, normalized
 
 PLACEHOLDER = "<|image_pad|>"
@@ -102,8 +101,5 @@ def processor(files: VisionFiles, max_pixels: int) -> QwenProcessor:
     """Processor of a checkpoint. Raises SetupError."""
     patch = files.vision_config.get("patch_size", 16)
     merge = files.vision_config.get("spatial_merge_size", 2)
-    if not (isinstance(patch, int) and isinstance(merge, int) and 1 <= patch * merge <= 256):
-        raise SetupError(
-            f"vision_config: a patch of {patch} pixels merged by {merge} is not served"
-        )
+    check_patch(patch, merge)
     return QwenProcessor(patch, merge, convert(files, Settings), max_pixels, files.fingerprint)

@@ -23,8 +23,9 @@ class ImageReader:
     A model that cannot see takes none.
     """
 
-    def __init__(self, *, sees: bool = False) -> None:
+    def __init__(self, *, sees: bool = False, most_new: int = MOST_NEW) -> None:
         self.sees = sees
+        self._most_new = most_new
         self._n_new = 0
         self._n_in_all = 0
 
@@ -33,9 +34,10 @@ class ImageReader:
 
         Raises BadRequest with the path of the field.
         """
-        if self._n_new >= MOST_NEW or self._n_in_all >= MOST_IN_ALL:
+        if self._n_new >= self._most_new or self._n_in_all >= MOST_IN_ALL:
             raise BadRequest(
-                f"{at}: more than {MOST_NEW} new images, or {MOST_IN_ALL} in all; send fewer", at
+                f"{at}: more than {self._most_new} new images, or {MOST_IN_ALL} in all; send fewer",
+                at,
             )
         self._n_new += 1
         try:

@@ -8,13 +8,21 @@ from msgspec import Struct, structs
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import ImagePart, ImageProcessor, ImageSpan, digest, marks, virtual_ids
+from mlxstack.core.image import (
+    MARK,
+    MARK_CLOSES,
+    MARK_OPENS,
+    ImagePart,
+    ImageProcessor,
+    ImageSpan,
+    digest,
+    marks,
+    virtual_ids,
+)
 from mlxstack.text.images.bounds import RefusedImage, upright_size
 from mlxstack.text.tokens.cached_tokenizer import Encoded, Splice
 
-_OPENS, _CLOSES = "\ufdd5", "\ufdd6"
-_MARK = re.compile("\ufdd5[0-9a-f]{32}\ufdd6")
-_JOINED = re.compile("\n?(\ufdd5[0-9a-f]{32}\ufdd6)\n?")
+_JOINED = re.compile(f"\n?({MARK.pattern})\n?")
 
 
 class PlacedImage(Struct, frozen=True):
@@ -27,18 +35,18 @@ class PlacedImage(Struct, frozen=True):
 
 def unmarked(text: str) -> str:
     """The text without marks, as people read it."""
-    return _MARK.sub("[image]", text) if _OPENS in text else text
+    return MARK.sub("[image]", text) if MARK_OPENS in text else text
 
 
 def after_images(text: str) -> str:
     """The text after the last image of a message."""
-    return text.rpartition(_CLOSES)[2].removeprefix("\n") if _OPENS in text else text
+    return text.rpartition(MARK_CLOSES)[2].removeprefix("\n") if MARK_OPENS in text else text
 
 
 def without_images(messages: Iterable[Message], note: str, *roles: Role) -> tuple[Message, ...]:
     """Messages with `note` in place of each image of these roles."""
     return tuple(
-        structs.replace(one, text=_MARK.sub(note, one.text), images=())
+        structs.replace(one, text=MARK.sub(note, one.text), images=())
         if one.images and one.role in roles
         else one
         for one in messages
@@ -52,12 +60,12 @@ def honest(conversation: Conversation) -> Conversation:
 
 
 def _honest(message: Message) -> Message:
-    if _OPENS not in message.text and _CLOSES not in message.text:
+    if MARK_OPENS not in message.text and MARK_CLOSES not in message.text:
         return message
     own = [image.mark for image in message.images]
-    if marks(message.text) == own and message.text.count(_OPENS) == len(own):
+    if marks(message.text) == own and message.text.count(MARK_OPENS) == len(own):
         return message
-    text = message.text.replace(_OPENS, "").replace(_CLOSES, "")
+    text = message.text.replace(MARK_OPENS, "").replace(MARK_CLOSES, "")
     return structs.replace(message, text=text, images=())
 
 
@@ -65,7 +73,7 @@ def content_parts(text: str) -> list[dict[str, Any]]:
     """Content of a message for its template: texts and images in order."""
     parts: list[dict[str, Any]] = []
     for piece in _JOINED.split(text):
-        if _MARK.fullmatch(piece):
+        if MARK.fullmatch(piece):
             parts.append({"type": "image"})
         elif piece:
             parts.append({"type": "text", "text": piece})
@@ -87,7 +95,7 @@ def moved_from_tools(messages: Sequence[Message]) -> tuple[Message, ...]:
             shown = [f"image of tool result {message.tool_call_id or ''}".rstrip()]
             shown += [image.mark for image in message.images]
             waiting.append(Message(Role.USER, "\n".join(shown), images=message.images))
-            text = _MARK.sub("[image: see below]", message.text)
+            text = MARK.sub("[image: see below]", message.text)
             message = structs.replace(message, text=text, images=())  # noqa: PLW2901
         moved.append(message)
     return (*moved, *waiting)
