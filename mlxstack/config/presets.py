@@ -91,7 +91,7 @@ def find(name: str, home: Home) -> Path:
     return known[name]
 
 
-def forget(name: str, home: Home) -> Path:
+def delete(name: str, home: Home) -> Path:
     """Delete a user's or derived preset. Raises SetupError for others."""
     path = find(name, home) if not is_path(name) else None
     if path is None or path.parent not in (home.presets, home.derived_presets):

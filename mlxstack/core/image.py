@@ -18,7 +18,7 @@ _BITS = FIRST_VIRTUAL - 1
 _PER_HASH = 8
 
 MARK_OPENS = "\ufdd5"
-"""Begins the mark of an image: a noncharacter, which no honest text contains."""
+"""Begins the mark of an image: a noncharacter of Unicode."""
 MARK_CLOSES = "\ufdd6"
 MARK = re.compile(f"{MARK_OPENS}[0-9a-f]{{32}}{MARK_CLOSES}")
 

@@ -104,7 +104,7 @@ def remove_preset(
 
     The model's files stay.
     """
-    from mlxstack.config.presets import forget
+    from mlxstack.config.presets import delete
     from mlxstack.core.errors import Taken
     from mlxstack.host import services
     from mlxstack.host.home import home_from
@@ -112,7 +112,7 @@ def remove_preset(
     home = home_from(os.environ)
     if any(state.plan.name == name for state in services.running(home)):
         raise Taken(f"{name} is running; `mlx-stack down {name}` stops it first")
-    path = forget(name, home)
+    path = delete(name, home)
     if json:
         as_json({"preset": name, "path": path})
         return

@@ -53,13 +53,13 @@ def without_images(messages: Iterable[Message], note: str, *roles: Role) -> tupl
     )
 
 
-def honest(conversation: Conversation) -> Conversation:
+def with_own_marks(conversation: Conversation) -> Conversation:
     """Conversation whose texts hold only marks of their images."""
-    messages = tuple(map(_honest, conversation.messages))
+    messages = tuple(map(_with_own_marks, conversation.messages))
     return structs.replace(conversation, messages=messages)
 
 
-def _honest(message: Message) -> Message:
+def _with_own_marks(message: Message) -> Message:
     if MARK_OPENS not in message.text and MARK_CLOSES not in message.text:
         return message
     own = [image.mark for image in message.images]

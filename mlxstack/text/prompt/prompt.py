@@ -26,12 +26,12 @@ from mlxstack.text.images.reader import OMITTED
 from mlxstack.text.images.spans import (
     PlacedImage,
     after_images,
-    honest,
     images_of,
     moved_from_tools,
     placed,
     spans_in,
     unmarked,
+    with_own_marks,
     without_images,
 )
 from mlxstack.text.normalize_messages import head_tools, pair_results
@@ -230,7 +230,7 @@ class PromptMaker:
         """Conversation whose images the template takes where they are."""
         if not any(MARK_OPENS in message.text for message in conversation.messages):
             return conversation
-        conversation = honest(conversation)
+        conversation = with_own_marks(conversation)
         messages = conversation.messages
         if not any(message.images for message in messages):
             return conversation
