@@ -24,7 +24,7 @@ MARK = re.compile(f"{MARK_OPENS}[0-9a-f]{{32}}{MARK_CLOSES}")
 
 
 class ImagePart(Struct, frozen=True):
-    """Image of a message: encoded bytes as sent, and the client's wish for their size."""
+    """Image of a message: encoded bytes as sent, and wished size."""
 
     data: bytes
     detail: str = "auto"
@@ -54,7 +54,7 @@ class ImageSize(Struct, frozen=True):
 
 
 class ImageSpan(Struct, frozen=True):
-    """Range `[start, end)` of a prompt that holds the features of an image.
+    """Range `[start, end)` of a prompt with an image's features.
 
     Tokens of the model's own, such as the ends of rows, may stand between virtual ones. `digest`
     identifies encoded bytes, size, parameters of the processor and weights of the tower.

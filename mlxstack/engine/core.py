@@ -390,6 +390,7 @@ class EngineCore:
             plan.array_limit,
             _sharing(preset, runner, maker) if verdict.can_share else NO_SHARING,
         )
+        slot_kv.images = loaded.images
         self._exchange = KVExchange(slot_kv, pieces, runner, maker, key)
         rules = self._rules(plan, alone, maker)
         self._turns = EngineLoop(

@@ -81,7 +81,9 @@ class EarlyPrefill:
         n_left = len(request.tokens) - 1 - plan.position
         history = self._history(request)
         fits = self._slot_kv.need(request) <= self._slot_kv.memory.budget
-        if not fits or not may_begin(history, n_left, time.monotonic()):
+        # A tower would run for a prompt that may never come.
+        is_text = all(image.end <= plan.position for image in request.images)
+        if not (fits and is_text and may_begin(history, n_left, time.monotonic())):
             return None
         self._slot_kv.prepare_slot(request, slot, plan, is_expected=True)
         prompt.start = prompt.end = plan.position

@@ -316,9 +316,7 @@ class EngineLoop:
         """
         if self._remote is not None:
             return 0
-        active = [
-            one.slot for one in self._live.values() if one.is_assigned and one.slot is not None
-        ]
+        active = [x.slot for x in self._live.values() if x.is_assigned and x.slot is not None]
         return self.slot_kv.saved_bytes(active, self._live[request_id].request, slot)
 
     def _assign_slot(self, queued: QueuedRequest, slot: int) -> None:
@@ -386,9 +384,10 @@ class EngineLoop:
         else:
             self._slot_prepared(request_id, slot)
 
-    def _end_fetch(self, live: RequestState) -> None:
+    def _end_prefill(self, live: RequestState) -> None:
         if self._remote is not None:
             self._remote.end(live.request.id)
+        self.slot_kv.release_images(live.request.id)
 
     def _switch(self, live: RequestState, slot: int) -> None:
         """Continue from fetched KV where it is a block ahead."""
@@ -461,7 +460,7 @@ class EngineLoop:
         self._state = scheduler_state.advance(self._state, live.slot, position)
         if self._state.slot(live.slot).state is SlotState.RUNNING:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
-            self._end_fetch(live)
+            self._end_prefill(live)
             context = self.slots[live.slot]
             if self.is_drafting:
                 live.drafter = drafter_of(live.request, self.slot_kv.siblings)
@@ -522,7 +521,7 @@ class EngineLoop:
         """Release the slot; its KV may wait for the step in flight."""
         now, is_own = time.monotonic(), False
         self._live.pop(live.request.id, None)
-        self._end_fetch(live)
+        self._end_prefill(live)
         self._matches.forget(live.request.id)
         self._state = scheduler_state.dequeue(self._state, live.request.id)
         if live.slot is not None:

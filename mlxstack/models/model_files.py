@@ -11,6 +11,8 @@ from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.models.foreign_json import parse_object, read_config_object, read_object
+from mlxstack.text.images.checkpoint import FLOAT_BYTES
+from mlxstack.text.images.families import vision_weights
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -18,8 +20,6 @@ VISION = ("vision_tower", "vision_model", "vision_embedder", "multi_modal_projec
 AUDIO = ("audio_tower", "embed_audio", "embed_vision")
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors refuses longer ones."""
-
-FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 
 
 class ModelFiles(Struct, frozen=True):
@@ -97,7 +97,7 @@ def read_config(path: Path) -> ModelFiles:
 
 
 def measured(folder: Path) -> Weights | None:
-    """Bytes of all tensors that mlx-lm loads, from file headers.
+    """Bytes of all tensors that are loaded, from file headers.
 
     None when there are none, or some of the files that the index names are missing.
     """
@@ -112,7 +112,12 @@ def measured(folder: Path) -> Weights | None:
             raise SetupError(f"the header of {file} is damaged: {why}") from why
         except OSError as why:
             raise SetupError(f"{file} cannot be read: {why.strerror}") from why
-    return Weights(**sums)
+    tower = vision_weights(folder)
+    return Weights(
+        sums["packed"] + tower.packed,
+        sums["n_half"] + tower.n_half,
+        sums["n_single"] + tower.n_single,
+    )
 
 
 def weights_on_disk(spec: ModelSpec) -> int:

@@ -3,6 +3,7 @@
 from tests.mutants.faults import FAULTS
 from tests.mutants.features import FEATURES
 from tests.mutants.first_aid import FIRST_AID
+from tests.mutants.images import IMAGES
 from tests.mutants.limits import LIMITS
 from tests.mutants.mac import MAC
 from tests.mutants.mutant import Mutant
@@ -278,4 +279,14 @@ DOORS_AND_FILES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FIRST_AID, *MAC, *FEATURES, *SHARING, *FAULTS, *PEERS)
+MUTANTS = (
+    *DOORS_AND_FILES,
+    *LIMITS,
+    *FIRST_AID,
+    *MAC,
+    *FEATURES,
+    *IMAGES,
+    *SHARING,
+    *FAULTS,
+    *PEERS,
+)

@@ -59,6 +59,8 @@ def prefill_chunk(
     context.evaluate()
     took = time.perf_counter() - began
     context.extend(tokens)
+    if runner.images is not None and any(image.end == end for image in request.images):
+        runner.images.release(request.id)
     if end in request.checkpoint_positions or end == len(request.tokens) - 1:
         context.checkpoint()
     return took
@@ -73,7 +75,7 @@ def _is_encoding(
         raise Unsupported("this model cannot see; send no images")
     for image in touched:
         if runner.images is not None and not runner.images.has(image):
-            runner.images.work(image, seconds)
+            runner.images.work(request.id, image, seconds)
             return not runner.images.has(image)
     return False
 

@@ -30,6 +30,7 @@ from mlxstack.models.foreign_json import check_folder
 from mlxstack.models.generation_config import sampling_defaults
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.store import kv_file_format
+from mlxstack.text.images.families import vision_weights
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,10 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     mx.eval(model.parameters())
     facts = _facts(spec, kv, path, config, model, tokenizer)
     images = image_encoder(model, path, config) if group is None else None
-    return LoadedModel(model, tokenizer, replace(facts, sees=images is not None), images)
+    if images is not None:
+        n_bytes = vision_weights(path).n_bytes(2 if has_gpu() else 4)
+        facts = replace(facts, sees=True, n_bytes=facts.n_bytes + n_bytes)
+    return LoadedModel(model, tokenizer, facts, images)
 
 
 def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:

@@ -20,6 +20,7 @@ from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
+from mlxstack.engine.vision.encoder import ImageEncoder
 from mlxstack.policy.kv.live_sharing import NO_SHARING, LiveSharing, PrefixUse, saved_bytes
 from mlxstack.policy.kv.prefix_index import PathStep, common_prefix
 from mlxstack.policy.kv.reuse_plan import ReusePlan
@@ -38,6 +39,9 @@ class SlotKVManager:
     A token adds `bytes_per_token` to a live context. The device has room for `array_limit` bytes
     of arrays; 0 without a limit.
     """
+
+    images: ImageEncoder | None = None
+    """Encoder of images, whose features count as KV."""
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class SlotKVManager:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of live contexts, last prompts and answers, shared ones once.
+        """Bytes of live contexts, last prompts and answers, images; shared ones once.
 
         A checkpoint that is shared or parked too counts once, and so does a shared prefix.
         """
@@ -79,7 +83,8 @@ class SlotKVManager:
         drafts = sum(context.draft_bytes for context in self.slots)
         texts = self.lookup.n_bytes + self.siblings.n_bytes
         written = self.archive.n_copied
-        return marks + contexts + self.shared_bytes + drafts + texts + written
+        images = self.images.n_bytes if self.images else 0
+        return marks + contexts + self.shared_bytes + drafts + texts + written + images
 
     def _prefixes(self) -> set[LivePrefix]:
         return {one.prefix.whole for one in self.slots if one.prefix is not None}
@@ -95,10 +100,17 @@ class SlotKVManager:
         return is_within and not self._is_beyond_device(n_bytes)
 
     def drop_copies(self) -> None:
-        """Drop draft contexts and row stacks: they only make answers faster."""
+        """Drop draft contexts, row stacks, image features: they only save time."""
         for context in self.slots:
             context.draft = None
             context.unstack()
+        if self.images is not None:
+            self.images.drop()
+
+    def release_images(self, request_id: str) -> None:
+        """Forget that a request needs images."""
+        if self.images is not None:
+            self.images.release(request_id)
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:

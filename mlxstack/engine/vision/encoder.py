@@ -6,8 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImageProcessor, ImageSpan
 from mlxstack.engine.model.runner import SlotTokens
@@ -39,6 +37,7 @@ class ImageEncoder:
         self._pixels: dict[bytes, Future[Any]] = {}
         self._encodings: dict[bytes, Encoding] = {}
         self._features: OrderedDict[bytes, Features] = OrderedDict()
+        self._needed_by: dict[bytes, set[str]] = {}
         self._block_s = 0.0
         self.n_encodes = 0
         self.n_prefilled = 0
@@ -51,22 +50,40 @@ class ImageEncoder:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the features that are kept."""
-        return sum(map(_bytes_of, self._features.values()))
+        """Bytes of pixels, encodings and features."""
+        pixels = sum(int(one.result().nbytes) for one in self._pixels.values() if _is_ready(one))
+        encodings = sum(one.n_bytes for one in self._encodings.values())
+        return pixels + encodings + self._n_feature_bytes
+
+    @property
+    def _n_feature_bytes(self) -> int:
+        return sum(one.n_bytes for one in self._features.values())
 
     def drop(self) -> None:
-        """Forget all features; they are computed again when needed."""
-        self._features.clear()
+        """Forget features that no prompt needs now."""
+        for name in self._features.keys() - self._needed_by.keys():
+            del self._features[name]
+
+    def release(self, request_id: str) -> None:
+        """Forget a request's need of images; end work for it alone."""
+        for name, requests in list(self._needed_by.items()):
+            requests.discard(request_id)
+            if not requests:
+                del self._needed_by[name]
+                self._encodings.pop(name, None)
+                if (pixels := self._pixels.pop(name, None)) is not None:
+                    pixels.cancel()
 
     def has(self, image: ImageSpan) -> bool:
         """Whether the features are known."""
         return image.digest in self._features
 
-    def work(self, image: ImageSpan, seconds: float) -> None:
+    def work(self, request_id: str, image: ImageSpan, seconds: float) -> None:
         """Encode for about `seconds`, one block at least. Raises BadRequest, SetupError.
 
-        Without seconds pixels are not waited for.
+        The image is kept until `release`. Without seconds pixels are not waited for.
         """
+        self._needed_by.setdefault(image.digest, set()).add(request_id)
         encoding = self._encodings.get(image.digest) or self._begin(image, seconds)
         if encoding is None:
             return
@@ -80,7 +97,7 @@ class ImageEncoder:
             del self._encodings[image.digest]
             self._features[image.digest] = encoding.features
             self.n_encodes += 1
-            while self.n_bytes > MAX_BYTES and len(self._features) > 1:
+            while self._n_feature_bytes > MAX_BYTES and len(self._features) > 1:
                 self._features.popitem(last=False)
 
     def slot_tokens(
@@ -126,6 +143,5 @@ def image_encoder(model: Any, folder: Path, config: dict[str, Any]) -> ImageEnco
     return ImageEncoder(seeing, folder, processor)
 
 
-def _bytes_of(features: Features) -> int:
-    arrays: list[mx.array] = [features.embeddings, *features.deepstack]
-    return sum(array.nbytes for array in arrays)
+def _is_ready(pixels: Future[Any]) -> bool:
+    return pixels.done() and not pixels.cancelled() and pixels.exception() is None

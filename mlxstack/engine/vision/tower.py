@@ -26,6 +26,11 @@ class Features(Struct, frozen=True):
     embeddings: mx.array
     deepstack: tuple[mx.array, ...] = ()
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.embeddings.nbytes + sum(level.nbytes for level in self.deepstack)
+
 
 class VisionTower(nn.Module):  # type: ignore[misc]
     """Tower of one checkpoint; families implement `steps`, `enter`, `leave`."""
@@ -75,6 +80,11 @@ class Encoding:
         self._hidden, self._beside = tower.enter(mx.array(pixels), size)
         self._taps: list[mx.array] = []
         self._n_done = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the hidden states and features so far."""
+        return self._hidden.nbytes + sum(tapped.nbytes for tapped in self._taps)
 
     def advance(self, n_blocks: int) -> bool:
         """Evaluate the next `n_blocks` blocks; True when the features are complete."""

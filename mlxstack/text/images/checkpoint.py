@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
+from mlxstack.core.model_info import Weights
 
 NAME = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
@@ -18,6 +19,7 @@ NAME = re.compile(
 PROJECTOR = "multi_modal_projector"
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors refuses longer ones."""
+FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 READ_PER_TENSOR = 1024
 """Bytes of each tensor in the fingerprint."""
 
@@ -34,6 +36,7 @@ class VisionFiles(Struct, frozen=True):
     preprocessor: bytes
     tensors: dict[str, tuple[Path, str]]
     fingerprint: str
+    weights: Weights = Weights()
 
     @property
     def vision_config(self) -> dict[str, Any]:
@@ -54,13 +57,15 @@ def vision_files(folder: Path) -> VisionFiles | None:
     """
     tensors: dict[str, tuple[Path, str]] = {}
     digest = hashlib.sha256()
+    sums = {1: 0, 2: 0, 4: 0}
     for file in sorted(folder.glob("model*.safetensors")):
-        for name, own in _scanned(file, digest):
+        for name, own in _scanned(file, digest, sums):
             tensors[name] = file, own
     if not any(name.startswith("vision_tower.") for name in tensors):
         return None
     config = _decoded(_read(folder / "config.json"), folder / "config.json")
-    return VisionFiles(config, _preprocessor(folder), tensors, digest.hexdigest()[:32])
+    weights = Weights(packed=sums[1], n_half=sums[2], n_single=sums[4])
+    return VisionFiles(config, _preprocessor(folder), tensors, digest.hexdigest()[:32], weights)
 
 
 def check_patch(patch: object, merge: object) -> None:
@@ -79,8 +84,11 @@ def convert(files: VisionFiles, kind: type[Any]) -> Any:
         raise SetupError(f"the settings of the image processor are not usable: {why}") from why
 
 
-def _scanned(file: Path, digest: Any) -> list[tuple[str, str]]:
-    """Vision tensors of a file, our names and its own; digested."""
+def _scanned(file: Path, digest: Any, sums: dict[int, int]) -> list[tuple[str, str]]:
+    """Vision tensors of a file, our names and its own; digested.
+
+    Their values are added to `sums`, by bytes per value.
+    """
     found = []
     try:
         with file.open("rb") as stream:
@@ -94,6 +102,8 @@ def _scanned(file: Path, digest: Any) -> list[tuple[str, str]]:
                 stream.seek(8 + length + begin)
                 digest.update(f"{own} {tensor['dtype']} {tensor['shape']}\0".encode())
                 digest.update(stream.read(min(end - begin, READ_PER_TENSOR)))
+                width = FLOAT_BYTES.get(tensor["dtype"], 1)
+                sums[width] += (end - begin) // width
                 part = PROJECTOR if match[1] == PROJECTOR else "vision_tower"
                 found.append((f"{part}.{match[2]}", own))
     except (OSError, KeyError, TypeError, ValueError) as why:

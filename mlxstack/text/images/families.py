@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from mlxstack.core.image import ImageProcessor
+from mlxstack.core.model_info import Weights
 from mlxstack.text.images import pixtral, qwen
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 
@@ -74,6 +75,13 @@ def family_of(files: VisionFiles) -> VisionFamily | None:
     """Family with all that it needs in the files."""
     family = FAMILIES.get(str(files.config.get("model_type")))
     return family if family is not None and all(map(files.has, family.needed)) else None
+
+
+def vision_weights(folder: Path) -> Weights:
+    """Weights of the tower, if images are served. Raises SetupError."""
+    files = vision_files(folder)
+    is_served = files is not None and has_pillow() and family_of(files) is not None
+    return files.weights if files is not None and is_served else Weights()
 
 
 def has_pillow() -> bool:
