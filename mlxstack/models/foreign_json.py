@@ -14,8 +14,10 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 
-LONGEST = 256 * 1024 * 1024
-"""Maximum bytes of a file; large tokenizers take 30 MB."""
+LONGEST = 32 * 1024 * 1024
+"""Maximum bytes of a file; an index of 140,000 tensors takes 13 MB."""
+LONGEST_TOKENIZER = 256 * 1024 * 1024
+"""Maximum bytes of a tokenizer.json; large ones take 30 MB."""
 MOST_LAYERS = 10_000
 LARGEST = 2**31 - 1
 """Largest value of any other size: the shapes of MLX have 32 bits."""
@@ -37,7 +39,7 @@ class TokenizerRules(Struct, frozen=True):
 
 def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises SetupError."""
-    return parse_object(_bytes(file), file)
+    return parse_object(_bytes(file, LONGEST), file)
 
 
 def read_config_object(file: Path) -> dict[str, Any]:
@@ -70,10 +72,12 @@ def check_folder(folder: Path) -> None:
         _check_tokenizer(file)
 
 
-def _bytes(file: Path) -> bytes:
+def _bytes(file: Path, most: int) -> bytes:
     try:
-        if file.stat().st_size > LONGEST:
-            raise SetupError(f"{file} has more than {LONGEST >> 20} MB")
+        if (size := file.stat().st_size) > most:
+            raise SetupError(
+                f"{file} has {size >> 20} MiB, at most {most >> 20} are taken; choose another model"
+            )
         return file.read_bytes()
     except OSError as why:
         raise SetupError(f"{file} cannot be read: {why.strerror}") from why
@@ -105,7 +109,7 @@ def _most(key: str) -> int | None:
 def _check_tokenizer(file: Path) -> None:
     """Raise SetupError for a tokenizer that makes long texts of short ones."""
     try:
-        rules = msgspec.json.decode(_bytes(file), type=TokenizerRules)
+        rules = msgspec.json.decode(_bytes(file, LONGEST_TOKENIZER), type=TokenizerRules)
         growth = max(_growth(rules.normalizer), _growth(rules.decoder))
     except RecursionError:
         raise _too_deep(file) from None

@@ -10,7 +10,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.models.foreign_json import parse_object, read_config_object, read_object
+from mlxstack.models.foreign_json import LONGEST, parse_object, read_config_object, read_object
 from mlxstack.text.images.checkpoint import FLOAT_BYTES
 from mlxstack.text.images.families import vision_weights
 
@@ -18,8 +18,6 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 VISION = ("vision_tower", "vision_model", "vision_embedder", "multi_modal_projector")
 AUDIO = ("audio_tower", "embed_audio", "embed_vision")
-LONGEST_HEADER = 100_000_000
-"""Bytes; safetensors refuses longer ones."""
 
 
 class ModelFiles(Struct, frozen=True):
@@ -172,4 +170,6 @@ def _header(file: Path) -> dict[str, Any]:
     """Header of a safetensors file: 8 bytes of length, then JSON."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        return parse_object(stream.read(min(length, LONGEST_HEADER)), file)
+        if length > LONGEST:
+            raise ValueError(f"it has {length >> 20} MiB, at most {LONGEST >> 20} are taken")
+        return parse_object(stream.read(length), file)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.models.foreign_json import check_folder
+from mlxstack.models.foreign_json import LONGEST, check_folder
 from mlxstack.models.local_models import _config
-from mlxstack.models.model_files import measured, read_config
+from mlxstack.models.model_files import INDEX, measured, read_config
 from tests.models import LLAMA
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
@@ -84,6 +84,25 @@ def test_an_index_of_odd_values_names_no_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(header(b"{}"))
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": [1, 2]}')
     assert measured(tmp_path) is not None
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX])
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors").write_bytes(header(b"{}"))
+    with (tmp_path / name).open("ab") as file:
+        file.truncate(LONGEST + 1)
+    with pytest.raises(SetupError, match=rf"{name} has 32 MiB, at most 32 are taken"):
+        read_config(tmp_path)
+
+
+def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    with weights.open("wb") as file:
+        file.write(struct.pack("<Q", LONGEST + 1) + b'{"a": 1')
+        file.truncate(LONGEST + 9)
+    with pytest.raises(SetupError, match=r"model\.safetensors is damaged: it has 32 MiB, at most"):
+        measured(tmp_path)
 
 
 def test_a_tokenizer_that_makes_much_of_little_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tests.mutants.mac import MAC
 from tests.mutants.mutant import Mutant
 from tests.mutants.peers import PEERS
 from tests.mutants.sharing import SHARING
+from tests.mutants.strangers import STRANGERS
 
 GUARDS = "tests/api/test_guards.py::"
 TENANTS = "tests/api/test_tenants.py::"
@@ -289,4 +290,5 @@ MUTANTS = (
     *SHARING,
     *FAULTS,
     *PEERS,
+    *STRANGERS,
 )
