@@ -40,8 +40,11 @@ class Timings(Struct, frozen=True):
     draft_n_accepted: int | UnsetType = UNSET
 
 
-class CachedTokens(Struct, frozen=True):
+class PromptTokens(Struct, frozen=True):
+    """Reused tokens of a prompt, and those of its images if it has any."""
+
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
 
 
 class ReasoningTokens(Struct, frozen=True):
@@ -59,7 +62,7 @@ class OpenAIUsage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: PromptTokens
     completion_tokens_details: CompletionTokens
 
 
@@ -127,7 +130,9 @@ def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsag
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,
         total_tokens=n_prompt + n_generated,
-        prompt_tokens_details=CachedTokens(sum(work.n_cached for work in prompts)),
+        prompt_tokens_details=PromptTokens(
+            sum(work.n_cached for work in prompts), sum(work.n_image for work in prompts) or UNSET
+        ),
         completion_tokens_details=CompletionTokens(
             sum(one.n_reasoning for one in ended),
             sum(one.work.n_accepted for one in ended),

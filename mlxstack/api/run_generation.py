@@ -205,6 +205,7 @@ def cache_headers(
         return agent
     miss = _miss_headers(first, first.miss, work) if first.miss else {}
     early = {PREFIX + "begun-early": _begun(first.early)} if first.early else {}
+    images = {PREFIX + "images": _images(request, first.n_cached)} if request.images else {}
     replayed = {PREFIX + "replayed": str(first.n_replayed)} if first.n_replayed else {}
     return {
         PREFIX + "cache-hit": "true" if first.n_cached else "false",
@@ -215,8 +216,14 @@ def cache_headers(
         **miss,
         **early,
         **replayed,
+        **images,
         **agent,
     }
+
+
+def _images(request: EngineRequest, n_cached: int) -> str:
+    n_computed = sum(image.end > n_cached for image in request.images)
+    return f"{len(request.images)}, computed {n_computed}"
 
 
 def _begun(early: EarlyUse) -> str:

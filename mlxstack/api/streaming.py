@@ -36,6 +36,7 @@ CACHE_HEADERS = tuple(
         "cache-lost-ms",
         "begun-early",
         "replayed",
+        "images",
         "slot",
         "agent",
         "loose-schemas",

@@ -38,6 +38,8 @@ from mlxstack.host.process import listener, refusal
 from mlxstack.host.service_state import owner, read_json, write_json
 from mlxstack.models import model_files
 from mlxstack.planner import candidate as plan_candidate
+from mlxstack.text.images.checkpoint import vision_files
+from mlxstack.text.images.families import has_pillow, why_blind
 
 REINSTALL = "in a clone, run `uv tool install --reinstall .` or `pipx install --force .`"
 LONGEST_S = 60.0
@@ -88,6 +90,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
         model_cache(),
         _presets(home),
         templates(env, home),
+        images(home),
         _variables(env),
         _services(home),
         _left_behind(home),
@@ -368,8 +371,8 @@ def model_cache() -> Iterator[CheckResult]:
         yield CheckResult(CheckLevel.WARN, "models", detail, remedy)
 
 
-def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
-    """Notes on the chat templates of the downloaded models that presets name."""
+def _downloaded(home: Home) -> dict[Path, str]:
+    """Folders of the downloaded models that presets name, with the first such preset."""
     known: dict[Path, str] = {}
     for name in presets.listed(home):
         with suppress(StackError):
@@ -377,7 +380,26 @@ def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
             files = model_files.find_model(model, plan_candidate.excerpts())
             if files.weights is not None and model.id != BUILTIN_MODEL:
                 known.setdefault(files.source.parent, name)
-    for folder, name in known.items():
+    return known
+
+
+def images(home: Home) -> Iterator[CheckResult]:
+    """Whether the downloaded models take images."""
+    for folder, name in _downloaded(home).items():
+        why_not = why_blind(folder)
+        if not why_not:
+            yield CheckResult(CheckLevel.OK, "images", f"{name}: takes images")
+        elif has_pillow() or vision_files(folder) is None:
+            yield CheckResult(CheckLevel.OK, "images", f"{name}: text only, {why_not}")
+        else:
+            remedy = "install Pillow into the environment of mlx-stack: pip install pillow"
+            detail = f"{name}: text only, {why_not}"
+            yield CheckResult(CheckLevel.WARN, "images", detail, remedy)
+
+
+def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
+    """Notes on the chat templates of the downloaded models that presets name."""
+    for folder, name in _downloaded(home).items():
         remedy = f"`mlx-stack template {name}` tells more"
         try:
             notes = template_notes(folder, env, home)

@@ -14,6 +14,7 @@ from mlxstack.planner.candidate import Candidate
 from mlxstack.planner.derived_preset import DerivedPreset
 from mlxstack.planner.estimate import (
     DISK_TOKENS,
+    SCREENSHOT,
     Forecast,
     KindRow,
     SharedFit,
@@ -62,6 +63,8 @@ def show_forecast(found: Forecast) -> None:
         ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
         ("workspace", size(found.workspace_bytes)),
     ]
+    if spec.n_screenshot:
+        lines.append(("images", _images(spec)))
     if keeps_kv:
         lines += [
             ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
@@ -123,6 +126,15 @@ def show_table(rows: Sequence[PlanRow]) -> None:
             )
             for one in rows
         ],
+    )
+
+
+def _images(spec: Spec) -> str:
+    width, height = SCREENSHOT
+    n_bytes = size(spec.n_screenshot * spec.growth_bytes)
+    return (
+        f"{size(spec.tower_bytes)} of the weights are the tower; a screenshot of {width} x "
+        f"{height} is {spec.n_screenshot:,} tokens, {n_bytes} of KV"
     )
 
 

@@ -44,6 +44,7 @@ class PropsResponse(Struct, frozen=True):
     is_sleeping: bool = False
     is_base_model: bool = False
     n_ctx_train: int = 0
+    modalities: dict[str, bool] = {}
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ class FinishReason(StrEnum):
 class RequestTimings(Struct, frozen=True):
     """Cost of a request in seconds; cached + computed = prompt tokens.
 
-    Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
+    Of `n_drafted` draft tokens `n_accepted` are among the generated ones; of the prompt tokens
+    `n_image` are those of images.
     """
 
     n_prompt: int = 0
@@ -42,6 +43,7 @@ class RequestTimings(Struct, frozen=True):
     saved_s: float = 0.0
     n_drafted: int = 0
     n_accepted: int = 0
+    n_image: int = 0
 
     def lost_s(self, n_lost: int) -> float:
         """Seconds of prefill for `n_lost` of the computed tokens."""

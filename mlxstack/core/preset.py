@@ -491,6 +491,18 @@ class ServerSpec(Strict, frozen=True):
     ] = True
 
 
+class VisionSpec(Strict, frozen=True):
+    """Images of a model that takes them."""
+
+    max_pixels: Annotated[
+        Annotated[int, Meta(ge=1024, le=40_000_000)],
+        Meta(
+            description="Maximum pixels of an image after scaling, also of one with the detail "
+            "`original`; larger ones are scaled down."
+        ),
+    ] = 4 * 1024 * 1024
+
+
 class Wired(StrEnum):
     """Memory that macOS may not page out."""
 
@@ -554,6 +566,7 @@ class Preset(Strict, frozen=True):
     structured_output: StructuredOutputSpec = field(default_factory=StructuredOutputSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
     device: DeviceSpec = field(default_factory=DeviceSpec)
+    vision: VisionSpec = field(default_factory=VisionSpec)
     template: Annotated[
         dict[str, Any],
         Meta(description="Variables for the chat template, beside those that a request gives."),

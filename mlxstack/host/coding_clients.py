@@ -28,17 +28,23 @@ MAX_OUTPUT_TOKENS = 32_000
 
 
 class Endpoint(Struct, frozen=True):
-    """Service for a client: pathless `url`, `model` name, tokens per slot."""
+    """Service for a client: pathless `url`, `model` name, tokens per slot, modalities."""
 
     url: str
     model: str
     n_ctx: int
     api_key: str | None = None
+    accepts_images: bool = False
 
     @property
     def key(self) -> str:
         """A key to send: clients refuse to start without one."""
         return self.api_key or NO_KEY
+
+    @property
+    def modalities(self) -> list[str]:
+        """Kinds of input."""
+        return ["text", "image"] if self.accepts_images else ["text"]
 
     @property
     def max_output(self) -> int:
@@ -95,6 +101,9 @@ def codex(service: Endpoint, folder: Path) -> ClientSetup:
         f"base_url = {_toml(service.url + '/v1')}\n"
         f"env_key = {_toml(KEY_VARIABLE)}\n"
         f'wire_api = "responses"\n'
+        "\n"
+        f"[tools]\n"
+        f"view_image = {str(service.accepts_images).lower()}\n"
     )
     return ClientSetup(
         variables={"CODEX_HOME": str(folder), KEY_VARIABLE: service.key},
@@ -106,11 +115,17 @@ def codex(service: Endpoint, folder: Path) -> ClientSetup:
 def opencode(service: Endpoint, folder: Path) -> ClientSetup:
     """OpenCode: a provider in an own file, merged over user settings."""
     limit = {"context": service.n_ctx, "output": service.max_output}
+    # Versions differ in which of the two they read.
+    images = {
+        "attachment": service.accepts_images,
+        "modalities": {"input": service.modalities, "output": ["text"]},
+    }
+    model = {"name": service.model, "limit": limit, **images}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "mlx-stack",
         "options": {"baseURL": f"{service.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}"},
-        "models": {service.model: {"name": service.model, "limit": limit}},
+        "models": {service.model: model},
     }
     settings = {
         "$schema": "https://opencode.ai/config.json",
@@ -132,7 +147,8 @@ def aider(service: Endpoint, folder: Path) -> ClientSetup:
     sizes = {"max_input_tokens": service.n_ctx, "max_output_tokens": service.max_output}
     costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}
     file = str(folder / "models.json")
-    about = {name: {**sizes, **costs, "litellm_provider": "openai", "mode": "chat"}}
+    kind = {"litellm_provider": "openai", "mode": "chat", "supports_vision": service.accepts_images}
+    about = {name: {**sizes, **costs, **kind}}
     return ClientSetup(
         variables={
             "OPENAI_API_BASE": f"{service.url}/v1",
@@ -152,7 +168,7 @@ def pi(service: Endpoint, folder: Path) -> ClientSetup:
         "id": service.model,
         "name": service.model,
         "reasoning": True,
-        "input": ["text"],
+        "input": service.modalities,
         "contextWindow": service.n_ctx,
         "maxTokens": service.max_output,
         "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),

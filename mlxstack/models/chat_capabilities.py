@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from mlxstack.text.images.families import accepts_images
+
 MOST_TEMPLATE_BYTES = 1 << 20
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 TOOLS = re.compile(r"\btools\b")
@@ -10,7 +12,7 @@ THINKING = re.compile(r"<think|enable_thinking|reasoning_content|thinking_budget
 
 
 def capabilities(folder: Path) -> tuple[str, ...]:
-    """Abilities that the chat template of a model names, in Ollama's words.
+    """Abilities by the chat template and the tower of a model, in Ollama's words.
 
     None of a model whose files are not here.
     """
@@ -19,7 +21,8 @@ def capabilities(folder: Path) -> tuple[str, ...]:
         return ()
     source = next((text for text in texts if "messages" in text), "")
     tools = ("tools",) if TOOLS.search(source) else ()
-    return ("completion", *tools, *(("thinking",) if THINKING.search(source) else ()))
+    thinking = ("thinking",) if THINKING.search(source) else ()
+    return ("completion", *tools, *thinking, *(("vision",) if accepts_images(folder) else ()))
 
 
 def _beginning(file: Path) -> str:

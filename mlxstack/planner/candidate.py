@@ -29,6 +29,7 @@ from mlxstack.policy.memory.kv_geometry import (
     divided,
     quantized,
 )
+from mlxstack.text.images.families import processor_of, vision_weights
 
 SINGLE = 4
 
@@ -81,6 +82,18 @@ class Candidate(Struct, frozen=True):
         text = config.get("text_config") or {}
         n_trained = int({**config, **text}.get("max_position_embeddings") or 0)
         return scaled_context(n_trained, self.preset.model)
+
+    @property
+    def tower(self) -> Weights:
+        """Weights of the vision tower, which `weights` count; none if no images are served."""
+        return vision_weights(self.files.source.parent) if self.is_measured else Weights()
+
+    def n_image_tokens(self, width: int, height: int) -> int:
+        """Tokens of an image; 0 where no images are served."""
+        if not self.is_measured:
+            return 0
+        processor = processor_of(self.files.source.parent, self.preset.vision.max_pixels)
+        return len(processor.expand(processor.size(width, height))) if processor else 0
 
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
         """The caches where half precision takes `half_bytes`. Raises Unsupported."""

@@ -27,6 +27,8 @@ CONTEXTS = tuple(4096 * 2**n for n in range(6))
 SLOTS = (1, 2, 3, 4, 6, 8, 10, 16)
 BITS = (16, 8, 4)
 DISK_TOKENS = 50_000
+SCREENSHOT = 1920, 1080
+"""Width and height in pixels."""
 
 
 class KindRow(Struct, frozen=True):
@@ -43,7 +45,11 @@ class KindRow(Struct, frozen=True):
 
 
 class Spec(Struct, frozen=True):
-    """Bytes at 16-bit KV, as the model's own precision is."""
+    """Bytes at 16-bit KV, as the model's own precision is.
+
+    Of the weights `tower_bytes` are those of the vision tower; a screenshot has `n_screenshot`
+    tokens. Both are 0 where no images are served.
+    """
 
     model: str
     architecture: str
@@ -57,6 +63,8 @@ class Spec(Struct, frozen=True):
     kv_bytes_4k: int
     weights_bytes: int
     weights_from: str
+    tower_bytes: int = 0
+    n_screenshot: int = 0
 
 
 class PrecisionFit(Struct, frozen=True):
@@ -155,6 +163,8 @@ def spec_of(candidate: Candidate) -> Spec:
         kv_bytes_4k=geometry.n_bytes(4096),
         weights_bytes=candidate.weights.n_bytes(),
         weights_from="measured" if candidate.is_measured else "estimated",
+        tower_bytes=candidate.tower.n_bytes(),
+        n_screenshot=candidate.n_image_tokens(*SCREENSHOT),
     )
 
 

@@ -60,23 +60,28 @@ class GatewayMemory(Struct, frozen=True):
 
 
 class PresetFit(Struct, frozen=True):
-    """Weights, fit and presence of a preset's model; None where unknown."""
+    """Weights, fit and presence of a preset's model; None where unknown.
+
+    `modalities` are those of downloaded files.
+    """
 
     weights_bytes: int | None
     fits: bool | None
     is_downloaded: bool
+    modalities: str = "text"
 
 
 def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:
     """Size and fit of a preset with its own settings."""
+    modalities = "text, image" if candidate.tower.n_bytes() else "text"
     try:
         n_bytes = candidate.weights.n_bytes()
         refuse_if_too_big(candidate, room)
     except BadRequest:
-        return PresetFit(None, None, candidate.is_measured)
+        return PresetFit(None, None, candidate.is_measured, modalities)
     except SetupError:
-        return PresetFit(n_bytes, False, candidate.is_measured)
-    return PresetFit(n_bytes, True, candidate.is_measured)
+        return PresetFit(n_bytes, False, candidate.is_measured, modalities)
+    return PresetFit(n_bytes, True, candidate.is_measured, modalities)
 
 
 def preset_fits(home: Home, names: Iterable[str], memory: MemoryBudget) -> dict[str, PresetFit]:

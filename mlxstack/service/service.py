@@ -457,7 +457,9 @@ class Service:
 
 def _text_processor(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
     """Text processor that sees if files, engine and template do."""
-    processor = processor_of(Path(facts.path)) if facts.sees else None
+    processor = None
+    if facts.sees:
+        processor = processor_of(Path(facts.path), preset.vision.max_pixels)
     return TextProcessor(tokenizer, preset, facts.n_vocab, processor)
 
 

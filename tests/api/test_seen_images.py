@@ -124,6 +124,30 @@ def test_a_model_that_sees_says_so(client: httpx.Client) -> None:
     assert model["input_modalities"] == ["text", "image"]
     assert client.get("/props").json()["modalities"]["vision"] is True
 
+    card = client.post("/api/show", json={"model": "tiny"}).raise_for_status().json()
+    assert "vision" in card["capabilities"]
+
+
+def test_usage_and_a_header_count_images(client: httpx.Client) -> None:
+    body = {"messages": [asked(7, 8)], "max_tokens": 4, "temperature": 0}
+    whole = client.post("/v1/chat/completions", json=body).raise_for_status()
+    assert whole.headers["x-mlx-stack-images"] == "2, computed 2"
+    assert whole.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 12
+    with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as again:
+        assert again.headers["x-mlx-stack-images"] == "2, computed 0"
+        again.read()
+    items = [{"type": "input_image", "image_url": f"data:image/png;base64,{png(7)}"}]
+    asks = [{"role": "user", "content": [*items, {"type": "input_text", "text": "What is it?"}]}]
+    reply = client.post("/v1/responses", json={"input": asks, "max_output_tokens": 4})
+    details = reply.raise_for_status().json()["usage"]["input_tokens_details"]
+    assert details["image_tokens"] == 6
+    text = client.post(
+        "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+    ).raise_for_status()
+    assert "x-mlx-stack-images" not in text.headers
+    assert "image_tokens" not in text.json()["usage"]["prompt_tokens_details"]
+
 
 def test_slots_with_images_are_saved_and_restored(client: httpx.Client) -> None:
     wanted = said(answer(client, asked(6), id_slot=1))

@@ -59,6 +59,28 @@ def test_z14_aider_knows_the_sizes_of_the_model(tmp_path: Path) -> None:
     assert told.variables["OPENAI_API_BASE"] == "http://127.0.0.1:7109/v1"
 
 
+@pytest.mark.parametrize("accepts_images", [True, False])
+def test_clients_know_whether_the_model_takes_images(tmp_path: Path, accepts_images: bool) -> None:
+    service = Endpoint("http://127.0.0.1:7109", "local", 65536, accepts_images=accepts_images)
+    kinds = ["text", "image"] if accepts_images else ["text"]
+    told = setup("opencode", tmp_path, service)
+    config = json.loads(told.files[told.variables["OPENCODE_CONFIG"]])
+    model = config["provider"]["mlx-stack"]["models"]["local"]
+    assert (model["attachment"], model["modalities"]["input"]) == (accepts_images, kinds)
+    told = setup("codex", tmp_path, service)
+    assert tomllib.loads(told.files[str(tmp_path / "config.toml")])["tools"] == {
+        "view_image": accepts_images
+    }
+    told = setup("pi", tmp_path, service)
+    (model,) = json.loads(told.files[str(tmp_path / "models.json")])["providers"]["mlx-stack"][
+        "models"
+    ]
+    assert model["input"] == kinds
+    told = setup("aider", tmp_path, service)
+    about = json.loads(told.files[told.variables["AIDER_MODEL_METADATA_FILE"]])
+    assert about["openai/local"]["supports_vision"] is accepts_images
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 def test_z14_a_shell_can_eval_it_whatever_the_names(client: str, tmp_path: Path) -> None:
     told = setup(client, tmp_path / "made by us")

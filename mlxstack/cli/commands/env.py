@@ -138,7 +138,13 @@ def _member_endpoint(home: "Home", where: "ServiceTarget") -> "Endpoint | None":
     spec = gateway_spec(home, known_service(home, where.name))
     members = spec.members if spec is not None else ()
     return next(
-        Endpoint(where.url, one.name, one.service.n_ctx, where.api_key)
+        Endpoint(
+            where.url,
+            one.name,
+            one.service.n_ctx,
+            where.api_key,
+            accepts_images="vision" in one.model.capabilities,
+        )
         for one in members
         if one.name == where.member
     )
@@ -152,7 +158,8 @@ async def _endpoint(where: "ServiceTarget") -> "Endpoint":
         props = await caller.props()
     n_ctx = props.default_generation_settings.n_ctx
     model = props.model_alias or Path(props.model_path).name or "mlx-stack"
-    return Endpoint(caller.url, model, n_ctx, where.api_key)
+    accepts_images = props.modalities.get("vision", False)
+    return Endpoint(caller.url, model, n_ctx, where.api_key, accepts_images=accepts_images)
 
 
 def _folder(home: "Home", client: str, url: str) -> Path:

@@ -69,6 +69,7 @@ class RequestState:
             saved_s=self.saved_s,
             n_drafted=self.drafter.n_drafted if self.drafter else 0,
             n_accepted=self.drafter.n_accepted if self.drafter else 0,
+            n_image=sum(image.end - image.start for image in self.request.images),
         )
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor
 from mlxstack.core.model_info import Weights
+from mlxstack.core.preset import VisionSpec
 from mlxstack.text.images import pixtral, qwen
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
-
-MAX_PIXELS = 4096 * 4096
-"""Default bound of an image after resizing; the long edge is usually less."""
 
 
 class VisionFamily(Struct, frozen=True):
@@ -47,7 +46,7 @@ FAMILIES = {
 """By `model_type` of config.json."""
 
 
-def processor_of(folder: Path, max_pixels: int = MAX_PIXELS) -> ImageProcessor | None:
+def processor_of(folder: Path, max_pixels: int = VisionSpec().max_pixels) -> ImageProcessor | None:
     """Image processor of the model in `folder`, if it sees.
 
     Decided by the files and by the installed packages. Raises SetupError for broken files.
@@ -75,6 +74,14 @@ def family_of(files: VisionFiles) -> VisionFamily | None:
     """Family with all that it needs in the files."""
     family = FAMILIES.get(str(files.config.get("model_type")))
     return family if family is not None and all(map(files.has, family.needed)) else None
+
+
+def accepts_images(folder: Path) -> bool:
+    """Whether images are served, by files and packages; False for broken files."""
+    try:
+        return not why_blind(folder)
+    except SetupError:
+        return False
 
 
 def vision_weights(folder: Path) -> Weights:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mlxstack.api.response_fields import CachedTokens, ReasoningTokens, SampledLogprob, Timings
+from mlxstack.api.response_fields import PromptTokens, ReasoningTokens, SampledLogprob, Timings
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -12,7 +12,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 HEARTBEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
 
 
-class InputTokensDetails(CachedTokens, frozen=True):
+class InputTokensDetails(PromptTokens, frozen=True):
     """Input tokens that came from the cache; writing to it is free."""
 
     cache_write_tokens: int = 0

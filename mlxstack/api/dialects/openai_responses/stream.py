@@ -375,7 +375,7 @@ def usage(ended: GenerationFinished) -> ResponsesUsage:
     work: RequestTimings = ended.work
     return ResponsesUsage(
         input_tokens=work.n_prompt,
-        input_tokens_details=InputTokensDetails(work.n_cached),
+        input_tokens_details=InputTokensDetails(work.n_cached, work.n_image or UNSET),
         output_tokens=work.n_generated,
         output_tokens_details=ReasoningTokens(ended.n_reasoning),
         total_tokens=work.n_prompt + work.n_generated,

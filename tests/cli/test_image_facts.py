@@ -1,0 +1,68 @@
+"""Images in `plan`, `presets`, `doctor` and the gateway's list: by the tensors in the files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("PIL")
+
+from mlxstack.cli.doctor import CheckLevel, images
+from mlxstack.host.home import Home
+from mlxstack.models.chat_capabilities import capabilities
+from mlxstack.text.images import families
+from mlxstack.text.images.families import vision_weights
+from tests import models, vision_models
+from tests.cli.test_words import run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vision_models.build(tmp_path_factory.mktemp("models") / "vl", "qwen3_vl")
+
+
+def preset(home: Home, model: Path, more: str = "") -> None:
+    home.presets.mkdir(exist_ok=True)
+    text = f"model:\n  id: {model}\nslots: {{n_ctx: 4096}}\n{more}"
+    (home.presets / f"{model.name}.yaml").write_text(text)
+
+
+def test_plan_counts_the_tower_and_a_screenshot(tmp_path: Path, folder: Path) -> None:
+    home = Home(tmp_path)
+    preset(home, folder)
+    spec = json.loads(run(tmp_path, "plan", "vl", "--json").stdout)["spec"]
+    assert spec["tower_bytes"] == vision_weights(folder).n_bytes()
+    assert spec["weights_bytes"] > spec["tower_bytes"] > 100_000
+    # 1,568 x 882 pixels after scaling, at 32 a feature.
+    assert spec["n_screenshot"] == 49 * 28
+    text = run(tmp_path, "plan", "vl").stdout
+    assert "a screenshot of 1920 x 1080 is 1,372 tokens" in text
+    preset(home, folder, "vision: {max_pixels: 262144}\n")
+    small = json.loads(run(tmp_path, "plan", "vl", "--json").stdout)["spec"]
+    assert small["n_screenshot"] <= 262144 // 32**2
+
+
+def test_presets_tell_the_modalities_of_what_is_downloaded(tmp_path: Path, folder: Path) -> None:
+    preset(Home(tmp_path), folder)
+    listed = json.loads(run(tmp_path, "presets", "--json").stdout)["presets"]
+    by_name = {one["name"]: one["modalities"] for one in listed}
+    assert (by_name["vl"], by_name["demo"]) == ("text, image", "text")
+
+
+def test_doctor_and_gateway_tell_whether_a_checkpoint_takes_images(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, text = Home(tmp_path), models.build(tmp_path / "words", "tiny")
+    preset(home, folder)
+    preset(home, text)
+    found = {one.detail.partition(":")[0]: one for one in images(home)}
+    assert found["vl"].detail == "vl: takes images"
+    assert found["words"].detail == "words: text only, its files hold no vision tower"
+    assert "vision" in capabilities(folder)
+    assert "vision" not in capabilities(text)
+    monkeypatch.setattr(families, "find_spec", lambda _: None)
+    monkeypatch.setattr("mlxstack.cli.doctor.has_pillow", lambda: False)
+    found = {one.detail.partition(":")[0]: one for one in images(home)}
+    assert found["vl"].verdict is CheckLevel.WARN and "Pillow" in found["vl"].detail
+    assert found["words"].verdict is CheckLevel.OK
+    assert "vision" not in capabilities(folder)
