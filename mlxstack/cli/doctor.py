@@ -39,7 +39,7 @@ from mlxstack.host.service_state import owner, read_json, write_json
 from mlxstack.models import model_files
 from mlxstack.planner import candidate as plan_candidate
 from mlxstack.text.images.checkpoint import vision_files
-from mlxstack.text.images.families import has_pillow, why_blind
+from mlxstack.text.images.families import has_pillow, why_text_only
 
 REINSTALL = "in a clone, run `uv tool install --reinstall .` or `pipx install --force .`"
 LONGEST_S = 60.0
@@ -386,7 +386,7 @@ def _downloaded(home: Home) -> dict[Path, str]:
 def images(home: Home) -> Iterator[CheckResult]:
     """Whether the downloaded models take images."""
     for folder, name in _downloaded(home).items():
-        why_not = why_blind(folder)
+        why_not = why_text_only(folder)
         if not why_not:
             yield CheckResult(CheckLevel.OK, "images", f"{name}: takes images")
         elif has_pillow() or vision_files(folder) is None:

@@ -1,4 +1,4 @@
-"""Images of a conversation: as they are sent, and as ranges of a tokenized prompt.
+"""Images of a conversation, and their ranges in a tokenized prompt.
 
 Each feature of an image is a virtual token id, `2^30 | 30 bits of SHA-256(digest, index)`, so that
 block hashes, prefix index, KV files and slot files tell images apart as they tell tokens apart. No
@@ -40,7 +40,7 @@ class ImagePart(Struct, frozen=True):
 
 
 class ImageSize(Struct, frozen=True):
-    """Pixels of an image after resizing, and rows and columns of its features."""
+    """Pixels of an image after resizing, and its grid of features."""
 
     width: int
     height: int
@@ -85,7 +85,7 @@ class ImageProcessor(Protocol):
         """Replacement of the placeholder: texts of special tokens, None for each feature."""
 
     def pixels(self, image: Any, size: ImageSize) -> Any:
-        """Input of the tower, float32 numpy array, of an upright RGB Pillow image."""
+        """Input of the tower (float32 numpy) of an upright RGB image."""
 
 
 def marks(text: str) -> list[str]:

@@ -58,7 +58,7 @@ class Weights(Struct, frozen=True):
 class ModelFacts(Struct, frozen=True):
     """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory.
 
-    `sees`: images are served.
+    `accepts_images`: images are served.
     """
 
     id: str
@@ -71,4 +71,4 @@ class ModelFacts(Struct, frozen=True):
     n_bytes: int
     eos: frozenset[int]
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    sees: bool = False
+    accepts_images: bool = False

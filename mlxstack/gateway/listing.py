@@ -278,12 +278,12 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
         (card for card in (body or {}).get("data", ()) if card["id"] == name), {}
     )
     n_ctx = member.spec.service.n_ctx
-    is_seeing = "vision" in member.spec.model.capabilities
+    accepts_images = "vision" in member.spec.model.capabilities
     return {
         "max_input_tokens": n_ctx,
         "max_tokens": n_ctx,
         "features": member.spec.model.capabilities,
-        "input_modalities": ["text", "image"] if is_seeing else ["text"],
+        "input_modalities": ["text", "image"] if accepts_images else ["text"],
         **known,
         **own,
         "aliases": others,

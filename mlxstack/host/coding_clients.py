@@ -28,7 +28,7 @@ MAX_OUTPUT_TOKENS = 32_000
 
 
 class Endpoint(Struct, frozen=True):
-    """Service for a client: pathless `url`, `model` name, tokens per slot, modalities."""
+    """Service for a client: pathless `url`, `model` name, tokens per slot."""
 
     url: str
     model: str

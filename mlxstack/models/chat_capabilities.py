@@ -12,7 +12,7 @@ THINKING = re.compile(r"<think|enable_thinking|reasoning_content|thinking_budget
 
 
 def capabilities(folder: Path) -> tuple[str, ...]:
-    """Abilities by the chat template and the tower of a model, in Ollama's words.
+    """Abilities by chat template and tower, in Ollama's words.
 
     None of a model whose files are not here.
     """

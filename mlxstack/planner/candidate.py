@@ -85,7 +85,7 @@ class Candidate(Struct, frozen=True):
 
     @property
     def tower(self) -> Weights:
-        """Weights of the vision tower, which `weights` count; none if no images are served."""
+        """Weights of a served vision tower, part of `weights`."""
         return vision_weights(self.files.source.parent) if self.is_measured else Weights()
 
     def n_image_tokens(self, width: int, height: int) -> int:

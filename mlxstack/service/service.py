@@ -458,7 +458,7 @@ class Service:
 def _text_processor(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
     """Text processor that sees if files, engine and template do."""
     processor = None
-    if facts.sees:
+    if facts.accepts_images:
         processor = processor_of(Path(facts.path), preset.vision.max_pixels)
     return TextProcessor(tokenizer, preset, facts.n_vocab, processor)
 

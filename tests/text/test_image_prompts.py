@@ -48,7 +48,7 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> PromptMaker:
 
 
 def reader() -> ImageReader:
-    return ImageReader(sees=True)
+    return ImageReader(accepts_images=True)
 
 
 def chat(*messages: dict[str, Any]) -> Conversation:

@@ -72,7 +72,7 @@ def _is_encoding(
     """Whether the chunk waits for an image, whose tower has run now."""
     touched = [image for image in request.images if image.start < end and start < image.end]
     if touched and runner.images is None:
-        raise Unsupported("this model cannot see; send no images")
+        raise Unsupported("this model takes no images; send text")
     for image in touched:
         if runner.images is not None and not runner.images.has(image):
             runner.images.work(request.id, image, seconds)

@@ -49,7 +49,7 @@ QUANTIZATION = "hf_quant_config.json"
 class LoadedModel(Struct, frozen=True):
     """Model in memory with its tokenizer (mlx-lm's wrapper) and facts.
 
-    `images` encodes those of a model that sees.
+    `images` encodes those of a vision model.
     """
 
     model: Any
@@ -95,7 +95,7 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     images = image_encoder(model, path, config) if group is None else None
     if images is not None:
         n_bytes = vision_weights(path).n_bytes(2 if has_gpu() else 4)
-        facts = replace(facts, sees=True, n_bytes=facts.n_bytes + n_bytes)
+        facts = replace(facts, accepts_images=True, n_bytes=facts.n_bytes + n_bytes)
     return LoadedModel(model, tokenizer, facts, images)
 
 

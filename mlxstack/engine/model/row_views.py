@@ -240,7 +240,7 @@ PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache, Prefi
 class ShiftedKV:
     """KV cache of a lone slot with positions other than indices.
 
-    A layer of a model that sees adds `added` to its output.
+    A layer of a vision model adds `added` to its output.
     """
 
     def __init__(self, cache: Any, offset: Any, added: mx.array | None) -> None:

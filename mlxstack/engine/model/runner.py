@@ -33,7 +33,7 @@ def zeros(n: int) -> mx.array:
     return mx.zeros((n,), mx.int32)
 
 
-class SeenChunk(Struct, frozen=True):
+class ImageChunk(Struct, frozen=True):
     """Embeddings and positions of a chunk with an image.
 
     They are (n, dim) and (3, n); `added[i]` (n, dim) is added to the output of layer i.
@@ -48,13 +48,13 @@ class SlotTokens(Struct, frozen=True):
     """Tokens (n,) of a slot for a forward pass, and its caches.
 
     An MTP head takes features (n, dims) in their place. Positions are indices plus `shift`, but
-    for those of a chunk that `seen` holds.
+    for those of `images`.
     """
 
     caches: Sequence[Any]
     tokens: mx.array
     shift: int = 0
-    seen: SeenChunk | None = None
+    images: ImageChunk | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -86,7 +86,7 @@ class ModelRunner:
     """
 
     images: "ImageEncoder | None" = None
-    """Encoder of images of a model that sees."""
+    """Encoder of images of a vision model."""
 
     can_run_ahead = True
     """Whether a pass takes tokens that are not computed yet."""
@@ -173,7 +173,7 @@ class ModelRunner:
 
     def _is_prefixed(self, slot: SlotTokens) -> bool:
         """Whether a lone slot runs by row, to keep its shared prefix."""
-        if slot.seen or slot.n_tokens > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
+        if slot.images or slot.n_tokens > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
             return False
         return slot.n_tokens == 1 or self.layout(slot.caches) is PassLayout.RAGGED
 
@@ -230,14 +230,14 @@ def _views(plan: Sequence[SlotTokens], counts: list[int], is_padded: bool = Fals
 
 
 def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
-    if slot.seen is None:
+    if slot.images is None:
         caches = [shifted(c, slot.shift) for c in slot.caches] if slot.shift else None
         return compute(slot.tokens[None], caches or slot.caches)[0]
-    added = [*slot.seen.added, *[None] * len(slot.caches)]
+    added = [*slot.images.added, *[None] * len(slot.caches)]
     caches = [
-        shifted(c, slot.seen.positions, more) for c, more in zip(slot.caches, added, strict=False)
+        shifted(c, slot.images.positions, more) for c, more in zip(slot.caches, added, strict=False)
     ]
-    return compute(slot.tokens[None], caches, input_embeddings=slot.seen.embeddings[None])[0]
+    return compute(slot.tokens[None], caches, input_embeddings=slot.images.embeddings[None])[0]
 
 
 def _rows(plan: Sequence[SlotTokens], views: Sequence[Any], compute: Compute) -> mx.array:

@@ -10,7 +10,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImageProcessor, ImageSpan
 from mlxstack.engine.model.runner import SlotTokens
 from mlxstack.engine.vision.loading import load_tower
-from mlxstack.engine.vision.seam import SeeingModel, let_see
+from mlxstack.engine.vision.seam import ImageModel, image_model
 from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
 from mlxstack.text.images.bounds import RefusedImage, decoded
 from mlxstack.text.images.families import processor_of
@@ -28,8 +28,8 @@ class ImageEncoder:
     The tower is loaded for the first image. MLX thread only.
     """
 
-    def __init__(self, seeing: SeeingModel, folder: Path, processor: ImageProcessor) -> None:
-        self._seeing = seeing
+    def __init__(self, vision_model: ImageModel, folder: Path, processor: ImageProcessor) -> None:
+        self._image_model = vision_model
         self._folder = folder
         self._processor = processor
         self._pool = ThreadPoolExecutor(N_THREADS, "image")
@@ -46,7 +46,7 @@ class ImageEncoder:
     @property
     def placeholder(self) -> int:
         """Token id that stands for an image in the vocabulary."""
-        return self._seeing.placeholder
+        return self._image_model.placeholder
 
     @property
     def n_bytes(self) -> int:
@@ -110,7 +110,7 @@ class ImageEncoder:
             self._features.move_to_end(image.digest)
             self.n_prefilled += min(end, image.end) - max(start, image.start)
         known = [self._features[one.digest] if one in touched else None for one in images]
-        return self._seeing.slot_tokens(caches, tokens, start, images, known)
+        return self._image_model.slot_tokens(caches, tokens, start, images, known)
 
     def _begin(self, image: ImageSpan, seconds: float) -> Encoding | None:
         """Encoding of an image; None while its pixels are not decoded."""
@@ -135,12 +135,12 @@ class ImageEncoder:
 
 
 def image_encoder(model: Any, folder: Path, config: dict[str, Any]) -> ImageEncoder | None:
-    """Encoder of a model that sees, prepared for it. Raises SetupError."""
+    """Encoder of a vision model, prepared for it. Raises SetupError."""
     processor = processor_of(folder)
-    seeing = let_see(model, config) if processor is not None else None
-    if processor is None or seeing is None:
+    vision_model = image_model(model, config) if processor is not None else None
+    if processor is None or vision_model is None:
         return None
-    return ImageEncoder(seeing, folder, processor)
+    return ImageEncoder(vision_model, folder, processor)
 
 
 def _is_ready(pixels: Future[Any]) -> bool:

@@ -9,12 +9,12 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import FIRST_VIRTUAL, ImageSpan
-from mlxstack.engine.model.runner import SeenChunk, SlotTokens
+from mlxstack.engine.model.runner import ImageChunk, SlotTokens
 from mlxstack.engine.vision import mrope
 from mlxstack.engine.vision.tower import Features
 
 
-class SeeingModel(Struct, frozen=True):
+class ImageModel(Struct, frozen=True):
     """Text model that takes images; `placeholder` is their token id."""
 
     model: Any
@@ -55,8 +55,8 @@ class SeeingModel(Struct, frozen=True):
             whole[at] = mx.concatenate(list(level)).astype(whole.dtype)
             added.append(whole)
         positions = mrope.positions(images, start, start + len(tokens))
-        seen = SeenChunk(embeddings, mx.array(positions), tuple(added))
-        return SlotTokens(caches, ids, shift, seen)
+        chunk = ImageChunk(embeddings, mx.array(positions), tuple(added))
+        return SlotTokens(caches, ids, shift, chunk)
 
 
 class ImageRope(nn.Module):  # type: ignore[misc]
@@ -85,7 +85,7 @@ class ImageRope(nn.Module):  # type: ignore[misc]
         return mx.concatenate([*(a.astype(x.dtype) for a in turned), x[..., 2 * half :]], axis=-1)
 
 
-def let_see(model: Any, config: dict[str, Any]) -> SeeingModel | None:
+def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     """Prepare a text model of Qwen for images; None if unknown."""
     text = config.get("text_config") or {}
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -101,7 +101,7 @@ def let_see(model: Any, config: dict[str, Any]) -> SeeingModel | None:
     n_levels = len((config.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
     for layer in model.layers[:n_levels]:
         layer.__class__ = _adding(type(layer))
-    return SeeingModel(model, placeholder)
+    return ImageModel(model, placeholder)
 
 
 def _adding(kind: type[Any]) -> type[Any]:

@@ -12,7 +12,7 @@ from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Damaged, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
-from mlxstack.text.images.reader import BLIND, KINDS, MOST_IN_ALL, ImageReader
+from mlxstack.text.images.reader import KINDS, MOST_IN_ALL, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import parse_arguments, plain_text, system_text
 
 ROLES = {
@@ -35,8 +35,8 @@ NOTES = {
     "encrypted_content": "[encrypted content omitted]",
 }
 
-SEEN = frozenset({"user", "tool", "function"})
-"""Roles whose images a model sees."""
+WITH_IMAGES = frozenset({"user", "tool", "function"})
+"""Roles whose images are read."""
 
 Content = str | list[str | dict[str, Any]] | None
 ContentReader = Callable[[Content, str], str]
@@ -78,7 +78,7 @@ class ChatMessageParam(Struct):
 
 
 def read_messages(
-    sent: Sequence[ChatMessageParam], images: ImageReader = BLIND
+    sent: Sequence[ChatMessageParam], images: ImageReader = TEXT_ONLY
 ) -> tuple[Message, ...]:
     """Messages of a request. Raises BadRequest with the path of the field.
 
@@ -90,48 +90,55 @@ def read_messages(
     read = []
     for i, message in enumerate(sent):
         at = f"messages[{i}]"
-        seen: tuple[ImagePart, ...] = ()
-        if message.role in SEEN and images.sees:
+        found_images: tuple[ImagePart, ...] = ()
+        if message.role in WITH_IMAGES and images.accepts_images:
             is_new = message.role == "user" and i > answered
-            content, seen = see(message.content, f"{at}.content", images, is_new=is_new)
+            content, found_images = with_marks(
+                message.content, f"{at}.content", images, is_new=is_new
+            )
             message = msgspec.structs.replace(message, content=content)  # noqa: PLW2901
         one = _message(message, at, read_latest_user if i == last else read_history)
-        read.append(msgspec.structs.replace(one, images=seen) if seen else one)
+        read.append(msgspec.structs.replace(one, images=found_images) if found_images else one)
     return tuple(read)
 
 
-def see(
+def with_marks(
     content: Content, at: str, images: ImageReader, *, is_new: bool
 ) -> tuple[Content, tuple[ImagePart, ...]]:
     """Content with marks in place of images, and the images.
 
     Raises BadRequest for a new image that is refused; earlier ones become notes.
     """
-    if not images.sees or not isinstance(content, list):
+    if not images.accepts_images or not isinstance(content, list):
         return content, ()
     parts: list[str | dict[str, Any]] = []
-    seen: list[ImagePart] = []
+    found_images: list[ImagePart] = []
     for i, part in enumerate(_checked(content, at) or ()):
         if not isinstance(part, dict) or part.get("type", "text") not in KINDS:
             parts.append(part)
             continue
         found = images.new(part, f"{at}[{i}]") if is_new else images.earlier(part)
         if isinstance(found, ImagePart):
-            seen.append(found)
+            found_images.append(found)
             found = found.mark
         parts.append({"type": "text", "text": found})
-    return parts, tuple(seen)
+    return parts, tuple(found_images)
 
 
 def read_stored(stored: Mapping[str, Any]) -> Message:
     """Read what `write_message` wrote, its texts unchanged. Raises Damaged."""
     try:
         sent = msgspec.convert(stored, ChatMessageParam)
-        content, seen = see(
-            sent.content, "messages", ImageReader(sees=True, most_new=MOST_IN_ALL), is_new=True
+        content, found_images = with_marks(
+            sent.content,
+            "messages",
+            ImageReader(accepts_images=True, most_new=MOST_IN_ALL),
+            is_new=True,
         )
         sent = msgspec.structs.replace(sent, content=content)
-        return msgspec.structs.replace(_message(sent, "messages", _text, _text), images=seen)
+        return msgspec.structs.replace(
+            _message(sent, "messages", _text, _text), images=found_images
+        )
     except (msgspec.ValidationError, BadRequest) as error:
         raise Damaged(f"a stored message cannot be read: {error}") from None
 

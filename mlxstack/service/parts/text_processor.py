@@ -22,7 +22,7 @@ from mlxstack.text.grammar.grammar_check import is_bounded
 from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, not_objects
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
-from mlxstack.text.images.reader import BLIND, ImageReader
+from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
 from mlxstack.text.prompt.report import notes
@@ -45,7 +45,8 @@ class TemplateFacts(Struct, frozen=True):
 
     `text` is as the model's authors wrote it, `caps` are llama-server's `chat_template_caps`, found
     by trying it; `bos` and `eos` are the texts of these tokens, "" where there is none. `notes` say
-    what it cannot do. A base model has no template: it continues text. `sees`: images are taken.
+    what it cannot do. A base model has no template: it continues text.
+    `accepts_images`: whether images are taken.
     """
 
     text: str
@@ -55,7 +56,7 @@ class TemplateFacts(Struct, frozen=True):
     has_thoughts: bool
     notes: tuple[str, ...]
     is_base: bool = False
-    sees: bool = False
+    accepts_images: bool = False
 
 
 class TextProcessor:
@@ -103,13 +104,13 @@ class TextProcessor:
         self.loose_schemas = LooseSchemas()
 
     @property
-    def sees(self) -> bool:
-        """Whether images are taken: by the engine, the template and the processor."""
+    def accepts_images(self) -> bool:
+        """Whether engine, template and processor take images."""
         return self.maker.processor is not None
 
     def image_reader(self) -> ImageReader:
         """Reader of the images of one request."""
-        return ImageReader(sees=True) if self.sees else BLIND
+        return ImageReader(accepts_images=True) if self.accepts_images else TEXT_ONLY
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
@@ -315,7 +316,7 @@ class TextProcessor:
             has_thoughts=answer.reasoning is not None or answer.channels is not None,
             notes=self.template_notes,
             is_base=not self.tokenizer.has_chat_template,
-            sees=self.sees,
+            accepts_images=self.accepts_images,
         )
 
     def _caps(self, *, has_template: bool) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""Families of models that see, and what a checkpoint lacks."""
+"""Families of vision models, and what a checkpoint lacks."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -47,7 +47,7 @@ FAMILIES = {
 
 
 def processor_of(folder: Path, max_pixels: int = VisionSpec().max_pixels) -> ImageProcessor | None:
-    """Image processor of the model in `folder`, if it sees.
+    """Image processor of the model in `folder`, if it takes images.
 
     Decided by the files and by the installed packages. Raises SetupError for broken files.
     """
@@ -57,7 +57,7 @@ def processor_of(folder: Path, max_pixels: int = VisionSpec().max_pixels) -> Ima
     return family.processor(files, max_pixels)
 
 
-def why_blind(folder: Path) -> str:
+def why_text_only(folder: Path) -> str:
     """Reason not to serve images, or "". Raises SetupError."""
     files = vision_files(folder)
     if files is None:
@@ -79,7 +79,7 @@ def family_of(files: VisionFiles) -> VisionFamily | None:
 def accepts_images(folder: Path) -> bool:
     """Whether images are served, by files and packages; False for broken files."""
     try:
-        return not why_blind(folder)
+        return not why_text_only(folder)
     except SetupError:
         return False
 

@@ -20,11 +20,11 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}:", re.IGNORECASE)
 class ImageReader:
     """Images of one request, counted. Single owner.
 
-    A model that cannot see takes none.
+    A text model takes none.
     """
 
-    def __init__(self, *, sees: bool = False, most_new: int = MOST_NEW) -> None:
-        self.sees = sees
+    def __init__(self, *, accepts_images: bool = False, most_new: int = MOST_NEW) -> None:
+        self.accepts_images = accepts_images
         self._most_new = most_new
         self._n_new = 0
         self._n_in_all = 0
@@ -62,8 +62,8 @@ class ImageReader:
         return ImagePart(data, detail)
 
 
-BLIND = ImageReader()
-"""Reader of a model that cannot see."""
+TEXT_ONLY = ImageReader()
+"""Reader of a text model: it takes no images."""
 
 
 def _bytes(part: dict[str, Any]) -> bytes:

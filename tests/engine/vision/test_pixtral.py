@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.image import ImageProcessor, ImageSize
 from mlxstack.engine.vision.loading import load_tower
-from mlxstack.text.images.families import processor_of, why_blind
+from mlxstack.text.images.families import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import PIXTRAL, picture
 
@@ -110,4 +110,4 @@ def test_a_tower_without_its_projector_does_not_see(folder: Path) -> None:
     left = {name: array for name, array in weights.items() if "projector" not in name}
     mx.save_safetensors(str(folder / "model.safetensors"), left)
     assert processor_of(folder) is None
-    assert why_blind(folder) == "its vision tower lacks weights"
+    assert why_text_only(folder) == "its vision tower lacks weights"

@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor, ImageSize, digest
-from mlxstack.text.images.families import processor_of, why_blind
+from mlxstack.text.images.families import processor_of, why_text_only
 from tests import models, vision_models
 
 pytestmark = pytest.mark.mlx
@@ -63,15 +63,15 @@ def test_another_tower_is_another_fingerprint(tmp_path: Path, folder: Path) -> N
 def test_a_config_without_a_tower_does_not_see(folder: Path, tmp_path: Path) -> None:
     weights = mx.load(str(folder / "model.safetensors"))
     assert isinstance(weights, dict)
-    assert why_blind(folder) == ""
+    assert why_text_only(folder) == ""
     last = {k: a for k, a in weights.items() if "merger" not in k}
     mx.save_safetensors(str(folder / "model.safetensors"), last)
     assert processor_of(folder) is None
-    assert why_blind(folder) == "its vision tower lacks weights"
+    assert why_text_only(folder) == "its vision tower lacks weights"
     text = {k: a for k, a in weights.items() if "vision_tower" not in k}
     mx.save_safetensors(str(folder / "model.safetensors"), text)
     assert processor_of(folder) is None
-    assert why_blind(folder) == "its files hold no vision tower"
+    assert why_text_only(folder) == "its files hold no vision tower"
     assert processor_of(models.build(tmp_path / "text", "tiny")) is None
 
 
@@ -79,7 +79,7 @@ def test_another_family_is_named(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "glm4v"}
     (folder / "config.json").write_text(json.dumps(config))
     assert processor_of(folder) is None
-    assert "glm4v is not served; qwen3_vl," in why_blind(folder)
+    assert "glm4v is not served; qwen3_vl," in why_text_only(folder)
 
 
 @pytest.mark.parametrize(

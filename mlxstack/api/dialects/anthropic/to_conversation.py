@@ -38,7 +38,7 @@ from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.service.parts.generation_options import ToolChoiceMode
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import BLIND, ImageReader
+from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import (
     Definitions,
     drop_billing,
@@ -56,7 +56,7 @@ THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled"
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
-def conversation(body: MessagesBody, images: ImageReader = BLIND) -> Conversation:
+def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field.
 
     A last message of the assistant is continued, unless it has no text.
@@ -116,11 +116,16 @@ def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader
         blocks = read(turn.content, f"{at}.content")
         match turn.role:
             case "user":
-                blocks, seen = _seen(blocks, f"{at}.content", images, is_new=i > answered)
+                blocks, found_images = _with_marks(
+                    blocks, f"{at}.content", images, is_new=i > answered
+                )
                 if i == newest:
                     _require_readable(blocks, f"{at}.content")
                 said = _user(blocks, known, f"{at}.content", images)
-                messages += [*said[:-1], structs.replace(said[-1], images=seen or said[-1].images)]
+                messages += [
+                    *said[:-1],
+                    structs.replace(said[-1], images=found_images or said[-1].images),
+                ]
             case "assistant":
                 messages.append(_assistant(blocks))
             case "system":
@@ -132,14 +137,14 @@ def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader
     return messages
 
 
-def _seen(
+def _with_marks(
     blocks: tuple[Block, ...], at: str, images: ImageReader, *, is_new: bool
 ) -> tuple[tuple[Block, ...], tuple[ImagePart, ...]]:
     """Blocks with marks in place of images, and the images. Raises BadRequest."""
-    if not images.sees:
+    if not images.accepts_images:
         return blocks, ()
     shown: list[Block] = []
-    seen: list[ImagePart] = []
+    found_images: list[ImagePart] = []
     for i, block in enumerate(blocks):
         if not isinstance(block, ImageInput):
             shown.append(block)
@@ -147,10 +152,10 @@ def _seen(
         part = {"source": block.source}
         found = images.new(part, f"{at}[{i}].source") if is_new else images.earlier(part)
         if isinstance(found, ImagePart):
-            seen.append(found)
+            found_images.append(found)
             found = found.mark
         shown.append(TextInput(found))
-    return tuple(shown), tuple(seen)
+    return tuple(shown), tuple(found_images)
 
 
 def _user(
@@ -198,7 +203,9 @@ def _instruction(block: Block, known: Definitions) -> str:
 def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader) -> Message:
     """Tool result; found tools are described in place, a failure becomes text."""
     parts: list[dict[str, Any]] = []
-    blocks, seen = _seen(read(result.content, f"{at}.content"), at, images, is_new=False)
+    blocks, found_images = _with_marks(
+        read(result.content, f"{at}.content"), at, images, is_new=False
+    )
     for block in blocks:
         if isinstance(block, ToolReference):
             parts.append({"type": "tool_reference", "tool_name": block.tool_name})
@@ -207,7 +214,7 @@ def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader
     text = result_text(parts, known)
     if result.is_error:
         text = error_text(text)
-    return Message(Role.TOOL, text, tool_call_id=result.tool_use_id, images=seen)
+    return Message(Role.TOOL, text, tool_call_id=result.tool_use_id, images=found_images)
 
 
 def _require_readable(blocks: tuple[Block, ...], at: str) -> None:

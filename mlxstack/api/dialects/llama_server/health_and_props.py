@@ -74,7 +74,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "model_ftype": f"KV {service.preset.kv.bits} bit",
         # Keys of some agents do not see a path of this machine.
         "model_path": facts.path if is_unscoped(request) else "",
-        "modalities": {"vision": template.sees, "video": False, "audio": False},
+        "modalities": {"vision": template.accepts_images, "video": False, "audio": False},
         "media_marker": "<__media__>",
         "endpoint_slots": True,
         "endpoint_props": False,

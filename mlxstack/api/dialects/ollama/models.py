@@ -90,7 +90,7 @@ def capabilities(service: Service) -> tuple[str, ...]:
         "completion",
         *(("tools",) if template.caps["supports_tools"] else ()),
         *(("thinking",) if template.has_thoughts else ()),
-        *(("vision",) if template.sees else ()),
+        *(("vision",) if template.accepts_images else ()),
     )
 
 

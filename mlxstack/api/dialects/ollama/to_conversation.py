@@ -20,20 +20,20 @@ from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import BLIND, ImageReader
+from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[hms]|\Z)")
 UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}
 LEVELS = ("low", "medium", "high", "max")
 
 
-def chat_conversation(body: OllamaChatBody, images: ImageReader = BLIND) -> Conversation:
+def chat_conversation(body: OllamaChatBody, images: ImageReader = TEXT_ONLY) -> Conversation:
     """Conversation of a chat. Raises BadRequest with the path of the field."""
     sent = _messages(body.messages or (), images)
     return _conversation(ChatBody(messages=sent, tools=body.tools), body, images)
 
 
-def prompt_conversation(body: OllamaGenerateBody, images: ImageReader = BLIND) -> Conversation:
+def prompt_conversation(body: OllamaGenerateBody, images: ImageReader = TEXT_ONLY) -> Conversation:
     """Conversation of one prompt. Raises BadRequest for unsupported fields."""
     for name in ("suffix", "template", "context"):
         if getattr(body, name):
@@ -120,9 +120,9 @@ def _messages(sent: Sequence[OllamaMessage], images: ImageReader) -> list[ChatMe
 def _content(
     text: str | None, sent: Iterable[Any] | None, images: ImageReader
 ) -> str | list[Any] | None:
-    """Text, or parts; a model that sees reads images first."""
+    """Text, or parts; a vision model reads images first."""
     parts: list[Any] = [{"type": "image", "data": data} for data in sent or ()]
     if not parts:
         return text
     spoken = {"type": "text", "text": text or ""}
-    return [*parts, spoken] if images.sees else [spoken, *parts]
+    return [*parts, spoken] if images.accepts_images else [spoken, *parts]

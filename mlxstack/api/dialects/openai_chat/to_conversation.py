@@ -15,12 +15,12 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.generation_options import ToolChoiceMode
 from mlxstack.service.parts.openai_messages import read_messages, read_prediction
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import BLIND, ImageReader
+from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
 CUSTOM = "custom"
 
 
-def conversation(body: ChatBody, images: ImageReader = BLIND) -> Conversation:
+def conversation(body: ChatBody, images: ImageReader = TEXT_ONLY) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field."""
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")

@@ -32,10 +32,10 @@ from mlxstack.service.parts.openai_messages import (
     read_history,
     read_latest_user,
     read_system,
-    see,
+    with_marks,
 )
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.images.reader import BLIND, ImageReader
+from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import parse_arguments
 
 
@@ -128,7 +128,9 @@ def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam) -> Tool:
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
-def conversation(body: ResponsesBody, box: ToolNames, images: ImageReader = BLIND) -> Conversation:
+def conversation(
+    body: ResponsesBody, box: ToolNames, images: ImageReader = TEXT_ONLY
+) -> Conversation:
     """Conversation of a body. Raises BadRequest with the path of the field."""
     for name in STATEFUL:
         if getattr(body, name):
@@ -244,7 +246,9 @@ ROLES = {
 JOINT = "\n\n"
 
 
-def messages(items: list[Item], box: ToolNames, images: ImageReader = BLIND) -> tuple[Message, ...]:
+def messages(
+    items: list[Item], box: ToolNames, images: ImageReader = TEXT_ONLY
+) -> tuple[Message, ...]:
     """Messages of input items; other types are left out. Raises BadRequest.
 
     Reasoning, text and calls of the assistant without another message between them are one turn.
@@ -255,9 +259,9 @@ def messages(items: list[Item], box: ToolNames, images: ImageReader = BLIND) -> 
     for i, item in enumerate(items):
         reader = _new_question if i == last else READERS.get(_type(item, f"input[{i}]"))
         if reader is not None:
-            shown, seen = _seen(item, f"input[{i}]", images, is_new=i > answered)
+            shown, found_images = _with_marks(item, f"input[{i}]", images, is_new=i > answered)
             message = reader(shown, f"input[{i}]", box)
-            read.append(structs.replace(message, images=seen) if seen else message)
+            read.append(structs.replace(message, images=found_images) if found_images else message)
     return tuple(_turns(read))
 
 
@@ -278,16 +282,18 @@ def _is_answer(item: Item) -> bool:
     return is_call or item.get("role") == "assistant"
 
 
-def _seen(
+def _with_marks(
     item: Item, at: str, images: ImageReader, *, is_new: bool
 ) -> tuple[Item, tuple[ImagePart, ...]]:
     """Item with marks in place of images, and the images. Raises BadRequest."""
     is_asked = _is_asked(item)
     name = "content" if is_asked else "output"
-    if not images.sees or not (is_asked or item.get("type") in SHOWING):
+    if not images.accepts_images or not (is_asked or item.get("type") in SHOWING):
         return item, ()
-    content, seen = see(item.get(name), f"{at}.{name}", images, is_new=is_new and is_asked)
-    return ({**item, name: content} if seen or content else item), seen
+    content, found_images = with_marks(
+        item.get(name), f"{at}.{name}", images, is_new=is_new and is_asked
+    )
+    return ({**item, name: content} if found_images or content else item), found_images
 
 
 def _as(kind: type[T], item: Item, at: str) -> T:
