@@ -12,6 +12,7 @@ from msgspec import Struct
 from mlxstack.api.guards import Connection, apply_key_policy
 from mlxstack.core.conversation import Message, Role
 from mlxstack.core.errors import BadRequest, UnknownModel
+from mlxstack.core.image import MediaText
 from mlxstack.service.parts.generation_options import (
     MAX_TOP_LOGPROBS,
     UNLIMITED,
@@ -46,7 +47,7 @@ class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class PromptObject(Struct, frozen=True):
-    """llama-server's prompt as an object: a text, or text parts in a row."""
+    """llama-server's prompt as an object: a text with images, or text parts in a row."""
 
     prompt_string: str | None = None
     content: list[TextPart] | None = None
@@ -54,8 +55,9 @@ class PromptObject(Struct, frozen=True):
 
 
 Prompts = str | PromptObject | list[str | int | list[int | str] | PromptObject]
-Prompt = str | tuple[int | str, ...]
-"""One prompt: a text, or token ids and texts in a row."""
+TextPrompt = str | tuple[int | str, ...]
+Prompt = TextPrompt | MediaText
+"""One prompt: a text, token ids and texts in a row, or a text with images."""
 LogitBias = dict[str, float | bool] | list[list[Any]]
 
 
@@ -306,6 +308,15 @@ def prompts(sent: Prompts, param: str = "prompt") -> tuple[Prompt, ...]:
     return tuple(_prompt(one, param) for one in sent)
 
 
+def text_prompts(sent: Prompts, param: str) -> tuple[TextPrompt, ...]:
+    """Prompts without images. Raises BadRequest."""
+    found = prompts(sent, param)
+    texts = tuple(one for one in found if not isinstance(one, MediaText))
+    if len(texts) < len(found):
+        raise BadRequest("multimodal_data is not supported; this model reads text only", param)
+    return texts
+
+
 def _prompt(sent: str | int | list[int | str] | PromptObject, param: str) -> Prompt:
     assert not isinstance(sent, int)
     if isinstance(sent, str):
@@ -313,7 +324,7 @@ def _prompt(sent: str | int | list[int | str] | PromptObject, param: str) -> Pro
     if isinstance(sent, list):
         return tuple(sent)
     if sent.multimodal_data:
-        raise BadRequest("multimodal_data is not supported; this model reads text only", param)
+        return MediaText(sent.prompt_string or "", tuple(sent.multimodal_data))
     if sent.prompt_string is not None:
         return sent.prompt_string
     if sent.content is None:

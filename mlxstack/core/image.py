@@ -20,6 +20,7 @@ _PER_HASH = 8
 MARK_OPENS = "\ufdd5"
 """Begins the mark of an image: a noncharacter of Unicode."""
 MARK_CLOSES = "\ufdd6"
+MEDIA_MARKER = "<__media__>"
 MARK = re.compile(f"{MARK_OPENS}[0-9a-f]{{32}}{MARK_CLOSES}")
 
 
@@ -37,6 +38,13 @@ class ImagePart(Struct, frozen=True):
         """
         hashed = hashlib.sha256(hashlib.sha256(self.data).digest() + self.detail.encode())
         return f"{MARK_OPENS}{hashed.hexdigest()[:32]}{MARK_CLOSES}"
+
+
+class MediaText(Struct, frozen=True):
+    """Raw text with images in Base64 at its media markers, as in llama-server."""
+
+    text: str
+    data: tuple[Any, ...]
 
 
 class ImageSize(Struct, frozen=True):
@@ -73,6 +81,10 @@ class ImageProcessor(Protocol):
     @property
     def placeholder(self) -> str:
         """Text that the chat template writes for one image."""
+
+    @property
+    def framed(self) -> str:
+        """The placeholder within the special tokens that surround it in a chat."""
 
     @property
     def fingerprint(self) -> str:

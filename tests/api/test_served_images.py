@@ -11,6 +11,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from mlxstack.core.image import FIRST_VIRTUAL
 from mlxstack.core.preset import ServerSpec
 from tests import vision_models
 from tests.api.running import Running, running, tiny_preset
@@ -157,3 +158,47 @@ def test_slots_with_images_are_saved_and_restored(client: httpx.Client) -> None:
         client.post(path, json=body).raise_for_status()
     again = answer(client, asked(6), id_slot=1)
     assert said(again) == wanted and counts(client) == before
+
+
+def completed(client: httpx.Client, prompt: Any, **more: Any) -> httpx.Response:
+    body = {"prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True, **more}
+    return client.post("/completion", json=body)
+
+
+def test_a_completion_takes_images_at_media_markers(client: httpx.Client) -> None:
+    texts = "see <__media__> and <__media__> now"
+    prompt = {"prompt_string": texts, "multimodal_data": [png(20), png(21)]}
+    first = completed(client, prompt).raise_for_status().json()
+    before = counts(client)
+    again = completed(client, prompt).raise_for_status().json()
+    assert (again["content"], counts(client)) == (first["content"], before)
+    assert again["prompt"] == texts
+    cold = completed(client, prompt, cache_prompt=False).raise_for_status().json()
+    assert cold["content"] == first["content"]
+    other = {"prompt_string": texts, "multimodal_data": [png(22), png(21)]}
+    ids = completed(client, other, return_tokens=True).raise_for_status().json()
+    assert ids["tokens_evaluated"] == first["tokens_evaluated"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ({"prompt_string": "none", "multimodal_data": [png(20)]}, "0 markers"),
+        ({"prompt_string": "<__media__>", "multimodal_data": ["AAAA"]}, "multimodal_data[0]"),
+        ({"prompt_string": "<__media__> <|image_pad|>", "multimodal_data": [png(20)]}, "shows 2"),
+    ],
+)
+def test_media_that_cannot_be_placed_is_refused(
+    client: httpx.Client, prompt: dict[str, Any], says: str
+) -> None:
+    refused = completed(client, prompt)
+    assert refused.status_code == 400
+    assert says in refused.text
+
+
+def test_virtual_ids_are_detokenized_as_the_placeholder(client: httpx.Client) -> None:
+    body = {"tokens": [FIRST_VIRTUAL + 5]}
+    reply = client.post("/detokenize", json=body).raise_for_status().json()
+    assert reply["content"] == "<|image_pad|>"
+    refused = client.post("/completion", json={"prompt": body["tokens"], "n_predict": 1})
+    assert refused.status_code == 400

@@ -1,7 +1,6 @@
 """Admission of requests: options checked, prompt tokenized, output constrained."""
 
 import time
-from collections.abc import Sequence
 from typing import TypeVar
 
 from msgspec import Struct, structs
@@ -19,7 +18,7 @@ from mlxstack.service.parts.generation_options import (
     ServiceBounds,
     ToolChoiceMode,
 )
-from mlxstack.service.parts.text_processor import TextProcessor
+from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
 from mlxstack.service.service import Service
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
@@ -119,7 +118,7 @@ async def admit(
 
 
 async def admit_text(
-    service: Service, prompt: str | Sequence[int | str], options: GenerationOptions
+    service: Service, prompt: RawPrompt, options: GenerationOptions
 ) -> AdmittedRequest:
     """Admit a raw text or tokens, whose continuation has no markers.
 
@@ -133,7 +132,7 @@ async def admit_text(
 
 
 async def _admit_text(
-    service: Service, prompt: str | Sequence[int | str], options: GenerationOptions
+    service: Service, prompt: RawPrompt, options: GenerationOptions
 ) -> AdmittedRequest:
     words = service.text_processor
     options = await _with_biases(words, options)

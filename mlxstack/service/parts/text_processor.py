@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
-from mlxstack.core.image import ImageProcessor
+from mlxstack.core.image import ImageProcessor, MediaText
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.enforceable import enforceable
@@ -31,6 +31,8 @@ from mlxstack.text.template.rendering import RENDERERS
 
 log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")
+
+RawPrompt = str | Sequence[int | str] | MediaText
 
 N_THREADS = 4
 CHANGED = "the model was changed while this request was prepared; send it again"
@@ -135,8 +137,10 @@ class TextProcessor:
         """Run `convert`, which takes long for a large body."""
         return await self._run(convert)
 
-    async def raw(self, prompt: str | Sequence[int | str]) -> Prompt:
-        """Prompt of texts and tokens in a row. Raises as `check` does."""
+    async def raw(self, prompt: RawPrompt) -> Prompt:
+        """Prompt of texts and tokens in a row, or of a text with images. Raises as `check` does."""
+        if isinstance(prompt, MediaText):
+            return await self._run(lambda: self._with_media(prompt))
         if isinstance(prompt, str):
             return await self._run(lambda: self.maker.plain(prompt))
         if len(prompt) > self._n_ctx:
@@ -144,6 +148,22 @@ class TextProcessor:
         tokens = await self._run(lambda: self.maker.joined(prompt))
         self.check(tokens, "prompt")
         return self.maker.given(tokens)
+
+    def _with_media(self, prompt: MediaText) -> Prompt:
+        if not self.accepts_images:
+            raise BadRequest(
+                "multimodal_data is not supported; this model reads text only", "prompt"
+            )
+        reader = self.image_reader()
+        images = [
+            reader.new({"data": data}, f"prompt.multimodal_data[{i}]")
+            for i, data in enumerate(prompt.data)
+        ]
+        return self.maker.plain(prompt.text, images)
+
+    def vocabulary_ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Tokens with the placeholder in place of virtual ids of images."""
+        return self.maker.vocabulary_ids(tokens)
 
     async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
         """The tokens of a text."""

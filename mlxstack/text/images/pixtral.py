@@ -46,6 +46,11 @@ class PixtralProcessor(Struct, frozen=True):
         return PLACEHOLDER
 
     @property
+    def framed(self) -> str:
+        """The placeholder within the special tokens that surround it in a chat."""
+        return PLACEHOLDER
+
+    @property
     def fingerprint(self) -> str:
         """Family, parameters, code version and weights of the tower, as text."""
         mean, std = self.settings.image_mean, self.settings.image_std

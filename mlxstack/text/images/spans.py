@@ -12,6 +12,7 @@ from mlxstack.core.image import (
     MARK,
     MARK_CLOSES,
     MARK_OPENS,
+    MEDIA_MARKER,
     ImagePart,
     ImageProcessor,
     ImageSpan,
@@ -145,6 +146,25 @@ def _placed(
     )
     splice = Splice(start, start + len(processor.placeholder), tokens)
     return PlacedImage(image, splice, ImageSpan(0, len(tokens), name, size, image.data))
+
+
+def check_media(text: str, images: Sequence[ImagePart]) -> None:
+    """Raise BadRequest unless the text has a media marker for each image."""
+    n_markers = text.count(MEDIA_MARKER)
+    if n_markers != len(images):
+        raise BadRequest(
+            f"prompt: prompt_string has {n_markers} markers {MEDIA_MARKER}, multimodal_data has "
+            f"{len(images)} images; write one marker for each",
+            "prompt",
+        )
+
+
+def moved(spans: Iterable[ImageSpan], n_tokens: int) -> tuple[ImageSpan, ...]:
+    """Ranges after `n_tokens` more tokens."""
+    return tuple(
+        structs.replace(span, start=span.start + n_tokens, end=span.end + n_tokens)
+        for span in spans
+    )
 
 
 def spans_in(encoded: Encoded, images: Sequence[PlacedImage]) -> tuple[ImageSpan, ...]:

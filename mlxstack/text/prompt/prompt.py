@@ -14,6 +14,7 @@ from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, SetupError, TooLong
 from mlxstack.core.image import (
     MARK_OPENS,
+    MEDIA_MARKER,
     ImagePart,
     ImageProcessor,
     ImageSpan,
@@ -26,7 +27,9 @@ from mlxstack.text.images.reader import OMITTED
 from mlxstack.text.images.spans import (
     PlacedImage,
     after_images,
+    check_media,
     images_of,
+    moved,
     moved_from_tools,
     placed,
     spans_in,
@@ -381,14 +384,23 @@ class PromptMaker:
         is_cut = self._encoder.exact_place(encoded, end) is None
         return encoded.chars[encoded.piece_at(end)] if is_cut else end
 
-    def plain(self, text: str) -> Prompt:
-        """Prompt of a raw text, with its special tokens."""
+    def plain(self, text: str, images: Sequence[ImagePart] = ()) -> Prompt:
+        """Prompt of a raw text, with its special tokens, and images at media markers."""
         self._refuse_too_long([text])
-        tokens = self._encoder.encode(text).tokens
+        found: list[PlacedImage] = []
+        written = text
+        if images and self.processor is not None:
+            check_media(text, images)
+            written = text.replace(MEDIA_MARKER, self.processor.framed)
+            found = placed(self.processor, images, written, self._token_of)
+        encoded = self._encoder.encode(written, [one.splice for one in found])
+        spans, tokens = spans_in(encoded, found), encoded.tokens
         prefix = self._encoder.prefix
         if tokens[: len(prefix)] != prefix:
             tokens = prefix + tokens
-        return Prompt(tokens=tokens, text=text, before=tokens[-N_BEFORE:])
+            spans = moved(spans, len(prefix))
+        before = tuple(self.vocabulary_ids(tokens[-N_BEFORE:]))
+        return Prompt(tokens=tokens, text=text, before=before, images=spans)
 
     def given(self, tokens: Sequence[int]) -> Prompt:
         """The prompt of tokens that a client made itself."""
@@ -416,15 +428,18 @@ class PromptMaker:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        if self.processor is not None:
-            tokens = without_virtual(tokens, self._placeholder)
-        text: str = self._tokenizer.decode(list(tokens))
+        text: str = self._tokenizer.decode(list(self.vocabulary_ids(tokens)))
         return text
+
+    def vocabulary_ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Tokens with the placeholder in place of virtual ids of images."""
+        if self.processor is None:
+            return tokens
+        return without_virtual(tokens, self._placeholder)
 
     def piece(self, token: int) -> str | list[int]:
         """Text of a token, or its bytes if incomplete UTF-8."""
-        if self.processor is not None:
-            (token,) = without_virtual([token], self._placeholder)
+        (token,) = self.vocabulary_ids([token])
         data = self.pieces.of(token)
         try:
             return data.decode()

@@ -11,6 +11,7 @@ from mlxstack.api.guards import EARLY, UNLOADED, is_unscoped
 from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.api.web_page import page_or
 from mlxstack.core.errors import Loading, StackError, Unsupported
+from mlxstack.core.image import MEDIA_MARKER
 from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.service import Service, ServiceHealth
 
@@ -75,7 +76,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         # Keys of some agents do not see a path of this machine.
         "model_path": facts.path if is_unscoped(request) else "",
         "modalities": {"vision": template.accepts_images, "video": False, "audio": False},
-        "media_marker": "<__media__>",
+        "media_marker": MEDIA_MARKER,
         "endpoint_slots": True,
         "endpoint_props": False,
         "endpoint_metrics": service.preset.prefix_cache.metrics.enabled,

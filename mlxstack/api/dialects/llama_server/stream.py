@@ -16,6 +16,7 @@ from mlxstack.api.dialects.llama_server.response_schema import (
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
 from mlxstack.core.errors import StackError
+from mlxstack.core.image import MediaText
 from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
@@ -68,8 +69,9 @@ class PromptRenderer:
     ) -> None:
         self._service = service
         self._order = order
-        is_text = isinstance(prompt, str)
-        self._prompt = prompt if is_text else order.words.decode(order.request.tokens)
+        text = prompt.text if isinstance(prompt, MediaText) else prompt
+        is_text = isinstance(text, str)
+        self._prompt = text if is_text else order.words.decode(order.request.tokens)
         self._index = index
         self._body = body
         self._has_new_line = False

@@ -48,7 +48,7 @@ async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[st
 @post("/detokenize", status_code=200)
 async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dict[str, str]:
     """Convert tokens to text."""
-    tokens = data.tokens or []
+    tokens = service.text_processor.vocabulary_ids(data.tokens or [])
     service.text_processor.check(tokens, "tokens")
     return {"content": await service.text_processor.detokenize(tokens)}
 

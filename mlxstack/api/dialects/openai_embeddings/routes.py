@@ -8,7 +8,7 @@ from litestar.params import JSONBody
 from msgspec import Struct, structs
 
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
-from mlxstack.api.request_fields import Prompts, prompts, resolve_model
+from mlxstack.api.request_fields import Prompts, resolve_model, text_prompts
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.embedding import EmbeddingResult, embed, numbers
@@ -59,7 +59,7 @@ async def embeddings(
     """Embed each text as one normalized vector."""
     model = resolve_model(service, data.model)
     result = await cancel_on_disconnect(
-        request, embed(service, prompts(data.input, "input"), data.dimensions)
+        request, embed(service, text_prompts(data.input, "input"), data.dimensions)
     )
     is_text = data.encoding_format == "base64"
     return Embeddings(
@@ -81,7 +81,7 @@ async def native_embedding(
     if given is None:
         raise BadRequest("content is missing: a text, or a list of texts", "content")
     result: EmbeddingResult = await cancel_on_disconnect(
-        request, embed(service, prompts(given, "content"), None)
+        request, embed(service, text_prompts(given, "content"), None)
     )
     return tuple(
         {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(result.vectors)
