@@ -464,7 +464,8 @@ class EngineLoop:
             context = self.slots[live.slot]
             if self.is_drafting:
                 live.drafter = drafter_of(live.request, self.slot_kv.siblings)
-            row = row_of(live.request, live.slot, context, self.n_ctx, live.drafter)
+            runner, drafter = self.batch.runner, live.drafter
+            row = row_of(runner, live.request, live.slot, context, self.n_ctx, drafter)
             self.ledger.count(n_prompt_tokens=len(live.request.tokens) - len(context))
             for first in self.batch.join(row, context.logits_after(live.request.tokens)):
                 if last := self._receive(first):

@@ -15,7 +15,6 @@ from mlxstack.engine.decode.sibling_answers import SiblingAnswers
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.engine.vision import mrope
 
 RESERVE = 512
 """Tokens for which room is made beside a prompt: the beginning of its answer."""
@@ -90,6 +89,7 @@ def _slot_tokens(
 
 
 def row_of(
+    runner: ModelRunner,
     request: Request,
     slot: int,
     context: SlotContext,
@@ -107,7 +107,8 @@ def row_of(
     state = request.constraint.start() if request.constraint else None
     sampler = Sampler(request.sampling, _text_of(request), time.monotonic_ns(), state)
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
-    shift = mrope.delta(request.images, len(tokens)) if request.images else 0
+    images = runner.images if request.images else None
+    shift = images.shift(request.images, len(tokens)) if images is not None else 0
     return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter, shift)
 
 

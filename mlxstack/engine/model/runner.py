@@ -36,11 +36,12 @@ def zeros(n: int) -> mx.array:
 class ImageChunk(Struct, frozen=True):
     """Embeddings and positions of a chunk with an image.
 
-    They are (n, dim) and (3, n); `added[i]` (n, dim) is added to the output of layer i.
+    They are (n, dim) and (3, n), None where positions are indices; `added[i]` (n, dim) is added to
+    the output of layer i.
     """
 
     embeddings: mx.array
-    positions: mx.array
+    positions: mx.array | None = None
     added: tuple[mx.array, ...] = ()
 
 
@@ -233,11 +234,14 @@ def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
     if slot.images is None:
         caches = [shifted(c, slot.shift) for c in slot.caches] if slot.shift else None
         return compute(slot.tokens[None], caches or slot.caches)[0]
+    embeddings = slot.images.embeddings[None]
+    if slot.images.positions is None:
+        return compute(slot.tokens[None], slot.caches, input_embeddings=embeddings)[0]
     added = [*slot.images.added, *[None] * len(slot.caches)]
     caches = [
         shifted(c, slot.images.positions, more) for c, more in zip(slot.caches, added, strict=False)
     ]
-    return compute(slot.tokens[None], caches, input_embeddings=slot.images.embeddings[None])[0]
+    return compute(slot.tokens[None], caches, input_embeddings=embeddings)[0]
 
 
 def _rows(plan: Sequence[SlotTokens], views: Sequence[Any], compute: Compute) -> mx.array:

@@ -109,8 +109,18 @@ class ImageEncoder:
         for image in touched:
             self._features.move_to_end(image.digest)
             self.n_prefilled += min(end, image.end) - max(start, image.start)
-        known = [self._features[one.digest] if one in touched else None for one in images]
-        return self._image_model.slot_tokens(caches, tokens, start, images, known)
+        parts = [self._part(image, start, end) for image in touched]
+        return self._image_model.slot_tokens(caches, tokens, start, images, parts)
+
+    def shift(self, images: tuple[ImageSpan, ...], index: int) -> int:
+        """Position minus index of the text token at `index`."""
+        return self._image_model.shift(images, index)
+
+    def _part(self, image: ImageSpan, start: int, end: int) -> Features:
+        """Features of an image among the tokens `[start, end)`."""
+        is_feature = [text is None for text in self._processor.expand(image.size)]
+        first = sum(is_feature[: max(0, start - image.start)])
+        return self._features[image.digest].part(first, sum(is_feature[: end - image.start]))
 
     def _begin(self, image: ImageSpan, seconds: float) -> Encoding | None:
         """Encoding of an image; None while its pixels are not decoded."""

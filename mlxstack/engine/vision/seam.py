@@ -15,10 +15,18 @@ from mlxstack.engine.vision.tower import Features
 
 
 class ImageModel(Struct, frozen=True):
-    """Text model that takes images; `placeholder` is their token id."""
+    """Text model that takes images; `placeholder` is their token id.
+
+    With `has_mrope` positions have three dimensions.
+    """
 
     model: Any
     placeholder: int
+    has_mrope: bool = False
+
+    def shift(self, images: Sequence[ImageSpan], index: int) -> int:
+        """Position minus index of the text token at `index`."""
+        return mrope.delta(images, index) if self.has_mrope else 0
 
     def slot_tokens(
         self,
@@ -26,24 +34,19 @@ class ImageModel(Struct, frozen=True):
         tokens: Sequence[int],
         start: int,
         images: Sequence[ImageSpan],
-        features: Sequence[Features | None],
+        parts: Sequence[Features],
     ) -> SlotTokens:
         """Tokens from `start` on of a prompt with `images`, for a pass.
 
-        `features` are needed of images that the tokens touch.
+        `parts` are the features of their virtual ids.
         """
-        shift = mrope.delta(images, start)
+        shift = self.shift(images, start)
         places = [i for i, token in enumerate(tokens) if token >= FIRST_VIRTUAL]
         if not places:
             return SlotTokens(caches, mx.array(list(tokens)), shift)
         plain = list(tokens)
         for i in places:
             plain[i] = self.placeholder
-        parts = [
-            _part(known, image, start, start + len(tokens))
-            for image, known in zip(images, features, strict=True)
-            if known is not None and image.start < start + len(tokens) and start < image.end
-        ]
         ids, at = mx.array(plain), mx.array(places)
         embeddings = self.model.language_model.model.embed_tokens(ids)
         embeddings[at] = mx.concatenate([part.embeddings for part in parts]).astype(
@@ -54,6 +57,8 @@ class ImageModel(Struct, frozen=True):
             whole = mx.zeros_like(embeddings)
             whole[at] = mx.concatenate(list(level)).astype(whole.dtype)
             added.append(whole)
+        if not self.has_mrope:
+            return SlotTokens(caches, ids, images=ImageChunk(embeddings))
         positions = mrope.positions(images, start, start + len(tokens))
         chunk = ImageChunk(embeddings, mx.array(positions), tuple(added))
         return SlotTokens(caches, ids, shift, chunk)
@@ -86,7 +91,9 @@ class ImageRope(nn.Module):  # type: ignore[misc]
 
 
 def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
-    """Prepare a text model of Qwen for images; None if unknown."""
+    """Prepare a text model for images; None if unknown."""
+    if config.get("model_type") == "mistral3":
+        return _mistral_model(model, config)
     text = config.get("text_config") or {}
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
     sections, placeholder = settings.get("mrope_section"), config.get("image_token_id")
@@ -101,7 +108,14 @@ def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     n_levels = len((config.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
     for layer in model.layers[:n_levels]:
         layer.__class__ = _adding(type(layer))
-    return ImageModel(model, placeholder)
+    return ImageModel(model, placeholder, has_mrope=True)
+
+
+def _mistral_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
+    """Mistral 3: features in place of embeddings, positions as in text."""
+    placeholder = config.get("image_token_index", config.get("image_token_id"))
+    is_known = (config.get("text_config") or {}).get("model_type") != "mistral4"
+    return ImageModel(model, placeholder) if isinstance(placeholder, int) and is_known else None
 
 
 def _adding(kind: type[Any]) -> type[Any]:
@@ -115,9 +129,3 @@ def _adding(kind: type[Any]) -> type[Any]:
 
     Adding.__name__ = kind.__name__
     return Adding
-
-
-def _part(known: Features, image: ImageSpan, start: int, end: int) -> Features:
-    """Features of an image for the tokens `[start, end)`."""
-    bounds = slice(max(0, start - image.start), min(image.end, end) - image.start)
-    return Features(known.embeddings[bounds], tuple(level[bounds] for level in known.deepstack))

@@ -26,6 +26,11 @@ class Features(Struct, frozen=True):
     embeddings: mx.array
     deepstack: tuple[mx.array, ...] = ()
 
+    def part(self, first: int, last: int) -> "Features":
+        """Features `[first, last)`."""
+        deepstack = tuple(level[first:last] for level in self.deepstack)
+        return Features(self.embeddings[first:last], deepstack)
+
     @property
     def n_bytes(self) -> int:
         """Bytes of the arrays."""
