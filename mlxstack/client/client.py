@@ -14,6 +14,7 @@ from mlxstack.client.types import (
     ChatResponse,
     FeedLost,
     HealthResponse,
+    ModelList,
     PropsResponse,
     ServerSentEvent,
     SlotErased,
@@ -77,6 +78,10 @@ class Client:
     async def slots(self) -> list[SlotResponse]:
         """GET /slots."""
         return await self._get("/slots", list[SlotResponse])
+
+    async def models(self) -> ModelList:
+        """GET /v1/models: one, or every member of a gateway."""
+        return await self._get("/v1/models", ModelList)
 
     async def metrics(self) -> str:
         """GET /metrics, the Prometheus text."""

@@ -160,6 +160,38 @@ class ChatResponse(Struct, frozen=True):
     timings: dict[str, float] | None = None
 
 
+class ModelStatus(Struct, frozen=True):
+    """`value` is "unloaded", "loading", "loaded" or "unloading"."""
+
+    value: str
+
+
+class ModelCard(Struct, frozen=True):
+    """Model of /v1/models; only a gateway gives a status and what follows it.
+
+    `max_input_tokens` per slot; `n_bytes` of memory that it may take; `idle_s` seconds since its
+    last request ended, None before the first.
+    """
+
+    id: str
+    status: ModelStatus | None = None
+    max_input_tokens: int = 0
+    n_bytes: int = 0
+    fits: bool = True
+    aliases: tuple[str, ...] = ()
+    resident: str = ""
+    n_requests: int = 0
+    n_active: int = 0
+    n_waiting: int = 0
+    idle_s: float | None = None
+
+
+class ModelList(Struct, frozen=True):
+    """Models of one address, as GET /v1/models lists them."""
+
+    data: tuple[ModelCard, ...] = ()
+
+
 class ServerSentEvent(Struct, frozen=True):
     """One server-sent event of a feed."""
 

@@ -291,6 +291,10 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
         "resident": member.spec.residency.value,
         "n_bytes": member.spec.n_bytes,
         "fits": member.spec.n_bytes <= spec.budget,
+        "n_requests": member.n_requests,
+        "n_active": member.n_active,
+        "n_waiting": member.n_waiting,
+        "idle_s": member.idle_s,
     }
 
 

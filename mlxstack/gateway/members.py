@@ -60,6 +60,13 @@ class MemberGate:
         return len(self._waiting)
 
     @property
+    def idle_s(self) -> float | None:
+        """Seconds since its last request ended; None before the first."""
+        if not self.n_requests:
+            return None
+        return 0.0 if self.n_active else time.monotonic() - self._used_at
+
+    @property
     def is_open(self) -> bool:
         """Whether a request may enter at once."""
         return self.phase is MemberPhase.LOADED and not self.is_closed

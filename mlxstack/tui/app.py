@@ -29,6 +29,7 @@ from mlxstack.tui.screens.agents import AgentsScreen
 from mlxstack.tui.screens.base import BaseScreen
 from mlxstack.tui.screens.cache import CacheScreen
 from mlxstack.tui.screens.dialogs import Question
+from mlxstack.tui.screens.models import ModelsScreen
 from mlxstack.tui.screens.overview import OverviewScreen
 from mlxstack.tui.screens.palette import Palette
 from mlxstack.tui.screens.requests import RequestsScreen
@@ -41,7 +42,8 @@ from mlxstack.tui.widgets.text_input import LineInput
 from mlxstack.tui.widgets.titled_table import TitledTable
 
 BOARDS: dict[str, type[BaseScreen]] = {
-    board.MODE: board for board in (OverviewScreen, CacheScreen, AgentsScreen, RequestsScreen)
+    board.MODE: board
+    for board in (OverviewScreen, CacheScreen, AgentsScreen, RequestsScreen, ModelsScreen)
 }
 
 

@@ -1,22 +1,27 @@
 """Sources of status frames: a running service or a recording."""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from mlxstack.client import Client, FeedLost
+from mlxstack.client import Client, FeedLost, ModelList
+from mlxstack.core.errors import StackError
 from mlxstack.core.status import StatusFrame
 
 PATH = "/events"
 # The service says something every second, at the least a comment.
 SILENCE_S = 10.0
 
+MODELS_S = 2.0
+"""Seconds between two looks at the models of a gateway; frames are of one member."""
+
 KEY = "put the key into MLX_STACK_API_KEY, or give `mlx-stack tui` the option --key"
 
-News = StatusFrame | FeedLost
+News = StatusFrame | FeedLost | ModelList
 
 
 class Feed(Protocol):
@@ -37,13 +42,47 @@ class LiveFeed:
         self._client = client
 
     async def news(self) -> AsyncGenerator[News, None]:
-        """Frames as they come, and a Lost whenever the feed breaks."""
+        """Frames and models as they come, and a Lost whenever the feed breaks."""
+        async with aclosing(merged(self._frames(), self._models())) as both:
+            async for one in both:
+                yield one
+
+    async def _frames(self) -> AsyncGenerator[News, None]:
         async with aclosing(self._client.feed(PATH, SILENCE_S)) as feed:
             async for one in feed:
                 if isinstance(one, FeedLost):
                     yield replace(one, reason=f"{one.reason}; {KEY}") if one.needs_key else one
                 elif one.event == "frame":
                     yield frame_in(one.data)
+
+    async def _models(self) -> AsyncGenerator[News, None]:
+        """Models whenever they can be read: the frames tell of a break."""
+        while True:
+            with suppress(ConnectionError, StackError):
+                yield await self._client.models()
+            await asyncio.sleep(MODELS_S)
+
+
+async def merged(*sources: AsyncGenerator[News, None]) -> AsyncGenerator[News, None]:
+    """Yield the items of all sources as they come; close the sources at the end."""
+    nexts = {asyncio.ensure_future(anext(one)): one for one in sources}
+    try:
+        while nexts:
+            done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                source = nexts.pop(task)
+                try:
+                    news = task.result()
+                except StopAsyncIteration:
+                    continue
+                nexts[asyncio.ensure_future(anext(source))] = source
+                yield news
+    finally:
+        for task in nexts:
+            task.cancel()
+        await asyncio.gather(*nexts, return_exceptions=True)
+        for source in sources:
+            await source.aclose()
 
 
 def frame_in(data: bytes) -> News:

@@ -4,7 +4,7 @@ from mlxstack.tui.actions import ACTIONS
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
 KEYS = (
-    ("1 2 3 4", "the screens"),
+    ("1 to 5", "the screens"),
     ("tab", "the next table"),
     ("up down", "choose a row; enter shows more where the heading says so"),
     ("/", "show only rows with some words; an empty line shows all"),

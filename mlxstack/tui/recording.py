@@ -10,16 +10,17 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from mlxstack.client import FeedLost
+from mlxstack.client import FeedLost, ModelList
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.status import StatusFrame
 from mlxstack.tui.feed import Feed, News
 
 
 class RecordedFrame(Struct, frozen=True, omit_defaults=True):
-    """Frame, or the reason for its absence; exactly one of them."""
+    """Frame, models, or the reason for a break; exactly one of them."""
 
     frame: StatusFrame | None = None
+    models: ModelList | None = None
     lost: str | None = None
     retry_s: float = 0.0
 
@@ -87,10 +88,12 @@ def new_recording(path: Path) -> BinaryIO:
 def _entry(one: News) -> RecordedFrame:
     if isinstance(one, FeedLost):
         return RecordedFrame(lost=one.reason, retry_s=one.retry_s)
-    return RecordedFrame(frame=one)
+    return RecordedFrame(models=one) if isinstance(one, ModelList) else RecordedFrame(frame=one)
 
 
 def _news(entry: RecordedFrame) -> News:
     if entry.frame is not None:
         return entry.frame
+    if entry.models is not None:
+        return entry.models
     return FeedLost(entry.lost or "", entry.retry_s)

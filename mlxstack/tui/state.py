@@ -7,7 +7,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.client import FeedLost
+from mlxstack.client import FeedLost, ModelCard, ModelList
 from mlxstack.core.engine_snapshot import Counters
 from mlxstack.core.status import StatusFrame, ThroughputSample
 
@@ -48,13 +48,17 @@ class CounterSample(Struct, frozen=True):
 
 
 class DashboardState(Struct, frozen=True):
-    """Past samples, about one per second; `base` counts before restarts."""
+    """Past samples, about one per second; `base` counts before restarts.
+
+    `models` are all of the address; the frame is of one of them.
+    """
 
     frame: StatusFrame = StatusFrame()
     link: Link = Link()
     samples: tuple[CounterSample, ...] = ()
     now: CounterSample = CounterSample(0.0, 0.0, 0.0)
     base: CounterSample = CounterSample(0.0, 0.0, 0.0)
+    models: tuple[ModelCard, ...] = ()
 
     @property
     def has_frame(self) -> bool:
@@ -62,10 +66,12 @@ class DashboardState(Struct, frozen=True):
         return self.frame.at > 0
 
 
-def reduce(before: DashboardState, news: StatusFrame | FeedLost) -> DashboardState:
+def reduce(before: DashboardState, news: StatusFrame | FeedLost | ModelList) -> DashboardState:
     """The next state, given one feed item."""
     if isinstance(news, FeedLost):
         return replace(before, link=Link(LinkState.LOST, news.reason, news.retry_s))
+    if isinstance(news, ModelList):
+        return replace(before, models=news.data)
     base = _base(before, news.snapshot.counters)
     counters = news.snapshot.counters
     now = CounterSample(
@@ -76,7 +82,12 @@ def reduce(before: DashboardState, news: StatusFrame | FeedLost) -> DashboardSta
     )
     seen = _remembering(before, news.past, base)
     return DashboardState(
-        replace(news, past=()), Link(LinkState.LIVE), _marks(seen, now), now, base
+        replace(news, past=()),
+        Link(LinkState.LIVE),
+        _marks(seen, now),
+        now,
+        base,
+        before.models,
     )
 
 

@@ -8,7 +8,7 @@ from rich.cells import set_cell_size
 
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.state import DashboardState, reduce
-from mlxstack.tui.views import agents, cache, costs, overview, requests, tiles
+from mlxstack.tui.views import agents, cache, costs, models, overview, requests, tiles
 from mlxstack.tui.views.table_data import Line, TableData
 
 GAP = "  "
@@ -34,6 +34,8 @@ def page(model: DashboardState, width: int) -> str:
         _table(_begun(sheet(model, width)) if sheet is costs.costs else sheet(model, width))
         for sheet in (overview.slots, overview.queue, costs.costs)
     ]
+    if models.members(model):
+        parts += [_table(_begun(models.models(model, width)))]
     if model.frame.cache is not None:
         parts += ["", *(_line(line) for line in cache.budget(model, width))]
         parts += [_table(sheet(model, width)) for sheet in (cache.rates, cache.prefixes)]

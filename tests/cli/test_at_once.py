@@ -82,8 +82,9 @@ def test_a7_an_up_that_is_ended_leaves_nothing(shell: Shell, how: signal.Signals
     up = begin(shell, "up", str(shell.preset), WORKER_MODE="slow")
     until(lambda: is_loading(shell))
     up.send_signal(how)
-    up.communicate(timeout=PATIENCE_S)
+    _, told = up.communicate(timeout=PATIENCE_S)
     assert up.returncode == 128 + how
+    assert how is signal.SIGTERM or "interrupted; tiny is stopped" in told
     assert shell.own_processes() == []
     assert shell.services()["tiny"]["state"] == "stopped"
 

@@ -102,7 +102,8 @@ def test_j2_a_crashed_member_is_started_again_by_the_same_mode(shell: Shell, mod
 def test_j1_j2_demo_mode_chats_and_embeds_and_its_dead_member_comes_back(shell: Shell) -> None:
     """The shipped mode with real workers; only the port is another one."""
     del shell.env["MLX_STACK_WORKER"]
-    shipped = shell.run("mode", "list", "--json")
+    shipped = shell.run("mode", "--json")
+    assert shipped.stdout == shell.run("mode", "list", "--json").stdout
     assert "demo-mode" in shipped.stdout
     folder = shell.home / "presets" / "modes"
     folder.mkdir(parents=True, mode=0o700)

@@ -74,6 +74,10 @@ def test_silent_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.silent(), NARROW, "2")
 
 
+def test_models_120x40(shoot: Shoot) -> None:
+    assert shoot(scenes.gateway(), WIDE, "5")
+
+
 @pytest.mark.soak
 def test_recorded_overview_80x24(shoot: Shoot) -> None:
     assert shoot(read_recording(RECORDED)[:-4], NARROW)

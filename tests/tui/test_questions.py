@@ -1,6 +1,7 @@
 """Questions of a Mac owner, answered by the text of the screen."""
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from mlxstack.host.home import Home, make_home
 from mlxstack.tui.actions import ACTIONS, ActionInput
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.recording import RecordingFeed
+from mlxstack.tui.screens.dialogs import TextDialog
 from mlxstack.tui.theme import ThemeChoice
+from tests.patience import PATIENCE_S, until
 from tests.tui import scenes, shots
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
@@ -127,6 +130,22 @@ async def test_the_log_of_another_computer_is_named() -> None:
         await pilot.press("l")
         await settled(pilot)
         assert any("mlx-stack logs" in one.message for one in app._notifications)
+
+
+async def test_a_choice_says_measuring_until_it_is_described() -> None:
+    described = threading.Event()
+
+    def describe() -> dict[str, str]:
+        described.wait(PATIENCE_S)
+        return {"demo": "3.3 MiB"}
+
+    app = Dashboard(RecordingFeed("127.0.0.1:7109", scenes.empty()), Clerk(), ThemeChoice())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await app.push_screen(TextDialog("Which?", known=("demo",), describe=describe))
+        await until(lambda: "demo  measuring" in text(pilot))
+        described.set()
+        await until(lambda: "demo  3.3 MiB" in text(pilot))
 
 
 async def test_the_model_dialog_lists_size_fit_and_download(tmp_path: Path) -> None:

@@ -20,7 +20,14 @@ from tests.tui.conftest import settled
 pytestmark = pytest.mark.slow
 
 SIZES = ((80, 24), (120, 40), (200, 50))
-STATES = (scenes.empty, scenes.busy, scenes.overloaded, scenes.disconnected, scenes.loading)
+STATES = (
+    scenes.empty,
+    scenes.busy,
+    scenes.overloaded,
+    scenes.disconnected,
+    scenes.loading,
+    scenes.gateway,
+)
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)

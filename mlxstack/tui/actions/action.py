@@ -18,6 +18,7 @@ class ActionTarget(StrEnum):
     AGENT = "agent"
     CACHE = "cache"
     SERVICE = "service"
+    MODEL = "model"
     MACHINE = "machine"
 
 

@@ -14,6 +14,12 @@ async def swap(hands: ActionContext, aim: Aim) -> str:
     return f"{before} was replaced by {now} in {took}"
 
 
+async def load(hands: ActionContext, aim: Aim) -> str:
+    """Load the model: a gateway starts its member."""
+    await hands.calls.post("/v1/models/load", {"model": aim.key})
+    return f"{aim.key} is loaded"
+
+
 async def switch(hands: ActionContext, aim: Aim) -> str:
     """Switch the mode. Raises Unsupported when the services run elsewhere."""
     if hands.machine is None:
@@ -36,6 +42,17 @@ ACTIONS: tuple[Action, ...] = (
         describe=lambda model, _: f"Serve which preset instead of {_model(model)}?",
         do=swap,
         title="Swap model",
+    ),
+    Action(
+        id="load",
+        key="a",
+        label="Load",
+        help="Load a model of a gateway, before its first request.",
+        target=ActionTarget.MODEL,
+        wants=ActionInput.NOTHING,
+        describe=lambda _, key: f"Load {key}.",
+        do=load,
+        title="Load model",
     ),
     Action(
         id="switch",

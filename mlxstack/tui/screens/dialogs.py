@@ -127,7 +127,7 @@ class TextDialog(Question):
         super().__init__()
         self._question = question
         self._proposal = proposal
-        self._known = dict.fromkeys(known, "" if describe is None else "…")
+        self._known = dict.fromkeys(known, "" if describe is None else "measuring")
         self._describe = describe
         self._is_empty_allowed = is_empty_allowed
 

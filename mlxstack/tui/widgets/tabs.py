@@ -6,7 +6,7 @@ from textual.widgets import Static
 
 from mlxstack.core.formatting import printable
 
-MODES = ("overview", "cache", "agents", "requests")
+MODES = ("overview", "cache", "agents", "requests", "models")
 
 
 class Tab(Static):

@@ -1,0 +1,134 @@
+"""Models of an address: their state, memory and requests."""
+
+from mlxstack.client import ModelCard
+from mlxstack.core.formatting import NONE, age, printable, size
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.formatting import tokens
+from mlxstack.tui.views.overview import is_active
+from mlxstack.tui.views.table_data import (
+    CellStyle,
+    Line,
+    TableColumn,
+    TableData,
+    TableRow,
+    TextCell,
+    fitted,
+    title,
+)
+
+STYLES = {
+    "loaded": CellStyle.GOOD,
+    "loading": CellStyle.BUSY,
+    "unloading": CellStyle.BUSY,
+    "unloaded": CellStyle.FAINT,
+    "ok": CellStyle.GOOD,
+    "swapping": CellStyle.BUSY,
+    "stopping": CellStyle.BUSY,
+}
+
+
+def models(model: DashboardState, width: int) -> TableData:
+    """Members of a gateway, or the one model of a service."""
+    columns = (
+        TableColumn("model", 12, is_wide=True),
+        TableColumn("state", 11),
+        TableColumn("memory", 9, is_right=True),
+        TableColumn("context", 7, is_right=True),
+        TableColumn("slots", 5, is_right=True),
+        TableColumn("requests", 8, is_right=True),
+        TableColumn("waiting", 7, is_right=True),
+        TableColumn("idle", 6, is_right=True),
+    )
+    found = members(model)
+    if found:
+        rows = tuple(TableRow(one.id, _member(one, model)) for one in found)
+        told = f"{_count(found, 'loaded')} of {len(found)} loaded, enter shows one"
+    else:
+        rows = (_one_model(model),) if model.frame.service.model else ()
+        told = "one; `mlx-stack up A B` serves several" if rows else ""
+    return TableData(title("Models", told), fitted(columns, width), rows, "No model is known yet.")
+
+
+def members(model: DashboardState) -> tuple[ModelCard, ...]:
+    """Members of a gateway; none of a service with one model."""
+    return tuple(one for one in model.models if one.status)
+
+
+def details(one: ModelCard) -> tuple[Line, ...]:
+    """Details of a member, and the commands that use it."""
+    name = printable(one.id, 60)
+    facts = (
+        ("state", one.status.value if one.status else NONE),
+        ("memory", f"{size(one.n_bytes)}{'' if one.fits else ', more than this machine has'}"),
+        ("stays", one.resident or NONE),
+        ("context", f"{one.max_input_tokens} tokens per slot"),
+        ("other names", printable(", ".join(one.aliases), 60) or NONE),
+        ("requests", f"{one.n_requests}, {one.n_active} now, {one.n_waiting} waiting"),
+    )
+    commands = (f"mlx-stack chat {name}", f"mlx-stack run claude --name {name}")
+    return (
+        (TextCell(name, CellStyle.STRONG),),
+        *((TextCell(f"  {k:<12} ", CellStyle.FAINT), TextCell(v)) for k, v in facts),
+        (),
+        *((TextCell(f"  {command}", CellStyle.BUSY),) for command in commands),
+    )
+
+
+def _member(one: ModelCard, model: DashboardState) -> tuple[TextCell, ...]:
+    state = one.status.value if one.status else ""
+    is_watched = one.id == model.frame.service.model
+    shown = _progress(state, model) if is_watched else state
+    return (
+        TextCell(printable(one.id, 60)),
+        TextCell(shown, STYLES.get(state, CellStyle.BAD)),
+        TextCell(size(one.n_bytes), CellStyle.PLAIN if one.fits else CellStyle.BAD),
+        TextCell(tokens(one.max_input_tokens)),
+        TextCell(_slots(model) if is_watched and state == "loaded" else NONE),
+        TextCell(str(one.n_requests)),
+        TextCell(str(one.n_waiting), CellStyle.WARN if one.n_waiting else CellStyle.FAINT),
+        TextCell(NONE if one.idle_s is None else age(one.idle_s)),
+    )
+
+
+def _one_model(model: DashboardState) -> TableRow:
+    """Row of a service without a gateway, from its frame."""
+    frame, memory = model.frame, model.frame.memory
+    state = frame.service.health
+    n_waiting = len(frame.snapshot.waiting)
+    last = next(iter(frame.requests or ()), None)
+    cells = (
+        TextCell(printable(frame.service.model, 60)),
+        TextCell(_progress(state, model), STYLES.get(state, CellStyle.BAD)),
+        TextCell(size(_used(model)) if memory else NONE),
+        TextCell(tokens(frame.service.n_ctx)),
+        TextCell(_slots(model)),
+        TextCell(str(frame.snapshot.counters.n_asks)),
+        TextCell(str(n_waiting), CellStyle.WARN if n_waiting else CellStyle.FAINT),
+        TextCell(NONE if last is None else age(last.age_s)),
+    )
+    return TableRow(frame.service.model, cells)
+
+
+def _used(model: DashboardState) -> int:
+    memory = model.frame.memory
+    if memory is None:
+        return 0
+    kv = memory.live_bytes + memory.parked_bytes
+    return memory.weights_bytes + kv + memory.workspace_bytes
+
+
+def _progress(state: str, model: DashboardState) -> str:
+    """State, with the loaded share of a loading model."""
+    loading = model.frame.loading
+    if loading is None or not loading.n_total or state not in {"loading", "swapping"}:
+        return state
+    return f"{state} {100 * loading.n_done // loading.n_total}%"[:12]
+
+
+def _slots(model: DashboardState) -> str:
+    slots = model.frame.snapshot.slots
+    return f"{sum(map(is_active, slots))}/{len(slots)}" if slots else NONE
+
+
+def _count(found: tuple[ModelCard, ...], state: str) -> int:
+    return sum(one.status is not None and one.status.value == state for one in found)
