@@ -14,7 +14,7 @@ from mlxstack.client.types import (
     ChatResponse,
     FeedLost,
     HealthResponse,
-    ModelList,
+    ListedModels,
     PropsResponse,
     ServerSentEvent,
     SlotErased,
@@ -79,9 +79,9 @@ class Client:
         """GET /slots."""
         return await self._get("/slots", list[SlotResponse])
 
-    async def models(self) -> ModelList:
+    async def models(self) -> ListedModels:
         """GET /v1/models: one, or every member of a gateway."""
-        return await self._get("/v1/models", ModelList)
+        return await self._get("/v1/models", ListedModels)
 
     async def metrics(self) -> str:
         """GET /metrics, the Prometheus text."""

@@ -166,7 +166,7 @@ class ModelStatus(Struct, frozen=True):
     value: str
 
 
-class ModelCard(Struct, frozen=True):
+class ListedModel(Struct, frozen=True):
     """Model of /v1/models; only a gateway gives a status and what follows it.
 
     `max_input_tokens` per slot; `n_bytes` of memory that it may take; `idle_s` seconds since its
@@ -186,10 +186,10 @@ class ModelCard(Struct, frozen=True):
     idle_s: float | None = None
 
 
-class ModelList(Struct, frozen=True):
+class ListedModels(Struct, frozen=True):
     """Models of one address, as GET /v1/models lists them."""
 
-    data: tuple[ModelCard, ...] = ()
+    data: tuple[ListedModel, ...] = ()
 
 
 class ServerSentEvent(Struct, frozen=True):

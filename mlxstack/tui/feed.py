@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from mlxstack.client import Client, FeedLost, ModelList
+from mlxstack.client import Client, FeedLost, ListedModels
 from mlxstack.core.errors import StackError
 from mlxstack.core.status import StatusFrame
 
@@ -21,7 +21,7 @@ MODELS_S = 2.0
 
 KEY = "put the key into MLX_STACK_API_KEY, or give `mlx-stack tui` the option --key"
 
-News = StatusFrame | FeedLost | ModelList
+News = StatusFrame | FeedLost | ListedModels
 
 
 class Feed(Protocol):

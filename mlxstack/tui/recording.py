@@ -10,7 +10,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from mlxstack.client import FeedLost, ModelList
+from mlxstack.client import FeedLost, ListedModels
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.status import StatusFrame
 from mlxstack.tui.feed import Feed, News
@@ -20,7 +20,7 @@ class RecordedFrame(Struct, frozen=True, omit_defaults=True):
     """Frame, models, or the reason for a break; exactly one of them."""
 
     frame: StatusFrame | None = None
-    models: ModelList | None = None
+    models: ListedModels | None = None
     lost: str | None = None
     retry_s: float = 0.0
 
@@ -88,7 +88,7 @@ def new_recording(path: Path) -> BinaryIO:
 def _entry(one: News) -> RecordedFrame:
     if isinstance(one, FeedLost):
         return RecordedFrame(lost=one.reason, retry_s=one.retry_s)
-    return RecordedFrame(models=one) if isinstance(one, ModelList) else RecordedFrame(frame=one)
+    return RecordedFrame(models=one) if isinstance(one, ListedModels) else RecordedFrame(frame=one)
 
 
 def _news(entry: RecordedFrame) -> News:

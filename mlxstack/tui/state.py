@@ -7,7 +7,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.client import FeedLost, ModelCard, ModelList
+from mlxstack.client import FeedLost, ListedModel, ListedModels
 from mlxstack.core.engine_snapshot import Counters
 from mlxstack.core.status import StatusFrame, ThroughputSample
 
@@ -58,7 +58,7 @@ class DashboardState(Struct, frozen=True):
     samples: tuple[CounterSample, ...] = ()
     now: CounterSample = CounterSample(0.0, 0.0, 0.0)
     base: CounterSample = CounterSample(0.0, 0.0, 0.0)
-    models: tuple[ModelCard, ...] = ()
+    models: tuple[ListedModel, ...] = ()
 
     @property
     def has_frame(self) -> bool:
@@ -66,11 +66,11 @@ class DashboardState(Struct, frozen=True):
         return self.frame.at > 0
 
 
-def reduce(before: DashboardState, news: StatusFrame | FeedLost | ModelList) -> DashboardState:
+def reduce(before: DashboardState, news: StatusFrame | FeedLost | ListedModels) -> DashboardState:
     """The next state, given one feed item."""
     if isinstance(news, FeedLost):
         return replace(before, link=Link(LinkState.LOST, news.reason, news.retry_s))
-    if isinstance(news, ModelList):
+    if isinstance(news, ListedModels):
         return replace(before, models=news.data)
     base = _base(before, news.snapshot.counters)
     counters = news.snapshot.counters

@@ -5,7 +5,7 @@ from math import sin
 
 from msgspec.structs import replace
 
-from mlxstack.client import FeedLost, ModelCard, ModelList, ModelStatus
+from mlxstack.client import FeedLost, ListedModel, ListedModels, ModelStatus
 from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
 from mlxstack.core.request import Priority
@@ -157,18 +157,18 @@ BUSY_COUNTERS = Counters(
 )
 
 
-MEMBERS = ModelList(
+MEMBERS = ListedModels(
     (
-        ModelCard("qwen2.5-coder-14b", ModelStatus("loaded"), 131_072, round(20.1 * GIB),
+        ListedModel("qwen2.5-coder-14b", ModelStatus("loaded"), 131_072, round(20.1 * GIB),
                   aliases=("coder",), resident="pinned", n_requests=611, n_active=2, n_waiting=1,
                   idle_s=0.0),
-        ModelCard("qwen3.5-4b", ModelStatus("unloaded"), 65_536, round(2.2 * GIB),
+        ListedModel("qwen3.5-4b", ModelStatus("unloaded"), 65_536, round(2.2 * GIB),
                   resident="auto", n_requests=12, idle_s=2_400.0),
-        ModelCard("gpt-oss-20b", ModelStatus("loading"), 65_536, round(11.2 * GIB),
+        ListedModel("gpt-oss-20b", ModelStatus("loading"), 65_536, round(11.2 * GIB),
                   resident="auto", n_waiting=2),
-        ModelCard("minimax-m2", ModelStatus("unloaded"), 65_536, 133 * GIB, fits=False,
+        ListedModel("minimax-m2", ModelStatus("unloaded"), 65_536, 133 * GIB, fits=False,
                   resident="auto"),
-        ModelCard(EVIL, ModelStatus("unloaded"), 4_096, 31 * MIB, resident="auto"),
+        ListedModel(EVIL, ModelStatus("unloaded"), 4_096, 31 * MIB, resident="auto"),
     )
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Models of an address: their state, memory and requests."""
 
-from mlxstack.client import ModelCard
+from mlxstack.client import ListedModel
 from mlxstack.core.formatting import NONE, age, printable, size
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
@@ -49,12 +49,12 @@ def models(model: DashboardState, width: int) -> TableData:
     return TableData(title("Models", told), fitted(columns, width), rows, "No model is known yet.")
 
 
-def members(model: DashboardState) -> tuple[ModelCard, ...]:
+def members(model: DashboardState) -> tuple[ListedModel, ...]:
     """Members of a gateway; none of a service with one model."""
     return tuple(one for one in model.models if one.status)
 
 
-def details(one: ModelCard) -> tuple[Line, ...]:
+def details(one: ListedModel) -> tuple[Line, ...]:
     """Details of a member, and the commands that use it."""
     name = printable(one.id, 60)
     facts = (
@@ -74,7 +74,7 @@ def details(one: ModelCard) -> tuple[Line, ...]:
     )
 
 
-def _member(one: ModelCard, model: DashboardState) -> tuple[TextCell, ...]:
+def _member(one: ListedModel, model: DashboardState) -> tuple[TextCell, ...]:
     state = one.status.value if one.status else ""
     is_watched = one.id == model.frame.service.model
     shown = _progress(state, model) if is_watched else state
@@ -130,5 +130,5 @@ def _slots(model: DashboardState) -> str:
     return f"{sum(map(is_active, slots))}/{len(slots)}" if slots else NONE
 
 
-def _count(found: tuple[ModelCard, ...], state: str) -> int:
+def _count(found: tuple[ListedModel, ...], state: str) -> int:
     return sum(one.status is not None and one.status.value == state for one in found)
