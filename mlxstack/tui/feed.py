@@ -42,7 +42,7 @@ class LiveFeed:
         self._client = client
 
     async def news(self) -> AsyncGenerator[News, None]:
-        """Frames and models as they come, and a Lost whenever the feed breaks."""
+        """Frames and models as they come; a Lost at each break."""
         async with aclosing(merged(self._frames(), self._models())) as both:
             async for one in both:
                 yield one
@@ -64,7 +64,7 @@ class LiveFeed:
 
 
 async def merged(*sources: AsyncGenerator[News, None]) -> AsyncGenerator[News, None]:
-    """Yield the items of all sources as they come; close the sources at the end."""
+    """Yield the items of all sources as they come."""
     nexts = {asyncio.ensure_future(anext(one)): one for one in sources}
     try:
         while nexts:
