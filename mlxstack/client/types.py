@@ -167,7 +167,7 @@ class ModelStatus(Struct, frozen=True):
 
 
 class ListedModel(Struct, frozen=True):
-    """Model of /v1/models; only a gateway gives a status and what follows it.
+    """Model of /v1/models; its status and what follows: a gateway only.
 
     `max_input_tokens` per slot; `n_bytes` of memory that it may take; `idle_s` seconds since its
     last request ended, None before the first.
