@@ -60,7 +60,6 @@ from mlxstack.engine.distributed.mirrors import (
     MirroredRunner,
     MirroredStore,
 )
-from mlxstack.engine.distributed.wire import Agreement
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
@@ -343,7 +342,9 @@ class EngineCore:
     def _load_model(self) -> LoadedModel:
         preset = self._preset
         if self._ranks is not None:
-            return loader.load(preset.model, preset.kv, self._ranks.open(preset))
+            divided = loader.load(preset.model, preset.kv, self._ranks.open(preset))
+            self._ranks.compare(divided.facts.identity)
+            return divided
         loaded = loader.load(preset.model, preset.kv)
         if not device.has_gpu():
             pad_linear_layers(loaded.model)
@@ -368,8 +369,7 @@ class EngineCore:
         alone = ModelRunner(loaded.model)
         bytes_per_token = kv_bytes_per_token(alone, maker)
         if self._ranks is not None:
-            agreement = Agreement.of(loaded.facts.identity, verdict)
-            plan = self._ranks.agree(agreement, plan, bytes_per_token, is_measured=is_drafting)
+            plan = self._ranks.agree(verdict, plan, bytes_per_token, is_measured=is_drafting)
         costs = measure_widths(alone, maker) if is_drafting else UNMEASURED
         target, n_beside = (
             (draft_model.target, draft_model.bytes_beside) if draft_model else (None, 0)

@@ -16,8 +16,10 @@ import psutil
 import pytest
 
 from mlxstack.host.ranks import MODULE
+from tests import models
 from tests.cli.terminal import Shell
 from tests.patience import PATIENCE_S, wait_until
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.net
 HOSTS = "127.0.0.1,127.0.0.1"
@@ -113,9 +115,14 @@ SSH = """\
 echo "$1 $2 $3 $4" > "$SSH_LOG"
 [ "$4" = 127.0.1 ] || exit 255
 shift 4
-exec sh -c "$*"
+HF_HUB_CACHE="${THERE:-$HF_HUB_CACHE}" exec sh -c "$*"
 """
-"""Runs the command here, as if it was on 127.0.1; no other host can be reached."""
+"""Runs the command here, as if it was on 127.0.1, where the hub's cache is in THERE, if set.
+
+No other host can be reached.
+"""
+TWO_LAYERS = models.LLAMA | {"num_hidden_layers": 2}
+OTHER_FILES = "rank 1 of 2 (127.0.1) has other model files than rank 0; `mlx-stack doctor --hosts"
 
 
 @pytest.fixture
@@ -140,6 +147,46 @@ def test_a_rank_on_another_host_is_started_by_ssh(shell: Shell, ssh_log: Path) -
         assert ask(shell)["usage"]["completion_tokens"] == 8
     finally:
         shell.run("down")
+
+
+def in_cache(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
+    """A cache of the hub with one model."""
+    cached = folder / "models--tiny--one"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    models.write(cached / "snapshots" / ("0" * 40), config, seed)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (TWO_LAYERS | {"hidden_size": 128}, OTHER_FILES),
+        *in_soak(
+            (TWO_LAYERS, OTHER_FILES),
+            (models.LLAMA, OTHER_FILES),
+            (TWO_LAYERS | {"num_key_value_heads": 1}, "it has 1 heads (n_kv_heads)"),
+            (models.SLIDING, "mlx-lm cannot divide tiny/one"),
+            (None, "tiny/one is not on this machine"),
+        ),
+    ],
+)
+def test_a_rank_with_another_model_is_refused_before_the_first_pass(
+    shell: Shell, ssh_log: Path, config: dict[str, Any] | None, reason: str
+) -> None:
+    """In a pass, ranks of different shapes wait for each other for ever."""
+    shell.env |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": in_cache(shell.folder / "here", TWO_LAYERS),
+        "THERE": str(shell.folder / "there"),
+    }
+    if config is not None:
+        in_cache(shell.folder / "there", config, seed=1)
+    preset = shell.preset.read_text().replace("extends: demo", "model: {id: tiny/one}")
+    shell.preset.write_text(preset)
+    up = shell.up("--hosts", "127.0.0.1,127.0.1")
+    assert up.returncode != 0 and ssh_log.exists()
+    assert reason in up.stderr and "startup_timeout_s" not in up.stderr
 
 
 def test_a_host_that_cannot_be_reached_is_named_at_once(shell: Shell, ssh_log: Path) -> None:

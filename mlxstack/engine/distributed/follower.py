@@ -158,6 +158,7 @@ class Follower:
             self._world = join_ring(session.rank, session.hosts)
         preset, size = session.preset, len(session.hosts)
         loaded = loader.load(preset.model, preset.kv, self._world)
+        self._channel.send(wire.Loaded(loaded.facts.identity))
         maker = CacheFactory(loaded.model, preset.kv)
         memory = this_memory(os.environ)
         device_memory = DeviceMemory(memory.total)
@@ -166,7 +167,6 @@ class Follower:
         device.release()
         runner = ModelRunner(loaded.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
         n_bytes = kv_bytes_per_token(runner, maker)
-        agreement = wire.Agreement.of(loaded.facts.identity, check)
         plan = memory_plan(preset, loaded.facts, memory, device_memory.limits())
         identity = loader.kv_identity(
             loaded.facts.identity, check.kv, preset.kv, session.rank, size
@@ -175,7 +175,7 @@ class Follower:
         self._replica = Replica(runner, maker, disk)
         device_memory.wire(preset.device.wired)
         room = wire.RankMemory(plan.kv_budget, plan.array_limit, n_bytes)
-        self._channel.send(wire.Ready(agreement, room, disk.keys()))
+        self._channel.send(wire.Ready(wire.comparable(check), room, disk.keys()))
         log.info("rank %d of %d has loaded its shard of %s", session.rank, size, preset.model.id)
         try:
             self._obey(self._replica, disk)

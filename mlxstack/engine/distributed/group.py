@@ -22,11 +22,13 @@ from msgspec.structs import replace
 
 from mlxstack import __version__
 from mlxstack.core.errors import Broken, SetupError, StackError
+from mlxstack.core.model_info import Identity
 from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.device_memory import MemoryPlan
 from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.passes import digest_of, run_pass
-from mlxstack.engine.distributed.wire import Channel, Ready, TaskOutcome
+from mlxstack.engine.distributed.wire import Channel, Loaded, Ready, TaskOutcome
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.sharding import join_ring
@@ -37,6 +39,7 @@ from mlxstack.host.process import free_port
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+M = TypeVar("M", Loaded, Ready)
 
 HELLO_S, LONGEST_HELLO = 2.0, 1024
 """Seconds and bytes in which a connection has to say which rank it is."""
@@ -74,6 +77,7 @@ class RankGroup:
         self._processes: list[Popen[bytes]] = []
         self._ring: tuple[str, ...] = ()
         self._world: Any = None
+        self._loaded: SimpleQueue[tuple[int, Loaded]] = SimpleQueue()
         self._ready: SimpleQueue[tuple[int, Ready]] = SimpleQueue()
         self._n_heard: list[int] = []
         self._tasks: dict[int, tuple[set[int], Future[None]]] = {}
@@ -111,23 +115,36 @@ class RankGroup:
             self._world = join_ring(0, self._ring)
         return self._world
 
+    def compare(self, own: Identity) -> None:
+        """Compare the loaded models. Raises SetupError.
+
+        It precedes the first pass: ranks of different models would wait for each other in it.
+        """
+        for _ in self._channels:
+            rank, loaded = self._next(self._loaded)
+            if why := _difference(own, loaded.identity):
+                raise SetupError(
+                    f"{self._name(rank)} has {why} than rank 0; `mlx-stack doctor --hosts "
+                    f"{','.join(self.hosts)}` compares the machines"
+                )
+
     def agree(
         self,
-        own: wire.Agreement,
+        own: BatchingCheck,
         plan: MemoryPlan,
         bytes_per_token: int,
         *,
         is_measured: bool = False,
     ) -> MemoryPlan:
-        """Compare the loaded models; the least memory of all ranks. Raises SetupError.
+        """Compare the checked models; the least memory of all ranks. Raises SetupError.
 
         With `is_measured` the passes of `measure_widths` are next here, and run on all ranks.
         """
         known: list[wire.Keys] = []
         for _ in self._channels:
-            rank, ready = self._next_ready()
-            if why := _difference(own, ready.agreement):
-                raise SetupError(f"{self._name(rank)} has {why} than rank 0")
+            rank, ready = self._next(self._ready)
+            if wire.comparable(own) != ready.check:
+                raise SetupError(f"{self._name(rank)} has another result of the self-check at load")
             known.append(ready.keys)
             plan = least_memory(plan, bytes_per_token, ready.memory)
         self.keys = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
@@ -309,12 +326,13 @@ class RankGroup:
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {self.size} ({self.hosts[rank]})"
 
-    def _next_ready(self) -> tuple[int, Ready]:
+    def _next(self, messages: "SimpleQueue[tuple[int, M]]") -> tuple[int, M]:
+        """Message of a rank that loads. Raises Broken, SetupError."""
         until = time.monotonic() + LOAD_S
         while time.monotonic() < until:
             self._require()
             with suppress(Empty):
-                return self._ready.get(timeout=0.1)
+                return messages.get(timeout=0.1)
         raise SetupError(f"not all ranks have loaded the model within {LOAD_S:g} s")
 
     def _receive(self, rank: int, channel: Channel) -> None:
@@ -323,7 +341,9 @@ class RankGroup:
         try:
             while (message := channel.receive()) is not None:
                 self._n_heard[rank - 1] += 1
-                if isinstance(message, Ready):
+                if isinstance(message, Loaded):
+                    self._loaded.put((rank, message))
+                elif isinstance(message, Ready):
                     self._ready.put((rank, message))
                 elif isinstance(message, TaskOutcome):
                     self._settle(rank, message)
@@ -403,15 +423,14 @@ def least_memory(plan: MemoryPlan, bytes_per_token: int, other: wire.RankMemory)
     )
 
 
-def _difference(own: wire.Agreement, other: wire.Agreement) -> str:
-    """The first difference between two ranks, in words."""
-    mine, theirs = own.identity, other.identity
+def _difference(own: Identity, other: Identity) -> str:
+    """The first difference between the models of two ranks, in words."""
     for field, words in (
         ("weights", "other model files"),
         ("code", "other model code"),
         ("mlx_lm", "another version of mlx-lm"),
         ("kv_format", "another format of KV files"),
     ):
-        if getattr(mine, field) != getattr(theirs, field):
+        if getattr(own, field) != getattr(other, field):
             return words
-    return "" if own == other else "another result of the self-check at load"
+    return "" if own == other else "another model"

@@ -183,21 +183,10 @@ class Session(Struct, frozen=True, array_like=True, tag="session"):
     hosts: tuple[str, ...]
 
 
-class Agreement(Struct, frozen=True):
-    """Facts of a loaded model that must be equal on all ranks.
-
-    The caches of `check` are those of every kind of layer once: of a pipeline, each rank has its
-    own layers.
-    """
+class Loaded(Struct, frozen=True, array_like=True, tag="loaded"):
+    """The weights are loaded; no pass has run yet."""
 
     identity: Identity
-    check: BatchingCheck
-
-    @classmethod
-    def of(cls, identity: Identity, check: BatchingCheck) -> "Agreement":
-        """The facts of this rank."""
-        kinds = sorted(set(check.kv.split(";")))
-        return cls(identity, replace(check, kv=";".join(kinds)))
 
 
 class RankMemory(Struct, frozen=True):
@@ -209,9 +198,9 @@ class RankMemory(Struct, frozen=True):
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
-    """The model is loaded; `keys` are those of KV files on disk."""
+    """The model is checked; `keys` are those of KV files on disk."""
 
-    agreement: Agreement
+    check: BatchingCheck
     memory: RankMemory
     keys: Keys
 
@@ -241,8 +230,18 @@ class EndOfSession(Struct, frozen=True, array_like=True, tag="end"):
 
 
 Message = (
-    Record | Task | Session | EndOfSession | Hello | Ready | TaskOutcome | Beat | RankFailure
+    Record | Task | Session | EndOfSession | Hello | Loaded | Ready | TaskOutcome | Beat
+    | RankFailure
 )  # fmt: skip
+
+
+def comparable(check: BatchingCheck) -> BatchingCheck:
+    """The check with every kind of cache once.
+
+    Each stage of a pipeline has layers of its own.
+    """
+    kinds = sorted(set(check.kv.split(";")))
+    return replace(check, kv=";".join(kinds))
 
 
 class Channel:
