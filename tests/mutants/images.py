@@ -2,6 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
+SLOTS = "tests/engine/vision/test_images_in_slots.py::"
 MEMORY = "tests/engine/vision/test_image_memory.py::"
 
 IMAGES = (
@@ -28,6 +29,33 @@ IMAGES = (
     Mutant(
         "another image has other ids", "core/image.py",
         "hashlib.sha256(image + block", "hashlib.sha256(block",
-        "tests/engine/vision/test_images_in_slots.py::test_67_pages_have_67_keys_and_answers",
+        SLOTS + "test_67_pages_have_67_keys_and_answers",
+    ),
+    Mutant(
+        "features of a chunk are those of its tokens", "engine/vision/encoder.py",
+        "first = sum(is_feature[: max(0, start - image.start)])",
+        "first = max(0, start - image.start)",
+        SLOTS + "test_an_image_is_cut_anywhere_by_chunks",
+    ),
+    Mutant(
+        "a bomb is refused by its header", "text/images/bounds.py",
+        "if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:", "if False:",
+        "tests/text/test_image_bounds.py::test_a_bomb_is_refused_by_its_header",
+    ),
+    Mutant(
+        "a broken image of a history becomes a note", "text/images/reader.py",
+        'return f"[image omitted: {refusal}]"', "raise",
+        "tests/api/test_image_sessions.py::"
+        "test_a_bad_picture_is_a_400_with_its_measure_and_poisons_no_session",
+    ),
+    Mutant(
+        "an image is decoded upright", "text/images/bounds.py",
+        "image if turn is None else image.transpose(Image.Transpose[turn])", "image",
+        "tests/text/test_image_bounds.py::test_the_orientation_of_exif_turns_size_and_pixels",
+    ),
+    Mutant(
+        "each image needs its media marker", "text/images/spans.py",
+        "if n_markers != len(images):", "if False:",
+        "tests/api/test_served_images.py::test_media_that_cannot_be_placed_is_refused",
     ),
 )  # fmt: skip

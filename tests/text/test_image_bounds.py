@@ -71,6 +71,7 @@ def test_the_orientation_of_exif_turns_size_and_pixels() -> None:
     for kind in ("JPEG", "PNG", "WEBP"):
         data = encoded(image, kind, exif=exif)
         assert upright_size(data) == (20, 40)
+        assert decoded(data).size == (20, 40)
         red, _, blue = decoded(data).getpixel((10, 2))
         assert blue > 200
         assert red < 50

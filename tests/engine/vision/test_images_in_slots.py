@@ -20,7 +20,7 @@ from PIL import Image
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import ImageSpan, digest, virtual_ids
-from mlxstack.core.preset import Speculation
+from mlxstack.core.preset import PrefillSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.vision.seam import ImageRope
 from mlxstack.text.images.families import processor_of
@@ -182,6 +182,18 @@ def test_an_image_is_cut_anywhere_by_what_was_cached(engine: Driver, pictures: P
             kept = [s for s in whole["images"] if s.end <= n]
             engine.answer(whole["tokens"][:n], 1, slot=0, images=tuple(kept))
         assert engine.answer(**whole, slot=0) == cold, n
+
+
+def test_an_image_is_cut_anywhere_by_chunks(
+    folder: Path, tmp_path: Path, pictures: Pictures
+) -> None:
+    """Of 16 tokens each, which an image of 30 or more begins at every place of."""
+    scenes = [pictures(prompt(n), png(4, 192, 160), prompt(9, 1)) for n in range(20, 36)]
+    with running(preset_of(folder), tmp_path / "whole") as engine:
+        wanted = [engine.cold(**scene, n=4) for scene in scenes]
+    small = preset_of(folder, prefill=PrefillSpec(chunk_size=16))
+    with running(small, tmp_path / "cut") as engine:
+        assert [engine.cold(**scene, n=4) for scene in scenes] == wanted
 
 
 def test_rows_with_and_without_images_answer_as_alone(engine: Driver, pictures: Pictures) -> None:
