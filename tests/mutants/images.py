@@ -27,6 +27,11 @@ IMAGES = (
         MEMORY + "test_an_encoding_ends_with_the_last_request_for_it",
     ),
     Mutant(
+        "images of one chunk stay together", "engine/vision/encoder.py",
+        "if name not in self._needed_by]", "]",
+        MEMORY + "test_images_of_one_chunk_are_encoded_once_beyond_the_bound",
+    ),
+    Mutant(
         "another image has other ids", "core/image.py",
         "hashlib.sha256(image + block", "hashlib.sha256(block",
         SLOTS + "test_67_pages_have_67_keys_and_answers",

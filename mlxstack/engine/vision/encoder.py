@@ -97,8 +97,14 @@ class ImageEncoder:
             del self._encodings[image.digest]
             self._features[image.digest] = encoding.features
             self.n_encodes += 1
-            while self._n_feature_bytes > MAX_BYTES and len(self._features) > 1:
-                self._features.popitem(last=False)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Drop features beyond the bound; a chunk may need all of those in use at once."""
+        for name in [name for name in self._features if name not in self._needed_by]:
+            if self._n_feature_bytes <= MAX_BYTES:
+                return
+            del self._features[name]
 
     def slot_tokens(
         self, caches: list[Any], tokens: tuple[int, ...], start: int, images: tuple[ImageSpan, ...]

@@ -82,6 +82,15 @@ def test_features_that_a_prompt_needs_are_not_dropped(engine: Driver, folder: Pa
     assert done(engine, work) == [True, False]
 
 
+def test_images_of_one_chunk_are_encoded_once_beyond_the_bound(
+    engine: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Pictures(folder)(prompt(9), png(1), prompt(3, 1), png(2), prompt(9, 2))
+    monkeypatch.setattr("mlxstack.engine.vision.encoder.MAX_BYTES", 1)
+    assert len(engine.answer(**scene)) > 0
+    assert counts(engine)[0] == 2
+
+
 def test_an_encoding_ends_with_the_last_request_for_it(engine: Driver, folder: Path) -> None:
     scene = Pictures(folder)(prompt(9), png(1), prompt(9, 1))
     (image,) = scene["images"]
