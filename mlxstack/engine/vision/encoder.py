@@ -100,7 +100,7 @@ class ImageEncoder:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Drop features beyond the bound; a chunk may need all of those in use at once."""
+        """Drop features beyond the bound; a chunk may need several."""
         for name in [name for name in self._features if name not in self._needed_by]:
             if self._n_feature_bytes <= MAX_BYTES:
                 return
