@@ -16,8 +16,10 @@ from tests.endurance.planted import planted
 from tests.endurance.ranks import ranks_under_faults
 from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
+from tests.endurance.salt_timing import salt_timing
 from tests.endurance.siege import Force, siege
 from tests.endurance.soak import soak
+from tests.endurance.thrash import thrash
 from tests.endurance.two_homes import two_homes
 from tests.models import build
 from tests.text.call_walks import check_all
@@ -51,6 +53,8 @@ def main(minutes: float) -> None:
     print("damaged", damaged(root / "damaged", seed=1, n_rounds=40), flush=True)
     print("clock", clock(root / "clock", seed=1, n_rounds=60), flush=True)
     print("two homes", two_homes(root / "homes", seed=1, n_rounds=60), flush=True)
+    print("thrash", thrash(root / "thrash", n_clients=300, n_requests=6), flush=True)
+    print("salts", salt_timing(root / "salts", n_rounds=30), flush=True)
     print("ranks", ranks_under_faults(root / "ranks", seed=1), flush=True)
     print("peers", peers(root / "peers", seed=1, n_wire=100), flush=True)
     print(roundabout(root / "round", n_requests=396, swap_every=20, seed=1), flush=True)
