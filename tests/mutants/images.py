@@ -63,4 +63,14 @@ IMAGES = (
         "if n_markers != len(images):", "if False:",
         "tests/api/test_served_images.py::test_media_that_cannot_be_placed_is_refused",
     ),
+    Mutant(
+        "positions after an image are shorter", "engine/vision/seam.py",
+        "mrope.delta(images, index) if self.has_mrope else 0", "0",
+        "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
+    ),
+    Mutant(
+        "features of lower blocks are added (deepstack)", "engine/vision/seam.py",
+        "return out if added is None else out + added", "return out",
+        "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
+    ),
 )  # fmt: skip

@@ -140,7 +140,7 @@ class PromptMaker:
     `thinking_default` None lets a model think if it can. `template_kwargs` are the preset's
     variables of the chat template; those of a conversation win. Texts that are surely longer than
     `n_ctx` tokens are refused before they are rendered or tokenized as a whole, with TooLong.
-    Without a `processor` the model cannot see.
+    Without a `processor` the model takes no images.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class PromptMaker:
         return Prompt(tokens=done.encoded.tokens[:n_known], checkpoint_positions=cuts)
 
     def _encoded(self, conversation: Conversation, scope: Scope) -> EncodedConversation:
-        conversation = self._seen(conversation)
+        conversation = self._with_images(conversation)
         self._refuse_too_long(_heard(conversation))
         conversation = self._normalized(conversation)
         known = self.answers.known(scope, conversation.messages)
@@ -229,7 +229,7 @@ class PromptMaker:
         cuts = self._cuts(conversation, messages, encoded, end)
         return EncodedConversation(conversation, inputs, encoded, end, cuts, spans)
 
-    def _seen(self, conversation: Conversation) -> Conversation:
+    def _with_images(self, conversation: Conversation) -> Conversation:
         """Conversation whose images the template takes where they are."""
         if not any(MARK_OPENS in message.text for message in conversation.messages):
             return conversation
@@ -269,7 +269,7 @@ class PromptMaker:
 
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
-        conversation = self._seen(conversation)
+        conversation = self._with_images(conversation)
         self._refuse_too_long(_heard(conversation))
         conversation = self._normalized(conversation)
         return unescape(self._rendered(conversation, self._inputs(conversation))[1])

@@ -1,11 +1,13 @@
-"""Writes the fixtures of this folder with mlx-vlm: pixels and features of tiny random towers.
+"""Writes the fixtures of this folder with mlx-vlm: towers and whole models, tiny and random.
 
 `make oracle` runs it in an environment of its own. A fixture holds the input of a tower and its
 output; picture and weights are those of this file and of `tests/vision_models.py`.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +15,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from PIL import Image
 
+from mlxstack.text.images.families import processor_of
 from tests import vision_models
 
 FOLDER = Path(__file__).parent
@@ -23,6 +26,9 @@ QWEN: dict[str, Any] = {
     "deepstack_visual_indexes": [0, 2],
 }
 PIXTRAL: dict[str, Any] = {**vision_models.MISTRAL3["vision_config"], "patch_size": 4}
+PICTURE = 128, 96
+"""Width and height of the picture of whole models."""
+N_GREEDY, N_LOGITS = 12, 4
 PROMPT = [5, 6, 7, "first", 5, 6, 7, "second", 5, 6]
 """Tokens, and the two images of the fixture of positions; 7 begins an image."""
 
@@ -94,9 +100,77 @@ def pixtral() -> dict[str, mx.array]:
     return {"pixels": pixels[0], "features": sides // 8, "embeddings": features}
 
 
+def whole(kind: str) -> dict[str, mx.array]:
+    """Greedy tokens after a prompt with an image, and logits of the first ones."""
+    from mlx_vlm.utils import get_model_and_args, update_module_configs
+
+    with TemporaryDirectory() as name:
+        folder = vision_models.build(Path(name) / "model", kind)
+        config = json.loads((folder / "config.json").read_text())
+        weights = mx.load(str(folder / "model.safetensors"))
+        tokens, _ = scene(folder)
+        parts, _ = get_model_and_args(config)
+        sizes = update_module_configs(
+            parts.ModelConfig.from_dict(config), parts, config, ["text", "vision"]
+        )
+        model = parts.Model(sizes)
+        assert isinstance(weights, dict)
+        tower = "vision_tower." if kind != "mistral3" else "vision_tower.vision_model."
+        model.load_weights([(k.replace("vision_tower.", tower), a) for k, a in weights.items()])
+    given = inputs_of(kind)
+    greedy: list[int] = []
+    rows = []
+    for _ in range(N_GREEDY):
+        inputs = model.get_input_embeddings(mx.array([[*tokens, *greedy]]), **given)
+        more = {"position_ids": inputs.position_ids} if kind != "mistral3" else {}
+        if inputs.deepstack_visual_embeds is not None:
+            more["visual_pos_masks"] = inputs.visual_pos_masks
+            more["deepstack_visual_embeds"] = inputs.deepstack_visual_embeds
+        ids = mx.array([[*tokens, *greedy]])
+        out = model.language_model(ids, inputs_embeds=inputs.inputs_embeds, **more)
+        rows.append(out.logits[0, -1])
+        greedy.append(int(mx.argmax(rows[-1]).item()))
+    return {f"{kind}.logits": mx.stack(rows[:N_LOGITS]), f"{kind}.greedy": mx.array(greedy)}
+
+
+def inputs_of(kind: str) -> dict[str, Any]:
+    """Pixels of the picture by the processors of mlx-vlm."""
+    if kind == "mistral3":
+        from mlx_vlm.models.pixtral.image_processing_pixtral import PixtralImageProcessor
+
+        processor = PixtralImageProcessor(size={"longest_edge": 1540})
+        found = processor(picture(*PICTURE), patch_size=28)
+        pixels = mx.array(found["pixel_values"])
+        return {"pixel_values": pixels, "image_sizes": mx.array(found["image_sizes"])}
+    from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
+
+    processor = Qwen3VLImageProcessor(patch_size=16, min_pixels=64 * 64, max_pixels=4096**2)
+    found = processor([picture(*PICTURE)])
+    return {name: mx.array(found[name]) for name in ("pixel_values", "image_grid_thw")}
+
+
+def scene(folder: Path) -> tuple[list[int], slice]:
+    """Tokens with placeholders of a prompt with the picture, and the place of its span."""
+    processor = processor_of(folder)
+    assert processor is not None
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    ids = {one["content"]: one["id"] for one in added}
+    parts = processor.expand(processor.size(*PICTURE))
+    image = [ids[text or processor.placeholder] for text in parts]
+    around = processor.framed.split(processor.placeholder)
+    before, after = ([ids[text]] if text else [] for text in around)
+    text = [7 * i % 1000 for i in range(60)]
+    start = 20 + len(before)
+    whole = [*text[:20], *before, *image, *after, *text[20:]]
+    return whole, slice(start, start + len(image))
+
+
 FAMILIES: dict[str, Callable[[], dict[str, mx.array]]] = {"qwen": qwen, "pixtral": pixtral}
 
 if __name__ == "__main__":
     mx.set_default_device(mx.cpu)
     for name, family in FAMILIES.items():
         mx.save_safetensors(str(FOLDER / f"{name}.safetensors"), family())
+    models = [whole(kind) for kind in vision_models.CONFIGS]
+    everything = {name: array for one in models for name, array in one.items()}
+    mx.save_safetensors(str(FOLDER / "whole.safetensors"), everything)
