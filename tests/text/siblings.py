@@ -155,6 +155,7 @@ def answers(found: DerivedFormat, one: str, two: str) -> Iterator[Raw]:
     last = pieces(syntax.section_closes or syntax.closes)
     if len(last) == 1 and is_mark(last[0]):
         yield Raw("without its last mark", one.rstrip().removesuffix(last[0]))
+    yield from _attributes(syntax, one)
     match syntax.body:
         case JsonBody() | NamedBody() as body:
             yield from _json(syntax, body, one)
@@ -185,6 +186,20 @@ def _around(found: DerivedFormat, one: str, two: str) -> Iterator[Raw]:
         yield Raw("thought and text", f"{opens}Hm.{closes}So:\n{two}", both, "So:", "Hm.")
         yield Raw("open thought", f"{opens}Hm.\n{two}\n", both, thought="Hm.")
         yield Raw("thought of the prompt", f"Hm.\n{one}", thought="Hm.", is_in_thinking=True)
+
+
+def _attributes(syntax: CallSyntax, one: str) -> Iterator[Raw]:
+    """Other quotes around the attributes of tags, or where there are none."""
+    body = syntax.body
+    if isinstance(body, TaggedBody) and body.has_json_text:
+        return
+    attribute = re.compile(r'="([^"<>]*)"')
+    if attribute.search(one):
+        yield Raw("single quotes", attribute.sub(r"='\1'", one))
+        if len(attribute.findall(one)) == one.count('"') // 2 and '" ' not in one:
+            yield Raw("no quotes", attribute.sub(r"=\1", one))
+    elif re.search(r"<\w+=\w+>", one):
+        yield Raw("quotes", re.sub(r"(<\w+)=(\w+)>", r'\1="\2">', one))
 
 
 def _json(syntax: CallSyntax, body: JsonBody | NamedBody, one: str) -> Iterator[Raw]:
@@ -244,6 +259,9 @@ def _foreign(found: DerivedFormat, syntax: CallSyntax, one: str) -> Iterator[Raw
     assert isinstance(body, TaggedBody)
     if body.has_json_text or not body.argument_opens.strip():
         return
+    if "{key}" not in body.value_closes:
+        lone = body.value_closes.strip()
+        yield Raw("a value without its end", one.replace(lone, "", 1))
     start = one.index(body.argument_opens.strip() + "path")
     closes = body.value_closes.strip().replace("{key}", "n")
     end = one.rindex(closes) + len(closes)

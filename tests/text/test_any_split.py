@@ -90,6 +90,7 @@ def check_whole(ended: CallEnded, text: str) -> None:
 def broken(found: DerivedFormat, text: str, data: Any) -> str:
     """The text with up to two stretches replaced by stray marks."""
     marks = [one for mark in found.marks for one in pieces(mark)]
+    marks += ["```", '\n{"name": "edit"', "'"]
     for _ in range(data.draw(st.integers(0, 2))):
         at = data.draw(st.integers(0, len(text)))
         end = data.draw(st.integers(at, min(len(text), at + 9)))

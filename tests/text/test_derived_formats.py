@@ -17,7 +17,7 @@ from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
-from tests.text.formats import Format, made_tokenizer, respelled
+from tests.text.formats import FORMATS, Format, made_tokenizer, respelled, template_of
 from tests.text.invented import INVENTED
 from tests.text.test_forced import PERSON, assert_valid, written
 
@@ -139,6 +139,17 @@ def test_a_format_is_derived_once_for_one_template(tokenizer: Any) -> None:
     others = {id(derive_format(made_tokenizer(form))) for form in INVENTED.values()}
     assert len(others) == len(INVENTED)
     assert id(derive_format(tokenizer)) in others
+
+
+def test_a_format_is_derived_where_a_later_turn_changes_the_prompt() -> None:
+    """A rule stands beside the last message."""
+    form = FORMATS["endless"]
+    rule = "{{- 'Rule. ' if loop.last else '' }}{{- '<|im_start|>' + m.role"
+    template = template_of(form).replace("{{- '<|im_start|>' + m.role", rule)
+    assert template.count(rule) == 1
+    calls = derive_format(made_tokenizer(form, template)).calls
+    assert calls == derive_format(made_tokenizer(form)).calls
+    assert calls is not None and calls.opens == "[TOOL_CALLS]"
 
 
 @pytest.mark.skipif(not FOLDER, reason="MLX_STACK_FORMATS names no folder of published templates")

@@ -9,6 +9,7 @@ from mlxstack.text.formats import DerivedFormat, derive_format, read_answer
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Cut, Unparsed
 from mlxstack.text.formats.families import FAMILIES
 from tests.text.formats import EACH, Format, made_tokenizer, tokenizer_of
+from tests.text.invented import INVENTED
 
 TOOLS = (Tool("bash", "", {"type": "object", "properties": {"command": {"type": "string"}}}),)
 CALL = '{"name": "bash", "arguments": {"command": "ls"}}'
@@ -165,3 +166,101 @@ def test_all_calls_that_end_an_open_thought_count() -> None:
     assert read.reasoning_content == "Now."
     quoted = read_answer(found, f"Now.{one} or {two}</think>No.", TOOLS, is_in_thinking=True)
     assert (quoted.tool_calls, quoted.content) == ((), "No.")
+
+
+CODER_TOOLS = (
+    Tool(
+        "edit",
+        "",
+        {"properties": {"path": {"type": "string"}, "n": {"type": "integer"}}},
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments"),
+    [
+        ("a\n<parameter=n>\n3\n</parameter>", {"path": "a", "n": 3}),
+        ("a\n<parameter=m>\n3\n</parameter>", {"path": "a\n<parameter=m>\n3"}),
+        ("a\n<parameter=path>\n3\n</parameter>", {"path": "a\n<parameter=path>\n3"}),
+        (
+            "a\n<parameter=n>\n3\n</parameter>\n</parameter>",
+            {"path": "a\n<parameter=n>\n3\n</parameter>"},
+        ),
+    ],
+)
+def test_another_argument_ends_a_value_that_nothing_closes(
+    path: str, arguments: dict[str, Any]
+) -> None:
+    coder = derive_format(tokenizer_of("coder"))
+    raw = f"<tool_call>\n<function=edit>\n<parameter=path>\n{path}\n</function>\n</tool_call>"
+    read = read_answer(coder, raw, CODER_TOOLS)
+    assert [call.arguments for call in read.tool_calls] == [arguments]
+    assert (read.content, read.n_unparsed) == ("", 0)
+
+
+def test_a_thought_that_begins_with_calls_is_none() -> None:
+    found = derive_format(made_tokenizer(THINKING))
+    one = f"\n<tool_call>{CALL}</tool_call>"
+    read = read_answer(found, f"{one}\nDone.", TOOLS, is_in_thinking=True)
+    assert [(call.name, call.arguments) for call in read.tool_calls] == [LS]
+    assert (read.reasoning_content, read.content) == ("", "Done.")
+    other = one.replace("bash", "other")
+    read = read_answer(found, f"{other}\nDone.</think>No.", TOOLS, is_in_thinking=True)
+    assert (read.tool_calls, read.content) == ((), "No.")
+
+
+UNMARKED = [
+    CALL,
+    f"```json\n{CALL}\n```",
+    f"```\n{CALL}\n```\n",
+    f"[{CALL}]",
+    CALL.replace('{"name', '{\n  "name'),
+    CALL.replace("arguments", "parameters"),
+    f'{{"type": "function", "function": {CALL}}}',
+    '{"arguments": {"command": "ls"}, "name": "bash"}',
+    "{'name': 'bash', 'arguments': {'command': 'ls'}}",
+]
+NO_CALLS = [
+    f"Write {CALL}",
+    f"{CALL}\nis an example.",
+    f"```json\n{CALL}\n```\nDo so.",
+    CALL.replace("bash", "other"),
+    '{"name": "bash", "size": 3}',
+    '{"name": "bash"',
+    "```python\n{1: 2}\n```",
+    "[a](b)",
+]
+PLACES = ["", "Sure.\n", "Sure:\n\n"]
+
+
+@pytest.mark.parametrize("name", ["json", "coder", "keys", "endless"])
+def test_an_answer_may_end_with_calls_without_marks(name: str) -> None:
+    found = derive_format(tokenizer_of(name))
+    for call in UNMARKED:
+        for before in PLACES:
+            read = read_answer(found, before + call, TOOLS)
+            assert [(one.name, one.arguments) for one in read.tool_calls] == [LS], call
+            assert read.content.strip() == before.strip()
+    read = read_answer(found, f"Sure.\n{CALL}\n{OTHER}", TOOLS)
+    assert [(one.name, one.arguments) for one in read.tool_calls] == [LS, PWD]
+    for text in NO_CALLS:
+        read = read_answer(found, text, TOOLS)
+        assert (read.tool_calls, read.content) == ((), text)
+    assert read_answer(found, CALL, ()).content == CALL
+
+
+@pytest.mark.parametrize(("true", "null"), [("True", "None"), ("true", "null")])
+def test_a_call_may_be_a_python_dict(marked: DerivedFormat, true: str, null: str) -> None:
+    arguments = f"{{'command': \"it's {{\", 'all': {true}, 'none': {null}}}"
+    call = f"{{'name': 'bash', 'arguments': {arguments}}}"
+    expected = [("bash", {"command": "it's {", "all": True, "none": None})]
+    for raw in (call, f"<tool_call>\n{call}\n</tool_call>", f"```python\n{call}\n```"):
+        assert calls_of(marked, raw) == expected
+
+
+def test_calls_in_python_may_have_text_without_quotes() -> None:
+    found = derive_format(made_tokenizer(INVENTED["statements"]))
+    assert calls_of(found, "<steps>\nbash(command=src/a.py)\n</steps>") == [
+        ("bash", {"command": "src/a.py"})
+    ]

@@ -170,3 +170,12 @@ def test_a_template_may_ask_for_the_date(call: str) -> None:
 def test_a_template_says_which_function_it_misses() -> None:
     with pytest.raises(jinja2.TemplateError, match="'moon_phase' is undefined"):
         compiled("{{ moon_phase() }}")()
+
+
+def test_a_template_may_read_the_tools_as_functions() -> None:
+    tools = [{"type": "function", "function": {"name": "edit"}}]
+    rendering = compiled("{{ 'Functions: ' + functions }}")
+    assert rendering(tools=tools) == 'Functions: [\n    {\n        "name": "edit"\n    }\n]'
+    assert rendering(tools=None) == "Functions: []"
+    assert rendering(tools=None, functions="own") == "Functions: own"
+    assert compiled("{% set functions = tools %}{{ functions }}")(tools="own") == "own"

@@ -12,7 +12,14 @@ from mlxstack.text.formats.call_parts import ReadCalls
 from mlxstack.text.formats.call_reader import CallReader
 from mlxstack.text.formats.call_writer import CallEvent, CallOpened
 from mlxstack.text.formats.description import Channels, DerivedFormat, ParsedMessage, first_mark
-from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed, WhitespaceTrimmer
+from mlxstack.text.formats.text_feed import (
+    FENCE,
+    FoundMark,
+    MarkSet,
+    Reading,
+    TextFeed,
+    WhitespaceTrimmer,
+)
 
 MAX_HEADER = 300
 """The most characters of a channel header."""
@@ -22,6 +29,9 @@ CODE_MARK = "<|python_tag|>"
 
 LEAST_MARK = 2
 """Least characters of the beginning of a mark."""
+
+UNMARKED = ("{", "[", FENCE)
+"""Beginnings of calls without marks."""
 
 MAX_IN_VAIN = 64
 """Maximum calls searched for up to the end of a text."""
@@ -94,7 +104,8 @@ class AnswerReader:
         self._calls = None
         if syntax is not None and tools:
             self._calls = CallReader(syntax, self._feed, tools, self._on_call)
-        self._has_said = is_open
+        self._has_said, self._has_thought = is_open, False
+        self._begins_line = not is_open
         self._prefix = output_format.reasoning.prefix if output_format.reasoning else ""
         self._content_marks = MarkSet(self._marks(is_reasoning=False))
         self._thought_marks = MarkSet(self._marks(is_reasoning=True))
@@ -127,7 +138,7 @@ class AnswerReader:
             literals += [*self._format.turn_ends, *self._format.strays]
         if self._calls is not None:
             literals += [*self._calls.strict]
-            literals += [] if is_reasoning else [*self._calls.lenient]
+            literals += [] if is_reasoning else [*self._calls.lenient, *UNMARKED]
         return [first_mark(mark) for mark in literals]
 
     def _read(self, *, is_open: bool) -> Generator[None, None, None]:
@@ -170,7 +181,11 @@ class AnswerReader:
                 return
             text, self._prefix = self._prefix + text, ""
         self._spoken.append(Thought(text) if self.is_reasoning else Content(text))
-        self._has_said = self._has_said or (not self.is_reasoning and not text.isspace())
+        if not text.isspace():
+            self._has_thought = self._has_thought or self.is_reasoning
+            self._has_said = self._has_said or not self.is_reasoning
+        line = text.rpartition("\n")
+        self._begins_line = not line[2].strip() and bool(line[1] or self._begins_line)
 
     def _talk(self) -> Reading[None]:
         """Content up to what ends it."""
@@ -182,10 +197,12 @@ class AnswerReader:
         if opened:
             self._spoken.append(Break())
             self._feed.drop(opened)
-            self.is_reasoning = True
+            self.is_reasoning, self._has_thought = True, False
             return
         is_call = self._calls is not None and mark in self._calls.strict | self._calls.lenient
         if is_call and (yield from self._call()):
+            return
+        if mark in UNMARKED and (yield from self._unmarked_calls()):
             return
         structure = yield from self._match(self._structure, mark)
         if structure:
@@ -199,6 +216,27 @@ class AnswerReader:
         else:
             self._tell(mark)
             self._feed.drop(len(mark))
+
+    def _unmarked_calls(self) -> Reading[bool]:
+        """Whether calls without marks end the answer; then they count."""
+        if self._calls is None or not self._begins_line or self._n_vain > MAX_IN_VAIN:
+            return False
+        sections: list[ReadCalls] = []
+        end = 0
+        while end < len(self._feed.text):
+            start = yield from self._feed.space(end)
+            inside = yield from self._feed.fence(start)
+            section = yield from self._calls.unmarked(max(start, inside))
+            if section is None:
+                break
+            closed = None if inside < 0 else (yield from self._feed.literal(FENCE, section.end))
+            sections.append(section)
+            end = yield from self._after_turn(section.end if closed is None else closed)
+        if not sections or end < len(self._feed.text) or self._feed.is_cut:
+            self._n_vain += bool(sections)
+            return False
+        self._finish_calls(replace(self._told(sections), end=end))
+        return True
 
     def _is_cut_call(self, at: int) -> bool:
         """Whether the answer was cut inside a call."""
@@ -249,7 +287,7 @@ class AnswerReader:
             self._feed.drop(len(mark.text))
 
     def _quoted_call(self, mark: str) -> Reading[None]:
-        """Calls in a thought count if the whole answer ends with them."""
+        """Calls that begin a thought or end the answer count."""
         sections: list[ReadCalls] = []
         end = 0
         while end < len(self._feed.text):
@@ -257,18 +295,31 @@ class AnswerReader:
             if section is None:
                 break
             sections.append(section)
+            if not self._has_thought and section.is_closed and self._knows(section):
+                self.is_reasoning = False
+                self._finish_calls(self._told(sections))
+                return
             end = yield from self._after_turn(section.end)
         if sections and end == len(self._feed.text) and not self._feed.is_cut:
-            assert self._calls is not None
             self.is_reasoning = False
-            calls = tuple(call for section in sections for call in section.calls)
-            for call in calls:
-                self._calls.tell(call)
-            self._finish_calls(replace(sections[-1], calls=calls))
+            self._finish_calls(self._told(sections))
             return
         self._n_vain += len(sections) > 1
         self._tell(mark)
         self._feed.drop(len(mark))
+
+    def _knows(self, section: ReadCalls) -> bool:
+        """Whether a section has calls, all of offered tools."""
+        assert self._calls is not None
+        return bool(section.calls) and all(self._calls.knows(call.name) for call in section.calls)
+
+    def _told(self, sections: list[ReadCalls]) -> ReadCalls:
+        """Sections that were read quietly as one, whose calls are told."""
+        assert self._calls is not None
+        calls = tuple(call for section in sections for call in section.calls)
+        for call in calls:
+            self._calls.tell(call)
+        return replace(sections[-1], calls=calls)
 
     def _after_turn(self, at: int) -> Reading[int]:
         """Position after the marks that end a turn."""

@@ -14,6 +14,7 @@ UNDECODABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 NULLS = ("null", "None")
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 CONSTANTS = ("true", "false", "null", "none", "nan", "infinity")
+_CONSTANTS = {"true": True, "false": False, "null": None}
 CDATA_OPENS = "<![CDATA["
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 ANY = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
@@ -30,6 +31,10 @@ class ArgumentTypes:
     def has(self, name: str) -> bool:
         """Whether a tool of this name is offered."""
         return name in self._tools
+
+    def declares(self, name: str, key: str) -> bool:
+        """Whether a tool has a property of this name."""
+        return name in self._tools and key in properties(dict(self._tools[name]))
 
     def of(self, name: str, key: str) -> SchemaTypes:
         """Types of an argument; undeclared ones are text."""
@@ -113,9 +118,19 @@ def object_of(text: str) -> Any:
         raise ValueError(str(error)) from error
     except ValueError:
         try:
-            return ast.literal_eval(text)
+            return python_value(ast.parse(text, mode="eval").body)
         except UNDECODABLE as error:
             raise ValueError(str(error)) from error
+
+
+def python_value(node: ast.expr) -> Any:
+    """Value of a Python literal, also with the constants of JSON."""
+    return ast.literal_eval(_Constants().visit(node))
+
+
+class _Constants(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node
 
 
 def type_names(types: SchemaTypes) -> set[str]:

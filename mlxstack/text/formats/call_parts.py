@@ -24,7 +24,7 @@ from mlxstack.text.formats.description import (
     pieces,
 )
 from mlxstack.text.formats.notations import JSON, Notation
-from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading, TextFeed
+from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading, TextFeed, quoted_otherwise
 from mlxstack.text.formats.value_copier import ValueCopier
 
 MAX_HEAD = 300
@@ -159,11 +159,12 @@ class CallParts:
                 at = inside
             if not slot:
                 continue
-            ends = [pieces(one)[0] for one, _ in self._head[group + 1 :] if one.strip()]
+            following = [pieces(one)[0] for one, _ in self._head[group + 1 :] if one.strip()]
+            ends = [text for one in following for text in quoted_otherwise(one)]
             is_last = not self._head[-1][0] or self._head[-1][1]
             mark = yield from feed.find(MarkSet([*ends, *(last if is_last else ())]), at)
             end = len(feed.text) if mark is None else mark.start
-            text = feed.text[at:end].strip()
+            text = feed.text[at:end].strip().strip("\"'")
             if end - at > MAX_HEAD or not SLOT.fullmatch(text):
                 return None
             fields[slot.strip("{}")] = text

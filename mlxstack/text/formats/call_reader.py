@@ -27,6 +27,7 @@ from mlxstack.text.formats.value_calls import ValueCalls
 
 _NAMED = re.compile(r'[\[{].*?"name"\s*:\s*"([^"]+)"', re.DOTALL)
 _BRACKETS = re.compile(r"[\s}\]]*")
+UNMARKED = frozenset({"type", "function", "arguments", "parameters"})
 FOREIGN = JsonBody((), ("name",), ("arguments",))
 
 
@@ -100,6 +101,24 @@ class CallReader:
             return None if after is None or not syntax.section_closes else ReadCalls((), after)
         is_closed = is_closed and not (has_section and syntax.section_closes.strip())
         return ReadCalls(tuple(calls), end, is_closed) if calls else None
+
+    def unmarked(self, at: int) -> Reading[ReadCalls | None]:
+        """Calls of objects without marks, read quietly; None without any."""
+        body = self._syntax.body
+        body = body if isinstance(body, JsonBody) and body.name else FOREIGN
+        names = {body.name[-1], "name"}
+        keys = names | {path[0] for path in (body.arguments, body.id, body.name) if path}
+        if not (yield from self._values.begins_object(at, names, keys | UNMARKED, self.knows)):
+            return None
+        self._writer.is_quiet = True
+        self._writer.begin(at)
+        try:
+            read = yield from self._values.json(body, at, is_certain=True)
+        except UNREADABLE:
+            return None
+        keys = {"arguments", "parameters", body.arguments[-1]}
+        text = "" if read is None else self._feed.text[at : read.end]
+        return read if any(re.search(rf"[\"']{key}[\"']", text) for key in keys) else None
 
     def knows(self, name: str) -> bool:
         """Whether a tool of this name is offered."""

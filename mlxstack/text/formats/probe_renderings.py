@@ -94,7 +94,15 @@ class TemplateProbes:
                 for call in calls
             ]
             whole = self.text([USER, turn, *results], opens=False)
-        return None if whole is None else whole[common_start(self.bare, whole) :]
+        return None if whole is None else whole[self._start(whole) :]
+
+    def _start(self, whole: str) -> int:
+        """Start of the assistant turn, whatever a later turn changes."""
+        start = common_start(self.bare, whole)
+        said = whole.find(USER["content"]) + len(USER["content"])
+        if start >= said or USER["content"] not in self.bare:
+            return start
+        return said + common_start(self.bare.partition(USER["content"])[2], whole[said:])
 
     def answer(self, turn: str) -> str:
         """An assistant turn without what the prompt opens it with."""

@@ -5,10 +5,9 @@ import re
 from typing import Any
 
 from mlxstack.core.conversation import ToolCall
-from mlxstack.text.formats.argument_values import decoded
+from mlxstack.text.formats.argument_values import decoded, python_value
 from mlxstack.text.formats.checked_calls import checked_call
 
-_CONSTANTS = {"true": True, "false": False, "null": None}
 _HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")
 _KEY = re.compile(r"[\s,]*(\w+)\s*=\s*")
 # An argument ends where another one or the end of its call follows.
@@ -29,13 +28,16 @@ def parse_python_calls(text: str) -> tuple[ToolCall, ...]:
         nodes = nodes[0].elts
     if not lines or (len(nodes) < len(lines) and not isinstance(lines[0], ast.Expr)):
         raise ValueError(f"no calls: {text!r}")
-    return tuple(_call(node) for node in nodes)
+    try:
+        return tuple(_call(node) for node in nodes)
+    except ValueError:
+        return _unescaped(text if text.startswith("[") else f"[{text}]")
 
 
 def _call(node: Any) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError(f"no call with keywords: {ast.unparse(node)!r}")
-    arguments = {str(one.arg): ast.literal_eval(_Names().visit(one.value)) for one in node.keywords}
+    arguments = {str(one.arg): python_value(one.value) for one in node.keywords}
     return _checked(ast.unparse(node.func), arguments)
 
 
@@ -65,10 +67,3 @@ def _checked(name: str, arguments: dict[str, Any]) -> ToolCall:
     if call is None:
         raise ValueError(f"no call: {name!r}")
     return call
-
-
-class _Names(ast.NodeTransformer):
-    """Reads the names of JSON as the values of Python."""
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node

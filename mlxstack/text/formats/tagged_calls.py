@@ -25,9 +25,12 @@ from mlxstack.text.formats.call_writer import BoundCopy, Copier, TextCopier
 from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.description import KEY, TYPE, TaggedBody, first_mark, pieces
 from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, scalar
-from mlxstack.text.formats.text_feed import FENCE, FoundMark, MarkSet, Reading
+from mlxstack.text.formats.text_feed import FENCE, FoundMark, MarkSet, Reading, quoted_otherwise
 from mlxstack.text.formats.value_copier import ValueCopier
 from mlxstack.text.grammar.schema_types import SchemaTypes
+
+LEAST_MARK = 3
+"""The least characters of a mark that opens arguments and may end a value."""
 
 _KEY = re.compile(r"[^\s<>/][^<>]*")
 
@@ -54,6 +57,8 @@ class TaggedCalls:
         body = parts.syntax.body
         self._nested = NestedTags(parts.feed, body) if isinstance(body, TaggedBody) else None
         self._block = _json_block(body) if isinstance(body, TaggedBody) else ("", "")
+        self._next = _next_opening(body) if isinstance(body, TaggedBody) else ""
+        self._given: set[str] = set()
 
     def read(self, body: TaggedBody, at: int) -> Reading[ReadCalls | None]:
         """One call, from its name to its last argument."""
@@ -67,6 +72,7 @@ class TaggedCalls:
         if (inside := (yield from self._object_at(at))) >= 0:
             return (yield from self._object(fields, inside))
         arguments: dict[str, Any] = {}
+        self._given = set()
         while True:
             start = yield from feed.literal(body.argument_opens, at)
             if start is None or (not opening and (yield from self._ends_pairs(at))):
@@ -74,6 +80,7 @@ class TaggedCalls:
             argument = yield from self._argument(body, fields["name"], start)
             if argument is None or not argument.key:
                 break
+            self._given.add(argument.key)
             self._writer.open(fields["name"], fields.get("id", ""))
             read = yield from self._value(body, argument)
             if read is None:
@@ -111,17 +118,17 @@ class TaggedCalls:
         """Key of an argument, maybe ""; None if no value follows."""
         feed = self._feed
         before, _, after = body.value_opens.partition(TYPE)
-        key_end = MarkSet([pieces(before)[0] if before.strip() else ""])
+        key_end = MarkSet(quoted_otherwise(pieces(before)[0]) if before.strip() else ())
         mark = yield from feed.find(key_end, at)
         if mark is None or mark.start - at > MAX_HEAD:
             return None
-        key = feed.text[at : mark.start].strip()
+        key = feed.text[at : mark.start].strip().strip("\"'")
         if not (_KEY if first_mark(body.argument_opens) else SLOT).fullmatch(key):
             return Argument(name, "", "", at)
         inside = yield from feed.literal(before, mark.start)
         kind = ""
         if inside is not None and TYPE in body.value_opens:
-            stop = yield from feed.find(MarkSet([pieces(after)[0]]), inside)
+            stop = yield from feed.find(MarkSet(quoted_otherwise(pieces(after)[0])), inside)
             kind = "" if stop is None else feed.text[inside : stop.start]
             inside = None if stop is None else (yield from feed.literal(after, stop.start))
         return None if inside is None else Argument(name, key, kind, inside)
@@ -151,9 +158,9 @@ class TaggedCalls:
         closing = body.value_closes.strip().replace(KEY, argument.key)
         copier = self._argument_copier(body, argument, at)
         self._writer.begin_value(argument.key, copier)
-        ends = MarkSet([closing, *self._parts.closing_marks])
+        ends = MarkSet([closing, self._next, *self._parts.closing_marks])
         copy = BoundCopy(self._feed, self._writer, copier, ends)
-        mark = yield from self._closing_of(body, closing, at, copy)
+        mark = yield from self._closing_of(body, argument, at, copy)
         if mark is None:
             copy.advance()
             mark = self._missing_closing(at)
@@ -183,10 +190,14 @@ class TaggedCalls:
         return FoundMark(len(feed.text) if mark is None else mark.start)
 
     def _closing_of(
-        self, body: TaggedBody, closing: str, at: int, copy: BoundCopy
+        self, body: TaggedBody, argument: Argument, at: int, copy: BoundCopy
     ) -> Reading[FoundMark | None]:
-        """Mark that ends a value; the rest of the call follows."""
-        marks = MarkSet([closing, "<![CDATA[", "]]>"])
+        """Mark that ends a value; the rest of the call follows.
+
+        Another argument ends a value that nothing closes.
+        """
+        closing = body.value_closes.strip().replace(KEY, argument.key)
+        marks = MarkSet([closing, self._next, "<![CDATA[", "]]>"])
         first: FoundMark | None = None
         is_data, scan = False, at
         while True:
@@ -194,12 +205,35 @@ class TaggedCalls:
             if mark is None:
                 return first
             scan = mark.end
+            if mark.text == self._next:
+                if not is_data and (yield from self._is_next(body, argument, mark.start, copy)):
+                    return FoundMark(at + len(self._feed.text[at : mark.start].rstrip()))
+                continue
             if mark.text != closing:
                 is_data = mark.text == "<![CDATA[" and (is_data or mark.start == at)
                 continue
             first = first or mark
             if not is_data and (yield from self._ends_value(body, mark.end)):
                 return mark
+
+    def _is_next(
+        self, body: TaggedBody, argument: Argument, at: int, copy: BoundCopy
+    ) -> Reading[bool]:
+        """Whether another argument opens here, and not inside a text."""
+        start = yield from self._feed.literal(body.argument_opens, at)
+        following = None
+        if start is not None:
+            following = yield from self._argument(body, argument.name, start)
+        if following is None or following.key in self._given:
+            return False
+        if not self._types.declares(argument.name, following.key):
+            return False
+        closing = body.value_closes.strip()
+        marks = MarkSet([closing, *self._parts.closing_marks])
+        mark = yield from watched(self._feed.find(marks, following.at), copy.advance)
+        if mark is None or mark.text != closing:
+            return True
+        return (yield from self._ends_value(body, mark.end))
 
     def _json_value(self, body: TaggedBody, argument: Argument) -> Reading[tuple[Any, int] | None]:
         """A value of JSON that nothing closes."""
@@ -268,6 +302,14 @@ class TaggedCalls:
         if body.has_json_text:
             return _json_or_text(text, types)
         return scalar(text, types) if body.item else argument_value(text, types)
+
+
+def _next_opening(body: TaggedBody) -> str:
+    """Mark of an argument that no text is likely to hold."""
+    mark = first_mark(body.argument_opens)
+    is_text = body.value_closes.strip() and not body.has_json_text
+    is_certain = is_text and KEY not in body.value_closes and len(mark) >= LEAST_MARK
+    return mark if is_certain else ""
 
 
 def _json_block(body: TaggedBody) -> tuple[str, str]:

@@ -14,9 +14,10 @@ from mlxstack.text.formats.description import COUNT, pieces
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-_SPACE, _DIGITS = re.compile(r"\s*"), re.compile(r"\d*")
+_SPACE, _WORD, _DIGITS = re.compile(r"\s*"), re.compile(r"\w*"), re.compile(r"\d*")
+# The text of a tag before the quoted value of an attribute, or after it.
+_ATTRIBUTE = re.compile(r'[^"]+="|"[^"\w:,]*')
 FENCE = "```"
-_FENCE = re.compile(rf"{FENCE}\w*\s*")
 
 
 class FoundMark(Struct, frozen=True):
@@ -95,8 +96,10 @@ class TextFeed:
 
     def fence(self, at: int) -> Reading[int]:
         """Position after the opening of a code fence; -1 without one."""
-        is_fenced = yield from self.starts(FENCE, at)
-        return (yield from self.after(_FENCE, at)) if is_fenced else -1
+        if not (yield from self.starts(FENCE, at)):
+            return -1
+        at = yield from self.after(_WORD, at + len(FENCE))
+        return (yield from self.space(at))
 
     def starts(self, text: str, at: int) -> Reading[bool]:
         """Whether `text` stands at a position."""
@@ -113,10 +116,17 @@ class TextFeed:
             if piece == COUNT:
                 end = yield from self.after(_DIGITS, at)
             else:
-                end = at + len(piece) * (yield from self.starts(piece, at))
+                end = yield from self._any_of(quoted_otherwise(piece), at)
             if end == at:
                 return None
             at = end
+        return at
+
+    def _any_of(self, texts: Iterable[str], at: int) -> Reading[int]:
+        """Position after the first of some texts; `at` without one."""
+        for text in texts:
+            if (yield from self.starts(text, at)):
+                return at + len(text)
         return at
 
     def optional(self, literal: str, at: int) -> Reading[int]:
@@ -153,6 +163,14 @@ class TextFeed:
                 depth += 1 if mark.text in "[{(" else -1
                 if depth == 0:
                     return at
+
+
+def quoted_otherwise(piece: str) -> list[str]:
+    """Piece of a tag, also with other quotes of its attribute."""
+    if not _ATTRIBUTE.fullmatch(piece):
+        return [piece]
+    others = (piece.replace('"', quote) for quote in ("'", ""))
+    return [piece, *(other for other in others if other)]
 
 
 class WhitespaceTrimmer:

@@ -1,6 +1,7 @@
 """Reads calls whose arguments are one value: JSON, Python's, Gemma's."""
 
 import re
+from collections.abc import Callable, Container
 from typing import Any
 
 from mlxstack.core.conversation import ToolCall
@@ -15,6 +16,8 @@ from mlxstack.text.formats.python_calls import parse_python_calls
 from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading
 
 PYTHON_QUOTES = ('"', "'")
+_PYTHON_OBJECT = re.compile(r"[\s\[{]+'")
+_PLAIN = re.compile(r"[\w.:/-]*")
 _SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.]*"), re.compile(r"\w*")
 
 
@@ -26,21 +29,30 @@ class ValueCalls:
         self._feed, self._syntax, self._writer = parts.feed, parts.syntax, parts.writer
 
     def json(
-        self, body: JsonBody, at: int, before: tuple[ToolCall, ...] = ()
+        self,
+        body: JsonBody,
+        at: int,
+        before: tuple[ToolCall, ...] = (),
+        *,
+        is_certain: bool = False,
     ) -> Reading[ReadCalls | None]:
-        """Calls of JSON values, the first maybe fenced."""
+        """Calls of JSON values, the first maybe fenced.
+
+        Without marks they begin with a known key, unless that `is_certain`.
+        """
         feed = self._feed
         at = yield from feed.space(at)
         if not self._syntax.is_bare and (inside := (yield from feed.fence(at))) >= 0:
             return (yield from self._parts.unfenced((yield from self.json(body, inside, before))))
-        if not (yield from self._opens_json(body, at)):
+        if not (is_certain or (yield from self._opens_json(body, at))):
             return None
         stops = self._parts.outer_closings
         is_stuck = len(before) > len(self._writer.calls)
         json_calls = JsonCalls(body, at, stops, self._writer, is_stuck=is_stuck)
         copier = json_calls.copier
         yield from self._parts.copied(copier)
-        end = copier.at if copier.is_done else (yield from feed.balanced(at, QUOTES, stops))
+        quotes = PYTHON_QUOTES if _PYTHON_OBJECT.match(feed.text, at) else QUOTES
+        end = copier.at if copier.is_done else (yield from feed.balanced(at, quotes, stops))
         if end < 0:
             return None
         value = object_of(feed.text[at:end])
@@ -51,6 +63,40 @@ class ValueCalls:
         calls = self._writer.settle((*before, *checked), end)
         rest = (yield from self._next_object(body, end, calls)) if stops else None
         return ReadCalls(calls, end) if rest is None else rest
+
+    def begins_object(
+        self, at: int, names: Container[str], keys: Container[str], knows: Callable[[str], bool]
+    ) -> Reading[bool]:
+        """Whether an object of a call begins here, maybe in a list.
+
+        Its first key is one of `keys`; the value of one of `names` is a known name.
+        """
+        feed = self._feed
+        at = yield from feed.space(at)
+        if (yield from feed.starts("[", at)):
+            at = yield from feed.space(at + 1)
+        if not (yield from feed.starts("{", at)):
+            return False
+        read = yield from self._quoted_word((yield from feed.space(at + 1)))
+        if read is None or read[0] not in keys:
+            return False
+        at = yield from feed.space(read[1])
+        if not (yield from feed.starts(":", at)):
+            return False
+        if read[0] not in names:
+            return True
+        value = yield from self._quoted_word((yield from feed.space(at + 1)))
+        return value is not None and knows(value[0])
+
+    def _quoted_word(self, at: int) -> Reading[tuple[str, int] | None]:
+        """Word in quotes, and the position after them."""
+        feed = self._feed
+        for quote in PYTHON_QUOTES:
+            if (yield from feed.starts(quote, at)):
+                end = yield from feed.after(_PLAIN, at + 1)
+                is_closed = yield from feed.starts(quote, end)
+                return (feed.text[at + 1 : end], end + 1) if is_closed else None
+        return None
 
     def _next_object(
         self, body: JsonBody, at: int, before: tuple[ToolCall, ...]

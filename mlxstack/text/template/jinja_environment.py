@@ -18,6 +18,9 @@ GIVEN = frozenset(
 """Globals of every template, which request variables cannot replace."""
 
 
+OWN = frozenset({"datetime", "functions"})
+"""Further values that templates get, unless the request has others."""
+
 NONCHARACTER = re.compile(r"(?<!\\)((?:\\\\)*)\\u(fdd[0-9a-f])")
 """Non-ASCII character that JSON escapes; prompts have marks of it."""
 
@@ -55,7 +58,7 @@ def free_variables(source: str) -> dict[str, tuple[str, ...]]:
     """
     made = environment()
     tree = made.parse(source)
-    names = meta.find_undeclared_variables(tree) - GIVEN - {"datetime"} - set(made.globals)
+    names = meta.find_undeclared_variables(tree) - GIVEN - OWN - set(made.globals)
     compared: dict[str, list[str]] = {name: [] for name in sorted(names)}
     for comparison in tree.find_all(nodes.Compare):
         parts = [comparison.expr, *(operand.expr for operand in comparison.ops)]
@@ -124,6 +127,23 @@ Renderer = Callable[..., str]
 
 
 def compiled(source: str) -> Renderer:
-    """The rendering of one template, given its variables by name."""
-    template = environment().from_string(source)
-    return lambda **variables: template.render(**{"datetime": Today(), **variables})
+    """The rendering of one template, given its variables by name.
+
+    `datetime` is today, and `functions`, where a template reads it, the tools as text.
+    """
+    made = environment()
+    template = made.from_string(source)
+    has_functions = "functions" in meta.find_undeclared_variables(made.parse(source))
+
+    def render(**variables: Any) -> str:
+        own: dict[str, Any] = {"datetime": Today()}
+        if has_functions:
+            own["functions"] = _functions(variables.get("tools"))
+        return template.render(**{**own, **variables})
+
+    return render
+
+
+def _functions(tools: Any) -> str:
+    """Definitions of functions as text, for templates of before tools."""
+    return _to_json([tool["function"] for tool in tools or ()], indent=4)
