@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -273,22 +272,52 @@ def _whole_calls(event: dict[str, Any]) -> str:
     return "".join(map(json.dumps, event["message"].get("tool_calls", ())))
 
 
-def test_the_demo_forced_to_a_call_sends_each_piece_in_time(tmp_path: Path) -> None:
-    """Its own tokens come with the pieces, so that no piece is later than its third token."""
-    fixed = {"type": "object", "properties": {"path": {"const": WORDS}}, "required": ["path"]}
-    tool = {"type": "function", "function": {"name": "edit", "parameters": fixed}}
-    body = {**CHAT, "tools": [tool], "tool_choice": "required", "logprobs": True}
+FIXED = {"type": "object", "properties": {"path": {"const": WORDS}}, "required": ["path"]}
+FIXED_TOOL = {"name": "edit", "parameters": FIXED}
+FORCED = {
+    "chat": {
+        "tools": [{"type": "function", "function": FIXED_TOOL}],
+        "tool_choice": "required",
+        "logprobs": True,
+    },
+    "messages": {
+        "tools": [{"name": "edit", "input_schema": FIXED}],
+        "tool_choice": {"type": "any"},
+    },
+    "responses": {"tools": [{"type": "function", **FIXED_TOOL}], "tool_choice": "required"},
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str], Running]]:
+    """The demo, and the texts of the tokens of its forced call."""
     preset = Preset(model=ModelSpec(id=str(MODEL_DIR)), server=ServerSpec(port=0))
-    with running(preset, tmp_path) as live:
-        told = Told(live.url, Dialect("/v1/chat/completions", body, _chat))
+    with running(preset, tmp_path_factory.mktemp("demo")) as live:
+        told = Told(live.url, forced("chat"))
         told.end()
-    tokens, sent = list[str](), ""
-    for choice in (one for event in told.events for one in event["choices"]):
-        notes = choice["logprobs"]["content"] if choice["logprobs"] else []
-        for note in notes:
-            tokens.append(note["token"])
-            decided = "".join(tokens[: max(0, len(tokens) - MAX_LAG - 1)])
-            assert all(word in sent for word in WORDS.split() if word in decided)
-        sent += _chat({"choices": [choice]})
-    assert json.loads(sent) == {"path": WORDS}
-    assert WORDS in "".join(tokens)
+        choices = [one for event in told.events for one in event["choices"]]
+        notes = [one["logprobs"]["content"] for one in choices if one["logprobs"]]
+        yield [note["token"] for some in notes for note in some], live
+
+
+def forced(name: str) -> Dialect:
+    """A request of a dialect that the demo has to answer with one call."""
+    return structs.replace(PIECES[name], body={**PIECES[name].body, **FORCED[name]})
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_the_demo_forced_to_a_call_sends_each_piece_in_time(
+    demo: tuple[list[str], Running], name: str
+) -> None:
+    """The same tokens in every dialect, none of whose words is later than three tokens."""
+    texts, live = demo
+    assert WORDS in "".join(texts)
+    told, n_amid = Told(live.url, forced(name)), 0
+    while not told.is_over:
+        with busy_engine(live):
+            decided = "".join(texts[: max(0, n_decoded(live) - MAX_LAG)])
+            known = [word for word in WORDS.split() if word in decided]
+            assert told.has(known), (known, told.text[-80:])
+            n_amid += 0 < len(known) < len(WORDS.split())
+    told.end()
+    assert n_amid and json.loads(told.text) == {"path": WORDS}

@@ -1,5 +1,6 @@
 """Every protection with the way to switch it off, and the test that must fail then."""
 
+from tests.mutants.calls import CALLS
 from tests.mutants.faults import FAULTS
 from tests.mutants.features import FEATURES
 from tests.mutants.first_aid import FIRST_AID
@@ -286,6 +287,7 @@ MUTANTS = (
     *FIRST_AID,
     *MAC,
     *FEATURES,
+    *CALLS,
     *IMAGES,
     *SHARING,
     *FAULTS,

@@ -1,15 +1,18 @@
 """Calls written a little otherwise than by templates, and answers cut inside of calls."""
 
+import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from mlxstack.core.conversation import Tool
+from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.text.formats import DerivedFormat, derive_format, read_answer
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Cut, Unparsed
 from mlxstack.text.formats.families import FAMILIES
 from tests.text.formats import EACH, Format, made_tokenizer, tokenizer_of
 from tests.text.invented import INVENTED
+from tests.text.test_derived_formats import said
 
 TOOLS = (Tool("bash", "", {"type": "object", "properties": {"command": {"type": "string"}}}),)
 CALL = '{"name": "bash", "arguments": {"command": "ls"}}'
@@ -232,6 +235,7 @@ NO_CALLS = [
     "[a](b)",
 ]
 PLACES = ["", "Sure.\n", "Sure:\n\n"]
+HERMES = f"<tool_call>\n{CALL}\n</tool_call>"
 
 
 @pytest.mark.parametrize("name", ["json", "coder", "keys", "endless"])
@@ -244,6 +248,8 @@ def test_an_answer_may_end_with_calls_without_marks(name: str) -> None:
             assert read.content.strip() == before.strip()
     read = read_answer(found, f"Sure.\n{CALL}\n{OTHER}", TOOLS)
     assert [(one.name, one.arguments) for one in read.tool_calls] == [LS, PWD]
+    read = read_answer(found, f"Sure.\n{HERMES}\n{HERMES}", TOOLS)
+    assert [(one.name, one.arguments) for one in read.tool_calls] == [LS, LS]
     for text in NO_CALLS:
         read = read_answer(found, text, TOOLS)
         assert (read.tool_calls, read.content) == ((), text)
@@ -259,8 +265,60 @@ def test_a_call_may_be_a_python_dict(marked: DerivedFormat, true: str, null: str
         assert calls_of(marked, raw) == expected
 
 
+def test_a_bare_call_may_follow_text(bare: DerivedFormat) -> None:
+    found = next(one.format for one in FAMILIES if one.format.name == "pythonic")
+    assert found.calls is not None
+    plain = replace(found, calls=replace(found.calls, opens="", closes=""))
+    for form, call in ((bare, FLAT), (plain, '[bash(command="ls")]')):
+        read = read_answer(form, f"Sure. {call}", TOOLS)
+        assert [(one.name, one.arguments) for one in read.tool_calls] == [LS]
+        assert read.content.strip() == "Sure."
+        assert not read_answer(form, f"Sure. {call} is one.", TOOLS).tool_calls
+
+
 def test_calls_in_python_may_have_text_without_quotes() -> None:
     found = derive_format(made_tokenizer(INVENTED["statements"]))
     assert calls_of(found, "<steps>\nbash(command=src/a.py)\n</steps>") == [
         ("bash", {"command": "src/a.py"})
     ]
+
+
+ARGUMENTS = {"command": "ls"}
+OTHER_KEYS: list[dict[str, Any]] = [
+    {"function": "bash", "arguments": ARGUMENTS},
+    {"tool": "bash", "parameters": ARGUMENTS},
+    {"name": "bash", "args": ARGUMENTS},
+    {"name": "bash", "input": ARGUMENTS},
+    {"tool_name": "bash", "tool_input": ARGUMENTS},
+    {"action": "bash", "action_input": ARGUMENTS},
+    {"name": "bash", **ARGUMENTS},
+    {"name": "functions.bash", "arguments": ARGUMENTS},
+]
+
+
+@pytest.mark.parametrize("call", OTHER_KEYS, ids=json.dumps)
+def test_a_call_may_have_other_keys(marked: DerivedFormat, call: dict[str, Any]) -> None:
+    assert calls_of(marked, f"<tool_call>\n{json.dumps(call)}\n</tool_call>") == [LS]
+
+
+@pytest.mark.parametrize("name", ["json", "coder", "keys"])
+def test_marks_of_a_call_may_be_doubled(name: str) -> None:
+    found = derive_format(tokenizer_of(name))
+    one = calling(name)
+    assert calls_of(found, one) == [LS]
+    assert calls_of(found, f"<tool_call>\n{one}\n</tool_call>") == [LS]
+    assert calls_of(found, one.replace("bash", "functions.bash")) == [LS]
+    read = read_answer(found, f"{one}\nIt closes with </tool_call>.", TOOLS)
+    assert read.content.strip() == "It closes with </tool_call>."
+
+
+def calling(name: str) -> str:
+    """A call as the template of a format writes it."""
+    answer = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("callid001", *LS),))
+    return said(tokenizer_of(name), answer)
+
+
+def test_arguments_after_a_name_may_be_json_in_a_text() -> None:
+    found = derive_format(tokenizer_of("endless"))
+    raw = f"[TOOL_CALLS]bash[ARGS]{json.dumps(json.dumps(ARGUMENTS))}"
+    assert calls_of(found, raw) == [LS]

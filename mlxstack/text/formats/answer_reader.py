@@ -11,7 +11,13 @@ from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.formats.call_parts import ReadCalls
 from mlxstack.text.formats.call_reader import CallReader
 from mlxstack.text.formats.call_writer import CallEvent, CallOpened
-from mlxstack.text.formats.description import Channels, DerivedFormat, ParsedMessage, first_mark
+from mlxstack.text.formats.description import (
+    FALLBACK_CALLS,
+    Channels,
+    DerivedFormat,
+    ParsedMessage,
+    first_mark,
+)
 from mlxstack.text.formats.text_feed import (
     FENCE,
     FoundMark,
@@ -30,8 +36,8 @@ CODE_MARK = "<|python_tag|>"
 LEAST_MARK = 2
 """Least characters of the beginning of a mark."""
 
-UNMARKED = ("{", "[", FENCE)
-"""Beginnings of calls without marks."""
+UNMARKED = ("{", "[", FENCE, FALLBACK_CALLS.opens.strip())
+"""Beginnings of calls without the marks of their format."""
 
 MAX_IN_VAIN = 64
 """Maximum calls searched for up to the end of a text."""
@@ -105,7 +111,7 @@ class AnswerReader:
         if syntax is not None and tools:
             self._calls = CallReader(syntax, self._feed, tools, self._on_call)
         self._has_said, self._has_thought = is_open, False
-        self._begins_line = not is_open
+        self._begins_line, self._is_after_call = not is_open, False
         self._prefix = output_format.reasoning.prefix if output_format.reasoning else ""
         self._content_marks = MarkSet(self._marks(is_reasoning=False))
         self._thought_marks = MarkSet(self._marks(is_reasoning=True))
@@ -138,7 +144,9 @@ class AnswerReader:
             literals += [*self._format.turn_ends, *self._format.strays]
         if self._calls is not None:
             literals += [*self._calls.strict]
-            literals += [] if is_reasoning else [*self._calls.lenient, *UNMARKED]
+            literals += (
+                [] if is_reasoning else [*self._calls.lenient, *UNMARKED, *self._calls.closings]
+            )
         return [first_mark(mark) for mark in literals]
 
     def _read(self, *, is_open: bool) -> Generator[None, None, None]:
@@ -184,6 +192,7 @@ class AnswerReader:
         if not text.isspace():
             self._has_thought = self._has_thought or self.is_reasoning
             self._has_said = self._has_said or not self.is_reasoning
+            self._is_after_call = False
         line = text.rpartition("\n")
         self._begins_line = not line[2].strip() and bool(line[1] or self._begins_line)
 
@@ -205,11 +214,17 @@ class AnswerReader:
         if mark in UNMARKED and (yield from self._unmarked_calls()):
             return
         structure = yield from self._match(self._structure, mark)
+        if not structure and self._is_after_call and self._calls and mark in self._calls.closings:
+            structure = len(mark)
         if structure:
             self._feed.drop(structure)
             if not self._has_said:
                 yield from self._bare_calls()
         elif self._calls is not None and mark in self._calls.strict and not self._is_shared(mark):
+            again = yield from self._doubled(mark)
+            if again:
+                self._feed.drop(again)
+                return
             self._unparsed((yield from self._calls.unreadable(0)))
         elif is_call and self._is_cut_call(0):
             self._unparsed(len(self._feed.text))
@@ -217,21 +232,34 @@ class AnswerReader:
             self._tell(mark)
             self._feed.drop(len(mark))
 
+    def _doubled(self, mark: str) -> Reading[int]:
+        """Position of a mark after itself, if calls follow; else 0."""
+        again = yield from self._feed.space(len(mark))
+        if not (yield from self._feed.starts(mark, again)):
+            return 0
+        section = yield from self._section(again, is_quiet=True)
+        return again if section is not None and self._knows(section) else 0
+
     def _unmarked_calls(self) -> Reading[bool]:
         """Whether calls without marks end the answer; then they count."""
-        if self._calls is None or not self._begins_line or self._n_vain > MAX_IN_VAIN:
+        if self._calls is None or self._n_vain > MAX_IN_VAIN:
+            return False
+        if not (self._begins_line or self._calls.is_bare):
             return False
         sections: list[ReadCalls] = []
         end = 0
         while end < len(self._feed.text):
             start = yield from self._feed.space(end)
-            inside = yield from self._feed.fence(start)
-            section = yield from self._calls.unmarked(max(start, inside))
+            inside, closing = (yield from self._feed.fence(start)), FENCE
+            if inside < 0:
+                opened = yield from self._feed.literal(FALLBACK_CALLS.opens, start)
+                inside, closing = start if opened is None else opened, FALLBACK_CALLS.closes
+            section = yield from self._calls.unmarked(inside)
             if section is None:
                 break
-            closed = None if inside < 0 else (yield from self._feed.literal(FENCE, section.end))
             sections.append(section)
-            end = yield from self._after_turn(section.end if closed is None else closed)
+            closed = yield from self._feed.optional(closing if inside > start else "", section.end)
+            end = yield from self._after_turn(closed)
         if not sections or end < len(self._feed.text) or self._feed.is_cut:
             self._n_vain += bool(sections)
             return False
@@ -369,6 +397,7 @@ class AnswerReader:
             self._spoken.append(Cut())
         if section.calls:
             self._spoken.append(Calls(section.calls, text[:end], section.is_closed))
+            self._is_after_call = True
         self._feed.drop(end)
 
     def _unparsed(self, end: int) -> None:

@@ -15,6 +15,9 @@ NULLS = ("null", "None")
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 CONSTANTS = ("true", "false", "null", "none", "nan", "infinity")
 _CONSTANTS = {"true": True, "false": False, "null": None}
+PREFIX = "functions."
+"""Name space of tools in some prompts, which other formats do not write."""
+
 CDATA_OPENS = "<![CDATA["
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 ANY = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
@@ -31,6 +34,11 @@ class ArgumentTypes:
     def has(self, name: str) -> bool:
         """Whether a tool of this name is offered."""
         return name in self._tools
+
+    def name(self, name: str) -> str:
+        """Name of the offered tool, without a prefix that no tool has."""
+        bare = name.removeprefix(PREFIX)
+        return bare if name not in self._tools and bare in self._tools else name
 
     def declares(self, name: str, key: str) -> bool:
         """Whether a tool has a property of this name."""

@@ -122,6 +122,12 @@ class CallParts:
                 return None
             arguments = object_of(feed.text[at:end])
             at = end
+        elif (yield from feed.starts('"', at)):
+            end = yield from feed.balanced(at, QUOTES, self.outer_closings)
+            if end < 0:
+                return None
+            arguments = object_of(feed.text[at:end])
+            at = end
         elif at < len(feed.text) and not (yield from self.closes_at(at)):
             return None
         return self.settled(fields, arguments, at)
@@ -176,7 +182,10 @@ class CallParts:
             fields["id"] = ("" if is_mark(opening) else opening) + head
             if not feed.text[start:at].startswith(head):
                 del fields["id"]
-        return (fields, at) if "name" in fields else None
+        if "name" not in fields:
+            return None
+        fields["name"] = self.types.name(fields["name"])
+        return fields, at
 
 
 def _head_groups(body: CallBody) -> list[tuple[str, str]]:

@@ -49,10 +49,12 @@ class CallReader:
         tools = tuple(tools)
         self._types = ArgumentTypes(tools)
         self._schemas = tool_schemas(tools)
-        self._writer = CallWriter(feed, emit, self._types.has)
+        self._writer = CallWriter(feed, emit, self._types)
         self.strict = strict_marks(syntax)
         self.lenient = trigger_marks(syntax) - self.strict
+        self.is_bare = syntax.is_bare
         self._parts = CallParts(syntax, feed, self._types, self._writer)
+        self.closings = self._parts.outer_closings
         self._values = ValueCalls(self._parts)
         self._tagged = TaggedCalls(self._parts)
 
@@ -104,14 +106,16 @@ class CallReader:
 
     def unmarked(self, at: int) -> Reading[ReadCalls | None]:
         """Calls of objects without marks, read quietly; None without any."""
+        self._writer.is_quiet = True
+        self._writer.begin(at)
         body = self._syntax.body
+        if isinstance(body, PythonBody) and (yield from self._values.begins_call(at, self.knows)):
+            return (yield from self._values.python(body, at))
         body = body if isinstance(body, JsonBody) and body.name else FOREIGN
         names = {body.name[-1], "name"}
         keys = names | {path[0] for path in (body.arguments, body.id, body.name) if path}
         if not (yield from self._values.begins_object(at, names, keys | UNMARKED, self.knows)):
             return None
-        self._writer.is_quiet = True
-        self._writer.begin(at)
         try:
             read = yield from self._values.json(body, at, is_certain=True)
         except UNREADABLE:
@@ -139,6 +143,8 @@ class CallReader:
 
     def _told(self, read: ReadCalls) -> ReadCalls:
         """Write the other calls; cut an open one."""
+        calls = tuple(replace(one, name=self._types.name(one.name)) for one in read.calls)
+        read = replace(read, calls=calls)
         if self._writer.is_quiet:
             return read
         rest = read.calls[len(self._writer.calls) :]

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
+from mlxstack.text.formats.argument_values import ArgumentTypes
 from mlxstack.text.formats.checked_calls import plain
 from mlxstack.text.formats.text_feed import MarkSet, TextFeed
 from mlxstack.text.formats.value_copier import ValueCopier, escaped
@@ -81,19 +82,19 @@ class CallWriter:
     """Writes the calls of a section in order, once certain.
 
     Nothing told is taken back: a call that is open stays one, and `settle` completes its arguments.
-    A call opens only with the name of an offered tool, as `knows` says; a quiet writer opens none.
+    A call opens only with the name of an offered tool, as `types` say; a quiet writer opens none.
     `calls` are those that have ended since `begin`.
     """
 
     def __init__(
-        self, feed: TextFeed, emit: Callable[[CallEvent], None], knows: Callable[[str], bool]
+        self, feed: TextFeed, emit: Callable[[CallEvent], None], types: ArgumentTypes
     ) -> None:
         self.is_quiet = False
         self.calls: list[ToolCall] = []
         self.reached = 0
         self._feed = feed
         self._emit = emit
-        self._knows = knows
+        self._types = types
         self._open: CallOpened | None = None
         self._written = ""
         self._keys: set[str] = set()
@@ -113,7 +114,8 @@ class CallWriter:
 
     def open(self, name: str, call_id: str = "") -> bool:
         """Whether the call that stands here is told from now on."""
-        if self.is_quiet or self._open is not None or not self._knows(name):
+        name = self._types.name(name)
+        if self.is_quiet or self._open is not None or not self._types.has(name):
             return False
         self._open = CallOpened(name, call_id)
         self._written, self._keys = "", set()
@@ -180,7 +182,8 @@ class CallWriter:
         rest = list(calls or ())[len(self.calls) :]
         if self._open is not None:
             self.advance()
-            call = rest[0] if rest and rest[0].name == self._open.name else None
+            is_same = bool(rest) and self._types.name(rest[0].name) == self._open.name
+            call = rest[0] if is_same else None
             text = "" if call is None else arguments_json(call.arguments)
             if call is not None and text.startswith(self._written):
                 self._write(text[len(self._written) :])

@@ -1,7 +1,7 @@
 """Reads calls whose arguments are one value: JSON, Python's, Gemma's."""
 
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from mlxstack.core.conversation import ToolCall
@@ -16,6 +16,10 @@ from mlxstack.text.formats.python_calls import parse_python_calls
 from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading
 
 PYTHON_QUOTES = ('"', "'")
+NAME_KEYS = frozenset({"name", "function", "tool", "tool_name", "action"})
+ARGUMENT_KEYS = frozenset(
+    {"arguments", "parameters", "args", "input", "tool_input", "action_input"}
+)
 _PYTHON_OBJECT = re.compile(r"[\s\[{]+'")
 _PLAIN = re.compile(r"[\w.:/-]*")
 _SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.]*"), re.compile(r"\w*")
@@ -87,6 +91,15 @@ class ValueCalls:
             return True
         value = yield from self._quoted_word((yield from feed.space(at + 1)))
         return value is not None and knows(value[0])
+
+    def begins_call(self, at: int, knows: Callable[[str], bool]) -> Reading[bool]:
+        """Whether a list of Python calls begins here, with a known name."""
+        feed = self._feed
+        if not (yield from feed.starts("[", at)):
+            return False
+        start = yield from feed.space(at + 1)
+        end = yield from feed.after(_DOTTED, start)
+        return knows(feed.text[start:end]) and (yield from feed.starts("(", end))
 
     def _quoted_word(self, at: int) -> Reading[tuple[str, int] | None]:
         """Word in quotes, and the position after them."""
@@ -243,11 +256,19 @@ def _json_call(body: JsonBody, item: Any) -> ToolCall | None:
         return checked_call(name, None, arguments)
     inner = item.get("function")
     function = inner if isinstance(inner, dict) else item
-    name = _at(item, body.name) or function.get("name")
+    name = _at(item, body.name) or _first(function, NAME_KEYS)
     arguments = _at(item, body.arguments)
     if arguments is None:
-        arguments = function.get("arguments", function.get("parameters"))
+        arguments = _first(function, ARGUMENT_KEYS)
+    if arguments is None and not ARGUMENT_KEYS & function.keys():
+        others = {*NAME_KEYS, *body.name, *body.id, "type", "id"}
+        arguments = {key: value for key, value in function.items() if key not in others}
     return checked_call(name, _at(item, body.id) if body.id else None, arguments)
+
+
+def _first(value: dict[str, Any], keys: Iterable[str]) -> Any:
+    """The first value of some keys; None without any."""
+    return next((value[key] for key in sorted(keys) if value.get(key) is not None), None)
 
 
 def _at(value: Any, path: tuple[str, ...]) -> Any:

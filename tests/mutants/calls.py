@@ -1,0 +1,54 @@
+"""Protections of calls, their pieces and their results."""
+
+from tests.mutants.mutant import Mutant
+
+LENIENT = "tests/text/test_lenient_calls.py::"
+RESULTS = "tests/text/test_tool_results.py::"
+STREAMED = "tests/text/test_streamed_calls.py::"
+
+CALLS = (
+    Mutant(
+        "text that may become a mark is held back", "text/formats/answer_reader.py",
+        "end = len(feed.text) if is_whole else marks.hold(feed.text, 0)", "end = len(feed.text)",
+        "tests/text/test_any_split.py::test_a_derived_format_reads_any_split",
+    ),
+    Mutant(
+        "no piece of a call is sent twice", "text/formats/call_writer.py",
+        "self._write(self._prefix + text[self._n_copied :])", "self._write(self._prefix + text)",
+        STREAMED + "test_arguments_follow_their_tokens_within_three",
+    ),
+    Mutant(
+        "a cut call ends as it was sent", "text/formats/call_writer.py",
+        "self._emit(CallEnded(call, self._written, is_cut=True))",
+        "self._emit(CallEnded(call, arguments_json(arguments), is_cut=True))",
+        STREAMED + "test_a_call_cut_in_its_arguments_is_what_was_sent",
+    ),
+    Mutant(
+        "unmarked calls count at the end of an answer only", "text/formats/answer_reader.py",
+        "if not sections or end < len(self._feed.text) or self._feed.is_cut:",
+        "if not sections or self._feed.is_cut:",
+        LENIENT + "test_an_answer_may_end_with_calls_without_marks",
+    ),
+    Mutant(
+        "only a declared argument ends a value", "text/formats/tagged_calls.py",
+        "if not self._types.declares(argument.name, following.key):", "if not following.key:",
+        LENIENT + "test_another_argument_ends_a_value_that_nothing_closes",
+    ),
+    Mutant(
+        "results go to the calls of their ids", "text/normalize_messages.py",
+        "if waiting := by_id.get(call.id):", "if waiting := next(iter(by_id.values()), None):",
+        RESULTS + "test_results_follow_the_order_of_their_calls",
+    ),
+    Mutant(
+        "then to those of their names", "text/normalize_messages.py",
+        "if at not in answers and (waiting := by_name.get(call.name)):",
+        "if at not in answers and (waiting := by_name.get(None)):",
+        RESULTS + "test_results_without_ids_are_paired_by_name_then_by_order",
+    ),
+    Mutant(
+        "an odd property loosens itself alone", "text/grammar/enforceable.py",
+        "        if not isinstance(schema, dict):\n            self.left_out.append(path)",
+        "        if True:\n            self.left_out.append(path)",
+        "tests/text/test_enforceable.py::test_the_largest_part_that_fits_is_found",
+    ),
+)  # fmt: skip
