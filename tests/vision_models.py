@@ -117,10 +117,44 @@ MISTRAL3: dict[str, Any] = {
     },
 }
 
+GEMMA3_TOKENS = {
+    "boi_token_index": "<start_of_image>",
+    "image_token_index": "<image_soft_token>",
+    "eoi_token_index": "<end_of_image>",
+    "break": "\n\n",
+}
+
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3",
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "mm_tokens_per_image": 16,
+    "text_config": {
+        **models.SLIDING,
+        "vocab_size": VOCAB,
+        "sliding_window": 96,
+        "mm_tokens_per_image": 16,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 3,
+        "image_size": 112,
+        "patch_size": 14,
+        "num_channels": 3,
+        "layer_norm_eps": 1e-6,
+    },
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl": QWEN3_VL,
     "qwen3_5": QWEN3_5,
     "mistral3": MISTRAL3,
+    "gemma3": GEMMA3,
 }
 
 
@@ -139,7 +173,8 @@ def build(
     config = {**CONFIGS[kind]}
     config["vision_config"] = vision or config["vision_config"]
     is_qwen = kind.startswith("qwen")
-    tokens = QWEN_TOKENS if is_qwen else PIXTRAL_TOKENS
+    is_gemma = kind == "gemma3"
+    tokens = QWEN_TOKENS if is_qwen else GEMMA3_TOKENS if is_gemma else PIXTRAL_TOKENS
     config.update({key: models.VOCAB + i for i, key in enumerate(tokens)})
     models.write(folder, config, seed, dtype)
     weights = mx.load(str(folder / "model.safetensors"))
@@ -147,15 +182,19 @@ def build(
     if is_qwen:
         tower = qwen_tower(config["vision_config"], seed)
         tower = {f"vision_tower.{name}": array for name, array in tower.items()}
+    elif is_gemma:
+        tower = siglip_tower(config["vision_config"], seed)
     else:
         tower = pixtral_tower(config["vision_config"], seed)
     weights.update({name: array.astype(dtype) for name, array in tower.items()})
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     qwen_size = {"shortest_edge": 64 * 64, "longest_edge": 4096 * 4096}
-    processor = {"size": qwen_size if is_qwen else {"longest_edge": 1540}}
+    size = qwen_size if is_qwen else {"height": 112, "width": 112}
+    processor = {"size": {"longest_edge": 1540} if kind == "mistral3" else size}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     _add_tokens(folder, list(tokens.values()))
     mark = "<|vision_start|><|image_pad|><|vision_end|>" if is_qwen else "[IMG]"
+    mark = "<start_of_image>" if is_gemma else mark
     _let_template_see(folder, mark)
     return folder
 
@@ -211,6 +250,28 @@ def pixtral_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
         f"{projector}.linear_1.weight": (64, n),
         f"{projector}.linear_2.weight": (64, 64),
     }
+    return _random(shapes, seed)
+
+
+def siglip_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
+    """Random weights of SigLIP's tower and of Gemma's projector to 64 dimensions."""
+    n, wide, patch = config["hidden_size"], config["intermediate_size"], config["patch_size"]
+    tower, projector = "vision_tower.vision_model", "multi_modal_projector"
+    embeddings = f"{tower}.embeddings"
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{embeddings}.patch_embedding.weight": (n, patch, patch, 3),
+        f"{embeddings}.patch_embedding.bias": (n,),
+        f"{embeddings}.position_embedding.weight": ((config["image_size"] // patch) ** 2, n),
+        **_norm(f"{tower}.post_layernorm", n),
+        f"{projector}.mm_soft_emb_norm.weight": (n,),
+        f"{projector}.mm_input_projection_weight": (n, 64),
+    }
+    for i in range(config["num_hidden_layers"]):
+        block = f"{tower}.encoder.layers.{i}"
+        for one in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes |= _linear(f"{block}.self_attn.{one}", n, n)
+        shapes |= _linear(f"{block}.mlp.fc1", n, wide) | _linear(f"{block}.mlp.fc2", wide, n)
+        shapes |= _norm(f"{block}.layer_norm1", n) | _norm(f"{block}.layer_norm2", n)
     return _random(shapes, seed)
 
 

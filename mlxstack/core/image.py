@@ -41,7 +41,7 @@ class ImagePart(Struct, frozen=True):
 
 
 class MediaText(Struct, frozen=True):
-    """Raw text with images in Base64 at its media markers, as in llama-server."""
+    """Raw text with Base64 images at its media markers."""
 
     text: str
     data: tuple[Any, ...]
@@ -80,11 +80,18 @@ class ImageProcessor(Protocol):
 
     @property
     def placeholder(self) -> str:
-        """Text that the chat template writes for one image."""
+        """Text of the token in place of a feature."""
+
+    @property
+    def written(self) -> str:
+        """Text that the chat template writes for one image.
+
+        It is replaced by `framed` where it is not the placeholder.
+        """
 
     @property
     def framed(self) -> str:
-        """The placeholder within the special tokens that surround it in a chat."""
+        """The placeholder within the text that surrounds it in a chat."""
 
     @property
     def fingerprint(self) -> str:
@@ -133,6 +140,14 @@ def without_virtual(tokens: Iterable[int], placeholder: int) -> list[int]:
 def text_tokens(tokens: Iterable[int]) -> list[int]:
     """Tokens without virtual ids: text that may be copied, counted or shown."""
     return [token for token in tokens if token < FIRST_VIRTUAL]
+
+
+def whole_images(spans: Iterable[ImageSpan], start: int, end: int) -> int:
+    """End near `end` of a range that cuts no image."""
+    cut = next((span for span in spans if span.start < end < span.end), None)
+    if cut is None:
+        return end
+    return cut.start if cut.start > start else cut.end
 
 
 def reuse_cut(spans: Iterable[ImageSpan], n_tokens: int) -> int:

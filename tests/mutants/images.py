@@ -73,4 +73,19 @@ IMAGES = (
         "return out if added is None else out + added", "return out",
         "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
     ),
+    Mutant(
+        "an image whose tokens attend to each other is one chunk", "engine/decode/prefill.py",
+        "end = whole_images(request.images, start, end)", "pass",
+        SLOTS + "test_an_image_is_cut_anywhere_by_chunks",
+    ),
+    Mutant(
+        "tokens of an image of Gemma attend to each other", "engine/model/row_views.py",
+        "own = mask[..., -n:] | self._together", "own = mask[..., -n:]",
+        "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
+    ),
+    Mutant(
+        "an image of Gemma needs KV of full precision", "engine/model/loader.py",
+        "images.is_whole and kv.bits < PLAIN_BITS", "False",
+        "tests/engine/vision/test_gemma3.py::test_quantized_kv_takes_no_images",
+    ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlxstack.core.errors import BadRequest, Unsupported
-from mlxstack.core.image import FIRST_VIRTUAL, text_tokens, without_virtual
+from mlxstack.core.image import FIRST_VIRTUAL, text_tokens, whole_images, without_virtual
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import Batch, BatchRow
 from mlxstack.engine.decode.drafter import Drafter
@@ -16,6 +16,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 
+ENDS_WITH_IMAGE = "the prompt ends with an image; text must follow it"
 RESERVE = 512
 """Tokens for which room is made beside a prompt: the beginning of its answer."""
 
@@ -41,6 +42,10 @@ def prefill_chunk(
     runner, draft_model = batch.runner, batch.draft_model
     start = len(context)
     end = min(start + n_tokens, _next_stop(context, request, start))
+    if runner.images is not None and runner.images.is_whole:
+        end = whole_images(request.images, start, end)
+        if end == len(request.tokens):
+            raise BadRequest(ENDS_WITH_IMAGE)
     tokens = request.tokens[start:end]
     began = time.perf_counter()
     if request.images and _is_encoding(runner, request, start, end, encode_s):
@@ -103,7 +108,7 @@ def row_of(
     """
     tokens = request.tokens
     if tokens[-1] >= FIRST_VIRTUAL:
-        raise BadRequest("the prompt ends with an image; text must follow it")
+        raise BadRequest(ENDS_WITH_IMAGE)
     state = request.constraint.start() if request.constraint else None
     sampler = Sampler(request.sampling, _text_of(request), time.monotonic_ns(), state)
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))

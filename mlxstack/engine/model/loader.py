@@ -29,6 +29,7 @@ from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
 from mlxstack.models.foreign_json import check_folder
 from mlxstack.models.generation_config import sampling_defaults
 from mlxstack.models.rope_config import not_scaled, scaled_config
+from mlxstack.policy.memory.kv_geometry import PLAIN_BITS
 from mlxstack.store import kv_file_format
 from mlxstack.text.images.families import vision_weights
 
@@ -93,6 +94,9 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     mx.eval(model.parameters())
     facts = _facts(spec, kv, path, config, model, tokenizer)
     images = image_encoder(model, path, config) if group is None else None
+    # KV is quantized from a position on that may be in the middle of an image.
+    if images is not None and images.is_whole and kv.bits < PLAIN_BITS:
+        images = None
     if images is not None:
         n_bytes = vision_weights(path).n_bytes(2 if has_gpu() else 4)
         facts = replace(facts, accepts_images=True, n_bytes=facts.n_bytes + n_bytes)

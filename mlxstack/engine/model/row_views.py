@@ -252,6 +252,30 @@ class ShiftedKV:
         return getattr(self._cache, name)
 
 
+class MaskedKV(ShiftedKV):
+    """KV cache of a lone slot whose tokens attend to more than the mask allows.
+
+    `together` (n, n) are pairs of the n tokens of the pass.
+    """
+
+    def __init__(self, cache: Any, together: mx.array) -> None:
+        super().__init__(cache, cache.offset, None)
+        self._together = together
+
+    def make_mask(self, n: int, **options: Any) -> mx.array:
+        """The mask of the cache (n, keys), and the pairs."""
+        mask = self._cache.make_mask(n, **{**options, "return_array": True})
+        if mask is None:
+            return self._together
+        own = mask[..., -n:] | self._together
+        return mx.concatenate([mask[..., :-n], own], axis=-1)
+
+
+def masked(cache: Any, together: mx.array) -> Any:
+    """Cache whose mask allows these pairs too; other layers attend to nothing."""
+    return MaskedKV(cache, together) if isinstance(cache, PER_ROW) else cache
+
+
 def shifted(cache: Any, shift: int | mx.array, added: mx.array | None = None) -> Any:
     """Cache with a shifted offset, or with positions (3, n).
 

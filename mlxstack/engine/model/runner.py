@@ -14,7 +14,7 @@ from mlx_lm.models.cache import ArraysCache
 from msgspec import Struct
 
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.row_views import shifted, view
+from mlxstack.engine.model.row_views import masked, shifted, view
 from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
 
 if TYPE_CHECKING:
@@ -37,12 +37,14 @@ class ImageChunk(Struct, frozen=True):
     """Embeddings and positions of a chunk with an image.
 
     They are (n, dim) and (3, n), None where positions are indices; `added[i]` (n, dim) is added to
-    the output of layer i.
+    the output of layer i. `together` (n, n) are pairs of tokens that attend to each other beside
+    those that the mask allows.
     """
 
     embeddings: mx.array
     positions: mx.array | None = None
     added: tuple[mx.array, ...] = ()
+    together: mx.array | None = None
 
 
 class SlotTokens(Struct, frozen=True):
@@ -236,7 +238,9 @@ def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
         return compute(slot.tokens[None], caches or slot.caches)[0]
     embeddings = slot.images.embeddings[None]
     if slot.images.positions is None:
-        return compute(slot.tokens[None], slot.caches, input_embeddings=embeddings)[0]
+        together = slot.images.together
+        caches = [c if together is None else masked(c, together) for c in slot.caches]
+        return compute(slot.tokens[None], caches, input_embeddings=embeddings)[0]
     added = [*slot.images.added, *[None] * len(slot.caches)]
     caches = [
         shifted(c, slot.images.positions, more) for c, more in zip(slot.caches, added, strict=False)

@@ -49,6 +49,11 @@ class ImageEncoder:
         return self._image_model.placeholder
 
     @property
+    def is_whole(self) -> bool:
+        """Whether an image is computed in one chunk."""
+        return self._image_model.is_bidirectional
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of pixels, encodings and features."""
         pixels = sum(int(one.result().nbytes) for one in self._pixels.values() if _is_ready(one))

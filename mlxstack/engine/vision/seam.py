@@ -17,12 +17,14 @@ from mlxstack.engine.vision.tower import Features
 class ImageModel(Struct, frozen=True):
     """Text model that takes images; `placeholder` is their token id.
 
-    With `has_mrope` positions have three dimensions.
+    With `has_mrope` positions have three dimensions. With `is_bidirectional` all tokens of an image
+    attend to each other, so that it is computed in one chunk.
     """
 
     model: Any
     placeholder: int
     has_mrope: bool = False
+    is_bidirectional: bool = False
 
     def shift(self, images: Sequence[ImageSpan], index: int) -> int:
         """Position minus index of the text token at `index`."""
@@ -58,7 +60,9 @@ class ImageModel(Struct, frozen=True):
             whole[at] = mx.concatenate(list(level)).astype(whole.dtype)
             added.append(whole)
         if not self.has_mrope:
-            return SlotTokens(caches, ids, images=ImageChunk(embeddings))
+            is_image = mx.array([token >= FIRST_VIRTUAL for token in tokens])
+            together = is_image[:, None] & is_image if self.is_bidirectional else None
+            return SlotTokens(caches, ids, images=ImageChunk(embeddings, together=together))
         positions = mrope.positions(images, start, start + len(tokens))
         chunk = ImageChunk(embeddings, mx.array(positions), tuple(added))
         return SlotTokens(caches, ids, shift, chunk)
@@ -94,6 +98,9 @@ def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     """Prepare a text model for images; None if unknown."""
     if config.get("model_type") == "mistral3":
         return _mistral_model(model, config)
+    if config.get("model_type") == "gemma3":
+        token = config.get("image_token_index", config.get("image_token_id"))
+        return ImageModel(model, token, is_bidirectional=True) if isinstance(token, int) else None
     text = config.get("text_config") or {}
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
     sections, placeholder = settings.get("mrope_section"), config.get("image_token_id")

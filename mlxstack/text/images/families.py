@@ -10,7 +10,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import VisionSpec
-from mlxstack.text.images import pixtral, qwen
+from mlxstack.text.images import gemma3, pixtral, qwen
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 
 
@@ -36,12 +36,22 @@ PIXTRAL = VisionFamily(
         "multi_modal_projector.linear_2.",
     ),
 )
+GEMMA3 = VisionFamily(
+    "gemma3",
+    gemma3.processor,
+    needed=(
+        "vision_tower.embeddings.patch_embedding.",
+        "vision_tower.encoder.",
+        "multi_modal_projector.mm_input_projection_weight",
+    ),
+)
 FAMILIES = {
     "qwen3_vl": QWEN,
     "qwen3_vl_moe": QWEN,
     "qwen3_5": QWEN,
     "qwen3_5_moe": QWEN,
     "mistral3": PIXTRAL,
+    "gemma3": GEMMA3,
 }
 """By `model_type` of config.json."""
 

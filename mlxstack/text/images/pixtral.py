@@ -42,12 +42,17 @@ class PixtralProcessor(Struct, frozen=True):
 
     @property
     def placeholder(self) -> str:
+        """Text of the token in place of a feature."""
+        return PLACEHOLDER
+
+    @property
+    def written(self) -> str:
         """Text that the chat template writes for one image."""
         return PLACEHOLDER
 
     @property
     def framed(self) -> str:
-        """The placeholder within the special tokens that surround it in a chat."""
+        """The placeholder within the text that surrounds it in a chat."""
         return PLACEHOLDER
 
     @property

@@ -9,6 +9,9 @@ LONG_EDGE = 1568
 LOW_EDGE = 512
 """Pixels of the long edge for `detail: low`."""
 
+BILINEAR, BICUBIC = 2, 3
+"""Pillow's numbers of filters."""
+
 Channels = tuple[float, float, float]
 
 
@@ -19,14 +22,16 @@ def bounded(width: int, height: int, detail: str) -> tuple[int, int]:
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def normalized(image: Any, size: ImageSize, mean: Channels, std: Channels) -> Any:
+def normalized(
+    image: Any, size: ImageSize, mean: Channels, std: Channels, resample: int = BICUBIC
+) -> Any:
     """Float32 array (3, height, width) of a resized RGB image."""
     # Pillow and numpy are needed only for a new image.
     import numpy as np  # noqa: PLC0415
     from PIL import Image  # noqa: PLC0415
 
     if image.size != (size.width, size.height):
-        image = image.resize((size.width, size.height), Image.Resampling.BICUBIC)
+        image = image.resize((size.width, size.height), Image.Resampling(resample))
     array: Any = np.asarray(image, dtype=np.float32) * np.float32(1 / 255)
     array = (array - np.array(mean, np.float32)) / np.array(std, np.float32)
     return array.transpose(2, 0, 1)

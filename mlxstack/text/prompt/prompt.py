@@ -171,6 +171,8 @@ class PromptMaker:
             tokenizer, self._written, self._encoder, special_tokens, self._output_format.marks
         )
         self.pieces = TokenBytes(tokenizer)
+        if processor is not None and processor.written != processor.placeholder:
+            self.template.image_texts = processor.written, processor.framed
         if processor is not None and not self._shows(processor, SHOWN_TO_USER, 2):
             processor = None
         self.processor = processor

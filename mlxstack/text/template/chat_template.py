@@ -99,6 +99,9 @@ _findings = FindingsCache()
 class ChatTemplate:
     """The template of a mlx-lm TokenizerWrapper. Callable by any thread."""
 
+    image_texts: tuple[str, str] | None = None
+    """Text that is written for an image, and its replacement."""
+
     def __init__(self, tokenizer: Any, special_tokens: SpecialTokens) -> None:
         self._tokenizer = tokenizer
         self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
@@ -206,6 +209,8 @@ class ChatTemplate:
             "add_generation_prompt": inputs.add_generation_prompt and not inputs.continue_final,
         }
         text = render_chat(self._tokenizer, **variables)
+        if self.image_texts is not None:
+            text = text.replace(*self.image_texts)
         return self._until_open_end(text) if inputs.continue_final else text
 
     def _opened(self, turns: list[Turn]) -> list[Turn]:

@@ -5,6 +5,7 @@ output; picture and weights are those of this file and of `tests/vision_models.p
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +30,7 @@ PIXTRAL: dict[str, Any] = {**vision_models.MISTRAL3["vision_config"], "patch_siz
 PICTURE = 128, 96
 """Width and height of the picture of whole models."""
 N_GREEDY, N_LOGITS = 12, 4
+SPECIAL = re.compile(r"<[^>]+>|\n\n")
 PROMPT = [5, 6, 7, "first", 5, 6, 7, "second", 5, 6]
 """Tokens, and the two images of the fixture of positions; 7 begins an image."""
 
@@ -116,17 +118,25 @@ def whole(kind: str) -> dict[str, mx.array]:
         model = parts.Model(sizes)
         assert isinstance(weights, dict)
         tower = "vision_tower." if kind != "mistral3" else "vision_tower.vision_model."
-        model.load_weights([(k.replace("vision_tower.", tower), a) for k, a in weights.items()])
+        named = [(k.replace("vision_tower.", tower), a) for k, a in weights.items()]
+        model.load_weights(named)
     given = inputs_of(kind)
     greedy: list[int] = []
     rows = []
     for _ in range(N_GREEDY):
-        inputs = model.get_input_embeddings(mx.array([[*tokens, *greedy]]), **given)
-        more = {"position_ids": inputs.position_ids} if kind != "mistral3" else {}
+        ids = mx.array([[*tokens, *greedy]])
+        if kind == "gemma3":
+            given["mask"] = mx.ones_like(ids)
+        inputs = model.get_input_embeddings(ids, **given)
+        more = {"position_ids": inputs.position_ids} if kind.startswith("qwen") else {}
+        if kind == "gemma3":
+            # The rule of Transformers, which mlx-vlm's own call does not follow.
+            is_image = ids[0] == config["image_token_index"]
+            causal = mx.tri(ids.shape[1], dtype=mx.int32).astype(mx.bool_)
+            more["mask"] = causal | (is_image[:, None] & is_image)
         if inputs.deepstack_visual_embeds is not None:
             more["visual_pos_masks"] = inputs.visual_pos_masks
             more["deepstack_visual_embeds"] = inputs.deepstack_visual_embeds
-        ids = mx.array([[*tokens, *greedy]])
         out = model.language_model(ids, inputs_embeds=inputs.inputs_embeds, **more)
         rows.append(out.logits[0, -1])
         greedy.append(int(mx.argmax(rows[-1]).item()))
@@ -135,6 +145,11 @@ def whole(kind: str) -> dict[str, mx.array]:
 
 def inputs_of(kind: str) -> dict[str, Any]:
     """Pixels of the picture by the processors of mlx-vlm."""
+    if kind == "gemma3":
+        # As Gemma3ImageProcessor of Transformers.
+        scaled = picture(*PICTURE).resize((112, 112), Image.Resampling.BILINEAR)
+        pixels = np.asarray(scaled, np.float32) / 127.5 - 1
+        return {"pixel_values": mx.array(pixels.transpose(2, 0, 1))[None]}
     if kind == "mistral3":
         from mlx_vlm.models.pixtral.image_processing_pixtral import PixtralImageProcessor
 
@@ -158,8 +173,9 @@ def scene(folder: Path) -> tuple[list[int], slice]:
     parts = processor.expand(processor.size(*PICTURE))
     image = [ids[text or processor.placeholder] for text in parts]
     around = processor.framed.split(processor.placeholder)
-    before, after = ([ids[text]] if text else [] for text in around)
-    text = [7 * i % 1000 for i in range(60)]
+    before, after = ([ids[part] for part in SPECIAL.findall(text)] for text in around)
+    # Without 0, which is padding.
+    text = [7 * i % 1000 + 5 for i in range(50)]
     start = 20 + len(before)
     whole = [*text[:20], *before, *image, *after, *text[20:]]
     return whole, slice(start, start + len(image))

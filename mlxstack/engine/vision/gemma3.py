@@ -1,0 +1,162 @@
+"""SigLIP's vision tower with the projector of Gemma 3.
+
+Transformers, modeling_siglip.py and modeling_gemma3.py: https://github.com/huggingface/transformers
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx import nn
+from msgspec import Struct
+
+from mlxstack.core.image import ImageSize
+from mlxstack.engine.vision.tower import VisionTower, attention, patch_matrix
+
+
+class TextWidth(Struct, frozen=True):
+    """Text model's part of the projector."""
+
+    hidden_size: int = 2304
+
+
+class Gemma3Vision(Struct, frozen=True):
+    """`vision_config`, and what config.json says of the projector."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_hidden_layers: int
+    image_size: int
+    patch_size: int
+    text_config: TextWidth
+    num_channels: int = 3
+    layer_norm_eps: float = 1e-6
+    hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+
+
+class SiglipAttention(nn.Module):  # type: ignore[misc]
+    """Attention of all patches to all."""
+
+    def __init__(self, config: Gemma3Vision) -> None:
+        super().__init__()
+        n = config.hidden_size
+        self.n_heads = config.num_attention_heads
+        self.q_proj = nn.Linear(n, n)
+        self.k_proj = nn.Linear(n, n)
+        self.v_proj = nn.Linear(n, n)
+        self.out_proj = nn.Linear(n, n)
+
+    def __call__(self, hidden: mx.array) -> Any:
+        n = hidden.shape[0]
+        q, k, v = (
+            project(hidden).reshape(1, n, self.n_heads, -1).transpose(0, 2, 1, 3)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = attention(q, k, v, q.shape[-1] ** -0.5)
+        return self.out_proj(out[0].transpose(1, 0, 2).reshape(n, -1))
+
+
+class SiglipMLP(nn.Module):  # type: ignore[misc]
+    """Two layers."""
+
+    def __init__(self, config: Gemma3Vision) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def __call__(self, hidden: mx.array) -> Any:
+        return self.fc2(nn.gelu_approx(self.fc1(hidden)))
+
+
+class SiglipBlock(nn.Module):  # type: ignore[misc]
+    """Attention and MLP, each after a norm."""
+
+    def __init__(self, config: Gemma3Vision) -> None:
+        super().__init__()
+        n, eps = config.hidden_size, config.layer_norm_eps
+        self.layer_norm1 = nn.LayerNorm(n, eps=eps)
+        self.self_attn = SiglipAttention(config)
+        self.layer_norm2 = nn.LayerNorm(n, eps=eps)
+        self.mlp = SiglipMLP(config)
+
+    def __call__(self, hidden: mx.array, beside: Any) -> Any:
+        mixed = hidden + self.self_attn(self.layer_norm1(hidden))
+        return mixed + self.mlp(self.layer_norm2(mixed))
+
+
+class SiglipEncoder(nn.Module):  # type: ignore[misc]
+    """Blocks under the name that checkpoints give them."""
+
+    def __init__(self, config: Gemma3Vision) -> None:
+        super().__init__()
+        self.layers = [SiglipBlock(config) for _ in range(config.num_hidden_layers)]
+
+
+class SiglipEmbeddings(nn.Module):  # type: ignore[misc]
+    """Patch matrix and positions."""
+
+    def __init__(self, config: Gemma3Vision) -> None:
+        super().__init__()
+        n_patches = (config.image_size // config.patch_size) ** 2
+        n_values = config.num_channels * config.patch_size**2
+        self.patch_embedding = nn.Linear(n_values, config.hidden_size)
+        self.position_embedding = nn.Embedding(n_patches, config.hidden_size)
+
+    def __call__(self, pixels: mx.array) -> Any:
+        positions = self.position_embedding(mx.arange(pixels.shape[0]))
+        return self.patch_embedding(pixels.astype(positions.dtype)) + positions
+
+
+class Gemma3Projector(nn.Module):  # type: ignore[misc]
+    """Features of the text model from means of squares of patches.
+
+    They are divided by the scale of embeddings, which the text model applies to all.
+    """
+
+    def __init__(self, config: Gemma3Vision) -> None:
+        super().__init__()
+        n = config.text_config.hidden_size
+        self.eps = config.layer_norm_eps
+        self.embedding_scale = mx.array(n**0.5, mx.bfloat16).astype(mx.float32).item()
+        self.mm_input_projection_weight = mx.zeros((config.hidden_size, n))
+        self.mm_soft_emb_norm = {"weight": mx.zeros((config.hidden_size,))}
+
+    def __call__(self, hidden: mx.array, size: ImageSize) -> Any:
+        side = round((hidden.shape[0] / size.n_features) ** 0.5)
+        grid = hidden.reshape(size.rows, side, size.columns, side, -1)
+        means = grid.mean((1, 3)).reshape(size.n_features, -1)
+        normed = mx.fast.rms_norm(means, 1 + self.mm_soft_emb_norm["weight"], self.eps)
+        return normed @ self.mm_input_projection_weight / self.embedding_scale
+
+
+class SiglipTower(VisionTower):
+    """Patches of an image, in the order of `Gemma3Processor`, to features."""
+
+    def __init__(self, config: Gemma3Vision) -> None:
+        super().__init__()
+        self.embeddings = SiglipEmbeddings(config)
+        self.encoder = SiglipEncoder(config)
+        self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.multi_modal_projector = Gemma3Projector(config)
+
+    @property
+    def steps(self) -> list[Any]:
+        """Blocks in order."""
+        return list(self.encoder.layers)
+
+    def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
+        """Patches with their positions."""
+        return self.embeddings(pixels), None
+
+    def leave(self, hidden: mx.array, size: ImageSize) -> mx.array:
+        """Means of patches, projected."""
+        features: mx.array = self.multi_modal_projector(self.post_layernorm(hidden), size)
+        return features
+
+
+def named(weights: Iterable[tuple[str, mx.array]], config: Gemma3Vision) -> dict[str, mx.array]:
+    """Weights as `SiglipTower` names and lays them out."""
+    found = {name.removeprefix("vision_tower."): array for name, array in weights}
+    patches = "embeddings.patch_embedding.weight"
+    return found | {patches: patch_matrix(found[patches], config.num_channels)}
