@@ -152,6 +152,16 @@ def test_a_format_is_derived_where_a_later_turn_changes_the_prompt() -> None:
     assert calls is not None and calls.opens == "[TOOL_CALLS]"
 
 
+def test_instructions_after_the_last_message_are_no_part_of_a_call() -> None:
+    form = FORMATS["json"]
+    rules = "<|im_start|>system\\n" + "Write calls as you were told. " * 4 + "<|im_end|>"
+    opens = "{%- if add_generation_prompt %}"
+    template = template_of(form).replace(opens, f"{{{{- '{rules}' }}}}{opens}")
+    assert template.count("as you were told") == 4
+    plain = derive_format(made_tokenizer(form)).calls
+    assert derive_format(made_tokenizer(form, template)).calls == plain
+
+
 @pytest.mark.skipif(not FOLDER, reason="MLX_STACK_FORMATS names no folder of published templates")
 def test_published_templates_are_derived_and_read_back() -> None:
     """The raw answers of published templates mean what their publishers' tests say."""

@@ -109,6 +109,23 @@ RECURSIVE = (
     + TURNS
 )
 
+# The form of Command R+: objects have a type of their values, and all properties a description.
+DESCRIBED = (
+    """
+{%- macro type_of(schema) %}
+{%- if schema.type == 'object' %}{{- 'Dict[' + type_of(schema.additionalProperties) + ']' }}
+{%- else %}{{- schema.type }}{%- endif %}
+{%- endmacro %}
+{%- for tool in tools or [] %}
+{{- tool.function.name }}
+{%- for key, one in tool.function.parameters.properties | items %}
+{{- key + ': ' + type_of(one) + one.description }}
+{%- endfor %}
+{%- endfor %}
+"""
+    + TURNS
+)
+
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
@@ -249,3 +266,11 @@ def test_a_macro_that_needs_types_gets_them(load: Load) -> None:
     assert prompt(load(RECURSIVE), tools=(vague,)) == (
         "nowa: stringb: integer<user>go</user><answer>"
     )
+
+
+def test_a_template_may_need_descriptions_and_types_of_values(load: Load) -> None:
+    properties = {"plain": {"type": "object"}, "known": {"$ref": "#/$defs/known"}}
+    known = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    tool = Tool("act", "", {"properties": properties, "$defs": {"known": known}})
+    text = prompt(load(DESCRIBED), tools=(tool,))
+    assert "plain: Dict[string]" in text and "known: Dict[string]" in text

@@ -29,6 +29,7 @@ from mlxstack.text.formats.probe_renderings import (
     NAMES,
     TWO,
     TYPED,
+    USER,
     VALUES,
     TemplateProbes,
     shared_end,
@@ -36,6 +37,9 @@ from mlxstack.text.formats.probe_renderings import (
     tokens,
 )
 from mlxstack.text.formats.reasoning_derivation import TurnMarks
+
+LEAST_PROSE = 60
+"""Least characters of a text of the prompt; marks are shorter."""
 
 _SCALAR = {
     "integer": r"73519", "number": r"73\.5", "boolean": r"[Tt]rue", "array": r"\[",
@@ -432,6 +436,7 @@ def _after(probes: TemplateProbes, text: str, turn: TurnMarks) -> str:
     text = text[: min(cuts)] if cuts else text
     ending = tokens(turn.end.strip())
     after = tokens(text.rstrip())
+    after = after[: _start_of_prose(after, probes.bare.rpartition(USER["content"])[2])]
     same = shared_end(after, ending)
     if same and len(same) == len(ending):
         after = after[: len(after) - len(same)]
@@ -439,3 +444,10 @@ def _after(probes: TemplateProbes, text: str, turn: TurnMarks) -> str:
     for mark in reversed(turn.wrappers[1:]):
         rest = rest.removesuffix(mark).rstrip()
     return rest
+
+
+def _start_of_prose(after: list[str], prompt: str) -> int:
+    """Number of tokens before the text that follows any message."""
+    rests = ("".join(after[at:]) for at in range(len(after)))
+    found = (at for at, rest in enumerate(rests) if len(rest) >= LEAST_PROSE and rest in prompt)
+    return next(found, len(after))

@@ -35,6 +35,7 @@ NESTED: dict[str, Any] = {
         "four": {"description": "Any value."},
         "five": {"type": "array", "items": {"$ref": "#/$defs/item"}},
         "six": {"enum": ["a", 1]},
+        "seven": {"type": "object"},
     },
     "$defs": {"item": {"type": "object", "properties": {"key": {"type": "string"}}}},
     "required": ["one"],
@@ -221,7 +222,10 @@ def find_capabilities(render: Render) -> TemplateCapabilities:
             )
         if capabilities == before:
             break
-    return _with_keys(render, capabilities)
+    # References are tried again, with the keys that every property needs.
+    capabilities = _with_keys(render, capabilities)
+    others = ({"takes_references": False},)
+    return _best(render, capabilities, others, PROBES["takes_references"])
 
 
 def losses(render: Render, capabilities: TemplateCapabilities) -> list[str]:

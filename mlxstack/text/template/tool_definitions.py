@@ -54,8 +54,8 @@ def _plain(schema: Any, root: dict[str, Any], depth: int) -> dict[str, Any]:
         plain["properties"] = {k: _plain(one, root, depth - 1) for k, one in properties.items()}
     if plain["type"] == "array":
         plain["items"] = _plain(plain.get("items", {}), root, depth - 1)
-    if "additionalProperties" in plain and isinstance(plain["additionalProperties"], dict):
-        plain["additionalProperties"] = _plain(plain["additionalProperties"], root, depth - 1)
+    if plain["type"] == "object" or isinstance(plain.get("additionalProperties"), dict):
+        plain["additionalProperties"] = _plain(plain.get("additionalProperties"), root, depth - 1)
     return plain
 
 
