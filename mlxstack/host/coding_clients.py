@@ -17,6 +17,12 @@ CLAUDE_COMPACT_TOKENS = 33_000
 CLAUDE_LEAST_TOKENS = 65_536
 """Claude Code's compaction reserve, and its least comfortable context, in tokens."""
 
+CLAUDE_SETTINGS = json.dumps({"permissions": {"deny": ["WebSearch"]}})
+CLAUDE_HINT = (
+    "WebSearch of Claude Code runs on Anthropic's servers and is off here; to search, add an MCP "
+    "server: claude mcp add search -- uvx duckduckgo-mcp-server"
+)
+
 CLAUDE_MODELS = (
     "ANTHROPIC_DEFAULT_HAIKU_MODEL",
     "ANTHROPIC_DEFAULT_SONNET_MODEL",
@@ -56,7 +62,7 @@ class ClientSetup(Struct, frozen=True):
     """`variables` to set, names to `unset`, `files` to write (text by path).
 
     `program` is what `run` starts with `options` before the user's own; empty when the user names
-    it. `caution` is for people.
+    it. `caution` is for people, `hint` for those who use `run`.
     """
 
     variables: dict[str, str]
@@ -65,10 +71,11 @@ class ClientSetup(Struct, frozen=True):
     program: str = ""
     options: tuple[str, ...] = ()
     caution: str | None = None
+    hint: str | None = None
 
 
 def claude(service: Endpoint, folder: Path) -> ClientSetup:
-    """Claude Code, with the context size; without it never compacts."""
+    """Claude Code, with the context size and without its WebSearch."""
     del folder
     is_small = service.n_ctx < CLAUDE_LEAST_TOKENS
     return ClientSetup(
@@ -82,6 +89,8 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
         },
         unset=("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"),
         program="claude",
+        options=("--settings", CLAUDE_SETTINGS),
+        hint=CLAUDE_HINT,
         caution=f"Claude Code compacts {CLAUDE_COMPACT_TOKENS} tokens before the end of the "
         f"context, and a slot has {service.n_ctx}; give slots.n_ctx {CLAUDE_LEAST_TOKENS} or more"
         if is_small

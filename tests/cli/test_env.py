@@ -70,7 +70,10 @@ def test_z14_run_starts_the_client_so(served: Shell) -> None:
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert seen["args"] == ["-p", "say it", "--url", PATH]
+    settings = json.loads(seen["args"][1])
+    assert settings["permissions"]["deny"] == ["WebSearch"]
+    assert seen["args"] == ["--settings", seen["args"][1], "-p", "say it", "--url", PATH]
+    assert "claude mcp add" in done.stderr
     assert seen["env"]["ANTHROPIC_MODEL"] == "tiny"
     assert "ANTHROPIC_API_KEY" not in seen["env"]
 

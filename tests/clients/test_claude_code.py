@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.host.coding_clients import CLAUDE_SETTINGS
 from tests.api.running import Running
 from tests.clients.agents import (
     CLAUDE,
@@ -78,3 +79,13 @@ def test_a_burst_of_counts_is_answered(live: Running, tmp_path: Path) -> None:
     assert relay.sent.count(b"POST /v1/messages/count_tokens") > 10
     assert not told["is_error"]
     assert "Context Usage" in str(told["result"])
+
+
+def test_run_takes_the_web_search_away(live: Running, tmp_path: Path) -> None:
+    offered = []
+    for settings in ("{}", CLAUDE_SETTINGS):
+        with relaying(Relay(live.url)) as relay:
+            told = claude(relay.url, tmp_path, "say hello", "--settings", settings)
+        assert not told["is_error"]
+        offered.append((b"WebSearch" in relay.sent, b"WebFetch" in relay.sent))
+    assert offered == [(True, True), (False, True)]

@@ -71,6 +71,8 @@ def run(
     setup = _setup(client, where)
     words = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
     _warn(setup)
+    if setup.hint is not None:
+        note(setup.hint)
     _write(setup)
     _become(words, setup)
 
