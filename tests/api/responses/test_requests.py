@@ -72,6 +72,8 @@ def test_items_of_every_kind_are_read_or_left_out(scripted: Scripted) -> None:
         "two\n[image omitted]",
         "three",
         "four",
+        "web_search",
+        "completed",
         "No.",
         "Late rule.",
         "Question\ntwo",
@@ -261,3 +263,53 @@ def test_a_summary_stands_for_reasoning_that_is_not_readable() -> None:
     ]
     (turn,) = messages(items, ToolNames())
     assert turn.reasoning == "Look first."
+
+
+HOSTED = [
+    (
+        {"type": "mcp_call", "name": "wiki", "server_label": "w", "arguments": '{"q": "owl"}'},
+        "wiki",
+    ),
+    ({"type": "web_search_call", "action": {"type": "search", "q": "owl"}}, "web_search"),
+    ({"type": "file_search_call", "queries": ["owl"]}, "file_search"),
+    ({"type": "code_interpreter_call", "code": "owl"}, "code_interpreter"),
+]
+
+
+@pytest.mark.parametrize(("item", "name"), HOSTED)
+def test_a_call_of_openais_servers_is_kept_with_its_result(item: dict[str, Any], name: str) -> None:
+    kept = {**item, "id": "h1", "status": "completed"}
+    results = ({"output": "hoo"}, {"results": [{"text": "hoo"}]}, {"error": "hoo"})
+    for result in results:
+        _, calling, told = _asking(kept | result)
+        (call,) = calling.tool_calls
+        assert (call.name, "owl" in str(call.arguments)) == (name, True)
+        assert (told.tool_call_id, "hoo" in told.text) == (call.id, True)
+    _, _, told = _asking(kept)
+    assert told.text == "completed"
+
+
+def test_a_call_of_a_computer_is_kept_without_its_picture() -> None:
+    shown = {"type": "computer_screenshot", "image_url": IMAGE["image_url"]}
+    _, calling, told = _asking(
+        called("c1", "computer_call", actions=[{"type": "click", "x": 3}]),
+        called("c1", "computer_call_output", output=shown),
+    )
+    (call,) = calling.tool_calls
+    assert (call.name, call.arguments) == ("computer", {"actions": [{"type": "click", "x": 3}]})
+    assert (told.tool_call_id, told.text) == ("c1", "[image omitted]")
+
+
+@pytest.mark.parametrize(
+    "kind", ["compaction", "tool_search_output", "additional_tools", "program"]
+)
+def test_an_item_that_only_openai_can_read_is_refused(scripted: Scripted, kind: str) -> None:
+    sent = [user(say("one")), {"type": kind, "id": "x"}, user(say("two"))]
+    with pytest.raises(openai.BadRequestError) as refused:
+        scripted.sdk.responses.create(model="x", input=sent)
+    assert refused.value.param == "input[1].type"
+    assert kind in str(refused.value)
+
+
+def _asking(*items: dict[str, Any]) -> tuple[Any, ...]:
+    return messages([user(say("look")), *items], ToolNames())

@@ -63,6 +63,32 @@ class BuiltInCallItem(Struct):
     id: str | None = None
 
 
+class ComputerCallItem(Struct):
+    """Earlier call of a computer, with one action or several."""
+
+    action: dict[str, Any] | None = None
+    actions: list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    id: str | None = None
+
+
+class HostedCallItem(Struct):
+    """Earlier call that OpenAI's servers ran: an MCP tool, a search, code; with its result."""
+
+    type: str
+    id: str = ""
+    status: str | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    action: dict[str, Any] | None = None
+    queries: list[str] | None = None
+    code: str | None = None
+    output: Any = None
+    outputs: Any = None
+    results: Any = None
+    error: Any = None
+
+
 class OutputItem(Struct):
     output: Content = None
     call_id: str | None = None

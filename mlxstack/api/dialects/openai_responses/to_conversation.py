@@ -14,8 +14,10 @@ from mlxstack.api import custom_tools, request_fields
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
 from mlxstack.api.dialects.openai_responses.request_schema import (
     BuiltInCallItem,
+    ComputerCallItem,
     CustomCallInput,
     FunctionCallInput,
+    HostedCallItem,
     Item,
     MessageInput,
     OutputItem,
@@ -249,7 +251,7 @@ JOINT = "\n\n"
 def messages(
     items: list[Item], box: ToolNames, images: ImageReader = TEXT_ONLY
 ) -> tuple[Message, ...]:
-    """Messages of input items; other types are left out. Raises BadRequest.
+    """Messages of input items; unknown types are left out. Raises BadRequest.
 
     Reasoning, text and calls of the assistant without another message between them are one turn.
     """
@@ -257,11 +259,21 @@ def messages(
     answered = max((i for i, item in enumerate(items) if _is_answer(item)), default=-1)
     read: list[Message] = []
     for i, item in enumerate(items):
-        reader = _new_question if i == last else READERS.get(_type(item, f"input[{i}]"))
+        at = f"input[{i}]"
+        kind = _type(item, at)
+        reader = _new_question if i == last else READERS.get(kind)
         if reader is not None:
-            shown, found_images = _with_marks(item, f"input[{i}]", images, is_new=i > answered)
-            message = reader(shown, f"input[{i}]", box)
+            shown, found_images = _with_marks(_with_parts(item), at, images, is_new=i > answered)
+            message = reader(shown, at, box)
             read.append(structs.replace(message, images=found_images) if found_images else message)
+        elif kind in HOSTED:
+            read += _hosted_call(item, at)
+        elif kind in SEALED:
+            raise BadRequest(
+                f"{at}.type: {kind} is not supported, only OpenAI's servers can read it; "
+                "send the items that it stands for",
+                f"{at}.type",
+            )
     return tuple(_turns(read))
 
 
@@ -280,6 +292,14 @@ def _is_answer(item: Item) -> bool:
     kind = item.get("type")
     is_call = kind == "reasoning" or (isinstance(kind, str) and kind.endswith("_call"))
     return is_call or item.get("role") == "assistant"
+
+
+def _with_parts(item: Item) -> Item:
+    """Item whose output is a list of parts, where it is one screenshot."""
+    shown = item.get("output")
+    if item.get("type") != "computer_call_output" or not isinstance(shown, dict):
+        return item
+    return {**item, "output": [{**shown, "type": "input_image"}]}
 
 
 def _with_marks(
@@ -350,6 +370,26 @@ def _built_in_call(item: Item, at: str, _: ToolNames) -> Message:
     return _calling(ToolCall(_call_id(sent), sent.type.removesuffix("_call"), arguments))
 
 
+def _computer_call(item: Item, at: str, _: ToolNames) -> Message:
+    sent = _as(ComputerCallItem, item, at)
+    arguments = sent.action if sent.action is not None else {"actions": sent.actions or []}
+    return _calling(ToolCall(sent.call_id or sent.id or "", "computer", arguments))
+
+
+def _hosted_call(item: Item, at: str) -> tuple[Message, Message]:
+    """Call that OpenAI's servers ran and its result, of one item."""
+    sent = _as(HostedCallItem, item, at)
+    known = {"queries": sent.queries, "code": sent.code}
+    given = {name: value for name, value in known.items() if value is not None}
+    arguments = parse_arguments(sent.arguments) if sent.arguments else sent.action or given
+    name = sent.name or sent.type.removesuffix("_call")
+    results = (sent.output, sent.outputs, sent.results, sent.error, sent.status, "completed")
+    result = next(one for one in results if one is not None)
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    call = ToolCall(sent.id, name, arguments)
+    return _calling(call), Message(Role.TOOL, text, tool_call_id=sent.id)
+
+
 def _output(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(OutputItem, item, at)
     text = read_history(sent.output, f"{at}.output")
@@ -392,12 +432,26 @@ READERS: dict[str, Reader] = {
     "local_shell_call": _built_in_call,
     "shell_call": _built_in_call,
     "apply_patch_call": _built_in_call,
+    "computer_call": _computer_call,
     "function_call_output": _output,
     "custom_tool_call_output": _output,
     "local_shell_call_output": _output,
     "shell_call_output": _shell_output,
     "apply_patch_call_output": _patch_output,
+    "computer_call_output": _output,
 }
+
+HOSTED = frozenset(
+    {
+        "mcp_call",
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+    }
+)
+SEALED = frozenset({"compaction", "tool_search_output", "additional_tools", "program"})
+"""Items that hold turns or tools which the service cannot see."""
 
 
 def _turns(read: list[Message]) -> Iterator[Message]:
@@ -418,7 +472,7 @@ def _joined(parts: Sequence[Message]) -> Message:
     )
 
 
-SHOWING = frozenset({"function_call_output", "custom_tool_call_output"})
+SHOWING = frozenset({"function_call_output", "custom_tool_call_output", "computer_call_output"})
 """Items whose `output` may hold images."""
 
 SEAL = "mlx-stack:"
