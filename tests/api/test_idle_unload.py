@@ -41,6 +41,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 BIG = {**TINY, "hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 4}
 IDLE_S = 0.2
 SERVER = ServerSpec(port=0, idle_unload_s=IDLE_S)
+TWO = {"num_predict": 2, "temperature": 0}
 HELLO = [{"role": "user", "content": "hi"}]
 READS = (
     "/", "/health", "/v1/models", "/models", "/props", "/metrics", "/slots", "/api/tags", "/api/ps",
@@ -239,6 +240,21 @@ def test_keep_alive_moves_the_moment(here: Running) -> None:
         assert client.generate("tiny").done_reason == "load"
         with pytest.raises(ollama.ResponseError, match="keep_alive is 'soon'"):
             client.chat("tiny", HELLO, keep_alive="soon")
+
+
+def test_keep_alive_of_zero_unloads_a_model_that_stays_otherwise(
+    model_folder: Path, tmp_path: Path, quick: None
+) -> None:
+    preset = tiny_preset(model_folder, server=ServerSpec(port=0))
+    with running(preset, tmp_path) as kept, ollama.Client(kept.url, timeout=PATIENCE_S) as client:
+        first = client.chat("tiny", HELLO, options=TWO)
+        client.chat("tiny", HELLO, keep_alive="1ms", options=TWO)
+        assert idle_unload.remaining_s(kept.service) == math.inf
+        assert client.generate("tiny", keep_alive=0).done_reason == "unload"
+        wait_unloaded(kept)
+        again = client.chat("tiny", HELLO, options=TWO)
+        assert again.message.content == first.message.content
+        assert idle_unload.remaining_s(kept.service) == math.inf, "it leaves once"
 
 
 def test_a_model_that_is_gone_fails_the_request_and_comes_back(

@@ -36,7 +36,7 @@ async def run_tasks(
     async with asyncio.TaskGroup() as group:
         group.create_task(sample(service, SAMPLE_S))
         group.create_task(return_memory(service, REST_S))
-        if service.preset.server.idle_unload_s is not None:
+        if not service.preset.hosts:
             group.create_task(unload_when_idle(service))
         if service.preset.kind is ServiceKind.EMBEDDING:
             return

@@ -55,19 +55,21 @@ async def unload_now(service: Service) -> None:
 def idle_limit_s(service: Service) -> float:
     """Seconds without a request until the model is unloaded; inf for never.
 
-    The `keep_alive` of the last request replaces that of the preset, which has to have one.
+    The `keep_alive` of the last request replaces that of the preset; where that has none, only 0
+    counts, which asks for an unload.
     """
     limit, given = service.preset.server.idle_unload_s, service.gate.keep_alive_s
-    if limit is None:
+    if service.preset.hosts or (limit is None and given != 0):
         return float("inf")
-    return limit if given is None else given
+    return limit or 0.0 if given is None else given
 
 
 def remaining_s(service: Service) -> float:
     """Seconds until the model is unloaded if no request comes."""
-    limit, snapshot = idle_limit_s(service), service.engine.snapshot()
+    limit = idle_limit_s(service)
     if service.health is not ServiceHealth.OK or limit == float("inf"):
         return float("inf")
+    snapshot = service.engine.snapshot()
     if service.gate.n_inside or n_processing(snapshot) or snapshot.waiting:
         return max(limit, LOOK_S)
     return service.gate.left_at + limit - time.monotonic()
