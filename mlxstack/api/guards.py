@@ -6,6 +6,7 @@ Guards are coroutines because Litestar sends plain functions through a thread, e
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -46,8 +47,13 @@ def request_id(scope: Scope) -> str:
 
 
 async def name_response(message: Message, scope: Scope) -> None:
-    """Adds `x-request-id` for OpenAI's clients and `request-id` for Anthropic's."""
+    """Adds `x-request-id` for OpenAI's clients and `request-id` for Anthropic's.
+
+    An answered preflight has status 200, which older browsers require.
+    """
     if message["type"] == "http.response.start":
+        if scope.get("method") == "OPTIONS" and message["status"] == HTTPStatus.NO_CONTENT:
+            message["status"] = HTTPStatus.OK
         headers = MutableScopeHeaders.from_message(message)
         headers["x-request-id"] = headers["request-id"] = request_id(scope)
 

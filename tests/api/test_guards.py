@@ -194,7 +194,7 @@ def test_x10_preflights(locked: Running) -> None:
         return httpx.options(locked.url + CHAT, headers=headers)
 
     answer = preflight("http://localhost:3000")
-    assert answer.status_code == 204
+    assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert "x-api-key" in answer.headers["access-control-allow-headers"].lower()
     for origin in ("app://obsidian.md", "tauri://localhost", "vscode-webview://abc"):
