@@ -20,6 +20,9 @@ WAIT_S = 0.02
 async def unload_when_idle(service: Service) -> None:
     """Unload the idle model, and reload it for a waiting request."""
     while True:
+        if service.preset.server.idle_unload_s is None and service.gate.keep_alive_s != 0:
+            service.gate.dismissed.clear()
+            await service.gate.dismissed.wait()
         await asyncio.sleep(LOOK_S)
         if remaining_s(service) > 0:
             continue

@@ -12,7 +12,8 @@ class SwapGate:
     """Gate of requests, on the event loop.
 
     `n_entered` requests passed; `n_inside` are not over yet, the last one left at `left_at`,
-    monotonic. `wanted` is set while a request waits, `keep_alive_s` by the last one that entered.
+    monotonic. `wanted` is set while a request waits, `keep_alive_s` by the last one that entered,
+    `dismissed` when that is 0.
     `on_next` is called once, when the next request asks to enter. `loading` is held while a model
     is loaded in the place of an unloaded one.
     """
@@ -24,6 +25,7 @@ class SwapGate:
         self.keep_alive_s: float | None = None
         self.on_next: Callable[[], None] | None = None
         self.wanted = asyncio.Event()
+        self.dismissed = asyncio.Event()
         self.loading = asyncio.Lock()
         self._opened = asyncio.Event()
         self._opened.set()
@@ -47,6 +49,12 @@ class SwapGate:
         self.keep_alive_s = None
         self.n_inside += 1
         self.n_entered += 1
+
+    def keep_alive(self, seconds: float) -> None:
+        """Set the time until the idle unload, until the next request enters."""
+        self.keep_alive_s = seconds
+        if seconds == 0:
+            self.dismissed.set()
 
     def leave(self) -> None:
         """Count a request as over."""

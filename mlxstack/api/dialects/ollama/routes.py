@@ -207,7 +207,7 @@ def _loaded(renderer: OllamaRenderer, service: Service) -> Response[Any]:
 def _keep_alive(service: Service, given: float | str | None) -> None:
     """Set the time of the idle unload; see `idle_limit_s`."""
     if given is not None:
-        service.gate.keep_alive_s = to_conversation.keep_alive_s(given)
+        service.gate.keep_alive(to_conversation.keep_alive_s(given))
 
 
 def _model(service: Service, name: str | None) -> str:

@@ -73,7 +73,7 @@ class ComputerCallItem(Struct):
 
 
 class HostedCallItem(Struct):
-    """Earlier call that OpenAI's servers ran: an MCP tool, a search, code; with its result."""
+    """Earlier call that OpenAI's servers ran, with its result."""
 
     type: str
     id: str = ""

@@ -295,7 +295,7 @@ def _is_answer(item: Item) -> bool:
 
 
 def _with_parts(item: Item) -> Item:
-    """Item whose output is a list of parts, where it is one screenshot."""
+    """Item with its one screenshot as a list of parts."""
     shown = item.get("output")
     if item.get("type") != "computer_call_output" or not isinstance(shown, dict):
         return item
