@@ -7,6 +7,7 @@ refused before the application sees them.
 
 import asyncio
 import posixpath
+import re
 import resource
 import time
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ def head_fault(headers: Sequence[tuple[bytes, bytes]], upgrade: bytes | None) ->
     """
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
         return BadRequest("content-length and transfer-encoding exclude each other; send one")
-    if upgrade == WEBSOCKET:
+    if upgrade is not None and WEBSOCKET in re.split(rb"[\s,/]+", upgrade):
         return UpgradeRefused("this service has no WebSockets; send the request over HTTP")
     return None
 

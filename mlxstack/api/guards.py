@@ -46,6 +46,10 @@ def request_id(scope: Scope) -> str:
     return str(state.setdefault("request_id", f"req_{uuid.uuid4().hex}"))
 
 
+# Clients of llama-server and of CORS look for these names in plain dictionaries.
+CASED = (b"access-control-", b"process-start-")
+
+
 async def name_response(message: Message, scope: Scope) -> None:
     """Adds `x-request-id` for OpenAI's clients and `request-id` for Anthropic's.
 
@@ -56,6 +60,10 @@ async def name_response(message: Message, scope: Scope) -> None:
             message["status"] = HTTPStatus.OK
         headers = MutableScopeHeaders.from_message(message)
         headers["x-request-id"] = headers["request-id"] = request_id(scope)
+        message["headers"] = [
+            (name.title() if name.startswith(CASED) else name, value)
+            for name, value in message["headers"]
+        ]
 
 
 def host_check(server: ServerSpec) -> Callable[[Connection], None]:

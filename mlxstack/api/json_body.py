@@ -17,6 +17,13 @@ _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2
 _ESCAPES = re.compile(
     rb"(?<!\\)((?:\\\\)*)(?:(%b%b)|%b|%b)|\xed[\xa0-\xbf][\x80-\xbf]" % (_HIGH, _LOW, _HIGH, _LOW)
 )
+# UTF-16's mark begins that of UTF-32.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _REPLACEMENT = "\ufffd"
 
 
@@ -31,7 +38,11 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 
 
 def mended_body(body: bytes) -> bytes:
-    """A body without byte order mark, with U+FFFD for every lone surrogate."""
+    """UTF-8 without byte order mark, with U+FFFD for lone surrogates."""
+    for mark, coding in _MARKS:
+        if body.startswith(mark):
+            body = body.decode(coding, "replace").encode()
+            break
     return _ESCAPES.sub(_mended, body.removeprefix(codecs.BOM_UTF8))
 
 

@@ -21,6 +21,10 @@ TRIMMED_BYTES = 32 * 1024 * 1024
 """Bytes of bodies after which freed memory is returned to the system."""
 
 
+MOST_PARTS = 1000
+"""Members or frames of one compressed body; each costs a copy of what follows it."""
+
+
 class BodyBudget:
     """Bytes that the bodies of all requests in flight hold together."""
 
@@ -146,6 +150,34 @@ class Decoder:
             raise BadRequest(f"the {self._coding} data of the body is not complete")
 
 
+class Joined:
+    """Decompressor of several members or frames in a row.
+
+    RFC 1952, 2.2; RFC 8878, 3.1.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._inner, self._n_parts = make, make(), 1
+
+    @property
+    def eof(self) -> bool:
+        """Whether the data is complete."""
+        return bool(self._inner.eof)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Decompressed bytes, `max_length` at most. Raises EOFError after too many parts."""
+        found, rest = b"", data
+        while rest and len(found) < max_length:
+            if self._inner.eof:
+                self._n_parts += 1
+                if self._n_parts > MOST_PARTS:
+                    raise EOFError(f"it has more than {MOST_PARTS} parts")
+                self._inner = self._make()
+            found += self._inner.decompress(rest, max_length - len(found))
+            rest = self._inner.unused_data if self._inner.eof else b""
+        return found
+
+
 class RawOrZlib:
     """Decompressor of `deflate`: zlib data, or raw as some clients send it."""
 
@@ -167,11 +199,11 @@ class RawOrZlib:
 
 
 def _zstd() -> Decoder:
-    return Decoder("zstd", zstd.ZstdDecompressor(), zstd.ZstdError)
+    return Decoder("zstd", Joined(zstd.ZstdDecompressor), zstd.ZstdError)
 
 
 def _gzip() -> Decoder:
-    return Decoder("gzip", zlib.decompressobj(31), zlib.error)
+    return Decoder("gzip", Joined(lambda: zlib.decompressobj(31)), zlib.error)
 
 
 DECODERS: dict[str, Callable[[], Decoder]] = {

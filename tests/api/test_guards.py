@@ -197,6 +197,7 @@ def test_x10_preflights(locked: Running) -> None:
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert "x-api-key" in answer.headers["access-control-allow-headers"].lower()
+    assert b"Access-Control-Allow-Origin" in {name for name, _ in answer.headers.raw}
     for origin in ("app://obsidian.md", "tauri://localhost", "vscode-webview://abc"):
         assert preflight(origin).headers["access-control-allow-origin"] == origin
         page = ask(locked, "/health", origin=origin)

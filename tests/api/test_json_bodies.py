@@ -85,6 +85,17 @@ def test_a_byte_order_mark_is_skipped(stage: tuple[StandIn, httpx.Client], path:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.parametrize("coding", ["utf-16", "utf-32", "utf-16-be", "utf-32-be"])
+def test_a_mark_of_another_coding_is_obeyed(
+    stage: tuple[StandIn, httpx.Client], coding: str
+) -> None:
+    mark = "\ufeff" if coding.endswith("be") else ""
+    for path, body in BODIES.items():
+        content = (mark + body).encode(coding)
+        answer = stage[1].post(path, content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+
+
 def test_bad_json_keeps_its_own_error(stage: tuple[StandIn, httpx.Client]) -> None:
     for body in (r'{"messages": "\ud83d', "\ufeff{", "\ufeff"):
         answer = post(stage[1], "/v1/chat/completions", body)

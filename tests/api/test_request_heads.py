@@ -79,6 +79,9 @@ def test_an_upgrade_to_a_websocket_is_a_426_in_the_dialect_of_its_path(
         head, _, body = answer_of(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 426 Upgrade Required") and b"upgrade: HTTP/1.1" in head
     assert "WebSockets" in json.loads(body)["error"]["message"]
+    among = UPGRADE.replace(b"Upgrade: websocket", b"Upgrade: h2c, WebSocket/13")
+    with sent(here, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n".encode() + among) as client:
+        assert answer_of(client).startswith(b"HTTP/1.1 426")
 
 
 def test_an_upgrade_to_another_protocol_is_ignored(here: Running) -> None:
