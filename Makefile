@@ -86,6 +86,15 @@ agents: setup ## Install Claude Code, Codex, opencode, qwen-code, pi and Continu
 clients: programs ## Real coding agents, those that are installed, against a scripted model
 	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
 
+# pip makes the metadata of a source package before it keeps the file.
+$(VENV)/peers/ready: tests/clients/llama_server/requirements.txt pyproject.toml | $(BIN)/activate
+	@test -x $(VENV)/peers/bin/python || $(BIN)/python -m venv $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e . -r $<
+	@$(VENV)/peers/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama_cpp_python -d $(VENV)/peers llama_cpp_python==0.3.36 && touch $@
+
+peers: $(VENV)/peers/ready ## llama.cpp's own server tests; what differs stands in tests/clients/llama_server_differences.md
+	@$(FAST) $(VENV)/peers/bin/python -m tests.clients.llama_server $(VENV)/peers/llama_cpp_python-0.3.36.tar.gz
+
 suite: setup ## The tests alone; one that fails is run once more
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.suite -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -177,4 +186,4 @@ shots: setup ## Redraw the pictures of the dashboard and the web page
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: real smollm2 suite programs oracle agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench
+.PHONY: real smollm2 suite peers programs oracle agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel release signature shots bench

@@ -1,0 +1,114 @@
+"""`make peers`: llama.cpp's own server tests against our service.
+
+The argument is the source package `llama_cpp_python`. Exit code 1 if a test fails that the page of
+differences does not name, or if one passes that it names.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlxstack.host.hardware import for_mlx
+from tests.clients.llama_server import model
+from tests.ports import unused_port
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+IDS = HERE / "ids.txt"
+PAGE = HERE.parent / "llama_server_differences.md"
+TESTS = re.compile(r"[^/]+/vendor/llama\.cpp/tools/server/tests/")
+UNIT = "unit/"
+ROW = re.compile(r"^\| (`.+`) \| (.+) \|$", re.MULTILINE)
+FAULT = "FAULT"
+CHANCE = "by chance"
+"""Begins the reason of a test that passes or not by what the model samples."""
+MOST_SECONDS = 120
+"""For one test, the start of its servers included."""
+
+
+def main() -> None:
+    """Unpack the tests, run them, and print the verdict of each."""
+    folder = Path(sys.prefix).resolve() / "suite"
+    suite = _unpack(Path(sys.argv[1]), folder)
+    outcomes = _run(suite, folder)
+    found = verdicts(outcomes, reasons(PAGE.read_text(encoding="utf-8")))
+    for name, verdict in found.items():
+        print(f"{name}: {verdict}")
+    n_passed = sum(verdict.startswith("passed") for verdict in found.values())
+    n_faults = sum(verdict.startswith(FAULT) for verdict in found.values())
+    print(f"{n_passed} of {len(found)} pass, {n_faults} differ from the page")
+    sys.exit(n_faults > 0)
+
+
+def reasons(page: str) -> dict[str, str]:
+    """Reason why a test does not pass, by its id."""
+    rows = ROW.findall(page)
+    return {name: reason for names, reason in rows for name in re.findall(r"`([^`]+)`", names)}
+
+
+def verdicts(outcomes: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """Verdict of each listed test; one that is not as the page says begins with FAULT."""
+    found = {}
+    for line in IDS.read_text(encoding="utf-8").splitlines():
+        name = line.removeprefix(UNIT)
+        outcome, reason = outcomes.get(line, "not run"), known.get(name)
+        match outcome, reason:
+            case "passed", None:
+                found[name] = "passed"
+            case "passed", str(chance) if chance.startswith(CHANCE):
+                found[name] = f"passed {chance}"
+            case "passed", _:
+                found[name] = f"{FAULT}: passed, and the page says: {reason}"
+            case _, None:
+                found[name] = f"{FAULT}: {outcome}"
+            case _:
+                found[name] = f"differs: {reason}"
+    return found
+
+
+def _unpack(package: Path, folder: Path) -> Path:
+    """Folder of the tests, out of the source package."""
+    with tarfile.open(package) as archive:
+        for member in archive:
+            if place := TESTS.match(member.name):
+                member.name = member.name[place.end() :]
+                archive.extract(member, folder, filter="data")
+    return folder
+
+
+def _run(suite: Path, folder: Path) -> dict[str, str]:
+    """Outcomes by id; of several for one test, the worst."""
+    outcomes = folder / "outcomes.jsonl"
+    outcomes.unlink(missing_ok=True)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    env = os.environ | {
+        "MLX_STACK_CPU": "1",
+        "PORT": str(unused_port()),
+        "PYTHONPATH": str(ROOT),
+        "SUITE_IDS": str(IDS),
+        "SUITE_MODEL": str(model.write(folder / model.NAME, text)),
+        "SUITE_OUTCOMES": str(outcomes),
+    }
+    lines = IDS.read_text(encoding="utf-8").splitlines()
+    files = sorted({line.partition("::")[0] for line in lines})
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    command += ["-p", "tests.clients.llama_server.outcomes", f"--timeout={MOST_SECONDS}", *files]
+    with (folder / "log").open("w") as log:
+        subprocess.run(
+            command, cwd=suite, env=env | for_mlx(env), stdout=log, stderr=log, check=False
+        )
+    found: dict[str, str] = {}
+    for line in outcomes.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        if found.get(one["id"], "passed") == "passed":
+            found[one["id"]] = one["outcome"]
+    return found
+
+
+if __name__ == "__main__":
+    main()
