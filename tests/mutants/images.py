@@ -74,9 +74,9 @@ IMAGES = (
         "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
     ),
     Mutant(
-        "an image whose tokens attend to each other is one chunk", "engine/decode/prefill.py",
-        "end = whole_images(request.images, start, end)", "pass",
-        SLOTS + "test_an_image_is_cut_anywhere_by_chunks",
+        "an image whose tokens attend to each other is one chunk", "core/image.py",
+        "return cut.start if cut.start > start else cut.end", "return end",
+        "tests/engine/vision/test_gemma3.py::test_a_chunk_ends_before_or_after_an_image",
     ),
     Mutant(
         "tokens of an image of Gemma attend to each other", "engine/model/row_views.py",
