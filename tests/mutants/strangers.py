@@ -1,8 +1,10 @@
-"""Protections from files of strangers."""
+"""Protections from files, hubs, templates and requests of strangers."""
 
 from tests.mutants.mutant import Mutant
 
 FILES = "tests/host/test_foreign_json.py::"
+HEADS = "tests/api/test_request_heads.py::"
+RENDERING = "tests/text/test_template_rendering.py::"
 
 STRANGERS = (
     Mutant(
@@ -24,5 +26,72 @@ STRANGERS = (
         "a tokenizer makes no long text of a short one", "models/foreign_json.py",
         "if growth > LARGEST_GROWTH:", "if not file:",
         FILES + "test_a_tokenizer_that_makes_much_of_little_is_refused",
+    ),
+    Mutant(
+        "depth of a model's JSON is a sentence", "models/foreign_json.py",
+        "found = json.loads(data)\n    except RecursionError:",
+        "found = json.loads(data)\n    except ZeroDivisionError:",
+        FILES + "test_a_file_that_cannot_be_read_is_named",
+    ),
+    Mutant(
+        "a hub names no path as a hash", "models/weight_download.py",
+        "if not SHA256.fullmatch(digest):", "if not digest:",
+        "tests/cli/test_pull.py::test_a_name_of_the_hub_is_no_path",
+    ),
+    Mutant(
+        "nor as a commit or an ETag", "models/hub_answers.py",
+        "if not NAME.fullmatch(name):", "if not name:",
+        "tests/cli/test_pull.py::test_a_name_of_the_hub_is_no_path",
+    ),
+    Mutant(
+        "a rendering has a limit of time", "text/template/rendering.py",
+        "allowed_s = limit_s if left_s is None else left_s", "allowed_s = 9 * limit_s",
+        RENDERING + "test_a_rendering_beyond_a_limit_ends_and_the_next_one_is_served",
+    ),
+    Mutant(
+        "renderings of a request share a budget", "text/template/rendering.py",
+        "self._budget.left_s = left_s - used_s", "self._budget.left_s = left_s",
+        RENDERING + "test_all_renderings_of_a_request_share_one_budget",
+    ),
+    Mutant(
+        "health tells that all text threads are stuck", "service/service.py",
+        "if self._words is not None and self._words.stalled_s() > TEXT_STALLED_S:", "if False:",
+        "tests/api/test_template_overruns.py::"
+        "test_health_tells_that_every_text_thread_is_stuck",
+    ),
+    Mutant(
+        "a gateway decides by the canonical path", "api/connection.py",
+        'scope["path"] = canonical_path(path)', 'scope["path"] = path',
+        "tests/gateway/test_member_paths.py::"
+        "test_no_spelling_of_a_change_of_models_reaches_a_member",
+    ),
+    Mutant(
+        "two lengths of a body are refused", "api/connection.py",
+        'if {b"content-length", b"transfer-encoding"} <= {', 'if {b"", b"transfer-encoding"} <= {',
+        HEADS + "test_two_lengths_are_refused_and_the_connection_is_closed",
+    ),
+    Mutant(
+        "bodies in flight share a budget", "api/request_body.py",
+        "if self.n_bytes + n_bytes > self._max_bytes:", "if n_bytes > self._max_bytes:",
+        "tests/api/test_request_bodies.py::"
+        "test_bodies_in_flight_share_a_budget_which_is_given_back",
+    ),
+    Mutant(
+        "the budget of bodies is given back", "api/request_body.py",
+        "        self.n_bytes -= n_bytes\n", "",
+        "tests/api/test_request_bodies.py::"
+        "test_bodies_in_flight_share_a_budget_which_is_given_back",
+    ),
+    Mutant(
+        "grammars spell no special token", "text/grammar/compiler.py",
+        'token["content"] = names.get(token["content"], token["content"])', "pass",
+        "tests/api/test_spelled_marks.py::"
+        "test_a_grammar_that_spells_marks_is_followed_in_letters",
+    ),
+    Mutant(
+        "results are paired with their calls", "text/prompt/prompt.py",
+        "messages = pair_results(conversation.messages)", "messages = conversation.messages",
+        "tests/api/test_result_order.py::"
+        "test_results_in_any_order_are_one_prompt_of_one_conversation",
     ),
 )  # fmt: skip
