@@ -322,3 +322,10 @@ def test_arguments_after_a_name_may_be_json_in_a_text() -> None:
     found = derive_format(tokenizer_of("endless"))
     raw = f"[TOOL_CALLS]bash[ARGS]{json.dumps(json.dumps(ARGUMENTS))}"
     assert calls_of(found, raw) == [LS]
+
+
+def test_a_call_of_names_and_values_may_have_no_arguments() -> None:
+    found = derive_format(tokenizer_of("quoted"))
+    read = read_answer(found, "<|tool_call>call:bash<tool_call|>all|>", TOOLS)
+    assert [(call.name, call.arguments) for call in read.tool_calls] == [("bash", {})]
+    assert read.content == "all|>"

@@ -211,6 +211,9 @@ class ValueCalls:
             return None
         fields, start = head
         stops = self._parts.outer_closings
+        if not (yield from feed.starts("{", start)):
+            is_closed = yield from self._parts.closes_at(start)
+            return self._parts.settled(fields, {}, start) if is_closed else None
         if self._writer.open(fields["name"]):
             end = yield from self._parts.object(start, gemma_notation(body.quote), stops)
             if end >= 0:
