@@ -32,12 +32,14 @@ class Relay:
             asyncio.create_task(self._forth(reader, back_writer, heard)),
             asyncio.create_task(self._back(back_reader, writer, heard)),
         )
-        _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for one in (writer, back_writer):
+                one.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for one in (writer, back_writer):
-            one.close()
 
     async def _forth(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: bytearray
@@ -65,21 +67,22 @@ class Relay:
 def relaying(relay: Relay) -> Iterator[Relay]:
     """Listening on a free port of its own."""
     started, leaving = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
+    loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:
+        loops.append(asyncio.get_running_loop())
         server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
         relay.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         started.set()
         await leaving.wait()
         server.close()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    # `run` ends the connections that clients left open.
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     assert started.wait(PATIENCE_S)
     try:
         yield relay
     finally:
-        loop.call_soon_threadsafe(leaving.set)
+        loops[0].call_soon_threadsafe(leaving.set)
         thread.join(PATIENCE_S)
-        loop.close()
