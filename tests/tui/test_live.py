@@ -17,7 +17,7 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
-from mlxstack.client import Client, ServerSentEvent
+from mlxstack.client import Client, FeedLost, ServerSentEvent
 from mlxstack.core.preset import ServerSpec
 from mlxstack.core.status import MemoryView, StatusFrame, WindowSums
 from mlxstack.service.parts.stats import MOST_SAMPLES
@@ -269,11 +269,12 @@ async def test_a_wrong_key_is_told_in_the_banner(model_folder: Path, tmp_path: P
     with running(preset, tmp_path) as found:
         async with watching(found.url, "right") as pilot:
             assert board(pilot).model.link.state is LinkState.LIVE
-        async with Client(found.url, "wrong") as client:
-            feed = LiveFeed(client).news()
-            first = await anext(feed)
-            await feed.aclose()
-        assert "Invalid API Key; put the key into MLX_STACK_API_KEY" in str(first)
+        async with (
+            Client(found.url, "wrong") as client,
+            aclosing(LiveFeed(client).news()) as feed,
+        ):
+            lost = await anext(news async for news in feed if isinstance(news, FeedLost))
+        assert "Invalid API Key; put the key into MLX_STACK_API_KEY" in lost.reason
         async with Client(found.url) as client, aclosing(pages(LiveFeed(client), 80, 1.0)) as shown:
             told = await anext(shown)
         assert "an API key is needed" in told and "MLX_STACK_API_KEY" in told
