@@ -5,8 +5,9 @@ in one file, preprocessor_config.json, and the demo tokenizer with the image tok
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -150,11 +151,87 @@ GEMMA3: dict[str, Any] = {
     },
 }
 
+GEMMA4_TOKENS = {
+    "boi_token_id": "<|image>",
+    "image_token_id": "<|image|>",
+    "eoi_token_id": "<image|>",
+}
+
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4",
+    "vocab_size": VOCAB,
+    "text_config": {
+        "model_type": "gemma4_text",
+        "hidden_size": 64,
+        "num_hidden_layers": 6,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size": VOCAB,
+        "vocab_size_per_layer_input": VOCAB,
+        "use_double_wide_mlp": False,
+        # Less than the tokens of an image.
+        "sliding_window": 16,
+        "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+        "use_bidirectional_attention": "vision",
+        # The defaults of the libraries differ.
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1e6,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+        "max_position_embeddings": 8192,
+    },
+    "vision_config": {
+        "model_type": "gemma4_vision",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "position_embedding_size": 128,
+        "rope_parameters": {"rope_theta": 100.0, "rope_type": "axial"},
+        "standardize": True,
+    },
+}
+
+GEMMA4_E4B: dict[str, Any] = {
+    **GEMMA4,
+    "text_config": {
+        **GEMMA4["text_config"],
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 16,
+        "use_bidirectional_attention": None,
+    },
+    "vision_config": {
+        **GEMMA4["vision_config"],
+        "num_key_value_heads": 1,
+        "standardize": False,
+        "use_clipped_linears": True,
+    },
+}
+"""As the small models: embeddings per layer, shared KV, causal attention, clipped layers."""
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl": QWEN3_VL,
     "qwen3_5": QWEN3_5,
     "mistral3": MISTRAL3,
     "gemma3": GEMMA3,
+    "gemma4": GEMMA4,
+    "gemma4_e4b": GEMMA4_E4B,
 }
 
 
@@ -170,37 +247,23 @@ def build(
     For Qwen, an image of 64 x 64 pixels has 4 features, and one of 128 x 64 has 8. `vision`
     replaces `vision_config`.
     """
-    config = {**CONFIGS[kind]}
+    config, family = {**CONFIGS[kind]}, FAMILIES[CONFIGS[kind]["model_type"]]
     config["vision_config"] = vision or config["vision_config"]
-    is_qwen = kind.startswith("qwen")
-    is_gemma = kind == "gemma3"
-    tokens = QWEN_TOKENS if is_qwen else GEMMA3_TOKENS if is_gemma else PIXTRAL_TOKENS
-    config.update({key: models.VOCAB + i for i, key in enumerate(tokens)})
+    config.update({key: models.VOCAB + i for i, key in enumerate(family.tokens)})
     models.write(folder, config, seed, dtype)
     weights = mx.load(str(folder / "model.safetensors"))
     assert isinstance(weights, dict)
-    if is_qwen:
-        tower = qwen_tower(config["vision_config"], seed)
-        tower = {f"vision_tower.{name}": array for name, array in tower.items()}
-    elif is_gemma:
-        tower = siglip_tower(config["vision_config"], seed)
-    else:
-        tower = pixtral_tower(config["vision_config"], seed)
+    tower = family.tower(config["vision_config"], seed)
     weights.update({name: array.astype(dtype) for name, array in tower.items()})
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    qwen_size = {"shortest_edge": 64 * 64, "longest_edge": 4096 * 4096}
-    size = qwen_size if is_qwen else {"height": 112, "width": 112}
-    processor = {"size": {"longest_edge": 1540} if kind == "mistral3" else size}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    _add_tokens(folder, list(tokens.values()))
-    mark = "<|vision_start|><|image_pad|><|vision_end|>" if is_qwen else "[IMG]"
-    mark = "<start_of_image>" if is_gemma else mark
-    _let_template_see(folder, mark)
+    (folder / "preprocessor_config.json").write_text(json.dumps(family.processor))
+    _add_tokens(folder, list(family.tokens.values()))
+    _let_template_see(folder, family.mark)
     return folder
 
 
 def qwen_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
-    """Random weights of a tower, with the names of Qwen and the patch layout of MLX."""
+    """Random weights of Qwen's tower, with the patch layout of MLX."""
     n, wide, out = config["hidden_size"], config["intermediate_size"], config["out_hidden_size"]
     merged = n * config["spatial_merge_size"] ** 2
     patch = config["patch_size"]
@@ -222,7 +285,7 @@ def qwen_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
         shapes |= _norm(f"{name}.norm", norm)
         shapes |= _linear(f"{name}.linear_fc1", merged, merged)
         shapes |= _linear(f"{name}.linear_fc2", merged, out)
-    return _random(shapes, seed)
+    return {f"vision_tower.{name}": array for name, array in _random(shapes, seed).items()}
 
 
 def pixtral_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
@@ -273,6 +336,76 @@ def siglip_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
         shapes |= _linear(f"{block}.mlp.fc1", n, wide) | _linear(f"{block}.mlp.fc2", wide, n)
         shapes |= _norm(f"{block}.layer_norm1", n) | _norm(f"{block}.layer_norm2", n)
     return _random(shapes, seed)
+
+
+def gemma4_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
+    """Random weights of Gemma 4's tower and of its projector to 64 dimensions."""
+    n, wide, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    tower = "vision_tower"
+    sizes = {
+        "self_attn.q_proj": (config["num_attention_heads"] * head, n),
+        "self_attn.k_proj": (config["num_key_value_heads"] * head, n),
+        "self_attn.v_proj": (config["num_key_value_heads"] * head, n),
+        "self_attn.o_proj": (n, config["num_attention_heads"] * head),
+        "mlp.gate_proj": (wide, n),
+        "mlp.up_proj": (wide, n),
+        "mlp.down_proj": (n, wide),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{tower}.patch_embedder.input_proj.weight": (n, 3 * config["patch_size"] ** 2),
+        f"{tower}.patch_embedder.position_embedding_table": (
+            2,
+            config["position_embedding_size"],
+            n,
+        ),
+        "embed_vision.embedding_projection.weight": (64, n),
+    }
+    bounds = {}
+    for i in range(config["num_hidden_layers"]):
+        block = f"{tower}.encoder.layers.{i}"
+        shapes |= {f"{block}.{name}.linear.weight": shape for name, shape in sizes.items()}
+        shapes |= {f"{block}.self_attn.{one}_norm.weight": (head,) for one in "qk"}
+        for at in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            shapes[f"{block}.{at}_layernorm.weight"] = (n,)
+        if config.get("use_clipped_linears"):
+            for name in sizes:
+                bounds |= {f"{block}.{name}.{at}_max": mx.array(0.9) for at in ("input", "output")}
+                bounds |= {f"{block}.{name}.{at}_min": mx.array(-1.1) for at in ("input", "output")}
+    if config.get("standardize"):
+        shapes |= {f"{tower}.std_scale": (n,), f"{tower}.std_bias": (n,)}
+    weights = _random(shapes, seed) | bounds
+    # As large as the patches, so that positions count.
+    weights[f"{tower}.patch_embedder.position_embedding_table"] *= 32
+    return weights
+
+
+class VisionKind(NamedTuple):
+    """Files of a family beside those of a text model."""
+
+    tokens: dict[str, str]
+    tower: Callable[[dict[str, Any], int], dict[str, mx.array]]
+    processor: dict[str, Any]
+    mark: str
+
+
+QWEN = VisionKind(
+    QWEN_TOKENS,
+    qwen_tower,
+    {"size": {"shortest_edge": 64 * 64, "longest_edge": 4096 * 4096}},
+    "<|vision_start|><|image_pad|><|vision_end|>",
+)
+FAMILIES = {
+    "qwen3_vl": QWEN,
+    "qwen3_5": QWEN,
+    "mistral3": VisionKind(
+        PIXTRAL_TOKENS, pixtral_tower, {"size": {"longest_edge": 1540}}, "[IMG]"
+    ),
+    "gemma3": VisionKind(
+        GEMMA3_TOKENS, siglip_tower, {"size": {"height": 112, "width": 112}}, "<start_of_image>"
+    ),
+    "gemma4": VisionKind(GEMMA4_TOKENS, gemma4_tower, {"max_soft_tokens": 24}, "<|image|>"),
+}
+"""By `model_type`."""
 
 
 def _linear(name: str, wide: int, out: int) -> dict[str, tuple[int, ...]]:

@@ -86,7 +86,7 @@ class ImageProcessor(Protocol):
     def written(self) -> str:
         """Text that the chat template writes for one image.
 
-        It is replaced by `framed` where it is not the placeholder.
+        It is replaced by `framed` where it differs.
         """
 
     @property

@@ -27,7 +27,7 @@ def png(seed: int) -> str:
     return base64.b64encode(out.getvalue()).decode()
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_vl", "mistral3", "gemma3"])
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_vl", "mistral3", "gemma3", "gemma4"])
 def seeing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
@@ -132,7 +132,8 @@ def test_a_model_that_sees_says_so(client: httpx.Client) -> None:
 def test_usage_and_a_header_count_images(client: httpx.Client) -> None:
     body = {"messages": [asked(7, 8)], "max_tokens": 4, "temperature": 0}
     # Two rows of three features; for Mistral 3 three of four, each with its end.
-    n_tokens = {"[IMG]": 15, "<image_soft_token>": 16}.get(placeholder(client), 6)
+    by_placeholder = {"[IMG]": 15, "<image_soft_token>": 16, "<|image|>": 24}
+    n_tokens = by_placeholder.get(placeholder(client), 6)
     whole = client.post("/v1/chat/completions", json=body).raise_for_status()
     assert whole.headers["x-mlx-stack-images"] == "2, computed 2"
     assert whole.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 2 * n_tokens
@@ -206,7 +207,7 @@ def test_media_that_cannot_be_placed_is_refused(
 
 
 def test_virtual_ids_are_detokenized_as_the_placeholder(client: httpx.Client) -> None:
-    assert placeholder(client) in ("<|image_pad|>", "[IMG]", "<image_soft_token>")
+    assert placeholder(client) in ("<|image_pad|>", "[IMG]", "<image_soft_token>", "<|image|>")
     body = {"tokens": [FIRST_VIRTUAL + 5]}
     refused = client.post("/completion", json={"prompt": body["tokens"], "n_predict": 1})
     assert refused.status_code == 400

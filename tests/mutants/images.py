@@ -80,7 +80,24 @@ IMAGES = (
     ),
     Mutant(
         "tokens of an image of Gemma attend to each other", "engine/model/row_views.py",
-        "own = mask[..., -n:] | self._together", "own = mask[..., -n:]",
+        "own = mask[..., -n:] | pairs", "own = mask[..., -n:]",
+        "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
+    ),
+    Mutant(
+        "tokens of an image of Gemma 4 attend within windows only", "engine/model/row_views.py",
+        "return self.pairs & (at[:, None] - at < window)", "return self.pairs",
+        "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
+    ),
+    Mutant(
+        "full attention of Gemma 4 stays causal", "engine/model/row_views.py",
+        "        if window is None:\n            return None\n",
+        "        if window is None:\n            return self.pairs\n",
+        "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
+    ),
+    Mutant(
+        "features of Gemma 4 get embeddings per layer of padding", "engine/vision/seam.py",
+        "self.placeholder if self.per_layer_token is None else self.per_layer_token",
+        "self.placeholder",
         "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
     ),
     Mutant(

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
 )
+from msgspec import Struct
 
 from mlxstack.engine.model.prefixed_cache import (
     PrefixedArray,
@@ -252,26 +253,45 @@ class ShiftedKV:
         return getattr(self._cache, name)
 
 
-class MaskedKV(ShiftedKV):
-    """KV cache of a lone slot whose tokens attend to more than the mask allows.
+class ExtraPairs(Struct, frozen=True):
+    """Pairs (n, n) of tokens that attend to each other beside those of a mask.
 
-    `together` (n, n) are pairs of the n tokens of the pass.
+    With `only_in_windows` they do so in layers with a window alone, and within it.
     """
 
-    def __init__(self, cache: Any, together: mx.array) -> None:
+    pairs: mx.array
+    only_in_windows: bool = False
+
+    def within(self, window: int | None) -> mx.array | None:
+        """Pairs for a layer whose tokens see the last `window` keys, all if None."""
+        if not self.only_in_windows:
+            return self.pairs
+        if window is None:
+            return None
+        at = mx.arange(self.pairs.shape[0])
+        return self.pairs & (at[:, None] - at < window)
+
+
+class MaskedKV(ShiftedKV):
+    """KV cache of a lone slot whose tokens attend to more than the mask allows."""
+
+    def __init__(self, cache: Any, together: ExtraPairs) -> None:
         super().__init__(cache, cache.offset, None)
         self._together = together
 
-    def make_mask(self, n: int, **options: Any) -> mx.array:
+    def make_mask(self, n: int, **options: Any) -> Any:
         """The mask of the cache (n, keys), and the pairs."""
+        pairs = self._together.within(options.get("window_size"))
+        if pairs is None:
+            return self._cache.make_mask(n, **options)
         mask = self._cache.make_mask(n, **{**options, "return_array": True})
         if mask is None:
-            return self._together
-        own = mask[..., -n:] | self._together
+            return pairs
+        own = mask[..., -n:] | pairs
         return mx.concatenate([mask[..., :-n], own], axis=-1)
 
 
-def masked(cache: Any, together: mx.array) -> Any:
+def masked(cache: Any, together: ExtraPairs) -> Any:
     """Cache whose mask allows these pairs too; other layers attend to nothing."""
     return MaskedKV(cache, together) if isinstance(cache, PER_ROW) else cache
 

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import ArraysCache
 from msgspec import Struct
 
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.row_views import masked, shifted, view
+from mlxstack.engine.model.row_views import ExtraPairs, masked, shifted, view
 from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ class ImageChunk(Struct, frozen=True):
     """Embeddings and positions of a chunk with an image.
 
     They are (n, dim) and (3, n), None where positions are indices; `added[i]` (n, dim) is added to
-    the output of layer i. `together` (n, n) are pairs of tokens that attend to each other beside
-    those that the mask allows.
+    the output of layer i. `together` are pairs of tokens that attend to each other beside those
+    that the mask allows.
     """
 
     embeddings: mx.array
     positions: mx.array | None = None
     added: tuple[mx.array, ...] = ()
-    together: mx.array | None = None
+    together: ExtraPairs | None = None
 
 
 class SlotTokens(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.vision import gemma3, pixtral, qwen
+from mlxstack.engine.vision import gemma3, gemma4, pixtral, qwen
 from mlxstack.engine.vision.tower import VisionTower
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 from mlxstack.text.images.families import family_of
@@ -30,6 +30,7 @@ class Maker(Struct, frozen=True):
 MAKERS = {
     "qwen": Maker(qwen.QwenVision, qwen.QwenTower, qwen.named),
     "gemma3": Maker(gemma3.Gemma3Vision, gemma3.SiglipTower, gemma3.named),
+    "gemma4": Maker(gemma4.Gemma4Vision, gemma4.Gemma4Tower, gemma4.named),
     "pixtral": Maker(pixtral.PixtralVision, pixtral.PixtralTower, pixtral.named),
 }
 """By the name of the family in `mlxstack.text.images.families`."""

@@ -8,7 +8,8 @@ import numpy as np
 from mlx import nn
 from msgspec import Struct
 
-from mlxstack.core.image import FIRST_VIRTUAL, ImageSpan
+from mlxstack.core.image import FIRST_VIRTUAL, ImageSpan, without_virtual
+from mlxstack.engine.model.row_views import ExtraPairs
 from mlxstack.engine.model.runner import ImageChunk, SlotTokens
 from mlxstack.engine.vision import mrope
 from mlxstack.engine.vision.tower import Features
@@ -18,13 +19,17 @@ class ImageModel(Struct, frozen=True):
     """Text model that takes images; `placeholder` is their token id.
 
     With `has_mrope` positions have three dimensions. With `is_bidirectional` all tokens of an image
-    attend to each other, so that it is computed in one chunk.
+    attend to each other, so that it is computed in one chunk; with `only_in_windows` they do so in
+    layers with a window alone, and within it. `per_layer_token` is the token whose embeddings per
+    layer a feature gets.
     """
 
     model: Any
     placeholder: int
     has_mrope: bool = False
     is_bidirectional: bool = False
+    only_in_windows: bool = False
+    per_layer_token: int | None = None
 
     def shift(self, images: Sequence[ImageSpan], index: int) -> int:
         """Position minus index of the text token at `index`."""
@@ -46,10 +51,9 @@ class ImageModel(Struct, frozen=True):
         places = [i for i, token in enumerate(tokens) if token >= FIRST_VIRTUAL]
         if not places:
             return SlotTokens(caches, mx.array(list(tokens)), shift)
-        plain = list(tokens)
-        for i in places:
-            plain[i] = self.placeholder
-        ids, at = mx.array(plain), mx.array(places)
+        # Embeddings per layer are those of these ids; all others are replaced below.
+        feature = self.placeholder if self.per_layer_token is None else self.per_layer_token
+        ids, at = mx.array(without_virtual(tokens, feature)), mx.array(places)
         embeddings = self.model.language_model.model.embed_tokens(ids)
         embeddings[at] = mx.concatenate([part.embeddings for part in parts]).astype(
             embeddings.dtype
@@ -60,12 +64,18 @@ class ImageModel(Struct, frozen=True):
             whole[at] = mx.concatenate(list(level)).astype(whole.dtype)
             added.append(whole)
         if not self.has_mrope:
-            is_image = mx.array([token >= FIRST_VIRTUAL for token in tokens])
-            together = is_image[:, None] & is_image if self.is_bidirectional else None
-            return SlotTokens(caches, ids, images=ImageChunk(embeddings, together=together))
+            chunk = ImageChunk(embeddings, together=self._together(tokens))
+            return SlotTokens(caches, ids, images=chunk)
         positions = mrope.positions(images, start, start + len(tokens))
         chunk = ImageChunk(embeddings, mx.array(positions), tuple(added))
         return SlotTokens(caches, ids, shift, chunk)
+
+    def _together(self, tokens: Sequence[int]) -> ExtraPairs | None:
+        """Pairs of tokens of an image; a chunk has one image at most."""
+        if not self.is_bidirectional:
+            return None
+        is_image = mx.array([token >= FIRST_VIRTUAL for token in tokens])
+        return ExtraPairs(is_image[:, None] & is_image, self.only_in_windows)
 
 
 class ImageRope(nn.Module):  # type: ignore[misc]
@@ -101,6 +111,8 @@ def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     if config.get("model_type") == "gemma3":
         token = config.get("image_token_index", config.get("image_token_id"))
         return ImageModel(model, token, is_bidirectional=True) if isinstance(token, int) else None
+    if config.get("model_type") == "gemma4":
+        return _gemma4_model(model, config)
     text = config.get("text_config") or {}
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
     sections, placeholder = settings.get("mrope_section"), config.get("image_token_id")
@@ -123,6 +135,26 @@ def _mistral_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     placeholder = config.get("image_token_index", config.get("image_token_id"))
     is_known = (config.get("text_config") or {}).get("model_type") != "mistral4"
     return ImageModel(model, placeholder) if isinstance(placeholder, int) and is_known else None
+
+
+def _gemma4_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
+    """Gemma 4: features get the embeddings per layer of padding.
+
+    Transformers, `Gemma4Model.forward` and `create_masks_for_vision_model` in modeling_gemma4.py;
+    mlx-vlm takes the same padding, but joins the tokens of an image in every layer.
+    """
+    placeholder, text = config.get("image_token_id"), config.get("text_config") or {}
+    if not isinstance(placeholder, int):
+        return None
+    is_bidirectional = text.get("use_bidirectional_attention") == "vision"
+    padding = text.get("pad_token_id") or 0
+    return ImageModel(
+        model,
+        placeholder,
+        is_bidirectional=is_bidirectional,
+        only_in_windows=True,
+        per_layer_token=padding,
+    )
 
 
 def _adding(kind: type[Any]) -> type[Any]:

@@ -13,10 +13,10 @@ from mlxstack.core.model_info import Weights
 
 NAME = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
-    r"(visual|vision_tower(?:\.vision_model)?|multi_modal_projector)\.(.+)"
+    r"(visual|vision_tower(?:\.vision_model)?|multi_modal_projector|embed_vision)\.(.+)"
 )
 """Names of tensors: converters differ in what stands before the part."""
-PROJECTOR = "multi_modal_projector"
+PROJECTORS = ("multi_modal_projector", "embed_vision")
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors refuses longer ones."""
 FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
@@ -104,7 +104,7 @@ def _scanned(file: Path, digest: Any, sums: dict[int, int]) -> list[tuple[str, s
                 digest.update(stream.read(min(end - begin, READ_PER_TENSOR)))
                 width = FLOAT_BYTES.get(tensor["dtype"], 1)
                 sums[width] += (end - begin) // width
-                part = PROJECTOR if match[1] == PROJECTOR else "vision_tower"
+                part = match[1] if match[1] in PROJECTORS else "vision_tower"
                 found.append((f"{part}.{match[2]}", own))
     except (OSError, KeyError, TypeError, ValueError) as why:
         raise SetupError(f"{file} cannot be read: {why}") from why

@@ -10,7 +10,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import VisionSpec
-from mlxstack.text.images import gemma3, pixtral, qwen
+from mlxstack.text.images import gemma3, gemma4, pixtral, qwen
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 
 
@@ -45,6 +45,15 @@ GEMMA3 = VisionFamily(
         "multi_modal_projector.mm_input_projection_weight",
     ),
 )
+GEMMA4 = VisionFamily(
+    "gemma4",
+    gemma4.processor,
+    needed=(
+        "vision_tower.patch_embedder.",
+        "vision_tower.encoder.",
+        "embed_vision.embedding_projection.",
+    ),
+)
 FAMILIES = {
     "qwen3_vl": QWEN,
     "qwen3_vl_moe": QWEN,
@@ -52,6 +61,7 @@ FAMILIES = {
     "qwen3_5_moe": QWEN,
     "mistral3": PIXTRAL,
     "gemma3": GEMMA3,
+    "gemma4": GEMMA4,
 }
 """By `model_type` of config.json."""
 

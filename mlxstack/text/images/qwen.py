@@ -53,7 +53,7 @@ class QwenProcessor(Struct, frozen=True):
     @property
     def written(self) -> str:
         """Text that the chat template writes for one image."""
-        return PLACEHOLDER
+        return self.framed
 
     @property
     def framed(self) -> str:

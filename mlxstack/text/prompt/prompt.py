@@ -171,7 +171,7 @@ class PromptMaker:
             tokenizer, self._written, self._encoder, special_tokens, self._output_format.marks
         )
         self.pieces = TokenBytes(tokenizer)
-        if processor is not None and processor.written != processor.placeholder:
+        if processor is not None and processor.written != processor.framed:
             self.template.image_texts = processor.written, processor.framed
         if processor is not None and not self._shows(processor, SHOWN_TO_USER, 2):
             processor = None

@@ -29,6 +29,12 @@ QWEN: dict[str, Any] = {
 PIXTRAL: dict[str, Any] = {**vision_models.MISTRAL3["vision_config"], "patch_size": 4}
 PICTURE = 128, 96
 """Width and height of the picture of whole models."""
+IMAGES = [
+    (width, height, most)
+    for width, height in ((1920, 1080), (1080, 1920), (48, 48), (1, 1), (4000, 30), (30, 4000))
+    for most in (70, 280, 1120)
+]
+"""Widths, heights and bounds of features for Gemma 4."""
 N_GREEDY, N_LOGITS = 12, 4
 SPECIAL = re.compile(r"<[^>]+>|\n\n")
 PROMPT = [5, 6, 7, "first", 5, 6, 7, "second", 5, 6]
@@ -53,7 +59,8 @@ def qwen() -> dict[str, mx.array]:
     found = processor([picture(90, 50)])
     pixels, grid = mx.array(found["pixel_values"]), mx.array(found["image_grid_thw"])
     tower = VisionModel(VisionConfig.from_dict(QWEN))
-    tower.update(tree_unflatten(list(vision_models.qwen_tower(QWEN).items())))
+    weights = vision_models.qwen_tower(QWEN).items()
+    tower.update(tree_unflatten([(k.removeprefix("vision_tower."), a) for k, a in weights]))
     embeddings, deepstack = tower(pixels, grid)
 
     grids = mx.concatenate([grid, mx.array([[1, 10, 6]])])
@@ -102,6 +109,17 @@ def pixtral() -> dict[str, mx.array]:
     return {"pixels": pixels[0], "features": sides // 8, "embeddings": features}
 
 
+def gemma4() -> dict[str, mx.array]:
+    """Gemma 4: rows and columns of features for widths, heights and bounds of features."""
+    from mlx_vlm.models.gemma4.processing_gemma4 import get_aspect_ratio_preserving_size
+
+    sides = [
+        [s // 48 for s in get_aspect_ratio_preserving_size(height, width, 16, 9 * most, 3)]
+        for width, height, most in IMAGES
+    ]
+    return {"images": mx.array(IMAGES), "features": mx.array(sides)}
+
+
 def whole(kind: str) -> dict[str, mx.array]:
     """Greedy tokens after a prompt with an image, and logits of the first ones."""
     from mlx_vlm.utils import get_model_and_args, update_module_configs
@@ -121,6 +139,9 @@ def whole(kind: str) -> dict[str, mx.array]:
         named = [(k.replace("vision_tower.", tower), a) for k, a in weights.items()]
         model.load_weights(named)
     given = inputs_of(kind)
+    if kind == "gemma4":
+        # The rule of Transformers, which mlx-vlm follows in windowed layers only.
+        model.language_model.model._make_masks = _masks_of_gemma4(config, tokens)
     greedy: list[int] = []
     rows = []
     for _ in range(N_GREEDY):
@@ -134,6 +155,8 @@ def whole(kind: str) -> dict[str, mx.array]:
             is_image = ids[0] == config["image_token_index"]
             causal = mx.tri(ids.shape[1], dtype=mx.int32).astype(mx.bool_)
             more["mask"] = causal | (is_image[:, None] & is_image)
+        if inputs.per_layer_inputs is not None:
+            more["per_layer_inputs"] = inputs.per_layer_inputs
         if inputs.deepstack_visual_embeds is not None:
             more["visual_pos_masks"] = inputs.visual_pos_masks
             more["deepstack_visual_embeds"] = inputs.deepstack_visual_embeds
@@ -141,6 +164,22 @@ def whole(kind: str) -> dict[str, mx.array]:
         rows.append(out.logits[0, -1])
         greedy.append(int(mx.argmax(rows[-1]).item()))
     return {f"{kind}.logits": mx.stack(rows[:N_LOGITS]), f"{kind}.greedy": mx.array(greedy)}
+
+
+def _masks_of_gemma4(config: dict[str, Any], tokens: list[int]) -> Callable[..., list[mx.array]]:
+    """Masks by layer: `create_masks_for_vision_model` of Transformers, for one image."""
+    text = config["text_config"]
+
+    def masks(hidden: mx.array, *_: Any) -> list[mx.array]:
+        at = mx.arange(hidden.shape[1])
+        is_image = (mx.array(tokens) == config["image_token_id"]).astype(mx.int32)
+        is_image = mx.pad(is_image, (0, hidden.shape[1] - len(tokens))).astype(mx.bool_)
+        behind = at[:, None] - at
+        causal = behind >= 0
+        windowed = (behind < text["sliding_window"]) & (causal | (is_image[:, None] & is_image))
+        return [causal if kind == "full_attention" else windowed for kind in text["layer_types"]]
+
+    return masks
 
 
 def inputs_of(kind: str) -> dict[str, Any]:
@@ -157,6 +196,11 @@ def inputs_of(kind: str) -> dict[str, Any]:
         found = processor(picture(*PICTURE), patch_size=28)
         pixels = mx.array(found["pixel_values"])
         return {"pixel_values": pixels, "image_sizes": mx.array(found["image_sizes"])}
+    if kind.startswith("gemma4"):
+        from mlx_vlm.models.gemma4.processing_gemma4 import Gemma4ImageProcessor
+
+        found, _ = Gemma4ImageProcessor(max_soft_tokens=24)([picture(*PICTURE)])
+        return {"pixel_values": mx.array(found["pixel_values"])}
     from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 
     processor = Qwen3VLImageProcessor(patch_size=16, min_pixels=64 * 64, max_pixels=4096**2)
@@ -181,7 +225,11 @@ def scene(folder: Path) -> tuple[list[int], slice]:
     return whole, slice(start, start + len(image))
 
 
-FAMILIES: dict[str, Callable[[], dict[str, mx.array]]] = {"qwen": qwen, "pixtral": pixtral}
+FAMILIES: dict[str, Callable[[], dict[str, mx.array]]] = {
+    "qwen": qwen,
+    "pixtral": pixtral,
+    "gemma4": gemma4,
+}
 
 if __name__ == "__main__":
     mx.set_default_device(mx.cpu)

@@ -27,7 +27,7 @@ from mlxstack.text.images.families import processor_of
 from tests import vision_models
 from tests.engine.harness import Driver, draft_freely, preset_of, prompt, running
 
-KINDS = ("qwen3_5", "qwen3_vl", "mistral3", "gemma3")
+KINDS = tuple(vision_models.CONFIGS)
 
 
 def png(seed: int, width: int = 128, height: int = 96) -> bytes:
