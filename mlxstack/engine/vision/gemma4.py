@@ -45,7 +45,7 @@ class Gemma4Vision(Struct, frozen=True):
 
 
 class ClippedLinear(nn.Module):  # type: ignore[misc]
-    """Matrix, with bounds of its input and output where the checkpoint has them."""
+    """Matrix, with bounds of its input and output if any."""
 
     def __init__(self, config: Gemma4Vision, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class ClippedLinear(nn.Module):  # type: ignore[misc]
 
 
 class Gemma4Attention(nn.Module):  # type: ignore[misc]
-    """Attention of all patches to all, unscaled, with norms of queries, keys and values."""
+    """Unscaled attention of all patches to all."""
 
     def __init__(self, config: Gemma4Vision) -> None:
         super().__init__()
@@ -181,7 +181,10 @@ class Gemma4Tower(VisionTower):
         return list(self.encoder.layers)
 
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
-        """Patches with their positions, and cosines and sines by column, then by row."""
+        """Patches with their positions, and cosines and sines of the rotation.
+
+        The first half of a head rotates by column, the second by row.
+        """
         pool, half = self.config.pooling_kernel_size, self.config.head_dim // 2
         rows, columns = np.indices((size.rows * pool, size.columns * pool)).reshape(2, -1)
         exponents = np.arange(0, half, 2, dtype=np.float32) / half
@@ -205,7 +208,7 @@ class Gemma4Tower(VisionTower):
 
 
 def named(weights: Iterable[tuple[str, mx.array]], config: Gemma4Vision) -> dict[str, mx.array]:
-    """Weights as `Gemma4Tower` names them; bounds of other towers are left out."""
+    """Weights as `Gemma4Tower` names them, without bounds that are off."""
     found = {name.removeprefix("vision_tower."): array for name, array in weights}
     if config.use_clipped_linears:
         return found
@@ -213,6 +216,6 @@ def named(weights: Iterable[tuple[str, mx.array]], config: Gemma4Vision) -> dict
 
 
 def _turned(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Rotation of the first half of each head by column, of the second by row."""
+    """Rotation of both halves of each head (..., dim)."""
     parts = zip(*(mx.split(array, 2, axis=-1) for array in (x, cos, sin)), strict=True)
     return mx.concatenate([rotated(*part) for part in parts], axis=-1)

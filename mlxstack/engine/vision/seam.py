@@ -140,8 +140,8 @@ def _mistral_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
 def _gemma4_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     """Gemma 4: features get the embeddings per layer of padding.
 
-    Transformers, `Gemma4Model.forward` and `create_masks_for_vision_model` in modeling_gemma4.py;
-    mlx-vlm takes the same padding, but joins the tokens of an image in every layer.
+    As Transformers' modeling_gemma4.py; mlx-vlm takes the same padding, but joins the tokens of an
+    image in layers without a window too.
     """
     placeholder, text = config.get("image_token_id"), config.get("text_config") or {}
     if not isinstance(placeholder, int):

@@ -1,4 +1,4 @@
-"""Image processor of Gemma 4: the aspect ratio is kept, up to a number of features.
+"""Image processor of Gemma 4, which keeps the aspect ratio.
 
 Transformers, image_processing_gemma4.py: https://github.com/huggingface/transformers
 """
@@ -63,7 +63,7 @@ class Gemma4Processor(Struct, frozen=True):
         return f"gemma4 {VERSION} {self.patch}x{self.pool} {self.settings.resample} {self.tower}"
 
     def size(self, width: int, height: int, detail: str = "auto") -> ImageSize:
-        """The most features that keep the aspect ratio; small images are scaled up."""
+        """The most features at its aspect ratio; small images grow."""
         side = self.patch * self.pool
         most = min(self._most(width * height, detail), max(1, self.max_pixels // side**2))
         factor = math.sqrt(most * side**2 / (width * height))
@@ -93,7 +93,7 @@ class Gemma4Processor(Struct, frozen=True):
         return (None,) * size.n_features
 
     def pixels(self, image: Any, size: ImageSize) -> Any:
-        """Patches (n, patch * patch * 3) by rows, from -1 to 1."""
+        """Patches (n, patch * patch * 3) by rows."""
         array = normalized(image, size, MIDDLE, MIDDLE, self.settings.resample)
         grid = array.reshape(3, size.rows * self.pool, self.patch, -1, self.patch)
         return grid.transpose(1, 3, 2, 4, 0).reshape(-1, self.patch * self.patch * 3)
