@@ -254,7 +254,7 @@ class ShiftedKV:
 
 
 class ExtraPairs(Struct, frozen=True):
-    """Pairs (n, n) of tokens that attend to each other beside those of a mask.
+    """Pairs (n, n) of tokens that a mask also allows.
 
     With `only_in_windows` they do so in layers with a window alone, and within it.
     """
@@ -263,7 +263,7 @@ class ExtraPairs(Struct, frozen=True):
     only_in_windows: bool = False
 
     def within(self, window: int | None) -> mx.array | None:
-        """Pairs for a layer whose tokens see the last `window` keys, all if None."""
+        """Pairs for a layer with a window of keys, or with none."""
         if not self.only_in_windows:
             return self.pairs
         if window is None:

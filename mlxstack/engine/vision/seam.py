@@ -71,7 +71,7 @@ class ImageModel(Struct, frozen=True):
         return SlotTokens(caches, ids, shift, chunk)
 
     def _together(self, tokens: Sequence[int]) -> ExtraPairs | None:
-        """Pairs of tokens of an image; a chunk has one image at most."""
+        """Pairs of tokens of the one image of a chunk."""
         if not self.is_bidirectional:
             return None
         is_image = mx.array([token >= FIRST_VIRTUAL for token in tokens])
