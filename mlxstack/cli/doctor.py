@@ -26,7 +26,7 @@ from mlxstack.config.overrides import unknown_variables, unread_variables
 from mlxstack.config.preset_paths import BUILTIN_MODEL
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
-from mlxstack.core.preset import ServerSpec, Wired
+from mlxstack.core.preset import Preset, ServerSpec, Wired
 from mlxstack.host import services
 from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
@@ -371,35 +371,38 @@ def model_cache() -> Iterator[CheckResult]:
         yield CheckResult(CheckLevel.WARN, "models", detail, remedy)
 
 
-def _downloaded(home: Home) -> dict[Path, str]:
-    """Folders of the downloaded models that presets name, with the first such preset."""
-    known: dict[Path, str] = {}
+def _downloaded(home: Home) -> Iterator[tuple[Path, Preset, str]]:
+    """Folders of the downloaded models that presets name, with preset and its name."""
     for name in presets.listed(home):
         with suppress(StackError):
-            model = presets.load(name, home).preset.model
-            files = model_files.find_model(model, plan_candidate.excerpts())
-            if files.weights is not None and model.id != BUILTIN_MODEL:
-                known.setdefault(files.source.parent, name)
-    return known
+            preset = presets.load(name, home).preset
+            files = model_files.find_model(preset.model, plan_candidate.excerpts())
+            if files.weights is not None and preset.model.id != BUILTIN_MODEL:
+                yield files.source.parent, preset, name
 
 
 def images(home: Home) -> Iterator[CheckResult]:
-    """Whether the downloaded models take images."""
-    for folder, name in _downloaded(home).items():
-        why_not = why_text_only(folder)
+    """Whether the downloaded models take images, by preset."""
+    for folder, preset, name in _downloaded(home):
+        why_not, bits = why_text_only(folder, preset.kv.bits), preset.kv.bits
+        level, detail, remedy = CheckLevel.OK, f"{name}: text only, {why_not}", ""
         if not why_not:
-            yield CheckResult(CheckLevel.OK, "images", f"{name}: takes images")
-        elif has_pillow() or vision_files(folder) is None:
-            yield CheckResult(CheckLevel.OK, "images", f"{name}: text only, {why_not}")
-        else:
+            detail = f"{name}: takes images"
+        elif not has_pillow() and vision_files(folder) is not None:
+            level = CheckLevel.WARN
             remedy = "install Pillow into the environment of mlx-stack: pip install pillow"
-            detail = f"{name}: text only, {why_not}"
-            yield CheckResult(CheckLevel.WARN, "images", detail, remedy)
+        elif not why_text_only(folder):
+            level = CheckLevel.WARN
+            remedy = f"set kv.bits to 16 in its preset, which has {bits}, if it is to take images"
+        yield CheckResult(level, "images", detail, remedy)
 
 
 def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """Notes on the chat templates of the downloaded models that presets name."""
-    for folder, name in _downloaded(home).items():
+    names: dict[Path, str] = {}
+    for folder, _, name in _downloaded(home):
+        names.setdefault(folder, name)
+    for folder, name in names.items():
         remedy = f"`mlx-stack template {name}` tells more"
         try:
             notes = template_notes(folder, env, home)

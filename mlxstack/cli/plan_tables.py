@@ -63,7 +63,7 @@ def show_forecast(found: Forecast) -> None:
         ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
         ("workspace", size(found.workspace_bytes)),
     ]
-    if spec.n_screenshot:
+    if spec.n_screenshot or spec.why_no_images:
         lines.append(("images", _images(spec)))
     if keeps_kv:
         lines += [
@@ -130,6 +130,8 @@ def show_table(rows: Sequence[PlanRow]) -> None:
 
 
 def _images(spec: Spec) -> str:
+    if spec.why_no_images:
+        return f"none: {spec.why_no_images}"
     width, height = SCREENSHOT
     n_bytes = size(spec.n_screenshot * spec.growth_bytes)
     return (

@@ -300,7 +300,7 @@ def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
         n_bytes=found.weights.n_bytes(),
         n_ctx_train=found.n_trained,
         capabilities=(
-            capabilities(found.files.source.parent)
+            capabilities(found.files.source.parent, preset.kv.bits)
             if preset.kind is ServiceKind.CHAT
             else ("embedding",)
         ),

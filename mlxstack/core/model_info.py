@@ -47,6 +47,11 @@ class Weights(Struct, frozen=True):
     n_half: int = 0
     n_single: int = 0
 
+    def plus(self, other: "Weights") -> "Weights":
+        """Both together."""
+        sums = (self.packed + other.packed, self.n_half + other.n_half)
+        return Weights(*sums, self.n_single + other.n_single)
+
     def n_bytes(self, half_bytes: int = 2) -> int:
         """Bytes in memory; `half_bytes` is 4 where half precision is widened.
 

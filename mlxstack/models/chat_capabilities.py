@@ -11,7 +11,7 @@ TOOLS = re.compile(r"\btools\b")
 THINKING = re.compile(r"<think|enable_thinking|reasoning_content|thinking_budget|<\|channel\|>")
 
 
-def capabilities(folder: Path) -> tuple[str, ...]:
+def capabilities(folder: Path, kv_bits: int = 16) -> tuple[str, ...]:
     """Abilities by chat template and tower, in Ollama's words.
 
     None of a model whose files are not here.
@@ -22,7 +22,8 @@ def capabilities(folder: Path) -> tuple[str, ...]:
     source = next((text for text in texts if "messages" in text), "")
     tools = ("tools",) if TOOLS.search(source) else ()
     thinking = ("thinking",) if THINKING.search(source) else ()
-    return ("completion", *tools, *thinking, *(("vision",) if accepts_images(folder) else ()))
+    vision = ("vision",) if accepts_images(folder, kv_bits) else ()
+    return ("completion", *tools, *thinking, *vision)
 
 
 def _beginning(file: Path) -> str:

@@ -11,13 +11,12 @@ from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.models.foreign_json import LONGEST, parse_object, read_config_object, read_object
-from mlxstack.text.images.checkpoint import FLOAT_BYTES
-from mlxstack.text.images.families import vision_weights
+from mlxstack.text.images.checkpoint import FLOAT_BYTES, NAME
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-VISION = ("vision_tower", "vision_model", "vision_embedder", "multi_modal_projector")
-AUDIO = ("audio_tower", "embed_audio", "embed_vision")
+BESIDE = ("vision_model", "vision_embedder", "audio_tower", "embed_audio")
+"""Beginnings of tensors of other towers, which are not loaded."""
 
 
 class ModelFiles(Struct, frozen=True):
@@ -95,7 +94,7 @@ def read_config(path: Path) -> ModelFiles:
 
 
 def measured(folder: Path) -> Weights | None:
-    """Bytes of all tensors that are loaded, from file headers.
+    """Weights of the model without its vision tower, from file headers.
 
     None when there are none, or some of the files that the index names are missing.
     """
@@ -110,12 +109,7 @@ def measured(folder: Path) -> Weights | None:
             raise SetupError(f"the header of {file} is damaged: {why}") from why
         except OSError as why:
             raise SetupError(f"{file} cannot be read: {why.strerror}") from why
-    tower = vision_weights(folder)
-    return Weights(
-        sums["packed"] + tower.packed,
-        sums["n_half"] + tower.n_half,
-        sums["n_single"] + tower.n_single,
-    )
+    return Weights(**sums)
 
 
 def weights_on_disk(spec: ModelSpec) -> int:
@@ -159,7 +153,8 @@ def _names(folder: Path) -> set[str]:
 def _add_tensors(sums: dict[str, int], header: dict[str, Any]) -> None:
     """Add the sizes of the tensors that mlx-lm loads."""
     for name, tensor in header.items():
-        if name == "__metadata__" or name.removeprefix("model.").startswith(VISION + AUDIO):
+        is_beside = NAME.fullmatch(name) or name.removeprefix("model.").startswith(BESIDE)
+        if name == "__metadata__" or is_beside:
             continue
         begin, end = tensor["data_offsets"]
         width = FLOAT_BYTES.get(tensor["dtype"], 1)

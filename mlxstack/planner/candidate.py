@@ -19,6 +19,7 @@ from mlxstack.models import model_files
 from mlxstack.models.model_files import ModelFiles
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.planner.model_shapes import shapes_of
+from mlxstack.planner.vision_plan import VisionPlan, vision_plan
 from mlxstack.policy.memory import workspace
 from mlxstack.policy.memory.capacity import Budget, ServiceLoad
 from mlxstack.policy.memory.kv_geometry import (
@@ -29,7 +30,6 @@ from mlxstack.policy.memory.kv_geometry import (
     divided,
     quantized,
 )
-from mlxstack.text.images.families import processor_of, vision_weights
 
 SINGLE = 4
 
@@ -37,13 +37,15 @@ SINGLE = 4
 class Candidate(Struct, frozen=True):
     """`weights` are measured from their files, else estimated; `reply` is mlx-lm's model.
 
-    `draft` is the draft model, None where there is none or nothing is known of it.
+    `draft` is the draft model, None where there is none or nothing is known of it. A tower of
+    `vision` is part of the weights.
     """
 
     preset: Preset
     files: ModelFiles
     reply: ShapeReply
     draft: "Candidate | None" = None
+    vision: VisionPlan = VisionPlan()
 
     @property
     def is_measured(self) -> bool:
@@ -54,12 +56,11 @@ class Candidate(Struct, frozen=True):
     def weights(self) -> Weights:
         """Weights in memory. Raises Unsupported where they are unknown."""
         built = self.reply.shape.weights if self.reply.shape is not None else None
-        weights = self.files.weights or built
-        if weights is None and self.files.hub_bytes:
-            weights = Weights(packed=self.files.hub_bytes)
-        if weights is None:
-            raise Unsupported(self.reply.refusal or "only the files tell the weights' size")
-        return weights
+        if weights := self.files.weights or built:
+            return weights.plus(self.vision.tower)
+        if self.files.hub_bytes:
+            return Weights(packed=self.files.hub_bytes)
+        raise Unsupported(self.reply.refusal or "only the files tell the weights' size")
 
     @property
     def shape(self) -> ModelShape:
@@ -82,18 +83,6 @@ class Candidate(Struct, frozen=True):
         text = config.get("text_config") or {}
         n_trained = int({**config, **text}.get("max_position_embeddings") or 0)
         return scaled_context(n_trained, self.preset.model)
-
-    @property
-    def tower(self) -> Weights:
-        """Weights of a served vision tower, part of `weights`."""
-        return vision_weights(self.files.source.parent) if self.is_measured else Weights()
-
-    def n_image_tokens(self, width: int, height: int) -> int:
-        """Tokens of an image; 0 where no images are served."""
-        if not self.is_measured:
-            return 0
-        processor = processor_of(self.files.source.parent, self.preset.vision.max_pixels)
-        return len(processor.expand(processor.size(width, height))) if processor else 0
 
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
         """The caches where half precision takes `half_bytes`. Raises Unsupported."""
@@ -186,7 +175,10 @@ def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
     beside = zip(drafts.items(), replies[len(pairs) :], strict=True)
     draft_candidates = {at: Candidate(*draft, reply) for (at, draft), reply in beside}
     each = enumerate(zip(pairs, replies[: len(pairs)], strict=True))
-    return [Candidate(*pair, reply, draft_candidates.get(at)) for at, (pair, reply) in each]
+    return [
+        Candidate(*pair, reply, draft_candidates.get(at), vision_plan(*pair))
+        for at, (pair, reply) in each
+    ]
 
 
 def _config(preset: Preset, files: ModelFiles) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Spec(Struct, frozen=True):
     """Bytes at 16-bit KV, as the model's own precision is.
 
     Of the weights `tower_bytes` are those of the vision tower; a screenshot has `n_screenshot`
-    tokens. Both are 0 where no images are served.
+    tokens. Both are 0 where no images are served; `why_no_images` tells why where there is a tower.
     """
 
     model: str
@@ -65,6 +65,7 @@ class Spec(Struct, frozen=True):
     weights_from: str
     tower_bytes: int = 0
     n_screenshot: int = 0
+    why_no_images: str = ""
 
 
 class PrecisionFit(Struct, frozen=True):
@@ -163,8 +164,9 @@ def spec_of(candidate: Candidate) -> Spec:
         kv_bytes_4k=geometry.n_bytes(4096),
         weights_bytes=candidate.weights.n_bytes(),
         weights_from="measured" if candidate.is_measured else "estimated",
-        tower_bytes=candidate.tower.n_bytes(),
-        n_screenshot=candidate.n_image_tokens(*SCREENSHOT),
+        tower_bytes=candidate.vision.tower.n_bytes(),
+        n_screenshot=candidate.vision.n_tokens(*SCREENSHOT),
+        why_no_images=candidate.vision.why_not,
     )
 
 

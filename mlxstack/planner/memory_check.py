@@ -62,7 +62,7 @@ class GatewayMemory(Struct, frozen=True):
 class PresetFit(Struct, frozen=True):
     """Weights, fit and presence of a preset's model; None where unknown.
 
-    `modalities` are those of downloaded files.
+    `modalities` are those of the files, or of config.json before the download.
     """
 
     weights_bytes: int | None
@@ -73,7 +73,7 @@ class PresetFit(Struct, frozen=True):
 
 def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:
     """Size and fit of a preset with its own settings."""
-    modalities = "text, image" if candidate.tower.n_bytes() else "text"
+    modalities = "text, image" if candidate.vision.processor is not None else "text"
     try:
         n_bytes = candidate.weights.n_bytes()
         refuse_if_too_big(candidate, room)

@@ -176,7 +176,7 @@ class EngineFactory:
         candidate = of_files(preset, files)
         refuse_if_too_big(candidate, room_in(Home(self._home), memory), option="")
         check_template(path)
-        return CheckedModel(str(path), files.weights.n_bytes(memory.half_bytes))
+        return CheckedModel(str(path), candidate.weights.n_bytes(memory.half_bytes))
 
     def mode(self, service: str) -> str:
         """Mode of this computer, if this service belongs to it; else ""."""

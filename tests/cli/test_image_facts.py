@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("PIL")
 
 from mlxstack.cli.doctor import CheckLevel, images
-from mlxstack.host.home import Home
+from mlxstack.host.home import Home, make_private
 from mlxstack.models.chat_capabilities import capabilities
 from mlxstack.text.images import families
 from mlxstack.text.images.families import vision_weights
@@ -66,3 +66,61 @@ def test_doctor_and_gateway_tell_whether_a_checkpoint_takes_images(
     assert found["vl"].verdict is CheckLevel.WARN and "Pillow" in found["vl"].detail
     assert found["words"].verdict is CheckLevel.OK
     assert "vision" not in capabilities(folder)
+
+
+def test_images_of_gemma_need_kv_of_full_precision(tmp_path: Path) -> None:
+    home, folder = Home(tmp_path / "home"), vision_models.build(tmp_path / "eyes", "gemma4")
+    make_private(home.root)
+    preset(home, folder)
+    whole = json.loads(run(home.root, "plan", "eyes", "--json").stdout)["spec"]
+    assert (whole["tower_bytes"], whole["n_screenshot"]) == (vision_weights(folder).n_bytes(), 18)
+    assert next(images(home)).detail == "eyes: takes images"
+    preset(home, folder, "kv: {bits: 8, group_size: 32}\n")
+    spec = json.loads(run(home.root, "plan", "eyes", "--json").stdout)["spec"]
+    assert (spec["tower_bytes"], spec["n_screenshot"]) == (0, 0)
+    assert spec["weights_bytes"] == whole["weights_bytes"] - whole["tower_bytes"]
+    why = "images of gemma4 need KV of full precision; set kv.bits to 16"
+    assert why in run(home.root, "plan", "eyes").stdout
+    found = next(images(home))
+    assert (found.verdict, found.detail) == (CheckLevel.WARN, f"eyes: text only, {why}")
+    assert "set kv.bits to 16 in its preset, which has 8" in found.remedy
+    assert "vision" in capabilities(folder)
+    assert "vision" not in capabilities(folder, kv_bits=8)
+    (listed,) = [
+        one
+        for one in json.loads(run(home.root, "presets", "--json").stdout)["presets"]
+        if one["name"] == "eyes"
+    ]
+    assert listed["modalities"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("name", "n_tokens"),
+    [
+        ("qwen3.5-4b", 49 * 28),
+        ("qwen3.6-35b-a3b", 49 * 28),
+        ("devstral-small-2", 31 * 56),
+        ("gemma4-26b-a4b", 22 * 12),
+    ],
+)
+def test_plan_counts_the_tower_before_the_download(
+    tmp_path: Path, name: str, n_tokens: int
+) -> None:
+    spec = json.loads(run(tmp_path, "plan", name, "--memory", "64GB", "--json").stdout)["spec"]
+    assert spec["weights_from"] == "estimated"
+    assert 6e8 < spec["tower_bytes"] < 1.2e9
+    assert spec["weights_bytes"] > spec["tower_bytes"]
+    assert spec["n_screenshot"] == n_tokens
+
+
+def test_presets_that_take_images_are_told_before_the_download(tmp_path: Path) -> None:
+    listed = json.loads(run(tmp_path, "presets", "--json").stdout)["presets"]
+    seeing = {one["name"] for one in listed if one["modalities"] == "text, image"}
+    assert seeing == {
+        "devstral-small-2",
+        "gemma4-26b-a4b",
+        "qwen3.5-4b",
+        "qwen3.5-9b",
+        "qwen3.6-35b-a3b",
+        "qwen3.8-27b",
+    }

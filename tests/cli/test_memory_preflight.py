@@ -32,7 +32,7 @@ def test_a_preset_that_does_not_fit_is_refused_with_settings_and_presets_that_do
     shell: Shell,
 ) -> None:
     """The settings of one change alone do not fit here, nor does a context below 16k help."""
-    memory = {"MLX_STACK_MEMORY": "24GB"}
+    memory = {"MLX_STACK_MEMORY": "26GB"}
     up = shell.run("up", "qwen3.6-35b-a3b", **memory)
     assert up.returncode == 5
     *_, helps, others = up.stderr.splitlines()

@@ -4,20 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.model_info import Weights
 from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.models.model_files import measured
+from mlxstack.text.images.families import expected_files, vision_weights
+from tests import vision_models
 from tests.conftest import ModelOf
 
 pytestmark = pytest.mark.mlx
 
 CONFIGS = Path(__file__).parent.parent.parent / "presets" / "configs"
-
-VISION_BYTES = 0.92e9
-"""The vision tower of Qwen3.5 from 9B on: 27 layers of 1,152 in 16 bits, not loaded."""
 
 SHIPPED = {path.stem: json.loads(path.read_text()) for path in sorted(CONFIGS.glob("*.json"))}
 PUBLISHED = {name: config for name, config in SHIPPED.items() if "published_bytes" in config}
@@ -26,12 +26,18 @@ PUBLISHED = {name: config for name, config in SHIPPED.items() if "published_byte
 COUNTED = {name: config for name, config in SHIPPED.items() if "published_parameters" in config}
 """Shipped configs of which the number of parameters is known, to three digits or more."""
 
-COARSE = {"gemma4-26b-a4b": 0.1, "qwen3-coder-next": 0.02}
-"""Allowed deviations above 1 %: a vision tower of unknown size, gates quantized to 8 bits."""
+COARSE = {"gemma4-26b-a4b": 0.02, "qwen3-coder-next": 0.02}
+"""Allowed deviations above 1 %: layers and gates quantized to 8 bits, of which one is listed."""
 
 
 def config_of(name: str) -> dict[str, Any]:
     return dict(SHIPPED[name])
+
+
+def tower(config: dict[str, Any]) -> Weights:
+    """Of the vision tower that a config tells of."""
+    files = expected_files(config)
+    return Weights() if files is None else files.weights
 
 
 def estimate(config: dict[str, Any]) -> Weights:
@@ -45,13 +51,42 @@ def estimate(config: dict[str, Any]) -> Weights:
 def test_a13_estimates_are_what_is_published(name: str) -> None:
     config = PUBLISHED[name]
     expected = config["published_bytes"]
-    if config["model_type"].startswith("qwen3_5"):
-        expected -= VISION_BYTES
-    assert estimate(config).n_bytes() == pytest.approx(expected, rel=COARSE.get(name, 0.01))
+    whole = estimate(config).plus(tower(config))
+    assert whole.n_bytes() == pytest.approx(expected, rel=COARSE.get(name, 0.01))
 
 
-def test_a13_vision_towers_are_not_counted() -> None:
-    assert 14e9 < estimate(config_of("gemma4-26b-a4b")).n_bytes() < 15.6e9
+@pytest.mark.parametrize("name", ["qwen3.6-35b-a3b", "qwen3.8-27b"])
+def test_a13_published_files_hold_the_vision_tower_to_the_byte(name: str) -> None:
+    config = PUBLISHED[name]
+    assert estimate(config).plus(tower(config)).n_bytes() == config["published_bytes"]
+
+
+@pytest.mark.parametrize("kind", vision_models.CONFIGS)
+def test_a13_the_tower_that_a_config_tells_is_that_of_the_files(tmp_path: Path, kind: str) -> None:
+    folder = vision_models.build(tmp_path / "model", kind)
+    config, real = json.loads((folder / "config.json").read_text()), measured(folder)
+    in_files = vision_weights(folder)
+    assert tower(config).n_half == in_files.n_single > 0
+    assert real is not None
+    assert estimate(config | {"dtype": "float32"}).n_bytes() == real.n_bytes()
+
+
+def test_a13_a_tower_of_another_converter_is_not_counted_twice(tmp_path: Path) -> None:
+    folder = vision_models.build(tmp_path / "model", "qwen3_vl")
+    real, in_files = measured(folder), vision_weights(folder)
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    renamed = {name.replace("vision_tower.", "model.visual."): a for name, a in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), renamed)
+    assert (measured(folder), vision_weights(folder)) == (real, in_files)
+
+
+@pytest.mark.parametrize(
+    "vision",
+    [None, 3, {}, {"hidden_size": "x" * 99}, {"depth": 1, "hidden_size": 8, "out_hidden_size": 8}],
+)
+def test_a13_a_tower_that_a_config_tells_in_part_is_not_counted(vision: Any) -> None:
+    config = config_of("qwen3.5-9b") | {"vision_config": vision}
+    assert expected_files(config) is None
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -143,12 +143,15 @@ def _fits(model: "LocalModel") -> str:
 
     from mlxstack.host.memory_budget import this_memory
     from mlxstack.models.model_files import measured
+    from mlxstack.text.images.families import vision_weights
 
     if not model.is_complete:
         return "incomplete"
     memory = this_memory(os.environ)
-    weights = measured(Path(model.path))
-    n_bytes = weights.n_bytes(memory.half_bytes) if weights is not None else model.n_bytes
+    folder = Path(model.path)
+    weights, n_bytes = measured(folder), model.n_bytes
+    if weights is not None:
+        n_bytes = weights.plus(vision_weights(folder)).n_bytes(memory.half_bytes)
     return "yes" if n_bytes < memory.usable else "no"
 
 

@@ -13,6 +13,7 @@ from mlxstack.engine.model.row_views import ExtraPairs
 from mlxstack.engine.model.runner import ImageChunk, SlotTokens
 from mlxstack.engine.vision import mrope
 from mlxstack.engine.vision.tower import Features
+from mlxstack.text.images.families import is_bidirectional
 
 
 class ImageModel(Struct, frozen=True):
@@ -146,12 +147,11 @@ def _gemma4_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     placeholder, text = config.get("image_token_id"), config.get("text_config") or {}
     if not isinstance(placeholder, int):
         return None
-    is_bidirectional = text.get("use_bidirectional_attention") == "vision"
     padding = text.get("pad_token_id") or 0
     return ImageModel(
         model,
         placeholder,
-        is_bidirectional=is_bidirectional,
+        is_bidirectional=is_bidirectional(config),
         only_in_windows=True,
         per_layer_token=padding,
     )

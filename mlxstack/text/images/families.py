@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -13,23 +14,29 @@ from mlxstack.core.preset import VisionSpec
 from mlxstack.text.images import gemma3, gemma4, pixtral, qwen
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 
+PLAIN_BITS = 16
+"""`kv.bits` of KV that is not quantized."""
+
 
 class VisionFamily(Struct, frozen=True):
-    """Maker of processors, and prefixes of needed tensors."""
+    """Maker of processors, size of a tower by config.json, and prefixes of needed tensors."""
 
     name: str
     processor: Callable[[VisionFiles, int], ImageProcessor]
+    n_parameters: Callable[[dict[str, Any]], int]
     needed: tuple[str, ...]
 
 
 QWEN = VisionFamily(
     "qwen",
     qwen.processor,
+    qwen.n_parameters,
     needed=("vision_tower.patch_embed.", "vision_tower.blocks.", "vision_tower.merger."),
 )
 PIXTRAL = VisionFamily(
     "pixtral",
     pixtral.processor,
+    pixtral.n_parameters,
     needed=(
         "vision_tower.patch_conv.",
         "vision_tower.transformer.",
@@ -39,6 +46,7 @@ PIXTRAL = VisionFamily(
 GEMMA3 = VisionFamily(
     "gemma3",
     gemma3.processor,
+    gemma3.n_parameters,
     needed=(
         "vision_tower.embeddings.patch_embedding.",
         "vision_tower.encoder.",
@@ -48,6 +56,7 @@ GEMMA3 = VisionFamily(
 GEMMA4 = VisionFamily(
     "gemma4",
     gemma4.processor,
+    gemma4.n_parameters,
     needed=(
         "vision_tower.patch_embedder.",
         "vision_tower.encoder.",
@@ -77,17 +86,60 @@ def processor_of(folder: Path, max_pixels: int = VisionSpec().max_pixels) -> Ima
     return family.processor(files, max_pixels)
 
 
-def why_text_only(folder: Path) -> str:
+def why_text_only(folder: Path, kv_bits: int = PLAIN_BITS) -> str:
     """Reason not to serve images, or "". Raises SetupError."""
     files = vision_files(folder)
     if files is None:
         return "its files hold no vision tower"
-    model_type = str(files.config.get("model_type"))
+    if files.config.get("model_type") in FAMILIES and family_of(files) is None:
+        return "its vision tower lacks weights"
+    return why_not_served(files.config, kv_bits)
+
+
+def why_not_served(config: dict[str, Any], kv_bits: int) -> str:
+    """Reason not to serve images of a model with a whole tower, or ""."""
+    model_type = str(config.get("model_type"))
     if model_type not in FAMILIES:
         return f"the vision tower of {model_type} is not served; {', '.join(FAMILIES)} are"
-    if family_of(files) is None:
-        return "its vision tower lacks weights"
-    return "" if has_pillow() else "Pillow is not installed; it comes with the extra [vision]"
+    if not has_pillow():
+        return "Pillow is not installed; it comes with the extra [vision]"
+    if kv_bits < PLAIN_BITS and is_bidirectional(config):
+        return f"images of {model_type} need KV of full precision; set kv.bits to {PLAIN_BITS}"
+    return ""
+
+
+def is_bidirectional(config: dict[str, Any]) -> bool:
+    """Whether the tokens of an image attend to each other, by config.json.
+
+    They are computed in one chunk then, so that KV cannot be quantized from a position within.
+    """
+    text = config.get("text_config")
+    is_said = isinstance(text, dict) and text.get("use_bidirectional_attention") == "vision"
+    return config.get("model_type") == "gemma3" or (
+        config.get("model_type") == "gemma4" and is_said
+    )
+
+
+def expected_files(config: dict[str, Any]) -> VisionFiles | None:
+    """Vision part of a checkpoint that is not here, as its config.json tells."""
+    family, vision, text = (
+        FAMILIES.get(str(config.get("model_type"))),
+        config.get("vision_config"),
+        config.get("text_config"),
+    )
+    if family is None or not isinstance(vision, dict) or not isinstance(text, dict):
+        return None
+    sizes = _sizes(config) | {"vision_config": _sizes(vision), "text_config": _sizes(text)}
+    try:
+        n_parameters = family.n_parameters(sizes)
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None
+    return VisionFiles(config, b"{}", {}, "", Weights(n_half=n_parameters))
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a config and its lists: a foreign text times a number is long."""
+    return {key: value for key, value in config.items() if isinstance(value, int | list)}
 
 
 def family_of(files: VisionFiles) -> VisionFamily | None:
@@ -96,10 +148,10 @@ def family_of(files: VisionFiles) -> VisionFamily | None:
     return family if family is not None and all(map(files.has, family.needed)) else None
 
 
-def accepts_images(folder: Path) -> bool:
+def accepts_images(folder: Path, kv_bits: int = PLAIN_BITS) -> bool:
     """Whether images are served, by files and packages; False for broken files."""
     try:
-        return not why_text_only(folder)
+        return not why_text_only(folder, kv_bits)
     except SetupError:
         return False
 

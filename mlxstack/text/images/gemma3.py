@@ -86,3 +86,15 @@ def processor(files: VisionFiles, max_pixels: int) -> Gemma3Processor:
     if not 0 < edge <= 4096 or edge % patch or (edge // patch) % side:
         raise SetupError(f"config.json: images of {edge} pixels in {side} features are not served")
     return Gemma3Processor(edge, patch, side, convert(files, Gemma3Settings), files.fingerprint)
+
+
+def n_parameters(config: dict[str, Any]) -> int:
+    """Parameters of the tower that config.json tells of. Raises KeyError, TypeError."""
+    vision, out = config["vision_config"], config["text_config"].get("hidden_size", 2304)
+    n, wide, patch = (vision[key] for key in ("hidden_size", "intermediate_size", "patch_size"))
+    patches = n * (vision.get("num_channels", 3) * patch**2 + 1)
+    positions = n * (vision["image_size"] // patch) ** 2
+    block = 4 * n * (n + 1) + 2 * n * wide + wide + n + 4 * n
+    projector = n * (out + 1)
+    layers = vision["num_hidden_layers"] * block
+    return int(patches + positions + layers + 2 * n + projector)

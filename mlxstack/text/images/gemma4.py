@@ -16,6 +16,8 @@ from mlxstack.text.images.scaling import BICUBIC, normalized
 BEGIN, PLACEHOLDER, END = "<|image>", "<|image|>", "<image|>"
 COUNTS = (70, 140, 280, 560, 1120)
 """Numbers of features that the models were trained with."""
+N_BOUNDS = 7 * 4
+"""Bounds of the clipped layers of a block."""
 MIDDLE = (0.5, 0.5, 0.5)
 VERSION = 1
 """Of this file: another version gives other pixels, sizes or tokens."""
@@ -110,3 +112,20 @@ def processor(files: VisionFiles, max_pixels: int) -> Gemma4Processor:
     settings = convert(files, Gemma4Settings)
     longest = n_positions // pool
     return Gemma4Processor(patch, pool, longest, settings, max_pixels, files.fingerprint)
+
+
+def n_parameters(config: dict[str, Any]) -> int:
+    """Parameters of the tower that config.json tells of. Raises KeyError, TypeError."""
+    vision, out = config["vision_config"], config["text_config"]["hidden_size"]
+    n, wide, n_heads = (
+        vision[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads")
+    )
+    head = vision.get("head_dim", 64)
+    n_values = 2 * head * (n_heads + (vision.get("num_key_value_heads") or n_heads))
+    patches = n * (3 * vision.get("patch_size", 16) ** 2)
+    positions = 2 * n * vision.get("position_embedding_size", 10240)
+    block = n * (n_values + 3 * wide + 4) + 2 * head
+    block += N_BOUNDS if vision.get("use_clipped_linears") else 0
+    standard = 2 * n if vision.get("standardize") else 0
+    layers = int(vision["num_hidden_layers"]) * block
+    return int(patches + positions + layers + standard + n * out)

@@ -93,3 +93,15 @@ def processor(files: VisionFiles, max_pixels: int) -> PixtralProcessor:
     check_patch(patch, merge)
     settings = convert(files, PixtralSettings)
     return PixtralProcessor(patch, merge, settings, max_pixels, files.fingerprint)
+
+
+def n_parameters(config: dict[str, Any]) -> int:
+    """Parameters of the tower that config.json tells of. Raises KeyError, TypeError."""
+    vision, out = config["vision_config"], config["text_config"]["hidden_size"]
+    n, wide = vision["hidden_size"], vision["intermediate_size"]
+    patches = n * (vision.get("num_channels", 3) * vision.get("patch_size", 14) ** 2 + 1)
+    block = 4 * n * n + 3 * n * wide + 2 * n
+    merger = n * n * config.get("spatial_merge_size", 2) ** 2
+    biases = 2 * out if config.get("multimodal_projector_bias") else 0
+    projector = n + merger + n * out + out * out + biases
+    return int(patches + vision["num_hidden_layers"] * block + projector)

@@ -113,3 +113,18 @@ def processor(files: VisionFiles, max_pixels: int) -> QwenProcessor:
     merge = files.vision_config.get("spatial_merge_size", 2)
     check_patch(patch, merge)
     return QwenProcessor(patch, merge, convert(files, Settings), max_pixels, files.fingerprint)
+
+
+def n_parameters(config: dict[str, Any]) -> int:
+    """Parameters of the tower that config.json tells of. Raises KeyError, TypeError."""
+    vision = config["vision_config"]
+    n, wide, out = (vision[key] for key in ("hidden_size", "intermediate_size", "out_hidden_size"))
+    merged = n * vision.get("spatial_merge_size", 2) ** 2
+    values = vision.get("in_channels", 3) * vision.get("patch_size", 16) ** 2
+    patches = n * (vision.get("temporal_patch_size", 2) * values + 1)
+    block = 4 * n * (n + 1) + 2 * n * wide + wide + n + 4 * n
+    merger = merged * (merged + 1) + (merged + 1) * out
+    mergers = 2 * n + merger
+    mergers += len(vision.get("deepstack_visual_indexes") or ()) * (2 * merged + merger)
+    positions = n * vision.get("num_position_embeddings", 2304)
+    return int(patches + positions + vision["depth"] * block + mergers)
