@@ -372,7 +372,7 @@ def model_cache() -> Iterator[CheckResult]:
 
 
 def _downloaded(home: Home) -> Iterator[tuple[Path, Preset, str]]:
-    """Folders of the downloaded models that presets name, with preset and its name."""
+    """Folders of downloaded models with their presets and names of these."""
     for name in presets.listed(home):
         with suppress(StackError):
             preset = presets.load(name, home).preset

@@ -1,4 +1,4 @@
-"""Images of a preset before its model is loaded: weights of the tower, and tokens."""
+"""Images of a preset before its model is loaded."""
 
 from contextlib import suppress
 
@@ -31,7 +31,7 @@ class VisionPlan(Struct, frozen=True):
 
 
 def vision_plan(preset: Preset, files: ModelFiles) -> VisionPlan:
-    """Images of a preset; of a model that is not here, as its config tells.
+    """Images of a preset, by files or by config.json.
 
     Raises SetupError for broken files.
     """

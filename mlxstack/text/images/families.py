@@ -19,7 +19,7 @@ PLAIN_BITS = 16
 
 
 class VisionFamily(Struct, frozen=True):
-    """Maker of processors, size of a tower by config.json, and prefixes of needed tensors."""
+    """Maker of processors, size of a tower, prefixes of needed tensors."""
 
     name: str
     processor: Callable[[VisionFiles, int], ImageProcessor]
@@ -97,7 +97,7 @@ def why_text_only(folder: Path, kv_bits: int = PLAIN_BITS) -> str:
 
 
 def why_not_served(config: dict[str, Any], kv_bits: int) -> str:
-    """Reason not to serve images of a model with a whole tower, or ""."""
+    """Reason not to serve images with a whole tower, or ""."""
     model_type = str(config.get("model_type"))
     if model_type not in FAMILIES:
         return f"the vision tower of {model_type} is not served; {', '.join(FAMILIES)} are"
@@ -121,7 +121,7 @@ def is_bidirectional(config: dict[str, Any]) -> bool:
 
 
 def expected_files(config: dict[str, Any]) -> VisionFiles | None:
-    """Vision part of a checkpoint that is not here, as its config.json tells."""
+    """Vision part of a checkpoint that is not here, by config.json."""
     family, vision, text = (
         FAMILIES.get(str(config.get("model_type"))),
         config.get("vision_config"),
@@ -138,7 +138,7 @@ def expected_files(config: dict[str, Any]) -> VisionFiles | None:
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a config and its lists: a foreign text times a number is long."""
+    """Numbers and lists of a config: a text times a number is long."""
     return {key: value for key, value in config.items() if isinstance(value, int | list)}
 
 
