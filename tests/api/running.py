@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,33 @@ def busy_engine(live: Running) -> Iterator[None]:
         is_stopped.wait()
         yield
     finally:
+        may_go_on.set()
+
+
+@contextmanager
+def single_steps(live: Running) -> Iterator[Callable[[], None]]:
+    """Stop the engine's thread; each call lets it take one step at most, and stops it again."""
+    is_stopped, may_go_on, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def stop() -> None:
+        is_stopped.set()
+        may_go_on.wait()
+        may_go_on.clear()
+        # A message that is posted by another waits for the next step.
+        if not is_over.is_set():
+            live.service.engine._post(stop)  # type: ignore[attr-defined]
+
+    def step() -> None:
+        is_stopped.clear()
+        may_go_on.set()
+        is_stopped.wait()
+
+    live.service.engine._post(stop)  # type: ignore[attr-defined]
+    try:
+        is_stopped.wait()
+        yield step
+    finally:
+        is_over.set()
         may_go_on.set()
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
 from mlxstack.demo import MODEL_DIR
-from tests.api.running import Running, busy_engine, running
+from tests.api.running import Running, running, single_steps
 from tests.clients.scripted import OPENING, call
 from tests.clients.stage import model, playing_model
 from tests.patience import PATIENCE_S
@@ -198,8 +198,9 @@ def test_each_piece_is_sent_within_three_tokens(
     said, live = staged
     texts, told, n_amid = sampled(live, said, dialect), Told(live.url, dialect), 0
     assert WORDS in "".join(texts)
-    while not told.is_over:
-        with busy_engine(live):
+    with single_steps(live) as step:
+        while not told.is_over:
+            step()
             decided = "".join(texts[: max(0, n_decoded(live) - MAX_LAG)])
             known = [word for word in WORDS.split() if word in decided]
             assert told.has(known), (known, told.text[-80:])
@@ -231,8 +232,9 @@ def test_ollama_sends_a_call_as_soon_as_it_is_whole(staged: tuple[str, Running])
     body = {"messages": said_by_user("Edit twice."), "tools": CHAT["tools"], "think": False}
     dialect = Dialect("/api/chat", body, _whole_calls)
     n_first, told, n_amid = len(sampled(live, said, dialect)), Told(live.url, dialect), 0
-    while not told.is_over:
-        with busy_engine(live):
+    with single_steps(live) as step:
+        while not told.is_over:
+            step()
             if n_decoded(live) >= n_first + MAX_LAG:
                 assert told.wait(lambda: told.n_pieces > 0)
                 n_amid += told.n_pieces == 1
@@ -313,8 +315,9 @@ def test_the_demo_forced_to_a_call_sends_each_piece_in_time(
     texts, live = demo
     assert WORDS in "".join(texts)
     told, n_amid = Told(live.url, forced(name)), 0
-    while not told.is_over:
-        with busy_engine(live):
+    with single_steps(live) as step:
+        while not told.is_over:
+            step()
             decided = "".join(texts[: max(0, n_decoded(live) - MAX_LAG)])
             known = [word for word in WORDS.split() if word in decided]
             assert told.has(known), (known, told.text[-80:])
