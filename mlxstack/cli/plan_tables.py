@@ -22,6 +22,7 @@ from mlxstack.planner.estimate import (
     spec_of,
 )
 from mlxstack.planner.ranking import RESERVE, AdviceRow
+from mlxstack.policy.memory.kv_geometry import PLAIN_BITS
 
 ADVICE_HEADS = ("", "PRESET", "NEEDS", "WEIGHTS", "KV BITS", "AGENTS", "WHY")
 ADVICE_LEAST = ("WEIGHTS", "KV BITS", "NEEDS")
@@ -59,8 +60,8 @@ def show_forecast(found: Forecast) -> None:
         ("model", f"{title} ({spec.architecture}{_context(spec)})"),
         ("config", _source(spec)),
         ("memory", f"{memory.owner}: {size(memory.usable)} for models of {size(memory.total)}"),
-        ("weights", f"{size(spec.weights_bytes)}, {spec.weights_from}"),
-        ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
+        ("weights", _weights(found)),
+        ("KV", _growth(found)),
         ("workspace", size(found.workspace_bytes)),
     ]
     if spec.n_screenshot or spec.why_no_images:
@@ -79,12 +80,10 @@ def show_forecast(found: Forecast) -> None:
         _show_contexts(found)
         typer.echo()
         _show_matrix(found)
+    if keeps_kv and any(_is_beyond(spec, row.n_ctx) for row in found.contexts):
+        typer.echo(f"\n* longer than the {tokens(spec.n_trained)} tokens of the model's training")
     if memory.half_bytes > 2:
-        sums = "the sum and the tables count" if keeps_kv else "the sum counts"
-        typer.echo(
-            f"\nMLX computes on a CPU here and widens half precision: {sums} that, the lines "
-            "`weights` and `KV` do not; --memory plans for a Mac"
-        )
+        typer.echo("\nMLX computes on a CPU here, in float32; --memory plans for a Mac")
 
 
 def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list[PlanRow]:
@@ -127,6 +126,26 @@ def show_table(rows: Sequence[PlanRow]) -> None:
             for one in rows
         ],
     )
+
+
+def _weights(found: Forecast) -> str:
+    stored, held = found.spec.weights_bytes, found.here.weights_bytes
+    wider = f"; {size(held)} in memory" if held != stored else ""
+    return f"{size(stored)}, {found.spec.weights_from}{wider}"
+
+
+def _growth(found: Forecast) -> str:
+    stored, held = found.spec.growth_bytes, found.here.growth_bytes
+    wider = f", {size(held)} in memory" if held != stored else ""
+    return f"{size(stored)} a token{wider}; windows {size(found.spec.window_bytes)}"
+
+
+def _is_beyond(spec: Spec, n_ctx: int) -> bool:
+    return 0 < spec.n_trained < n_ctx
+
+
+def _length(spec: Spec, n_ctx: int) -> str:
+    return f"{tokens(n_ctx)}{'*' if _is_beyond(spec, n_ctx) else ''}"
 
 
 def _images(spec: Spec) -> str:
@@ -181,7 +200,8 @@ def _verdict(found: Forecast) -> str:
         asked = f"texts of up to {tokens(fit.n_ctx)} tokens: {size(fit.n_bytes)}"
         most = f"{fit.max_ctx} tokens"
     else:
-        slots = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {fit.bits}-bit KV"
+        bits = found.here.bits if fit.bits == PLAIN_BITS else fit.bits
+        slots = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {bits}-bit KV"
         asked = f"{slots}: {size(fit.n_bytes)}"
         most = f"{fit.max_agents} such slots, or {fit.max_ctx} tokens in each of {fit.n_slots}"
     if fit.fits:
@@ -202,13 +222,13 @@ def _sharing(fit: SharedFit) -> str:
 
 
 def _show_contexts(found: Forecast) -> None:
-    plain = found.memory.half_bytes * 8
+    plain = found.here.bits
     heads = ["CONTEXT"]
     for one in found.contexts[0].precisions:
-        heads += [f"KV {plain if one.bits == 16 else one.bits} BIT", "AGENTS"]
+        heads += [f"KV {plain if one.bits == PLAIN_BITS else one.bits} BIT", "AGENTS"]
     rows = []
     for row in found.contexts:
-        cells: list[object] = [tokens(row.n_ctx)]
+        cells: list[object] = [_length(found.spec, row.n_ctx)]
         for one in row.precisions:
             cells += [size(one.kv_bytes), one.n_agents]
         rows.append([*cells, size(row.disk_bytes)])
@@ -222,7 +242,7 @@ def _show_matrix(found: Forecast) -> None:
     for n_slots in dict.fromkeys(one.n_slots for one in found.matrix):
         cells = [at[n_slots, n_ctx] for n_ctx in contexts]
         rows.append((n_slots, *(size(one.n_bytes) if one.fits else "no" for one in cells)))
-    table(("SLOTS", *(f"x {tokens(n)}" for n in contexts)), rows)
+    table(("SLOTS", *(f"x {_length(found.spec, n)}" for n in contexts)), rows)
 
 
 def show_ranking(

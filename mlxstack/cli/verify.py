@@ -34,10 +34,11 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.formatting import size
+from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import Preset, ServiceKind, Speculation
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.memory_budget import MemoryBudget, this_memory
 from mlxstack.planner.candidate import SINGLE
 from mlxstack.planner.memory_check import refuse_if_too_big, room_in
 from mlxstack.policy.kv.prefix_index import common_prefix
@@ -61,6 +62,10 @@ MOST_KV = 1.05
 LATE = 1.5
 """Tolerated multiple of the stall bound, as chunk sizes adapt."""
 
+WIDENED = (
+    "half precision, and with it the scales of quantized weights, is computed in float32 on a CPU: "
+    "closer to the exact answer than mlx_lm, whose tokens may differ"
+)
 WAIT_S = 600.0
 GREEDY = SamplingParams(top_logprobs=2)
 Say = Callable[[str], None]
@@ -408,6 +413,11 @@ def verified(preset: Preset) -> Preset:
     )
 
 
+def is_widened(weights: Weights, memory: MemoryBudget) -> bool:
+    """Whether numbers of half precision are computed in float32 here."""
+    return memory.half_bytes == SINGLE and weights.n_half > 0
+
+
 def verify(
     preset: Preset,
     home: Path,
@@ -458,6 +468,8 @@ def report(
     tolerance = EXACT if memory.half_bytes == SINGLE else ROUNDED
     with tempfile.TemporaryDirectory(prefix="mlx-stack-verify-") as folder:
         run = verify(preset, Path(folder), geometry.growth, tolerance, say, plan)
+    if is_widened(candidate.weights, memory):
+        run.note("numbers", CheckLevel.OK, WIDENED)
     return VerifyReport(
         preset=preset.name,
         conditions=about,

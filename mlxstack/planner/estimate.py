@@ -68,6 +68,14 @@ class Spec(Struct, frozen=True):
     why_no_images: str = ""
 
 
+class InMemory(Struct, frozen=True):
+    """Weights and unquantized KV of a token as a machine holds them; a CPU widens 16 bits to 32."""
+
+    weights_bytes: int
+    growth_bytes: int
+    bits: int
+
+
 class PrecisionFit(Struct, frozen=True):
     """KV precision with bytes of a context, and agents that fit."""
 
@@ -132,12 +140,13 @@ class Forecast(Struct, frozen=True):
 
     `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`. An
     embedding model keeps no KV: its budget and disk are 0, and it has no tables. `shared` is None
-    unless the agents begin with tokens that can be shared.
+    unless the agents begin with tokens that can be shared. `here` is the model in this memory.
     """
 
     preset: str
     kind: ServiceKind
     spec: Spec
+    here: InMemory
     memory: MemoryBudget
     workspace_bytes: int
     kv_budget_bytes: int
@@ -191,6 +200,7 @@ def forecast(
         preset=candidate.preset.name,
         kind=candidate.preset.kind,
         spec=spec_of(candidate),
+        here=_in_memory(candidate, memory.half_bytes),
         memory=memory,
         workspace_bytes=wanted.workspace,
         kv_budget_bytes=_kv_budget(wanted, memory.usable, others) if keeps_kv else 0,
@@ -204,6 +214,12 @@ def forecast(
         ),
         shared=shared,
     )
+
+
+def _in_memory(candidate: Candidate, half_bytes: int) -> InMemory:
+    geometry = candidate.geometry(half_bytes)
+    weights = candidate.weights.n_bytes(half_bytes)
+    return InMemory(weights, geometry.growth, 8 * geometry.element_bytes)
 
 
 def fit(load: ServiceLoad, usable: int) -> Fit:

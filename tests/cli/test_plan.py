@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxstack.config.presets import builtin_folder
@@ -12,6 +13,7 @@ from mlxstack.core.preset import ModelSpec, Preset, Speculation
 from mlxstack.host.memory_budget import memory_limit
 from mlxstack.policy.kv.live_sharing import MOST_SPARE
 from mlxstack.policy.memory.capacity import MARGIN_BYTES
+from tests import models
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
 from tests.patience import PATIENCE_S
@@ -271,6 +273,31 @@ def test_f1_spec_of_a_config_file_and_of_a_folder(tmp_path: Path, model_of: Mode
     assert folder["weights_from"] == "measured"
     assert [one["window"] for one in folder["kinds"]] == [64, 0]
     assert "sliding" not in run(tmp_path, "spec", str(model_of("tiny"))).stdout
+
+
+@pytest.mark.parametrize(
+    ("dtype", "memory", "bits", "is_widened"),
+    [
+        (mx.float32, (), 32, False),
+        (mx.bfloat16, (), 32, True),
+        (mx.bfloat16, ("--memory", "16GB"), 16, False),
+    ],
+    ids=["float32", "half on a CPU", "half on a Mac"],
+)
+def test_bits_and_bytes_are_those_of_the_memory_that_is_planned_for(
+    tmp_path: Path, dtype: mx.Dtype, memory: tuple[str, ...], bits: int, is_widened: bool
+) -> None:
+    config = models.CONFIGS["tiny"] | {"dtype": str(dtype).removeprefix("mlx.core.")}
+    folder = models.write(tmp_path / "model", config, dtype=dtype)
+    words = ("plan", str(folder), "--ctx", "2k", "--ctx", "16k", *memory)
+    done = run(tmp_path, *words, MLX_STACK_CPU="1")
+    assert done.returncode == 0, done.stderr
+    assert f"at {bits}-bit KV" in done.stdout and f"KV {bits} BIT" in done.stdout
+    for name in ("weights", "KV"):
+        line = next(line for line in done.stdout.splitlines() if line.startswith(f"{name} "))
+        assert ("in memory" in line) == is_widened
+    assert "16k*" in done.stdout and "2k*" not in done.stdout
+    assert "longer than the 8k tokens of the model's training" in done.stdout
 
 
 def test_f9_an_unknown_architecture_gets_no_number(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import msgspec
 import pytest
+from mlx_lm import convert
 from typer.testing import CliRunner
 
 from mlxstack.bench.environment import Conditions
@@ -13,6 +15,10 @@ from mlxstack.cli.doctor import CheckLevel, CheckResult
 from mlxstack.cli.main import app
 from mlxstack.cli.verify import EXACT, EngineProbe, GreedyResponse, VerifyReport, compare
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
+from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.host.memory_budget import mac_memory, memory_of
+from mlxstack.planner.candidate import of_preset
+from tests import models
 from tests.endurance.planted import FAULTS, SCENES, demo_engine, faulty, faulty_restart
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
@@ -94,6 +100,26 @@ def said(*tokens: int, logprobs: tuple[float, ...] = (0.0, 0.0, 0.0)) -> GreedyR
 )
 def test_a_tie_is_told_from_a_fault(other: GreedyResponse, level: CheckLevel) -> None:
     assert compare(said(1, 2, 3), other, 0.5)[0] is level
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_half_precision_that_a_cpu_widens_is_told(tmp_path: Path, bits: int) -> None:
+    told = {}
+    for dtype in (mx.float32, mx.bfloat16):
+        folder = models.build(tmp_path / f"{dtype}", "tiny", dtype=dtype)
+        if bits:
+            plain, folder = folder, tmp_path / f"{dtype}-{bits}"
+            name = str(dtype).removeprefix("mlx.core.")
+            convert(str(plain), str(folder), quantize=True, q_bits=bits, dtype=name)
+        weights = of_preset(Preset(model=ModelSpec(id=str(folder)))).weights
+        for memory in (mac_memory("16GB"), memory_of(16 << 30)):
+            told[dtype, memory.half_bytes] = verify.is_widened(weights, memory)
+    assert told == {
+        (mx.float32, 2): False,
+        (mx.float32, 4): False,
+        (mx.bfloat16, 2): False,
+        (mx.bfloat16, 4): True,
+    }
 
 
 def test_no_tie_is_allowed_where_nothing_is_rounded() -> None:

@@ -12,7 +12,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from msgspec.structs import replace
 
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.sampler import SampledToken, Sampler, draw, sample_rows
+from mlxstack.engine.decode import sampler
+from mlxstack.engine.decode.sampler import WIDE, SampledToken, Sampler, draw, sample_rows
 
 pytestmark = pytest.mark.mlx
 
@@ -111,8 +112,15 @@ def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path) -> int:
     return len(re.findall("rectangle", path.read_text()))
 
 
-def test_top_k_does_not_sort_the_whole_vocabulary(tmp_path: Path) -> None:
-    rules = SamplingParams(temperature=0.7, top_p=0.8, top_k=20, top_logprobs=5)
+@pytest.mark.parametrize(
+    "n_vocab, rules",
+    [
+        (VOCAB, SamplingParams(temperature=0.7, top_p=0.8, top_k=20, top_logprobs=5)),
+        (WIDE, SamplingParams(temperature=0.7, top_p=0.8, top_logprobs=5)),
+    ],
+    ids=["top_k", "top_p of a large vocabulary"],
+)
+def test_no_rule_sorts_a_large_vocabulary(n_vocab: int, rules: SamplingParams) -> None:
     chooser = Sampler(seeded(rules, 1), [], 0)
     sizes = []
     sort, argsort = mx.sort, mx.argsort
@@ -121,9 +129,25 @@ def test_top_k_does_not_sort_the_whole_vocabulary(tmp_path: Path) -> None:
         patch.setattr(
             mx, "argsort", lambda a, axis=-1: sizes.append(a.size) or argsort(a, axis=axis)
         )
-        sample_rows([chooser], mx.random.normal((1, VOCAB)))
+        sample_rows([chooser], mx.random.normal((1, n_vocab)))
     assert sizes
     assert max(sizes) <= 20
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 6.0, 200.0])
+def test_top_p_keeps_what_sorting_a_large_vocabulary_keeps(top_p: float, scale: float) -> None:
+    logits = mx.random.normal((3, WIDE), key=mx.random.key(4)) * scale
+    logits[1] = mx.round(logits[1])
+    logits[2, WIDE // 2 :] = -float("inf")
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    probabilities = np.array(mx.exp(logprobs)).astype(np.float64)
+    found = np.array(sampler._within_top_p(logprobs, top_p)) > -np.inf
+    for kept, row in zip(found, probabilities, strict=True):
+        last = row[kept].min()
+        assert kept.sum() == (row >= last).sum(), "the likeliest ones, with all ties"
+        assert row[kept].sum() >= min(top_p, row.sum()) - 1e-4
+        assert row[row > last].sum() < top_p + 1e-4
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)

@@ -251,7 +251,12 @@ MAC = (
         "top-k is a partition", "engine/decode/sampler.py",
         "ids = mx.sort(mx.argpartition(-logprobs, kth=k - 1, axis=-1)[:, :k], axis=-1)",
         "ids = mx.sort(mx.argsort(-logprobs, axis=-1)[:, :k], axis=-1)",
-        SAMPLING + "test_top_k_does_not_sort_the_whole_vocabulary",
+        SAMPLING + "test_no_rule_sorts_a_large_vocabulary",
+    ),
+    Mutant(
+        "top-p sorts no large vocabulary", "engine/decode/sampler.py",
+        "_least_by_sorting if logprobs.shape[-1] < WIDE else _least_by_bits", "_least_by_sorting",
+        SAMPLING + "test_no_rule_sorts_a_large_vocabulary",
     ),
     Mutant(
         "log probabilities are float32", "engine/decode/sampler.py",

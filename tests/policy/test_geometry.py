@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.engine.model.model_shape import shape_of_config
@@ -269,6 +270,14 @@ def test_a6_workspace_grows_with_the_bite_and_holds_the_logits() -> None:
     small, big = workspace_bytes(shape, 512), workspace_bytes(shape, 2048)
     assert small < big < 1024 * MIB
     assert workspace_bytes(shape, 512, 4) - small == 3 * 128256 * 4
+
+
+def test_the_workspace_holds_the_table_of_grammars_for_each_word() -> None:
+    """At least what llguidance took for Gemma's 262,144 words: 131 MiB."""
+    shape = shape_of_config(REST | LLAMA31_8B)
+    larger = replace(shape, n_vocab=shape.n_vocab + 262_144)
+    logits = 2 * 262_144 * 4
+    assert workspace_bytes(larger, 512) - workspace_bytes(shape, 512) - logits >= 131 * MIB
 
 
 @given(n=st.integers(0, 200_000), bite=st.integers(1, 4096), window=st.integers(1, 5000))

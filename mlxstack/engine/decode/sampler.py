@@ -1,6 +1,6 @@
 """Sampling; rows with equal parameters draw in one operation.
 
-Penalties are mlx-lm's, and so is top-p over a whole vocabulary. The draw is inverse transform
+Penalties and min-p are mlx-lm's. The draw is inverse transform
 sampling from one uniform number per token, as `mx.random.categorical` does it. The number depends
 on the seed and on the position of the token, so that a seeded row gets the same tokens alone and
 beside others, with drafts and without.
@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import apply_min_p, apply_top_p, make_logits_processors
+from mlx_lm.sample_utils import apply_min_p, make_logits_processors
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -22,6 +22,10 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-6, 1e6
 """Bounds within which a temperature divides float32 logits; below them sampling is greedy."""
 N_AHEAD = 32
 """Uniform numbers that a row computes at once: few enough to cost nothing when they are unused."""
+WIDE = 32_768
+"""Tokens from which on a sum for each bit takes less time than to sort their probabilities."""
+PROBABILITY_BITS = 30
+"""Bits of a float32 up to 1, without those that are 0 in all of them."""
 
 
 class SampledToken(Struct, frozen=True):
@@ -273,10 +277,8 @@ def _pick(rules: SamplingParams, logprobs: mx.array, uniforms: mx.array) -> mx.a
     ids = None
     if 0 < rules.top_k < logprobs.shape[-1]:
         ids, logprobs = _top(logprobs, rules.top_k)
-        if 0 < rules.top_p < 1:
-            logprobs = _within_top_p(logprobs, rules.top_p)
-    elif 0 < rules.top_p < 1:
-        logprobs = apply_top_p(logprobs, rules.top_p)
+    if 0 < rules.top_p < 1:
+        logprobs = _within_top_p(logprobs, rules.top_p)
     if rules.min_p > 0:
         logprobs = apply_min_p(logprobs, rules.min_p)
     scaled = logprobs * (1 / rules.temperature)
@@ -298,12 +300,33 @@ def _top(logprobs: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
 
 def _within_top_p(logprobs: mx.array, top_p: float) -> mx.array:
-    """mlx-lm's `apply_top_p` for the likeliest tokens of a row, whose mass need not be 1."""
-    ordered = mx.sort(logprobs, axis=-1)
-    mass_above = mx.cumsum(mx.exp(ordered), axis=-1, reverse=True, inclusive=False)
+    """The least set of likeliest tokens with a mass of `top_p`; others become -inf.
+
+    Tokens as likely as the last one of the set stay, and all where the whole mass is less, as that
+    of the `top_k` likeliest may be.
+    """
+    find = _least_by_sorting if logprobs.shape[-1] < WIDE else _least_by_bits
+    probabilities = mx.exp(logprobs)
+    return mx.where(probabilities < find(probabilities, top_p), -float("inf"), logprobs)
+
+
+def _least_by_sorting(probabilities: mx.array, top_p: float) -> mx.array:
+    """Least probability (rows, 1) of the set of `_within_top_p`."""
+    ordered = mx.sort(probabilities, axis=-1)
+    mass_above = mx.cumsum(ordered, axis=-1, reverse=True, inclusive=False)
     n_dropped = (mass_above >= top_p).sum(axis=-1, keepdims=True)
-    threshold = mx.take_along_axis(ordered, n_dropped, axis=-1)
-    return mx.where(logprobs < threshold, -float("inf"), logprobs)
+    return mx.take_along_axis(ordered, n_dropped, axis=-1)
+
+
+def _least_by_bits(probabilities: mx.array, top_p: float) -> mx.array:
+    """The same, from the highest bit to the lowest: floats >= 0 are ordered as their bits are."""
+    least = mx.zeros((probabilities.shape[0], 1), mx.uint32)
+    for bit in reversed(range(PROBABILITY_BITS)):
+        higher = least + (1 << bit)
+        is_within = probabilities >= higher.view(mx.float32)
+        mass = (probabilities * is_within).sum(axis=-1, keepdims=True)
+        least = mx.where(mass >= top_p, higher, least)
+    return least.view(mx.float32)
 
 
 def _lines_of(
