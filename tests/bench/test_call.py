@@ -90,6 +90,12 @@ def test_decode_rate_counts_only_while_all_are_answered() -> None:
     assert decode_rate([one, TimedRequest(0.0, (), 1.0)]) == 0.0
 
 
+def test_pieces_of_several_tokens_count_as_many() -> None:
+    usage = CallUsage(completion_tokens=8)
+    one = TimedRequest(0.0, (1.0, 2.0, 3.0, 4.0), 4.0, usage)
+    assert decode_rate([one]) == 3 * 2 / 3.0
+
+
 @contextmanager
 def server(status: int, keys: list[str | None]) -> Iterator[str]:
     """A server that answers everything with STREAM; `keys` are those that it was called with."""

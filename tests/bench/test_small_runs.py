@@ -176,7 +176,7 @@ def test_k1_k3_serve_beside_another_server_and_count_tokens(tmp_path: Path) -> N
     assert "Ours against mlx_lm.server" in titles
     counts = told.tables[titles.index("26 token counts at once while three agents decode")]
     assert column(counts, "Server") == ["mlx-stack"]
-    assert len(told.targets) == 11
+    assert len(told.targets) == 16
     taken = told.tables[titles.index("The path that each scene took")]
     assert column(taken, "Scene") == [f"mlx-stack: {scene}" for scene in SCENES]
     own = {n.removeprefix("mlx-stack: "): v for n, v in told.raw.items() if "path" in n}
@@ -185,6 +185,20 @@ def test_k1_k3_serve_beside_another_server_and_count_tokens(tmp_path: Path) -> N
         check_path({**own, "path team: reused": (0.0,)}, SCENES)
     with pytest.raises(Broken, match="scene `crowds`: no two rows"):
         check_path({**own, "path crowds: rows": own["path crowds: steps"]}, SCENES)
+
+
+@pytest.mark.soak
+def test_peers_on_a_folder_speak_real_text(tmp_path: Path) -> None:
+    folder = stage(tmp_path).model
+    told = run("peers", tmp_path, model=folder, scenes=("turns", "crowds"))
+    names = [target.name for target in told.targets]
+    for row in ("cold prompt's TTFT", "next turn's TTFT", "TTFT of the last of 2 newcomers"):
+        assert any(name.startswith(f"{row}, against mlx_lm.server") for name in names)
+    assert [name for name in names if name.startswith("decode of 2 agents, against")]
+    assert "same prompt again, against in process" in names
+    assert "decode of 1, against mlx_lm.server" in names
+    (ours,), (theirs,) = (told.raw[f"{name}: n cold"] for name in ("mlx-stack", "mlx_lm.server"))
+    assert ours == theirs, "the same prompt"
 
 
 async def test_k1_a_sequential_run_has_no_speedup(tmp_path: Path) -> None:

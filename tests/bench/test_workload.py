@@ -1,9 +1,24 @@
 """Imagined agents: the same seed says the same, members of a team share a head."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from mlxstack.bench.dev.workload import Split, Yardstick, agent, next_turn, question, sibling
+from mlxstack.bench.dev.workload import (
+    AT_LENGTH,
+    Split,
+    Yardstick,
+    agent,
+    next_turn,
+    question,
+    real_text,
+    sibling,
+)
+from mlxstack.core.errors import Broken
+from mlxstack.demo import MODEL_DIR
 
 YARD = Yardstick(word=1.0, tool=100.0)
 
@@ -62,3 +77,19 @@ def test_a_sibling_shares_the_head_only() -> None:
     assert other["messages"][0] == body["messages"][0]
     assert other["tools"] == body["tools"]
     assert len(other["messages"]) == 2
+
+
+def test_real_text_has_the_tokens_that_were_asked_for_and_no_special_ones(tmp_path: Path) -> None:
+    real = real_text(MODEL_DIR)
+    yard = Yardstick(real=real)
+    body = agent(Split(50, 40, 20, 10).without_tools, yard, team=1, member=1)
+    system, *_, new = body["messages"]
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    for said, n_tokens in ((system["content"], 90), (new["content"], 10)):
+        assert said in real.text and "tools" not in body
+        assert abs(len(tokenizer.encode(said, add_special_tokens=False)) - n_tokens) <= 3
+    assert question(9, yard, "x") == question(9, yard, "x")
+    assert question(9, yard, "x")["messages"][0]["content"].startswith(AT_LENGTH)
+    assert "<|" not in real.text
+    with pytest.raises(Broken, match=r"no tokenizer\.json"):
+        real_text(tmp_path)

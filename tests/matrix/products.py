@@ -20,7 +20,7 @@ PRODUCTS = (
     ("DeepSeek V3.2", "deepseek_v32", "by id"),
     ("Kimi K2.5", "kimi_k25", "by id"),
     ("LFM2 and LFM2.5", "lfm2", "by id"),
-    ("Llama 3", "llama", "by id"),
+    ("Llama 3, SmolLM2", "llama", "`smollm2-135m`, by id"),
 )
 NOT_YET = {"Qwen3.8-Flash-Next 125B": "qwen4_exp"}
 """Names that people look for, and types that this mlx-lm has no file for."""

@@ -1,10 +1,17 @@
-"""`bench dev peers`: our service, mlx-lm's server, the bare engine."""
+"""`bench dev peers`: our service, mlx-lm's server, vllm-mlx where installed, the bare engine."""
 
 import asyncio
 from contextlib import AsyncExitStack
 
 from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
-from mlxstack.bench.dev.sandbox import Sandbox, measure, mlx_lm_server, service
+from mlxstack.bench.dev.sandbox import (
+    Sandbox,
+    find_vllm_mlx,
+    measure,
+    mlx_lm_server,
+    service,
+    vllm_mlx,
+)
 from mlxstack.bench.dev.serving_report import SilenceBounds, median, results
 from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, play
 from mlxstack.bench.dev.taken_path import check_path
@@ -14,10 +21,12 @@ from mlxstack.bench.statistics import ratio, times
 from mlxstack.core.preset import SlotSpec
 
 OURS, PEER = "mlx-stack", "mlx_lm.server"
+NEWCOMERS = 4
+"""Agents that arrive together, of whom the last waits longest for its first token."""
 
 
 async def run(stage: Sandbox, plan: ServePlan) -> Results:
-    """Run both servers by turns, each floor after its scene."""
+    """Run all servers by turns, each floor after its scene."""
     floors: Found = {}
 
     async def after(scene: str, found: dict[str, Found]) -> None:
@@ -28,17 +37,20 @@ async def run(stage: Sandbox, plan: ServePlan) -> Results:
 
     async with AsyncExitStack() as stack:
         slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
-        servers = (
+        servers = [
             await stack.enter_async_context(service(stage, "peers", slots)),
             await stack.enter_async_context(mlx_lm_server(stage)),
-        )
+        ]
+        if (command := find_vllm_mlx(stage)) is not None:
+            servers.append(await stack.enter_async_context(vllm_mlx(stage, command)))
         callers = [await stack.enter_async_context(Caller(server)) for server in servers]
         found = await play(stage, callers, plan, after)
     check_path(found[OURS], plan.scenes)
     told = results(found, plan, SilenceBounds())
     raw = {**told.raw, **{f"floor: {name}": values for name, values in floors.items()}}
     targets = (*told.targets, *_targets(found, plan, floors))
-    return Results((*told.tables, _ratios(found, plan)), targets, raw, told.charts)
+    ratios = [_ratios(found, plan, peer) for peer in found if peer != OURS]
+    return Results((*told.tables, *ratios), targets, raw, told.charts)
 
 
 def _floors(
@@ -78,12 +90,21 @@ def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[B
             return median([ratio(*one) for one in zip(ours[what], floors[what], strict=True)])
 
         targets += [
+            at_most(f"cold prompt's TTFT, against {PEER}", of_peer("cold"), 0.6),
+            at_most(f"next turn's TTFT, against {PEER}", of_peer("next turn"), 1.0),
             at_most("next turn, against in process", of_floor("next turn"), 1.1),
             at_most("same prompt again, against in process", of_floor("again"), 1.3),
             at_most(f"a sibling's TTFT, against {PEER}", of_peer("sibling"), 1.0),
             at_most(f"a branch's TTFT, against {PEER}", of_peer("branch"), 1.0),
         ]
     if "crowds" in plan.scenes:
+        targets += [
+            at_least(f"decode of {size}, against {PEER}", of_peer(f"crowd {size}: decode"), 1.0)
+            for size in plan.crowd
+        ]
+        last = NEWCOMERS if NEWCOMERS in plan.crowd else n
+        what = f"TTFT of the last of {last} newcomers, against {PEER}"
+        targets.append(at_most(what, of_peer(f"crowd {last}: last ttft"), 1.0))
         rates = ours[f"crowd {n}: decode"]
         against = {"steps of mlx-lm's batch": "step", "answers of its BatchGenerator": "answers"}
         targets += [
@@ -107,8 +128,8 @@ def _targets(found: dict[str, Found], plan: ServePlan, floors: Found) -> tuple[B
     return tuple(targets)
 
 
-def _ratios(found: dict[str, Found], plan: ServePlan) -> ReportTable:
-    ours, peer = found[OURS], found[PEER]
+def _ratios(found: dict[str, Found], plan: ServePlan, name: str) -> ReportTable:
+    ours, peer = found[OURS], found[name]
     figures = {
         "TTFT cold": "cold",
         "TTFT of the same prompt again": "again",
@@ -121,17 +142,18 @@ def _ratios(found: dict[str, Found], plan: ServePlan) -> ReportTable:
         "team: TTFT of later turns": "team later ttft",
         "team: turns one by one": "team one by one",
         "team: turns at once": "team at once",
+        **{f"last TTFT of {n} newcomers": f"crowd {n}: last ttft" for n in plan.crowd},
         **{f"decode of {n} agents": f"crowd {n}: decode" for n in plan.crowd},
         "requests per second": "requests per second",
     }
     worst = {"gaps joining"}
     rows = tuple(
-        (name, times(ratio(_of(ours, what, worst), _of(peer, what, worst))))
-        for name, what in figures.items()
+        (told, times(ratio(_of(ours, what, worst), _of(peer, what, worst))))
+        for told, what in figures.items()
         if what in ours
     )
-    note = "Less is better down to the team's turns, more is better from there on."
-    return ReportTable(f"Ours against {PEER}", ("What", "Ours / theirs"), rows, note)
+    note = "Less is better down to the newcomers, more is better from there on."
+    return ReportTable(f"Ours against {name}", ("What", "Ours / theirs"), rows, note)
 
 
 def _of(one: Found, what: str, worst: set[str]) -> float:

@@ -28,9 +28,12 @@ from mlxstack.bench.dev.report import BenchReport, Results
 from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
 from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
 from mlxstack.bench.dev.trials import BuildModel
+from mlxstack.bench.dev.workload import real_text
 from mlxstack.bench.environment import child_env, conditions
 from mlxstack.core.preset import PrefillSpec, SlotSpec
 
+SYNTHETIC = frozenset({"random", "demo"})
+"""Models that know no real text."""
 FULL, SMALL = BuildModel("", 8, 512), BuildModel("", 2, 128)
 
 
@@ -148,7 +151,10 @@ def _serve_plan(wanted: BenchRequest) -> serving_scenarios.ServePlan:
     plan = serving_scenarios.SMALL if wanted.is_small else serving_scenarios.ServePlan()
     scenes = serving_scenarios.played(wanted.scenes or plan.scenes)
     answer = wanted.max_tokens or plan.n_answer
-    return replace(plan, passes=wanted.passes, n_answer=answer, scenes=scenes)
+    plan = replace(plan, passes=wanted.passes, n_answer=answer, scenes=scenes)
+    folder = Path(wanted.model)
+    is_real = wanted.own is None and wanted.model not in SYNTHETIC and folder.is_dir()
+    return serving_scenarios.on_real_text(plan, real_text(folder)) if is_real else plan
 
 
 async def _served(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -92,6 +93,22 @@ async def mlx_lm_server(stage: Sandbox) -> AsyncIterator[ServerUnderTest]:
     command += ["--host", HOST, "--port", str(port), "--log-level", "ERROR"]
     server = ServerUnderTest("mlx_lm.server", f"http://{HOST}:{port}", "default_model")
     async with child(command, stage.env, stage.folder / "mlx_lm.log", server) as pid:
+        yield msgspec.structs.replace(server, pid=pid)
+
+
+def find_vllm_mlx(stage: Sandbox) -> str | None:
+    """The program of vllm-mlx, which needs an environment of its own; None if not on the PATH."""
+    return shutil.which("vllm-mlx", path=stage.env.get("PATH"))
+
+
+@contextlib.asynccontextmanager
+async def vllm_mlx(stage: Sandbox, program: str) -> AsyncIterator[ServerUnderTest]:
+    """vllm-mlx with the batching that several agents need, on the stage's model."""
+    port = free_port(HOST)
+    command = [program, "serve", stage.model, "--continuous-batching"]
+    command += ["--host", HOST, "--port", str(port)]
+    server = ServerUnderTest("vllm-mlx", f"http://{HOST}:{port}", stage.model)
+    async with child(command, stage.env, stage.folder / "vllm_mlx.log", server) as pid:
         yield msgspec.structs.replace(server, pid=pid)
 
 

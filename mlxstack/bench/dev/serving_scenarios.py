@@ -5,11 +5,20 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.bench.dev.sandbox import Sandbox
 from mlxstack.bench.dev.taken_path import taken_path
 from mlxstack.bench.dev.timed_request import Caller, TimedRequest
-from mlxstack.bench.dev.workload import Split, Yardstick, agent, next_turn, question, sibling
+from mlxstack.bench.dev.workload import (
+    RealText,
+    Split,
+    Yardstick,
+    agent,
+    next_turn,
+    question,
+    sibling,
+)
 from mlxstack.bench.statistics import ratio
 from mlxstack.core.errors import BadRequest, Broken
 
@@ -28,7 +37,7 @@ class ServePlan(Struct, frozen=True):
     """Lengths in tokens. `crowd` are numbers of agents; `n_endless` bounds the decoders.
 
     Decoders run for `lead_s` seconds before a request joins. `team_split` is the prompt of each
-    member of a team. `scenes` are names of SCENES.
+    member of a team. `scenes` are names of SCENES. Prompts are `real` text, else random words.
     """
 
     crowd: tuple[int, ...] = (1, 2, 4, 8)
@@ -45,6 +54,7 @@ class ServePlan(Struct, frozen=True):
     lead_s: float = 1.5
     passes: int = 3
     scenes: tuple[str, ...] = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
+    real: RealText | None = None
 
     @property
     def n_slots(self) -> int:
@@ -60,6 +70,12 @@ class ServePlan(Struct, frozen=True):
         return 1024 + max(self.n_endless + self.n_prompt, grown)
 
 
+def on_real_text(plan: ServePlan, real: RealText) -> ServePlan:
+    """Same lengths in real text, and no tools: a small model's template may not show them."""
+    split, team_split = plan.split.without_tools, plan.team_split.without_tools
+    return replace(plan, split=split, team_split=team_split, real=real)
+
+
 FEW = Split(100, 100, 40, 20)
 SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 0.5, 1)
 
@@ -72,7 +88,7 @@ async def play(
     stage: Sandbox, callers: Sequence[Caller], plan: ServePlan, after: AfterScene | None = None
 ) -> dict[str, Found]:
     """Play all scenes on all servers by turns, `passes` times."""
-    yards = {caller.server.name: await caller.yardstick() for caller in callers}
+    yards = {one.server.name: replace(await one.yardstick(), real=plan.real) for one in callers}
     found: dict[str, Found] = {name: {} for name in yards}
     for i in range(plan.passes):
         for scene in played(plan.scenes):
@@ -138,6 +154,7 @@ async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
             f"crowd {n}: decode": (decode_rate(timed),),
             f"crowd {n}: latency": tuple(one.latency_s for one in timed),
             f"crowd {n}: ttft": tuple(one.ttft_s for one in timed),
+            f"crowd {n}: last ttft": (max(one.ttft_s for one in timed),),
         }
     return found
 
@@ -269,11 +286,11 @@ async def requests(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) 
 
 
 def decode_rate(timed: Sequence[TimedRequest]) -> float:
-    """Pieces per second in total, while all are answered."""
+    """Tokens per second in total, while all are answered."""
     if not all(one.marks for one in timed):
         return 0.0
     start, stop = max(one.marks[0] for one in timed), min(one.marks[-1] for one in timed)
-    n = sum(start < at <= stop for one in timed for at in one.marks)
+    n = sum(sum(start < at <= stop for at in one.marks) * one.tokens_per_piece for one in timed)
     return ratio(n, stop - start) if stop > start else 0.0
 
 

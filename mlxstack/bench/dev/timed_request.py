@@ -84,6 +84,12 @@ class TimedRequest(Struct, frozen=True):
         return tuple(b - a for a, b in pairwise(self.marks) if b > began and a < ended)
 
     @property
+    def tokens_per_piece(self) -> float:
+        """1 where each token is a piece of text; more where a piece waits for several."""
+        n_tokens = self.usage.completion_tokens
+        return n_tokens / len(self.marks) if n_tokens and self.marks else 1.0
+
+    @property
     def n_computed(self) -> int:
         """Prompt tokens that the server did not reuse."""
         return self.usage.prompt_tokens - self.usage.cached_tokens

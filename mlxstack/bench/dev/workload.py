@@ -1,9 +1,13 @@
-"""Synthetic agent prompts: pure generators, deterministic by seed."""
+"""Agent prompts of random words or real text: generators, deterministic by seed."""
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from msgspec import Struct
+from tokenizers import Tokenizer
+
+from mlxstack.core.errors import Broken
 
 Body = dict[str, Any]
 
@@ -15,6 +19,9 @@ WORDS = (
     *("server", "cache", "token", "slot", "agent", "model", "prompt"),
 )
 
+CHECKOUT = Path(__file__).parents[3]
+AT_LENGTH = "Explain this text at length, sentence by sentence:\n\n"
+"""Before real text, so that answers are as long as they may be."""
 WORDS_PER_TOOL = 60
 N_HISTORY = 4
 """Turns before the new one, user and assistant taking turns."""
@@ -29,6 +36,11 @@ class Split(Struct, frozen=True):
     new: int = 50
 
     @property
+    def without_tools(self) -> "Split":
+        """As many tokens in a longer system prompt, for templates that show no tools."""
+        return Split(self.system + self.tools, 0, self.history, self.new)
+
+    @property
     def total(self) -> int:
         """Tokens of the whole prompt, as asked for."""
         return self.system + self.tools + self.history + self.new
@@ -40,15 +52,42 @@ class Split(Struct, frozen=True):
         return Split(system, tools, history, self.new)
 
 
+class RealText(Struct, frozen=True):
+    """Real text, and the positions in characters where its tokens start."""
+
+    text: str
+    starts: tuple[int, ...]
+
+    def part(self, random: Random, n_tokens: int) -> str:
+        """So many tokens of it in a row."""
+        at = random.randrange(len(self.starts) - n_tokens)
+        return self.text[self.starts[at] : self.starts[at + n_tokens]]
+
+
 class Yardstick(Struct, frozen=True):
-    """Tokens per synthetic word and per tool for one model."""
+    """Tokens per synthetic word and per tool for one model; `real` text instead of words."""
 
     word: float = 1.0
     tool: float = 100.0
+    real: RealText | None = None
+
+
+def real_text(model: Path) -> RealText:
+    """The pages and the engine of this checkout, in tokens of a model folder. Raises Broken."""
+    tokenizer = model / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise Broken(f"{model} has no tokenizer.json, which cuts the real text of the prompts")
+    files = [*sorted(CHECKOUT.glob("docs/*.md")), *sorted(CHECKOUT.glob("mlxstack/engine/*.py"))]
+    joined = "\n\n".join(file.read_text("utf-8") for file in files)
+    joined = joined.replace("<|", "< |")  # No server shall read a special token.
+    encoded = Tokenizer.from_file(str(tokenizer)).encode(joined, add_special_tokens=False)
+    return RealText(joined, tuple(start for start, _ in encoded.offsets))
 
 
 def text(random: Random, n_tokens: int, yard: Yardstick) -> str:
-    """Random words, about `n_tokens` of them."""
+    """Real text or random words, about `n_tokens` of them."""
+    if yard.real is not None:
+        return yard.real.part(random, max(1, n_tokens))
     n_words = max(1, round(n_tokens / yard.word))
     return " ".join(random.choices(WORDS, k=n_words))
 
@@ -78,8 +117,9 @@ def agent(split: Split, yard: Yardstick, team: int, member: int) -> Body:
 
 def question(n_tokens: int, yard: Yardstick, seed: str) -> Body:
     """A user message that was never sent before."""
-    random = Random(f"question {seed}")
-    return {"messages": [{"role": "user", "content": text(random, n_tokens, yard)}]}
+    asked = text(Random(f"question {seed}"), n_tokens, yard)
+    content = f"{AT_LENGTH}{asked}" if yard.real is not None else asked
+    return {"messages": [{"role": "user", "content": content}]}
 
 
 def next_turn(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Body:

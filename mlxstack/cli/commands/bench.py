@@ -80,10 +80,10 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     engine: our batch and mlx-lm's in one process. drafts: speculative decoding, with and without.
     early: the turn after a pause, begun early or not. head: agents on a common prefix, in one copy
     and in many. cache: agents that come back, start together, are saved. text: the text work of a
-    request. serve: a service under many agents. peers: the same beside mlx_lm.server on the same
-    model. start: how soon the command answers. tui: what an attached dashboard costs. gateway: the
-    way through a gateway against the one beside it. all: every one but serve, whose scenes are in
-    peers.
+    request. serve: a service under many agents. peers: the same beside mlx_lm.server, and vllm-mlx
+    where it is on the PATH, on the same model; real text for a folder as --model. start: how soon
+    the command answers. tui: what an attached dashboard costs. gateway: the way through a gateway
+    against the one beside it. all: every one but serve, whose scenes are in peers.
     """
     if find_spec("mlxstack.bench.dev") is None:
         raise Unsupported(
@@ -96,6 +96,8 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
+    folder = Path(model)
+    model = str(folder.resolve()) if folder.is_dir() else model
     wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = []
     for report in _measured(what, wanted):
