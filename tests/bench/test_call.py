@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from mlxstack.bench.dev.serving_scenarios import decode_rate
 from mlxstack.bench.dev.timed_request import TimedRequest, timed
 from mlxstack.cli.main import app
+from mlxstack.client.types import CallUsage
 from mlxstack.core.errors import Broken
 
 
