@@ -142,7 +142,7 @@ def _ratios(found: dict[str, Found], plan: ServePlan, name: str) -> ReportTable:
         "team: TTFT of later turns": "team later ttft",
         "team: turns one by one": "team one by one",
         "team: turns at once": "team at once",
-        **{f"last TTFT of {n} newcomers": f"crowd {n}: last ttft" for n in plan.crowd},
+        **{f"last TTFT of {n} newcomers": f"crowd {n}: last ttft" for n in plan.crowd if n > 1},
         **{f"decode of {n} agents": f"crowd {n}: decode" for n in plan.crowd},
         "requests per second": "requests per second",
     }
