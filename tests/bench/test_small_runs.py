@@ -79,6 +79,21 @@ def test_drafts(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_settings_that_are_off_by_default_on_real_text(tmp_path: Path) -> None:
+    told = run("drafts", tmp_path, model=stage(tmp_path).model)
+    (table,) = told.tables
+    scenes = [f"{text} x {n}" for text in ("prose", "edit", "calls") for n in (1, 2)]
+    assert column(table, "Setting") == ["speculation"] * 6 + ["live_sharing"] * 6
+    assert column(table, "Scene") == 2 * scenes
+    assert [one.name for one in told.targets] == [
+        "speculation: worst scene, against off",
+        "live_sharing: worst scene, against off",
+    ]
+    assert told.raw["speculation on calls x 1: drafted"] > (0,)
+    assert told.raw["live_sharing on calls x 1: drafted"] == (0,)
+
+
+@pytest.mark.soak
 def test_early(tmp_path: Path) -> None:
     told = run("early", tmp_path)
     turns, beside = told.tables

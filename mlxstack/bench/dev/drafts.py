@@ -1,12 +1,17 @@
 """`bench drafts`: the whole engine with speculative decoding and without, by turns."""
 
+from random import Random
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, measure
 from mlxstack.bench.dev.trials import BenchResult, Drafts
+from mlxstack.bench.dev.workload import CHECKOUT, RealText
 from mlxstack.bench.statistics import lasting, ratio, spread, times
 
+SETTINGS = ("speculation", "live_sharing")
 TEXTS = ("copied", "schema", "prose", "adversarial")
 ALL_BUT_NOTHING = 0.98
 MOST_GAP = 1.05
@@ -14,12 +19,17 @@ MOST_GAP = 1.05
 
 
 class DraftsPlan(Struct, frozen=True):
-    """Draft benchmark: texts by number of `rows`, with decoding neighbors."""
+    """Draft benchmark: texts by number of `rows`, with decoding neighbors.
+
+    Of a model that knows text they are `asked`, and `system` is what all agents share.
+    """
 
     rows: tuple[int, ...] = (1, 4)
     n_prompt: int = 200
     n_tokens: int = 132
     passes: int = 3
+    asked: dict[str, str] = {}
+    system: str = ""
 
     @property
     def scenes(self) -> dict[str, tuple[str, ...]]:
@@ -29,6 +39,60 @@ class DraftsPlan(Struct, frozen=True):
 
 
 SMALL = DraftsPlan((1, 2), 60, 60, 1)
+N_SYSTEM = 1500
+RULED = ("calls",)
+"""Texts that are answered under a schema, as a tool call is."""
+
+
+def on_real_text(plan: DraftsPlan, real: RealText) -> DraftsPlan:
+    """Prose, an edit of code, and calls, of one, two and four agents."""
+    code = (CHECKOUT / "mlxstack/policy/scheduling/row_stacking.py").read_text("utf-8")
+    asked = {
+        "prose": "Write a long story about a dragon who counts the stones of a river.",
+        "edit": f"Write this code again, with `rows` renamed to `agents`:\n\n```python\n{code}```",
+        "calls": "Edit the file notes.txt: replace `river` by `sea`, once.",
+    }
+    system = real.part(Random("system"), N_SYSTEM)
+    rows = tuple(sorted({*plan.rows, 2}))
+    return replace(plan, rows=rows, n_prompt=len(code), asked=asked, system=system)
+
+
+def run_on_text(stage: Sandbox, plan: DraftsPlan) -> Results:
+    """Each setting that is off by default, on and off, on real text."""
+    scenes = {f"{text} x {n}": (text,) * n for text in plan.asked for n in plan.rows}
+    rows: list[tuple[str, ...]] = []
+    raw: dict[str, tuple[float, ...]] = {}
+    targets = []
+    for setting in SETTINGS:
+        is_sharing = setting == "live_sharing"
+        stage.say(f"the whole engine, with {setting}: auto and off")
+        system, n_prompt = (
+            (plan.system, plan.n_prompt + N_SYSTEM) if is_sharing else ("", plan.n_prompt)
+        )
+        trial = Drafts(
+            scenes, n_prompt, plan.n_tokens, plan.passes, plan.asked, RULED, system, is_sharing
+        )
+        found = measure(stage, [trial])[0]
+        raw |= {f"{setting} {one.who} {one.what}": one.values for one in found.samples}
+        rows += [(setting, *_row_on_text(found, scene)) for scene in scenes]
+        worst = min(_speedup(found, scene) for scene in scenes)
+        targets.append(at_least(f"{setting}: worst scene, against off", worst, ALL_BUT_NOTHING))
+    heads = ("Setting", "Scene", "Token off", "Token auto", "Speedup", "Passes", "Accepted")
+    note = "A story, a rename in code, the arguments of a call; greedy, agents at once."
+    return Results(
+        (ReportTable("`auto` on real text", heads, tuple(rows), note),), tuple(targets), raw
+    )
+
+
+def _row_on_text(found: BenchResult, scene: str) -> tuple[str, ...]:
+    return (
+        scene,
+        lasting(found.of("off", f"{scene}: token_s")),
+        lasting(found.of("on", f"{scene}: token_s")),
+        times(_speedup(found, scene)),
+        times(_passes(found, scene)),
+        f"{_sum(found, scene, 'accepted'):.0f} of {_sum(found, scene, 'drafted'):.0f}",
+    )
 
 
 def run(stage: Sandbox, plan: DraftsPlan) -> Results:

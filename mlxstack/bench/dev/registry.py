@@ -28,7 +28,7 @@ from mlxstack.bench.dev.report import BenchReport, Results
 from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
 from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest
 from mlxstack.bench.dev.trials import BuildModel
-from mlxstack.bench.dev.workload import real_text
+from mlxstack.bench.dev.workload import RealText, real_text
 from mlxstack.bench.environment import child_env, conditions
 from mlxstack.core.preset import PrefillSpec, SlotSpec
 
@@ -98,7 +98,11 @@ def _engine(stage: Sandbox, wanted: BenchRequest) -> Results:
 
 def _drafts(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = drafts.SMALL if wanted.is_small else drafts.DraftsPlan()
-    return drafts.run(stage, replace(plan, passes=wanted.passes))
+    plan = replace(plan, passes=wanted.passes)
+    real = _real_text(wanted)
+    if real is None:
+        return drafts.run(stage, plan)
+    return drafts.run_on_text(stage, drafts.on_real_text(plan, real))
 
 
 def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
@@ -152,9 +156,15 @@ def _serve_plan(wanted: BenchRequest) -> serving_scenarios.ServePlan:
     scenes = serving_scenarios.played(wanted.scenes or plan.scenes)
     answer = wanted.max_tokens or plan.n_answer
     plan = replace(plan, passes=wanted.passes, n_answer=answer, scenes=scenes)
+    real = _real_text(wanted)
+    return plan if real is None else serving_scenarios.on_real_text(plan, real)
+
+
+def _real_text(wanted: BenchRequest) -> RealText | None:
+    """Real text in the tokens of a wanted model folder."""
     folder = Path(wanted.model)
     is_real = wanted.own is None and wanted.model not in SYNTHETIC and folder.is_dir()
-    return serving_scenarios.on_real_text(plan, real_text(folder)) if is_real else plan
+    return real_text(folder) if is_real else None
 
 
 async def _served(

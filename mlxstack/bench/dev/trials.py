@@ -76,15 +76,21 @@ class BatchAnswers(Struct, frozen=True, tag=True):
 class Drafts(Struct, frozen=True, tag=True):
     """Engine answers to each scene, by turns with drafts and without.
 
-    A scene names the text of each request: "copied", "schema", "prose" or "adversarial". Gives, of
-    on and off and by scene, `token_s`, `passes`, `drafted`, `accepted`, and the `gap_s` between
-    two tokens of prose that 99 % do not exceed.
+    A scene names the text of each request: "copied", "schema", "prose" or "adversarial" of random
+    tokens, or one of `asked`, messages of users; `ruled` of them are answered under a schema.
+    Gives, of on and off and by scene, `token_s`, `passes`, `drafted`, `accepted`, and the `gap_s`
+    between two tokens of prose that 99 % do not exceed. `has_sharing`: on is live sharing instead,
+    behind `system`, which all requests have.
     """
 
     scenes: dict[str, tuple[str, ...]]
     n_prompt: int = 200
     n_tokens: int = 132
     passes: int = 3
+    asked: dict[str, str] = {}
+    ruled: tuple[str, ...] = ()
+    system: str = ""
+    has_sharing: bool = False
 
 
 class SharedRows(Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""Speculative decoding of the whole engine, on several kinds of text."""
+"""Speculative decoding and live sharing of the whole engine, on several kinds of text."""
 
 import json
 import queue
@@ -19,7 +19,14 @@ from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, T
 from mlxstack.core.engine_snapshot import Counters
 from mlxstack.core.errors import Broken
 from mlxstack.core.ports import Constraint
-from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
+from mlxstack.core.preset import (
+    LiveSharingMode,
+    ModelSpec,
+    PrefixCacheSpec,
+    Preset,
+    SlotSpec,
+    Speculation,
+)
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.core import EngineCore
 from mlxstack.store.kv_store import DiskKVStore
@@ -28,7 +35,7 @@ from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 
 N_VOCAB = 1000
-SIDES = {"on": Speculation.AUTO, "off": Speculation.OFF}
+SIDES = ("off", "on")
 COPIED, ADVERSARIAL = (40, 4), (6, 3)
 """Tokens quoted from the prompt, and tokens that differ, by turns: an edit, and what looks so."""
 
@@ -139,29 +146,42 @@ class MeasuredEngine:
         random = Random(seed)
         requests = []
         for i, text in enumerate(texts):
-            prompt = tuple(random.randrange(N_VOCAB) for _ in range(trial.n_prompt))
-            constraint, eos = self._constraint(text, prompt)
-            temperature = 0.0 if text in {"copied", "adversarial"} else 1.0
+            is_real = text in trial.asked
+            prompt = (
+                self._asked(trial, text, f"{seed}-{i}") if is_real else random_prompt(trial, random)
+            )
+            constraint, eos = self._constraint(trial, text, prompt)
+            is_greedy = is_real or text in {"copied", "adversarial"}
             requests.append(
                 Request(
                     f"{text}-{seed}-{i}",
                     prompt,
                     trial.n_tokens,
-                    SamplingParams(temperature=temperature, seed=i),
+                    SamplingParams(temperature=0.0 if is_greedy else 1.0, seed=i),
                     eos,
-                    use_cache=False,
+                    use_cache=trial.has_sharing,
+                    salt=f"{seed}-{len(texts)}-{texts[0]}",
                     constraint=constraint,
                     arrived=time.monotonic(),
                 )
             )
         return requests
 
+    def _asked(self, trial: Drafts, text: str, name: str) -> tuple[int, ...]:
+        """Prompt of a user's message, another one for each `name`."""
+        messages = [{"role": "user", "content": f"Request {name}. {trial.asked[text]}"}]
+        if trial.system:
+            messages.insert(0, {"role": "system", "content": trial.system})
+        return tuple(
+            self._engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        )
+
     def _constraint(
-        self, text: str, prompt: tuple[int, ...]
+        self, trial: Drafts, text: str, prompt: tuple[int, ...]
     ) -> tuple[Constraint | None, frozenset[int]]:
         if text in {"copied", "adversarial"}:
             return Quote(prompt, *(COPIED if text == "copied" else ADVERSARIAL)), frozenset()
-        if text == "prose":
+        if text not in {"schema", *trial.ruled}:
             return None, frozenset()
         tokenizer = self._engine.tokenizer
         eos, n_vocab = frozenset(tokenizer.eos_token_ids), tokenizer.vocab_size
@@ -182,21 +202,34 @@ def drafts(trial: Drafts, model: str) -> BenchResult:
     for seed in range(trial.passes):
         order = sorted(SIDES, reverse=bool(seed % 2))
         with ExitStack() as stack:
-            sides = {who: stack.enter_context(_side(trial, model, SIDES[who])) for who in order}
+            sides = {who: stack.enter_context(_side(trial, model, who == "on")) for who in order}
             for scene, texts in trial.scenes.items():
                 for who in order:
                     for what, value in sides[who].answer(trial, texts, seed).items():
                         found.setdefault((who, f"{scene}: {what}"), []).append(value)
             for who, side in sides.items():
-                side.check(is_drafting=who == "on")
+                side.check(is_drafting=who == "on" and not trial.has_sharing)
     return BenchResult(tuple(TrialSamples(*key, tuple(values)) for key, values in found.items()))
 
 
+def random_prompt(trial: Drafts, random: Random) -> tuple[int, ...]:
+    """Tokens that mean nothing."""
+    return tuple(random.randrange(N_VOCAB) for _ in range(trial.n_prompt))
+
+
 @contextmanager
-def _side(trial: Drafts, model: str, speculation: Speculation) -> Iterator[MeasuredEngine]:
+def _side(trial: Drafts, model: str, is_on: bool) -> Iterator[MeasuredEngine]:
     n_ctx = max(64, trial.n_prompt + trial.n_tokens + 64)
     slots = SlotSpec(count=max(map(len, trial.scenes.values())), n_ctx=n_ctx)
-    preset = Preset(model=ModelSpec(id=model), slots=slots, speculation=speculation)
+    is_drafting, is_sharing = is_on and not trial.has_sharing, is_on and trial.has_sharing
+    preset = Preset(
+        model=ModelSpec(id=model),
+        slots=slots,
+        speculation=Speculation.AUTO if is_drafting else Speculation.OFF,
+        prefix_cache=PrefixCacheSpec(
+            live_sharing=LiveSharingMode.AUTO if is_sharing else LiveSharingMode.OFF
+        ),
+    )
     arrived: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
 
     def deliver(events: tuple[Event, ...]) -> None:
