@@ -69,7 +69,10 @@ class Spec(Struct, frozen=True):
 
 
 class InMemory(Struct, frozen=True):
-    """Weights and unquantized KV of a token as a machine holds them; a CPU widens 16 bits to 32."""
+    """Weights and unquantized KV of a token in a machine's memory.
+
+    A CPU widens 16 bits to 32.
+    """
 
     weights_bytes: int
     growth_bytes: int

@@ -45,7 +45,7 @@ RULED = ("calls",)
 
 
 def on_real_text(plan: DraftsPlan, real: RealText) -> DraftsPlan:
-    """Prose, an edit of code, and calls, of one, two and four agents."""
+    """Plan for prose, an edit of code, and calls."""
     code = (CHECKOUT / "mlxstack/policy/scheduling/row_stacking.py").read_text("utf-8")
     asked = {
         "prose": "Write a long story about a dragon who counts the stones of a river.",
@@ -58,7 +58,7 @@ def on_real_text(plan: DraftsPlan, real: RealText) -> DraftsPlan:
 
 
 def run_on_text(stage: Sandbox, plan: DraftsPlan) -> Results:
-    """Each setting that is off by default, on and off, on real text."""
+    """Settings that are off by default, on and off, on real text."""
     scenes = {f"{text} x {n}": (text,) * n for text in plan.asked for n in plan.rows}
     rows: list[tuple[str, ...]] = []
     raw: dict[str, tuple[float, ...]] = {}

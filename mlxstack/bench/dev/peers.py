@@ -1,4 +1,4 @@
-"""`bench dev peers`: our service, mlx-lm's server, vllm-mlx where installed, the bare engine."""
+"""`bench dev peers`: our service, other servers, the bare engine."""
 
 import asyncio
 from contextlib import AsyncExitStack

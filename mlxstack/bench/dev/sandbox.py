@@ -97,7 +97,10 @@ async def mlx_lm_server(stage: Sandbox) -> AsyncIterator[ServerUnderTest]:
 
 
 def find_vllm_mlx(stage: Sandbox) -> str | None:
-    """The program of vllm-mlx, which needs an environment of its own; None if not on the PATH."""
+    """Program of vllm-mlx on the PATH, if any.
+
+    It needs an environment of its own: another mlx-lm.
+    """
     return shutil.which("vllm-mlx", path=stage.env.get("PATH"))
 
 

@@ -71,7 +71,10 @@ class ServePlan(Struct, frozen=True):
 
 
 def on_real_text(plan: ServePlan, real: RealText) -> ServePlan:
-    """Same lengths in real text, and no tools: a small model's template may not show them."""
+    """Same lengths in real text, without tools.
+
+    The template of a small model may not show them.
+    """
     split, team_split = plan.split.without_tools, plan.team_split.without_tools
     return replace(plan, split=split, team_split=team_split, real=real)
 

@@ -85,7 +85,7 @@ class TimedRequest(Struct, frozen=True):
 
     @property
     def tokens_per_piece(self) -> float:
-        """1 where each token is a piece of text; more where a piece waits for several."""
+        """Tokens of a piece of text; 1 where each token is one."""
         n_tokens = self.usage.completion_tokens
         return n_tokens / len(self.marks) if n_tokens and self.marks else 1.0
 

@@ -37,7 +37,10 @@ class Split(Struct, frozen=True):
 
     @property
     def without_tools(self) -> "Split":
-        """As many tokens in a longer system prompt, for templates that show no tools."""
+        """As many tokens, those of the tools in the system prompt.
+
+        For templates that show no tools.
+        """
         return Split(self.system + self.tools, 0, self.history, self.new)
 
     @property
@@ -65,7 +68,10 @@ class RealText(Struct, frozen=True):
 
 
 class Yardstick(Struct, frozen=True):
-    """Tokens per synthetic word and per tool for one model; `real` text instead of words."""
+    """Tokens per synthetic word and per tool for one model.
+
+    `real` text takes the place of words.
+    """
 
     word: float = 1.0
     tool: float = 100.0
@@ -73,7 +79,10 @@ class Yardstick(Struct, frozen=True):
 
 
 def real_text(model: Path) -> RealText:
-    """The pages and the engine of this checkout, in tokens of a model folder. Raises Broken."""
+    """Pages and engine of this checkout, in tokens of a model.
+
+    Raises Broken for a folder without tokenizer.json.
+    """
     tokenizer = model / "tokenizer.json"
     if not tokenizer.is_file():
         raise Broken(f"{model} has no tokenizer.json, which cuts the real text of the prompts")

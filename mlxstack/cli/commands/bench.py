@@ -96,9 +96,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
-    folder = Path(model)
-    model = str(folder.resolve()) if folder.is_dir() else model
-    wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
+    wanted = BenchRequest(_path(model), passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = []
     for report in _measured(what, wanted):
         reports.append(report)
@@ -107,6 +105,11 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
             _print(report, is_markdown=markdown)
     if json:
         as_json(reports)
+
+
+def _path(model: str) -> str:
+    """A folder as its whole path, which every process finds; other names as they are."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:

@@ -300,10 +300,10 @@ def _top(logprobs: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
 
 def _within_top_p(logprobs: mx.array, top_p: float) -> mx.array:
-    """The least set of likeliest tokens with a mass of `top_p`; others become -inf.
+    """Least set of likeliest tokens with a mass of `top_p`.
 
-    Tokens as likely as the last one of the set stay, and all where the whole mass is less, as that
-    of the `top_k` likeliest may be.
+    Others become -inf. Tokens as likely as the last one of the set stay, and all where the whole
+    mass is less, as that of the `top_k` likeliest may be.
     """
     find = _least_by_sorting if logprobs.shape[-1] < WIDE else _least_by_bits
     probabilities = mx.exp(logprobs)
@@ -319,7 +319,10 @@ def _least_by_sorting(probabilities: mx.array, top_p: float) -> mx.array:
 
 
 def _least_by_bits(probabilities: mx.array, top_p: float) -> mx.array:
-    """The same, from the highest bit to the lowest: floats >= 0 are ordered as their bits are."""
+    """The same, bit by bit, without a sort.
+
+    Floats >= 0 are ordered as their bits are.
+    """
     least = mx.zeros((probabilities.shape[0], 1), mx.uint32)
     for bit in reversed(range(PROBABILITY_BITS)):
         higher = least + (1 << bit)

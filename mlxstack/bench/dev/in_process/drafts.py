@@ -1,4 +1,4 @@
-"""Speculative decoding and live sharing of the whole engine, on several kinds of text."""
+"""Drafts and live sharing of the whole engine, on several texts."""
 
 import json
 import queue
