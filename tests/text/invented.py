@@ -100,6 +100,22 @@ INVENTED = {
         reminder="<steps></steps>",
         thoughts=thinking("<hush>", "</hush>"),
     ),
+    # Python calls whose text has no quotes.
+    "unquoted": Format(
+        "{%- if m.tool_calls %}{{- '<walk>[' }}" + EACH + "{{- f.name + '(' }}" + PAIRS
+        + "{{- k + '=' + (v | string) + ('' if loop.last else ', ') }}{%- endfor %}{{- ')' }}"
+        "{{- '' if loop.last else ', ' }}{%- endfor %}{{- ']</walk>' }}{%- endif %}",
+        reminder="<walk></walk>",
+        thoughts=thinking("<still>", "</still>"),
+    ),
+    # Python calls all of whose values are quoted as they are.
+    "all quoted": Format(
+        "{%- if m.tool_calls %}{{- '<run>[' }}" + EACH + "{{- f.name + '(' }}" + PAIRS
+        + "{{- k + '=\"' + (v | string) + '\"' + ('' if loop.last else ', ') }}{%- endfor %}"
+        "{{- ')' }}{{- '' if loop.last else ', ' }}{%- endfor %}{{- ']</run>' }}{%- endif %}",
+        reminder="<run></run>",
+        thoughts=thinking("<calm>", "</calm>"),
+    ),
     # A line of JSON for each call, all in a section.
     "rows": Format(
         "{%- if m.tool_calls %}{{- '<rows>\\n' }}" + EACH

@@ -162,6 +162,25 @@ def test_instructions_after_the_last_message_are_no_part_of_a_call() -> None:
     assert derive_format(made_tokenizer(form, template)).calls == plain
 
 
+def test_a_prompt_may_say_more_before_it_opens_the_answer() -> None:
+    form = FORMATS["json"]
+    rules = "<|im_start|>system\\n" + "Write calls as you were told. " * 4 + "<|im_end|>"
+    opens = "{%- if add_generation_prompt %}"
+    template = template_of(form).replace(opens, f"{opens}{{{{- '{rules}' }}}}")
+    assert template.count(rules) == 1
+    found, plain = (
+        derive_format(made_tokenizer(form, template)),
+        derive_format(made_tokenizer(form)),
+    )
+    assert (found.calls, found.wrappers) == (plain.calls, plain.wrappers)
+
+
+def test_a_format_is_derived_where_contents_are_lists_of_parts() -> None:
+    form = FORMATS["json"]
+    template = template_of(form).replace("m.content", "(m.content | map(attribute='text') | join)")
+    assert derive_format(made_tokenizer(form, template)) == derive_format(made_tokenizer(form))
+
+
 @pytest.mark.skipif(not FOLDER, reason="MLX_STACK_FORMATS names no folder of published templates")
 def test_published_templates_are_derived_and_read_back() -> None:
     """The raw answers of published templates mean what their publishers' tests say."""

@@ -10,6 +10,7 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.prompt.prompt import PromptMaker
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
+from tests.text.formats import EACH, FORMATS, made_tokenizer, template_of
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 BASH = Tool("bash", "Run a command.", {"type": "object", "properties": {"c": {"type": "string"}}})
@@ -274,3 +275,17 @@ def test_a_template_may_need_descriptions_and_types_of_values(load: Load) -> Non
     tool = Tool("act", "", {"properties": properties, "$defs": {"known": known}})
     text = prompt(load(DESCRIBED), tools=(tool,))
     assert "plain: Dict[string]" in text and "known: Dict[string]" in text
+
+
+def test_calls_that_a_template_writes_beside_tools_alone_are_text_without_them() -> None:
+    form = FORMATS["json"]
+    template = template_of(form).replace(
+        EACH, "{%- for c in (m.tool_calls or [] if tools else []) %}{%- set f = c.function %}"
+    )
+    maker = PromptMaker(made_tokenizer(form, template))
+    tools = (Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}}),)
+    call = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("callid001", "act", {"key": "v"}),))
+    talk = (Message(Role.USER, "hi"), call, Message(Role.TOOL, "r", tool_call_id="callid001"))
+    plain = PromptMaker(made_tokenizer(form)).text(Conversation(talk, tools))
+    assert maker.text(Conversation(talk, tools)) == plain
+    assert '{"name": "act", "arguments": {"key": "v"}}' in maker.text(Conversation(talk))

@@ -18,11 +18,13 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.formats import DerivedFormat, derivation, derive_format, read_answer
+from mlxstack.text.formats.call_derivation import LEAST_PROSE
+from mlxstack.text.formats.probe_renderings import common_start, opened_length, tokens
 from mlxstack.text.prompt.prompt import PromptMaker
-from mlxstack.text.tokens.cached_tokenizer import common_length
 from tests.text.test_derived_formats import CODE
 from tests.text.test_published_templates import TEMPLATES, tokenizer_of
 
+SAID = "Hey there!"
 TEXT_TYPE = {"type": "string"}
 PROPERTIES = {
     "path": TEXT_TYPE, "old": TEXT_TYPE, "new": TEXT_TYPE, "n": {"type": "integer"},
@@ -75,8 +77,13 @@ class Template:
         ends = [added[at].content for at in tokenizer.eos_token_ids if at in added]
         # A message of a channel may be followed by others.
         self._ends = [end for end in ends if end not in inner]
-        self._asked = Conversation((Message(Role.USER, "Hey there!"),), TOOLS, thinking=True)
+        self._asked = Conversation((Message(Role.USER, SAID),), TOOLS, thinking=True)
         self.prompt = self._maker.text(self._asked)
+        self._bare = self._maker.text(replace(self._asked, add_generation_prompt=False))
+        # Instructions may follow any last message.
+        rest = tokens(self._bare.rpartition(SAID)[2])
+        ends = ("".join(rest[at:]) for at in range(len(rest)))
+        self._following = [end for end in ends if len(end) >= LEAST_PROSE]
         self.is_in_thinking = self._maker.make(self._asked).is_in_thinking
 
     def written(self, one: Message) -> str:
@@ -90,14 +97,13 @@ class Template:
         text = whole[len(self.prompt) :]
         if not whole.startswith(self.prompt):
             text = self._constructed(whole, one)
-        return text[: min((text.find(end) for end in self._ends if end in text), default=len(text))]
+        ends = [*self._ends, *self._following]
+        return text[: min((text.find(end) for end in ends if end in text), default=len(text))]
 
     def _constructed(self, whole: str, one: Message) -> str:
         """The text that goes on a prompt which opens an answer otherwise than the template."""
-        start = common_length(
-            self._maker.text(replace(self._asked, add_generation_prompt=False)), whole
-        )
-        opening, body, marks = self.prompt[start:], whole[start:], self.format.reasoning
+        opening, body = _opened(self._bare, self.prompt), _opened(self._bare, whole)
+        marks = self.format.reasoning
         if self.is_in_thinking and marks is not None and marks.opens in opening:
             body = body.removeprefix(opening[: opening.rindex(marks.opens)])
             if body.startswith(marks.opens):
@@ -105,7 +111,7 @@ class Template:
             is_closing = body.lstrip().startswith(marks.closes)
             thought = "" if is_closing else f"{one.reasoning or ''}\n{marks.closes}\n\n"
             return thought + body
-        return body[common_length(opening, body) :]
+        return body[opened_length(opening, body) :]
 
     def reads(self, one: Message) -> bool:
         """Whether an answer is read as it was given.
@@ -132,6 +138,15 @@ class Template:
         """The change that leaves the text of an answer as it is, or ""."""
         text = self.written(one)
         return next((kind for kind, other in others(one) if self.written(other) == text), "")
+
+
+def _opened(bare: str, whole: str) -> str:
+    """The text after a conversation, although its last message may have been written otherwise."""
+    start = common_start(bare, whole)
+    said = whole.rfind(SAID) + len(SAID)
+    if start < said:
+        start = said + common_start(bare.rpartition(SAID)[2], whole[said:])
+    return whole[start:].lstrip()
 
 
 def others(one: Message) -> Iterator[tuple[str, Message]]:

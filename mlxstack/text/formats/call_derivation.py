@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.text.formats.argument_values import object_of
 from mlxstack.text.formats.description import (
@@ -132,7 +133,7 @@ def _written(probes: TemplateProbes, text: str, at: int) -> WrittenCall | None:
         return None
     return (
         _json(text, start, at)
-        or _python(text, start)
+        or _python(probes, text, start)
         or _named(text, start, at)
         or _tagged(probes, text, start)
     )
@@ -232,16 +233,21 @@ def _parts(text: str, at: int) -> tuple[str, ...]:
     return tuple(slots.get(part, part) for part in parts if part)
 
 
-def _python(text: str, name: int) -> WrittenCall | None:
+def _python(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     """Python calls, in a list or between marks."""
     call = re.compile(rf"{NAMES[0]}\(\s*{KEYS[0]}\s*=[^()]*\)").match(text, name)
     if call is None:
         return None
     start = text.rfind("[", 0, name)
     end = text.find("]", name) + 1
+    typed = probes.turn("", probes.calls({"key_integer": TYPED["integer"]})) or ""
+    body = PythonBody(
+        has_bare_text=re.search(rf"{KEYS[0]}\s*=\s*{VALUES[0]}", call[0]) is not None,
+        has_quoted_values=re.search(rf"[\"']{TYPED['integer']}[\"']", typed) is not None,
+    )
     if start >= 0 and end and not text[start + 1 : name].strip():
-        return WrittenCall(start, end, PythonBody())
-    return WrittenCall(name, call.end(), PythonBody(is_list=False))
+        return WrittenCall(start, end, body)
+    return WrittenCall(name, call.end(), replace(body, is_list=False))
 
 
 def _python_between(probes: TemplateProbes) -> str:

@@ -84,10 +84,14 @@ class CallParts:
             yield
 
     def object(
-        self, at: int, notation: Notation, stops: tuple[str, ...], *, is_call: bool = False
+        self,
+        at: int,
+        notation: Notation,
+        stops: tuple[str, ...],
+        is_argument: Callable[[str, str], bool] | None = None,
     ) -> Reading[int]:
         """Copy the arguments of the open call; -1 without an end."""
-        copier = ValueCopier(at, notation, stops, is_call=is_call)
+        copier = ValueCopier(at, notation, stops, is_argument=is_argument)
         self.writer.copy(copier)
         if not (yield from self.copied(copier)):
             return -1

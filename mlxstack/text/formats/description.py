@@ -82,9 +82,14 @@ class TaggedBody(Struct, frozen=True):
 
 
 class PythonBody(Struct, frozen=True):
-    """Python calls with keyword arguments, in a list or not."""
+    """Python calls with keyword arguments, in a list or not.
+
+    `has_bare_text`: text is written without quotes; `has_quoted_values`: all values have quotes.
+    """
 
     is_list: bool = True
+    has_bare_text: bool = False
+    has_quoted_values: bool = False
 
 
 class GemmaBody(Struct, frozen=True):

@@ -50,6 +50,7 @@ class TemplateProbes:
         self._variables: dict[str, Any] = VARIABLES
         self._rendered: dict[str, str | None] = {}
         self._tools: list[dict[str, Any]] | None = TOOLS
+        self._has_parts = False
         self.arguments_as_text = False
         self.source = str(getattr(tokenizer, "chat_template", None) or "")
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -60,11 +61,16 @@ class TemplateProbes:
             self._variables = {}
         if self.text([USER]) is None:
             self._tools = None
+        if USER["content"] not in (self.text([USER]) or ""):
+            self._has_parts = True
+            self._has_parts = USER["content"] in (self.text([USER]) or "")
         self.bare = self.text([USER], opens=False) or ""
         self.prompt = self.text([USER]) or self.bare
 
     def text(self, turns: Sequence[Turn], *, opens: bool = True) -> str | None:
         """The rendering of turns; None if the template refuses them."""
+        if self._has_parts:
+            turns = [_in_parts(turn) for turn in turns]
         key = json.dumps([list(turns), opens, self._variables, self._tools is None])
         if key not in self._rendered:
             self._rendered[key] = self._render(turns, opens=opens)
@@ -107,7 +113,7 @@ class TemplateProbes:
     def answer(self, turn: str) -> str:
         """An assistant turn without what the prompt opens it with."""
         opening = self.prompt[common_start(self.bare, self.prompt) :]
-        return turn[common_start(opening, turn) :]
+        return turn[opened_length(opening, turn) :]
 
     def calls(self, *arguments: dict[str, Any]) -> list[Turn]:
         """A call for each of some arguments."""
@@ -130,6 +136,23 @@ def common_start(first: str, second: str) -> int:
     at = max(second.rfind("<", 0, n), second.rfind("[", 0, n))
     is_inside = at >= 0 and not re.search(r"[>\]\s]", second[at:n])
     return at if is_inside else n
+
+
+def opened_length(opening: str, turn: str) -> int:
+    """Length of the part of an opening that begins a turn, maybe of its end alone."""
+    if n := common_start(opening, turn):
+        return n
+    # The prompt may have said more before it opened the answer.
+    ends = (opening[match.start() :] for match in re.finditer(r"[<\[]|(?<=\n)\S", opening))
+    return next((len(end) for end in ends if turn.startswith(end)), 0)
+
+
+def _in_parts(turn: Turn) -> Turn:
+    """A turn whose content is a list of parts."""
+    content = turn.get("content")
+    if not isinstance(content, str):
+        return turn
+    return {**turn, "content": [{"type": "text", "text": content}] if content else []}
 
 
 def tokens(text: str) -> list[str]:

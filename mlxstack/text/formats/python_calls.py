@@ -5,61 +5,114 @@ import re
 from typing import Any
 
 from mlxstack.core.conversation import ToolCall
-from mlxstack.text.formats.argument_values import decoded, python_value
+from mlxstack.text.formats.argument_values import (
+    ArgumentTypes,
+    argument_value,
+    decoded,
+    python_value,
+)
 from mlxstack.text.formats.checked_calls import checked_call
+from mlxstack.text.formats.description import PythonBody
+from mlxstack.text.grammar.schema_types import SchemaTypes
 
 _HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")
-_KEY = re.compile(r"[\s,]*(\w+)\s*=\s*")
+_KEY = re.compile(r"[\s,]*(\w+)(?:\s+=\s*|=)")
+_SPACE = re.compile(r"\s*")
 # An argument ends where another one or the end of its call follows.
-_REST = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,|\]|$)))"
-_TEXT = re.compile(rf"\"(.*?)\"{_REST}|'(.*?)'{_REST}", re.DOTALL)
-_VALUE = re.compile(rf".*?{_REST}", re.DOTALL)
+_REST = r"(?:,\s*\w+\s*=|(?:,\s*)?\)\s*(?:,|\]|$))"
+_TEXT = re.compile(rf"\"(.*?)\"(?=\s*{_REST})|'(.*?)'(?=\s*{_REST})", re.DOTALL)
+_VALUE = re.compile(rf".*?(?=\s*{_REST})", re.DOTALL)
+_BARE = re.compile(rf".*?(?={_REST})", re.DOTALL)
 
 
-def parse_python_calls(text: str) -> tuple[ToolCall, ...]:
-    """Python calls, in a list or not; raises ValueError or SyntaxError."""
-    text = text.strip()
-    try:
-        lines = ast.parse(text).body
-    except SyntaxError:
-        return _unescaped(text if text.startswith("[") else f"[{text}]")
-    nodes = [line.value for line in lines if isinstance(line, ast.Expr)]
-    if len(nodes) == 1 and isinstance(nodes[0], ast.List | ast.Tuple):
-        nodes = nodes[0].elts
-    if not lines or (len(nodes) < len(lines) and not isinstance(lines[0], ast.Expr)):
-        raise ValueError(f"no calls: {text!r}")
-    try:
-        return tuple(_call(node) for node in nodes)
-    except ValueError:
-        return _unescaped(text if text.startswith("[") else f"[{text}]")
+class PythonCalls:
+    """Reads whole Python calls, with the argument types of the tools."""
 
+    def __init__(self, body: PythonBody, types: ArgumentTypes) -> None:
+        self._body, self._types = body, types
 
-def _call(node: Any) -> ToolCall:
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError(f"no call with keywords: {ast.unparse(node)!r}")
-    arguments = {str(one.arg): python_value(one.value) for one in node.keywords}
-    return _checked(ast.unparse(node.func), arguments)
+    def parse(self, text: str) -> tuple[ToolCall, ...]:
+        """Python calls, in a list or not; raises ValueError or SyntaxError."""
+        text = text.strip()
+        listed = text if text.startswith("[") else f"[{text}]"
+        try:
+            lines = ast.parse(text).body
+        except SyntaxError:
+            return self._unescaped(listed)
+        nodes = [line.value for line in lines if isinstance(line, ast.Expr)]
+        if len(nodes) == 1 and isinstance(nodes[0], ast.List | ast.Tuple):
+            nodes = nodes[0].elts
+        if not lines or (len(nodes) < len(lines) and not isinstance(lines[0], ast.Expr)):
+            raise ValueError(f"no calls: {text!r}")
+        try:
+            return tuple(self._call(node) for node in nodes)
+        except ValueError:
+            return self._unescaped(listed)
 
+    def is_copied(self, name: str, key: str, sign: str) -> bool:
+        """Whether a value that begins so means what it says, whatever its type."""
+        return not (self._is_spelled(name, key) if sign in "\"'" else self._is_bare(name, key))
 
-def _unescaped(text: str) -> tuple[ToolCall, ...]:
-    """Calls whose strings are written as they are."""
-    calls, at = [], 1
-    while head := _HEAD.match(text, at):
-        at = head.end()
-        arguments: dict[str, Any] = {}
-        while key := _KEY.match(text, at):
-            if value := _TEXT.match(text, key.end()):
-                arguments[key[1]] = value[1] if value[1] is not None else value[2]
-            elif value := _VALUE.match(text, key.end()):
-                arguments[key[1]] = decoded(value[0].strip(), value[0])
-            else:
-                raise ValueError(f"no argument: {text[at:]!r}")
-            at = value.end()
-        at = text.index(")", at) + 1
-        calls.append(_checked(head[1], arguments))
-    if not text.startswith("[") or text[at:].strip() != "]":
-        raise ValueError(f"no list of calls: {text!r}")
-    return tuple(calls)
+    def _of(self, name: str, key: str) -> SchemaTypes:
+        return self._types.of(self._types.name(name), key)
+
+    def _is_bare(self, name: str, key: str) -> bool:
+        """Whether a value without quotes is text."""
+        return self._body.has_bare_text and self._of(name, key).is_text
+
+    def _is_spelled(self, name: str, key: str) -> bool:
+        """Whether quotes hold a value of another type."""
+        types = self._of(name, key)
+        if not types.texts:
+            return True
+        return self._body.has_quoted_values and bool(types.others)
+
+    def _call(self, node: Any) -> ToolCall:
+        if not isinstance(node, ast.Call) or node.args:
+            raise ValueError(f"no call with keywords: {ast.unparse(node)!r}")
+        name = ast.unparse(node.func)
+        return _checked(
+            name,
+            {str(one.arg): self._value(name, str(one.arg), one.value) for one in node.keywords},
+        )
+
+    def _value(self, name: str, key: str, node: ast.expr) -> Any:
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if not is_text and self._is_bare(name, key):
+            raise ValueError(f"text without quotes: {key}")
+        value = python_value(node)
+        if is_text and self._is_spelled(name, key):
+            return argument_value(value, self._of(name, key))
+        return value
+
+    def _unescaped(self, text: str) -> tuple[ToolCall, ...]:
+        """Calls whose strings are written as they are."""
+        calls, at = [], 1
+        while head := _HEAD.match(text, at):
+            at = head.end()
+            arguments: dict[str, Any] = {}
+            while key := _KEY.match(text, at):
+                arguments[key[1]], at = self._unescaped_value(head[1], key[1], text, key.end())
+            at = text.index(")", at) + 1
+            calls.append(_checked(head[1], arguments))
+        if not text.startswith("[") or text[at:].strip() != "]":
+            raise ValueError(f"no list of calls: {text!r}")
+        return tuple(calls)
+
+    def _unescaped_value(self, name: str, key: str, text: str, at: int) -> tuple[Any, int]:
+        """Value after an equals sign, and its end."""
+        start = at + len(_SPACE.match(text, at)[0])  # type: ignore[index]
+        if value := _TEXT.match(text, start):
+            quoted = value[1] if value[1] is not None else value[2]
+            is_other = self._is_spelled(name, key)
+            return (
+                argument_value(quoted, self._of(name, key)) if is_other else quoted
+            ), value.end()
+        if self._is_bare(name, key) and (value := _BARE.match(text, at)):
+            return argument_value(value[0], self._of(name, key)), value.end()
+        if value := _VALUE.match(text, start):
+            return decoded(value[0].strip(), value[0]), value.end()
+        raise ValueError(f"no argument: {text[at:]!r}")
 
 
 def _checked(name: str, arguments: dict[str, Any]) -> ToolCall:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Container, Iterable
+from functools import partial
 from typing import Any
 
 from mlxstack.core.conversation import ToolCall
@@ -12,7 +13,7 @@ from mlxstack.text.formats.description import GemmaBody, JsonBody, PythonBody
 from mlxstack.text.formats.gemma_values import parse_gemma_call
 from mlxstack.text.formats.json_calls import JsonCalls
 from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
-from mlxstack.text.formats.python_calls import parse_python_calls
+from mlxstack.text.formats.python_calls import PythonCalls
 from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading
 
 PYTHON_QUOTES = ('"', "'")
@@ -159,7 +160,8 @@ class ValueCalls:
         is_list = yield from feed.starts("[", at)
         if body.is_list and not is_list and self._syntax.is_bare:
             return None
-        scan = yield from self._python_calls(at + is_list, is_list=is_list)
+        whole = PythonCalls(body, self._parts.types)
+        scan = yield from self._python_calls(at + is_list, whole, is_list=is_list)
         if scan >= 0:
             return ReadCalls(tuple(self._writer.calls), scan)
         scan = at
@@ -170,14 +172,14 @@ class ValueCalls:
             else:
                 mark, end = None, (yield from feed.balanced(at, PYTHON_QUOTES, ()))
             try:
-                calls = parse_python_calls(feed.text[at:end]) if end >= 0 else None
+                calls = whole.parse(feed.text[at:end]) if end >= 0 else None
                 return None if calls is None else ReadCalls(self._writer.settle(calls, end), end)
             except UNREADABLE:
                 if mark is None:
                     return None
                 scan = mark.end
 
-    def _python_calls(self, at: int, *, is_list: bool) -> Reading[int]:
+    def _python_calls(self, at: int, whole: PythonCalls, *, is_list: bool) -> Reading[int]:
         """End of the copied calls; -1 without one."""
         feed = self._feed
         while True:
@@ -199,7 +201,7 @@ class ValueCalls:
             if not self._writer.open(name):
                 return -1
             at = yield from self._parts.object(
-                end, PYTHON, self._parts.outer_closings, is_call=True
+                end, PYTHON, self._parts.outer_closings, partial(whole.is_copied, name)
             )
             if at < 0:
                 return -1

@@ -14,6 +14,9 @@ from mlxstack.text.normalize_messages import writable
 MAX_DEPTH = 100
 """Deeper values are not copied, but read as a whole."""
 
+LEAST_NESTED = 2
+"""Frames around a value that is no argument of a Python call."""
+
 MAX_SCALAR = 400
 """The most characters of a number or constant."""
 
@@ -43,9 +46,9 @@ class ValueCopier:
     All that is written is the beginning of one JSON value: `closing` completes it at any time. A
     key that comes again is left out with its value. `is_done`: the value has ended at `at`;
     `is_broken`: the text at `at` is no such value. One of `stops` in a text is a part of it only if
-    the text is closed after it. `is_call`: the value is the arguments of a Python call, in
-    parentheses. Without `has_scalars`, it must be a container or a text; without `has_texts`, no
-    text either.
+    the text is closed after it. With `is_argument` the value is the arguments of a Python call, in
+    parentheses: it says of the key and the first character of each whether it is copied. Without
+    `has_scalars`, it must be a container or a text; without `has_texts`, no text either.
 
     `on_begin` gets the path of each value and its first character, before it is written; `on_end`
     gets the path.
@@ -57,7 +60,7 @@ class ValueCopier:
         notation: Notation = JSON,
         stops: tuple[str, ...] = (),
         *,
-        is_call: bool = False,
+        is_argument: Callable[[str, str], bool] | None = None,
         has_scalars: bool = True,
         has_texts: bool = True,
         on_begin: Callable[[Path, str], None] | None = None,
@@ -67,7 +70,8 @@ class ValueCopier:
         self.written = ""
         self.is_done = self.is_broken = False
         self._notation = notation
-        self._is_call, self._has_scalars, self._has_texts = is_call, has_scalars, has_texts
+        self._is_argument = is_argument
+        self._has_scalars, self._has_texts = has_scalars, has_texts
         self._stops = stops
         self._on_begin, self._on_end = on_begin, on_end
         self._frames: list[Frame] = []
@@ -101,8 +105,14 @@ class ValueCopier:
         if not self._skip(_SPACE):
             return False
         sign = self._text[self.at]
-        if sign == "(" and self._is_call and not self._frames:
-            return self._open(sign)
+        if self._is_argument is not None and len(self._frames) < LEAST_NESTED:
+            if not self._frames:
+                return self._open(sign) if sign == "(" else self._break()
+            self.is_broken = not self._is_argument(str(self._frames[0].key), sign)
+        return self.is_broken or self._typed_value(sign)
+
+    def _typed_value(self, sign: str) -> bool:
+        """Begin a text, a container or a scalar."""
         quote = self._starting_quote()
         if quote is None:
             return False

@@ -45,7 +45,8 @@ class TemplateCapabilities(Struct, frozen=True):
     of one turn are rendered. `takes_orphan_results`: a result needs no call before it.
     `needs_results`: every call needs a result. `needs_tool_list`: no tools are an empty list,
     not None. `takes_tools`, `takes_calls`, `takes_results`: tools, calls and results are
-    rendered; otherwise they are written as text. `needs_user`: some user must speak;
+    rendered; otherwise they are written as text. `takes_calls_alone`: calls are rendered where no
+    tools are. `needs_user`: some user must speak;
     `needs_first_user`: a user must speak first. `takes_empty_answers`: an assistant turn may be
     empty. `needs_parts`: texts are lists of parts. `call_text`, `thought_field`: where the text
     beside a call and the thoughts go. `takes_references`: parameters may have references and
@@ -67,6 +68,7 @@ class TemplateCapabilities(Struct, frozen=True):
     needs_tool_list: bool = False
     takes_tools: bool = True
     takes_calls: bool = True
+    takes_calls_alone: bool = True
     takes_results: bool = True
     needs_user: bool = False
     needs_first_user: bool = False
@@ -98,7 +100,7 @@ def adapt_to_template(
         head = Message(Role.SYSTEM, TURN_JOINT.join((*texts, tools_text(tools, capabilities))))
     if not capabilities.takes_empty_answers:
         turns = [turn for turn in turns if not _is_empty(turn, capabilities)]
-    for is_wanted, rewrite in _rewrites(capabilities):
+    for is_wanted, rewrite in _rewrites(capabilities, has_tools=bool(tools)):
         if is_wanted:
             turns = rewrite(turns)
     if _lacks_user(turns, capabilities):
@@ -128,14 +130,17 @@ def cautious(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabilitie
 Rewrite = Callable[[Sequence[Message]], list[Message]]
 
 
-def _rewrites(capabilities: TemplateCapabilities) -> tuple[tuple[bool, Rewrite], ...]:
+def _rewrites(
+    capabilities: TemplateCapabilities, *, has_tools: bool
+) -> tuple[tuple[bool, Rewrite], ...]:
     """Rewrites of the turns in order, and the template's need."""
+    takes_calls = capabilities.takes_calls and (has_tools or capabilities.takes_calls_alone)
     return (
         (not capabilities.takes_orphan_results, _quote_orphans),
         (capabilities.needs_results, _add_results),
         (not capabilities.has_late_system, _place_reminders),
         (not capabilities.takes_results, _quote_results),
-        (not capabilities.takes_calls, _quote_calls),
+        (not takes_calls, _quote_calls),
         (not capabilities.takes_user_after_tool, _fold_users_into_tools),
         (capabilities.needs_alternation, _merge_turns),
         (not capabilities.takes_text_and_thought, _move_texts),

@@ -134,8 +134,8 @@ PROBES: dict[str, tuple[TemplateProbe, ...]] = {
     ),
     "takes_calls": (
         TemplateProbe("a call and an answer", (user(0), *CALLED, answer(2), user(3)), (TOOL,)),
-        TemplateProbe("calls without tools", (user(0), *CALLED)),
     ),
+    "takes_calls_alone": (TemplateProbe("calls without tools", (user(0), *CALLED)),),
     "takes_tools": (
         TemplateProbe("tools", (user(0),), (SHOWN,)),
         TemplateProbe("tools beside a system prompt", (SYSTEM, user(0)), (SHOWN,)),
