@@ -25,7 +25,7 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.formats.notations import JSON, Notation
 from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading, TextFeed, quoted_otherwise
-from mlxstack.text.formats.value_copier import ValueCopier
+from mlxstack.text.formats.value_copier import PythonArguments, ValueCopier
 
 MAX_HEAD = 300
 """The most characters between the mark of a call and its arguments."""
@@ -88,10 +88,10 @@ class CallParts:
         at: int,
         notation: Notation,
         stops: tuple[str, ...],
-        is_argument: Callable[[str, str], bool] | None = None,
+        arguments: PythonArguments | None = None,
     ) -> Reading[int]:
         """Copy the arguments of the open call; -1 without an end."""
-        copier = ValueCopier(at, notation, stops, is_argument=is_argument)
+        copier = ValueCopier(at, notation, stops, arguments=arguments)
         self.writer.copy(copier)
         if not (yield from self.copied(copier)):
             return -1

@@ -9,6 +9,7 @@ from mlxstack.text.formats.argument_values import (
     ArgumentTypes,
     argument_value,
     decoded,
+    is_surely_text,
     python_value,
 )
 from mlxstack.text.formats.checked_calls import checked_call
@@ -49,18 +50,18 @@ class PythonCalls:
         except ValueError:
             return self._unescaped(listed)
 
-    def is_copied(self, name: str, key: str, sign: str) -> bool:
-        """Whether a value that begins so means what it says, whatever its type."""
-        return not (self._is_spelled(name, key) if sign in "\"'" else self._is_bare(name, key))
+    def arguments_of(self, name: str) -> "CalledArguments":
+        """The arguments of a call, to be copied as they come."""
+        return CalledArguments(self, self._types, self._types.name(name))
 
     def _of(self, name: str, key: str) -> SchemaTypes:
         return self._types.of(self._types.name(name), key)
 
-    def _is_bare(self, name: str, key: str) -> bool:
+    def is_bare(self, name: str, key: str) -> bool:
         """Whether a value without quotes is text."""
         return self._body.has_bare_text and self._of(name, key).is_text
 
-    def _is_spelled(self, name: str, key: str) -> bool:
+    def is_spelled(self, name: str, key: str) -> bool:
         """Whether quotes hold a value of another type."""
         types = self._of(name, key)
         if not types.texts:
@@ -78,10 +79,10 @@ class PythonCalls:
 
     def _value(self, name: str, key: str, node: ast.expr) -> Any:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if not is_text and self._is_bare(name, key):
+        if not is_text and self.is_bare(name, key):
             raise ValueError(f"text without quotes: {key}")
         value = python_value(node)
-        if is_text and self._is_spelled(name, key):
+        if is_text and self.is_spelled(name, key):
             return argument_value(value, self._of(name, key))
         return value
 
@@ -104,15 +105,39 @@ class PythonCalls:
         start = at + len(_SPACE.match(text, at)[0])  # type: ignore[index]
         if value := _TEXT.match(text, start):
             quoted = value[1] if value[1] is not None else value[2]
-            is_other = self._is_spelled(name, key)
+            is_other = self.is_spelled(name, key)
             return (
                 argument_value(quoted, self._of(name, key)) if is_other else quoted
             ), value.end()
-        if self._is_bare(name, key) and (value := _BARE.match(text, at)):
+        if self.is_bare(name, key) and (value := _BARE.match(text, at)):
             return argument_value(value[0], self._of(name, key)), value.end()
         if value := _VALUE.match(text, start):
             return decoded(value[0].strip(), value[0]), value.end()
         raise ValueError(f"no argument: {text[at:]!r}")
+
+
+class CalledArguments:
+    """The arguments of the call of one tool."""
+
+    def __init__(self, calls: PythonCalls, types: ArgumentTypes, name: str) -> None:
+        self._calls, self._types, self._name = calls, types, name
+
+    def is_copied(self, key: str, sign: str) -> bool:
+        """Whether a value that begins so means what it says."""
+        is_other = self._calls.is_spelled if sign in "\"'" else self._calls.is_bare
+        return not is_other(self._name, key)
+
+    def is_bare(self, key: str, begun: str) -> bool:
+        """Whether a value that begins so can be nothing but text without quotes."""
+        return is_surely_text(begun, self._types.of(self._name, key))
+
+    def declares(self, key: str) -> bool:
+        """Whether the tool has an argument of this name."""
+        return self._types.declares(self._name, key)
+
+    def offers(self, name: str) -> bool:
+        """Whether a tool of this name is offered."""
+        return self._types.has(self._types.name(name))
 
 
 def _checked(name: str, arguments: dict[str, Any]) -> ToolCall:

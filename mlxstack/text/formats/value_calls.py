@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Container, Iterable
-from functools import partial
 from typing import Any
 
 from mlxstack.core.conversation import ToolCall
@@ -201,7 +200,7 @@ class ValueCalls:
             if not self._writer.open(name):
                 return -1
             at = yield from self._parts.object(
-                end, PYTHON, self._parts.outer_closings, partial(whole.is_copied, name)
+                end, PYTHON, self._parts.outer_closings, whole.arguments_of(name)
             )
             if at < 0:
                 return -1

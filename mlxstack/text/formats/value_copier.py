@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct, field
@@ -17,6 +18,9 @@ MAX_DEPTH = 100
 LEAST_NESTED = 2
 """Frames around a value that is no argument of a Python call."""
 
+DECIDING = 64
+"""The most characters that decide whether a value is text."""
+
 MAX_SCALAR = 400
 """The most characters of a number or constant."""
 
@@ -24,6 +28,12 @@ CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _SPACE, _SEPARATORS = re.compile(r"\s*"), re.compile(r"[,\s]*")
 _LAST_CLOSERS = re.compile(r"[\"'][\s\]})]*\Z")
 _KEYWORD, _BEGUN_KEYWORD = re.compile(r"(\w+)\s*=(?!=)"), re.compile(r"\w*\s*=?\Z")
+# An argument without quotes ends where another one or the end of its call follows.
+_BARE_END = re.compile(r"[,)]")
+_AFTER_BARE = re.compile(
+    r",\s*(?P<key>\w+)\s*=(?!=)|(?:,\s*)?\)\s*(?:(?=[\]<]|\Z)|,?\s*(?P<name>[\w.]+)\()"
+)
+_BEGUN_AFTER_BARE = re.compile(r",\s*\w*\s*=?\Z|(?:,\s*)?\)\s*,?\s*[\w.]*\Z")
 _ITEM, _MEMBER = re.compile(r"[\"'{\[\]\-\w(]"), re.compile(r"[\"'}]")
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _N_DIGITS = {"u": 4, "x": 2}
@@ -40,15 +50,31 @@ class Frame(Struct):
     is_muted: bool = False
 
 
+class PythonArguments(Protocol):
+    """Arguments of a Python call: those copied, and those that are text without quotes."""
+
+    def is_copied(self, key: str, sign: str) -> bool:
+        """Whether a value that begins so means what it says."""
+
+    def is_bare(self, key: str, begun: str) -> bool:
+        """Whether a value that begins so can be nothing but text without quotes."""
+
+    def declares(self, key: str) -> bool:
+        """Whether the tool has an argument of this name."""
+
+    def offers(self, name: str) -> bool:
+        """Whether a tool of this name is offered."""
+
+
 class ValueCopier:
     """Copies one value, from `at` on, to `written`.
 
     All that is written is the beginning of one JSON value: `closing` completes it at any time. A
     key that comes again is left out with its value. `is_done`: the value has ended at `at`;
     `is_broken`: the text at `at` is no such value. One of `stops` in a text is a part of it only if
-    the text is closed after it. With `is_argument` the value is the arguments of a Python call, in
-    parentheses: it says of the key and the first character of each whether it is copied. Without
-    `has_scalars`, it must be a container or a text; without `has_texts`, no text either.
+    the text is closed after it. With `arguments` the value is those of a Python call, in
+    parentheses. Without `has_scalars`, it must be a container or a text; without `has_texts`, no
+    text either.
 
     `on_begin` gets the path of each value and its first character, before it is written; `on_end`
     gets the path.
@@ -60,7 +86,7 @@ class ValueCopier:
         notation: Notation = JSON,
         stops: tuple[str, ...] = (),
         *,
-        is_argument: Callable[[str, str], bool] | None = None,
+        arguments: PythonArguments | None = None,
         has_scalars: bool = True,
         has_texts: bool = True,
         on_begin: Callable[[Path, str], None] | None = None,
@@ -70,7 +96,7 @@ class ValueCopier:
         self.written = ""
         self.is_done = self.is_broken = False
         self._notation = notation
-        self._is_argument = is_argument
+        self._arguments, self._bare_at, self._is_loose = arguments, at, False
         self._has_scalars, self._has_texts = has_scalars, has_texts
         self._stops = stops
         self._on_begin, self._on_end = on_begin, on_end
@@ -78,7 +104,7 @@ class ValueCopier:
         self._step: Callable[[], bool] = self._value
         self._quote, self._is_key, self._key_text = "", False, ""
         self._is_text_open = self._has_break = False
-        self._closing_at = self._no_closing_to = -1
+        self._closing_at = self._no_closing_to = self._held = -1
         self._text, self._is_final = "", False
         self._marks = {
             quote: MarkSet([quote, *stops, *(["\\"] if notation.escapes else [])])
@@ -105,11 +131,13 @@ class ValueCopier:
         if not self._skip(_SPACE):
             return False
         sign = self._text[self.at]
-        if self._is_argument is not None and len(self._frames) < LEAST_NESTED:
+        arguments = self._arguments
+        if arguments is not None and len(self._frames) < LEAST_NESTED:
             if not self._frames:
                 return self._open(sign) if sign == "(" else self._break()
-            self.is_broken = not self._is_argument(str(self._frames[0].key), sign)
-        return self.is_broken or self._typed_value(sign)
+            if not arguments.is_copied(str(self._frames[0].key), sign):
+                return self._break() if sign in self._notation.quotes else self._go(self._bare)
+        return self._typed_value(sign)
 
     def _typed_value(self, sign: str) -> bool:
         """Begin a text, a container or a scalar."""
@@ -131,6 +159,50 @@ class ValueCopier:
         self._quote, self._is_key, self._has_break = quote, False, False
         self._is_text_open = self._muted_depth() is None
         return self._go(self._in_text)
+
+    def _bare(self) -> bool:
+        """Begin an argument whose text has no quotes, once it can be nothing else."""
+        assert self._arguments is not None
+        start = self.at if self._is_loose else self._bare_at
+        end = self._bare_end(start)
+        begun = self._text[start : self._held if end < 0 else end][:DECIDING]
+        if not self._arguments.is_bare(str(self._frames[0].key), begun):
+            return (end >= 0 or self._is_final or len(begun) == DECIDING) and self._break()
+        self.at = start
+        self._begin(begun[0])
+        self._write('"')
+        self._is_text_open, self._is_key = self._muted_depth() is None, False
+        return self._go(self._in_bare)
+
+    def _in_bare(self) -> bool:
+        """The next stretch of a text without quotes."""
+        end = self._bare_end(self.at)
+        stop = self._held if end < 0 else end
+        self._add(self._text[self.at : stop])
+        self.at = stop
+        if end < 0:
+            return self._is_final and self._break()
+        self._write('"')
+        self._is_text_open = False
+        return self._end()
+
+    def _bare_end(self, at: int) -> int:
+        """End of a text without quotes; -1 without one, where it is certain up to `_held`."""
+        assert self._arguments is not None
+        for match in _BARE_END.finditer(self._text, at):
+            self._held = match.start()
+            begun = _BEGUN_AFTER_BARE.match(self._text, match.start())
+            if begun is not None and not self._is_final:
+                return -1
+            after = _AFTER_BARE.match(self._text, match.start())
+            if after is not None and (
+                after.lastgroup is None
+                or (after["key"] and self._arguments.declares(after["key"]))
+                or (after["name"] and self._arguments.offers(after["name"]))
+            ):
+                return match.start()
+        self._held = len(self._text)
+        return -1
 
     def _starting_quote(self) -> str | None:
         """Quote at this position; "" without one, None if undecided."""
@@ -199,7 +271,8 @@ class ValueCopier:
     def _keyword(self) -> bool:
         match = _KEYWORD.match(self._text, self.at)
         if match is not None and (match.end() < len(self._text) or self._is_final):
-            self.at = match.end()
+            self.at = self._bare_at = match.end()
+            self._is_loose = match[0][-2].isspace()
             return self._begin_member(match[1])
         is_begun = _BEGUN_KEYWORD.match(self._text, self.at) is not None
         return (self._is_final or not is_begun) and self._break()
