@@ -30,6 +30,17 @@ CALLS = (
         LENIENT + "test_an_answer_may_end_with_calls_without_marks",
     ),
     Mutant(
+        "a name that no tool has is told with its whole call", "text/formats/call_writer.py",
+        "if self.is_quiet or self._open is not None or not self._types.has(name):",
+        "if self.is_quiet or self._open is not None:",
+        STREAMED + "test_a_name_that_no_tool_has_is_told_with_its_whole_call",
+    ),
+    Mutant(
+        "calls in the marks of others are those of offered tools", "text/formats/call_reader.py",
+        "return read if read is not None and self._knows(read) else None", "return read",
+        LENIENT + "test_an_answer_may_end_with_a_call_in_the_marks_of_another_model",
+    ),
+    Mutant(
         "only a declared argument ends a value", "text/formats/tagged_calls.py",
         "if not self._types.declares(argument.name, following.key):", "if not following.key:",
         LENIENT + "test_another_argument_ends_a_value_that_nothing_closes",

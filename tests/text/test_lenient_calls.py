@@ -329,3 +329,86 @@ def test_a_call_of_names_and_values_may_have_no_arguments() -> None:
     read = read_answer(found, "<|tool_call>call:bash<tool_call|>all|>", TOOLS)
     assert [(call.name, call.arguments) for call in read.tool_calls] == [("bash", {})]
     assert read.content == "all|>"
+
+
+PYTHON = 'bash(command="ls")'
+ELEMENT = "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>"
+INVOKE = '<invoke name="bash">\n<parameter name="command">ls</parameter>\n</invoke>'
+WITHIN = [
+    CALL.replace('"name"', "name").replace('"arguments"', "arguments"),
+    f'{{"tool_calls": [{CALL}]}}',
+    f"{{{CALL}}}",
+    '{"bash": {"command": "ls"}}',
+    'bash\n{"command": "ls"}',
+    'bash[ARGS]{"command": "ls"}',
+    PYTHON,
+    f"[{PYTHON}]",
+    ELEMENT,
+    INVOKE,
+    ELEMENT.replace("=bash", ' name="bash"').replace("=command", ' name="command"'),
+]
+
+
+@pytest.mark.parametrize("call", WITHIN)
+def test_a_call_may_have_the_syntax_of_another_model(marked: DerivedFormat, call: str) -> None:
+    raw = f"<tool_call>\n{call}\n</tool_call>"
+    assert calls_of(marked, raw) == [LS]
+    assert calls_of(marked, f"{raw}\n{raw}") == [LS, LS]
+    other = raw.replace("bash", "other")
+    assert read_answer(marked, other, TOOLS).tool_calls in (
+        (),
+        (ToolCall("call_0", "other", LS[1]),),
+    )
+
+
+ELSEWHERE = [
+    f"<tools>\n{CALL}\n</tools>",
+    f"<tool_calls>[{CALL}]</tool_calls>",
+    f"<function_call>{CALL}</function_call>",
+    f"[TOOL_CALLS][{CALL}]",
+    '[TOOL_CALLS]bash[ARGS]{"command": "ls"}',
+    f"<|tool_call|>{CALL}<|/tool_call|>",
+    f"<|python_start|>[{PYTHON}]<|python_end|>",
+    f"<|python_tag|>{PYTHON}",
+    f"<function_calls>\n{INVOKE}\n</function_calls>",
+    f'{{"tool_calls": [{CALL}]}}',
+    f"[{PYTHON}]",
+    f"```tool_code\n{PYTHON}\n```",
+    ELEMENT,
+    INVOKE,
+]
+EXAMPLES = [
+    f"```python\n{PYTHON}\n```",
+    f"Call it as `{PYTHON}`.",
+    "Put it into <tools></tools>.",
+    "Write [TOOL_CALLS] first.",
+    "See <function=bash> for the form.",
+]
+
+
+@pytest.mark.parametrize("name", ["json", "keys", "endless"])
+def test_an_answer_may_end_with_a_call_in_the_marks_of_another_model(name: str) -> None:
+    found = derive_format(tokenizer_of(name))
+    for call in ELSEWHERE:
+        if name == "endless" and call.startswith("[TOOL_CALLS]"):
+            continue
+        for before in PLACES:
+            read = read_answer(found, before + call, TOOLS)
+            assert [(one.name, one.arguments) for one in read.tool_calls] == [LS], call
+            assert read.content.strip() == before.strip()
+        for text in (f"{call}\nis an example.", call.replace("bash", "other")):
+            read = read_answer(found, text, TOOLS)
+            assert (read.tool_calls, read.content) == ((), text)
+    for text in EXAMPLES:
+        if name != "endless" or "TOOL_CALLS" not in text:
+            assert read_answer(found, text, TOOLS).content == text
+
+
+def test_words_after_a_mark_may_be_left_out() -> None:
+    found = next(one.format for one in FAMILIES if one.format.name == "kimi_k2")
+    raw = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:0"
+        '<|tool_call_argument_begin|>{"command": "ls"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    for text in (raw, raw.replace("functions.", "")):
+        assert calls_of(found, text) == [LS]

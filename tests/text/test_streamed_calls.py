@@ -73,6 +73,16 @@ def test_a_call_cut_in_its_arguments_is_what_was_sent(name: str) -> None:
     assert call.arguments == {"path": WORDS[: WORDS.index(" w20")]} or "w19" in sent
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name != "channels"])
+def test_a_name_that_no_tool_has_is_told_with_its_whole_call(name: str) -> None:
+    """Its text may still turn out to be content."""
+    walker, parser, parts = walker_of(name), parser_of(name), list[AnswerPart]()
+    for token in walker.encode(text_of(name).replace("edit", "other")):
+        parts += parser.push(token)
+        is_told = any(isinstance(part, ToolCallStarted) for part in parts)
+        assert is_told == any(isinstance(part, ToolCallPart) for part in parts)
+
+
 @pytest.mark.parametrize("inside", ['a"b" c', 'say "hi", he said', 'x"'])
 def test_text_with_bare_quotes_goes_on_to_the_end_of_the_call(inside: str) -> None:
     walker, parser = walker_of("json"), parser_of("json")

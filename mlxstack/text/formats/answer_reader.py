@@ -12,12 +12,12 @@ from mlxstack.text.formats.call_parts import ReadCalls
 from mlxstack.text.formats.call_reader import CallReader
 from mlxstack.text.formats.call_writer import CallEvent, CallOpened
 from mlxstack.text.formats.description import (
-    FALLBACK_CALLS,
     Channels,
     DerivedFormat,
     ParsedMessage,
     first_mark,
 )
+from mlxstack.text.formats.foreign_calls import ELEMENTS, MARKS
 from mlxstack.text.formats.text_feed import (
     FENCE,
     FoundMark,
@@ -33,10 +33,13 @@ MAX_HEADER = 300
 CODE_MARK = "<|python_tag|>"
 """Mark of code in Llama's answers, which may stand before a bare call too."""
 
+CODE_WORD = "tool_"
+"""Beginning of the language of a fence that holds calls alone."""
+
 LEAST_MARK = 2
 """Least characters of the beginning of a mark."""
 
-UNMARKED = ("{", "[", FENCE, FALLBACK_CALLS.opens.strip())
+UNMARKED = ("{", "[", FENCE, *MARKS, *ELEMENTS)
 """Beginnings of calls without the marks of their format."""
 
 MAX_IN_VAIN = 64
@@ -211,7 +214,7 @@ class AnswerReader:
         is_call = self._calls is not None and mark in self._calls.strict | self._calls.lenient
         if is_call and (yield from self._call()):
             return
-        if mark in UNMARKED and (yield from self._unmarked_calls()):
+        if mark in UNMARKED and (yield from self._unmarked_calls(mark)):
             return
         structure = yield from self._match(self._structure, mark)
         if not structure and self._is_after_call and self._calls and mark in self._calls.closings:
@@ -240,31 +243,39 @@ class AnswerReader:
         section = yield from self._section(again, is_quiet=True)
         return again if section is not None and self._knows(section) else 0
 
-    def _unmarked_calls(self) -> Reading[bool]:
-        """Whether calls without marks end the answer; then they count."""
+    def _unmarked_calls(self, mark: str) -> Reading[bool]:
+        """Whether calls without marks, or with those of others, end the answer; then they count."""
         if self._calls is None or self._n_vain > MAX_IN_VAIN:
             return False
-        if not (self._begins_line or self._calls.is_bare):
+        if not (self._begins_line or self._calls.is_bare or mark in MARKS):
             return False
         sections: list[ReadCalls] = []
         end = 0
         while end < len(self._feed.text):
             start = yield from self._feed.space(end)
-            inside, closing = (yield from self._feed.fence(start)), FENCE
-            if inside < 0:
-                opened = yield from self._feed.literal(FALLBACK_CALLS.opens, start)
-                inside, closing = start if opened is None else opened, FALLBACK_CALLS.closes
-            section = yield from self._calls.unmarked(inside)
+            inside, closing = yield from self._opened(start)
+            section = yield from self._calls.unmarked(inside, is_marked=closing not in ("", FENCE))
             if section is None:
                 break
             sections.append(section)
-            closed = yield from self._feed.optional(closing if inside > start else "", section.end)
+            closed = yield from self._feed.optional(closing, section.end)
             end = yield from self._after_turn(closed)
         if not sections or end < len(self._feed.text) or self._feed.is_cut:
             self._n_vain += bool(sections)
             return False
         self._finish_calls(replace(self._told(sections), end=end))
         return True
+
+    def _opened(self, start: int) -> Reading[tuple[int, str]]:
+        """Position after a fence or a mark of other models, and what closes it."""
+        inside = yield from self._feed.fence(start)
+        if inside >= 0:
+            is_code = self._feed.text.startswith(f"{FENCE}{CODE_WORD}", start)
+            return inside, f"\n{FENCE}" if is_code else FENCE
+        for mark, closing in MARKS.items():
+            if (yield from self._feed.starts(mark, start)):
+                return start + len(mark), closing or " "
+        return start, ""
 
     def _is_cut_call(self, at: int) -> bool:
         """Whether the answer was cut inside a call."""

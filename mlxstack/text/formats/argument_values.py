@@ -18,6 +18,8 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 PREFIX = "functions."
 """Name space of tools in some prompts, which other formats do not write."""
 
+# A key without quotes, or else a text to be passed.
+_BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|(?<=[{,\s])([A-Za-z_]\w*)(?=\s*:)')
 CDATA_OPENS = "<![CDATA["
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 ANY = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
@@ -128,7 +130,17 @@ def object_of(text: str) -> Any:
         try:
             return python_value(ast.parse(text, mode="eval").body)
         except UNDECODABLE as error:
+            if (relaxed := _quoted_keys(text)) != text:
+                return object_of(relaxed)
             raise ValueError(str(error)) from error
+
+
+def _quoted_keys(text: str) -> str:
+    """JSON whose keys have quotes, and whose braces are not doubled."""
+    bare = text.strip()
+    if bare.startswith("{{") and bare.endswith("}}"):
+        bare = bare[1:-1]
+    return _BARE_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], bare)
 
 
 def python_value(node: ast.expr) -> Any:

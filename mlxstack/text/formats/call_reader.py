@@ -19,16 +19,17 @@ from mlxstack.text.formats.description import (
     PythonBody,
     TaggedBody,
     first_mark,
+    is_mark,
     pieces,
 )
+from mlxstack.text.formats.foreign_calls import ELEMENTS, FOREIGN, ForeignCalls
 from mlxstack.text.formats.tagged_calls import TaggedCalls
 from mlxstack.text.formats.text_feed import Reading, TextFeed
 from mlxstack.text.formats.value_calls import ValueCalls
 
 _NAMED = re.compile(r'[\[{].*?"name"\s*:\s*"([^"]+)"', re.DOTALL)
 _BRACKETS = re.compile(r"[\s}\]]*")
-UNMARKED = frozenset({"type", "function", "arguments", "parameters"})
-FOREIGN = JsonBody((), ("name",), ("arguments",))
+UNMARKED = frozenset({"type", "function", "arguments", "parameters", "tool_calls"})
 
 
 class CallReader:
@@ -57,6 +58,7 @@ class CallReader:
         self.closings = self._parts.outer_closings
         self._values = ValueCalls(self._parts)
         self._tagged = TaggedCalls(self._parts)
+        self._others = ForeignCalls(syntax, feed, self._types, self._writer)
 
     def section(
         self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
@@ -104,25 +106,41 @@ class CallReader:
         is_closed = is_closed and not (has_section and syntax.section_closes.strip())
         return ReadCalls(tuple(calls), end, is_closed) if calls else None
 
-    def unmarked(self, at: int) -> Reading[ReadCalls | None]:
-        """Calls of objects without marks, read quietly; None without any."""
+    def unmarked(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
+        """Calls of offered tools without marks of the format, read quietly; None without any.
+
+        Without any marks they are objects, a list of Python calls, or tags.
+        """
         self._writer.is_quiet = True
         self._writer.begin(at)
+        read = yield from self._tried(self._object(at, is_marked=is_marked))
+        if read is None:
+            is_call = yield from self._values.begins_call(at, self.knows)
+            is_element = not is_call and (yield from self._begins_element(at))
+            if is_marked or is_call or is_element:
+                read = yield from self._others.read(at)
+        return read if read is not None and self._knows(read) else None
+
+    def _begins_element(self, at: int) -> Reading[bool]:
+        for opening in ELEMENTS:
+            if (yield from self._feed.starts(opening, at)):
+                return True
+        return False
+
+    def _object(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
+        """Calls of objects, which name their arguments unless marks are around them."""
         body = self._syntax.body
-        if isinstance(body, PythonBody) and (yield from self._values.begins_call(at, self.knows)):
-            return (yield from self._values.python(body, at))
         body = body if isinstance(body, JsonBody) and body.name else FOREIGN
         names = {body.name[-1], "name"}
         keys = names | {path[0] for path in (body.arguments, body.id, body.name) if path}
-        if not (yield from self._values.begins_object(at, names, keys | UNMARKED, self.knows)):
+        is_object = yield from self._values.begins_object(at, names, keys | UNMARKED, self.knows)
+        if not is_object:
             return None
-        try:
-            read = yield from self._values.json(body, at, is_certain=True)
-        except UNREADABLE:
-            return None
+        read = yield from self._values.json(body, at, is_certain=True)
         keys = {"arguments", "parameters", body.arguments[-1]}
         text = "" if read is None else self._feed.text[at : read.end]
-        return read if any(re.search(rf"[\"']{key}[\"']", text) for key in keys) else None
+        is_named = is_marked or any(re.search(rf"[\"']{key}[\"']", text) for key in keys)
+        return read if is_named else None
 
     def knows(self, name: str) -> bool:
         """Whether a tool of this name is offered."""
@@ -200,6 +218,8 @@ class CallReader:
             opening = next(iter(self.lenient), "")
             inside = yield from feed.literal(_from(syntax.opens, opening), start)
         if inside is None:
+            inside = yield from self._without_words(start)
+        if inside is None:
             return (yield from self._foreign(start, is_inside=is_inside))
         self._writer.begin(inside)
         body = yield from self._tried(self._body(inside))
@@ -212,6 +232,13 @@ class CallReader:
         end = yield from self._closing(body.end)
         is_closed = not syntax.closes.strip() or end > body.end
         return ReadCalls(body.calls, end, is_closed)
+
+    def _without_words(self, at: int) -> Reading[int | None]:
+        """Position after the mark of a call whose further words are left out."""
+        mark, *words = pieces(self._syntax.opens) or [""]
+        if not words or not is_mark(mark) or any(is_mark(word) for word in words):
+            return None
+        return (yield from self._feed.literal(mark, at))
 
     def _closing(self, at: int) -> Reading[int]:
         """Position after the closing mark, and after brackets too many."""
@@ -248,16 +275,20 @@ class CallReader:
         return ReadCalls(self._writer.settle(None, end), end)
 
     def _foreign(self, at: int, *, is_inside: bool) -> Reading[ReadCalls | None]:
-        """A call that is JSON between the marks of another syntax, or of its section."""
+        """Calls of another syntax between the marks of this one, or of its section."""
         mark = first_mark(self._syntax.opens)
-        if isinstance(self._syntax.body, JsonBody) or not (mark or is_inside):
+        if not (mark or is_inside):
             return None
         inside = (yield from self._feed.literal(mark, at)) if mark else None
         if inside is None and not is_inside:
             return None
         is_between, inside = inside is not None, at if inside is None else inside
         self._writer.begin(inside)
-        body = yield from self._tried(self._values.json(FOREIGN, inside))
+        body = None
+        if not isinstance(self._syntax.body, JsonBody):
+            body = yield from self._tried(self._values.json(FOREIGN, inside))
+        if body is None:
+            body = yield from self._others.read(inside)
         if body is None or body.is_cut:
             return body
         closing = next(reversed(pieces(self._syntax.closes)), "") if is_between else ""
@@ -286,7 +317,11 @@ class CallReader:
         end = len(self._feed.text) if mark is None else mark.start
         calls = parse_calls(body.parser, self._feed.text[at:end], self._schemas)
         if not calls:
-            return None
+            read = yield from self._tried(self._values.json(FOREIGN, at))
+            if read is None or not self._knows(read):
+                return None
+            calls, mark = read.calls, (yield from self._feed.find(self._parts.closings, read.end))
+            end = read.end
         return ReadCalls(calls, end if mark is None else mark.end, mark is not None)
 
 

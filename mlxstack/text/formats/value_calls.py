@@ -20,6 +20,7 @@ NAME_KEYS = frozenset({"name", "function", "tool", "tool_name", "action"})
 ARGUMENT_KEYS = frozenset(
     {"arguments", "parameters", "args", "input", "tool_input", "action_input"}
 )
+LIST_KEYS = ("tool_calls", "calls")
 _PYTHON_OBJECT = re.compile(r"[\s\[{]+'")
 _PLAIN = re.compile(r"[\w.:/-]*")
 _SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.]*"), re.compile(r"\w*")
@@ -60,13 +61,25 @@ class ValueCalls:
         if end < 0:
             return None
         value = object_of(feed.text[at:end])
-        items = value if isinstance(value, list) else [value]
+        items = self._items(body, value)
         checked = tuple(call for item in items if (call := _json_call(body, item)) is not None)
         if not checked or len(checked) != len(items):
             return None
         calls = self._writer.settle((*before, *checked), end)
         rest = (yield from self._next_object(body, end, calls)) if stops else None
         return ReadCalls(calls, end) if rest is None else rest
+
+    def _items(self, body: JsonBody, value: Any) -> list[Any]:
+        """The calls of a value: those of a list, maybe in an object, or with names as keys."""
+        if not isinstance(value, dict):
+            return value if isinstance(value, list) else [value]
+        listed = [value[key] for key in LIST_KEYS if isinstance(value.get(key), list)]
+        if listed and len(value) == 1:
+            return list(listed[0])
+        name = next(iter(value), "") if body.name and len(value) == 1 else ""
+        if self._parts.types.has(str(name)) and isinstance(value[name], dict):
+            return [{"name": name, "arguments": value[name]}]
+        return [value]
 
     def begins_object(
         self, at: int, names: Container[str], keys: Container[str], knows: Callable[[str], bool]
@@ -100,6 +113,12 @@ class ValueCalls:
         start = yield from feed.space(at + 1)
         end = yield from feed.after(_DOTTED, start)
         return knows(feed.text[start:end]) and (yield from feed.starts("(", end))
+
+    def plain_call(self, at: int, knows: Callable[[str], bool]) -> Reading[int]:
+        """Position of the parenthesis of a Python call with a known name; -1 without one."""
+        end = yield from self._feed.after(_DOTTED, at)
+        is_call = knows(self._feed.text[at:end]) and (yield from self._feed.starts("(", end))
+        return end if is_call else -1
 
     def _quoted_word(self, at: int) -> Reading[tuple[str, int] | None]:
         """Word in quotes, and the position after them."""

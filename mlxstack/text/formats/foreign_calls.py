@@ -1,0 +1,149 @@
+"""Reads calls in the syntaxes of other models, which a model now and then writes."""
+
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import ToolCall
+from mlxstack.text.formats.argument_values import ArgumentTypes
+from mlxstack.text.formats.call_parts import CallParts, ReadCalls
+from mlxstack.text.formats.call_writer import CallWriter
+from mlxstack.text.formats.checked_calls import UNREADABLE
+from mlxstack.text.formats.description import (
+    ID,
+    NAME,
+    CallBody,
+    CallSyntax,
+    JsonBody,
+    NamedBody,
+    PythonBody,
+    TaggedBody,
+)
+from mlxstack.text.formats.python_calls import PythonCalls
+from mlxstack.text.formats.tagged_calls import TaggedCalls
+from mlxstack.text.formats.text_feed import Reading, TextFeed
+from mlxstack.text.formats.value_calls import PYTHON_QUOTES, ValueCalls
+
+FOREIGN = JsonBody((), ("name",), ("arguments",))
+FUNCTIONS = CallSyntax(
+    TaggedBody((NAME, ">"), "<parameter=", ">\n", "\n</parameter>"),
+    opens="<function=",
+    closes="</function>",
+)
+INVOKES = CallSyntax(
+    TaggedBody((NAME, '">'), '<parameter name="', '">', "</parameter>"),
+    opens='<invoke name="',
+    closes="</invoke>",
+)
+NAMED_FUNCTIONS = CallSyntax(
+    TaggedBody((NAME, '">'), '<parameter name="', '">\n', "\n</parameter>"),
+    opens='<function name="',
+    closes="</function>",
+)
+TAGGED = (FUNCTIONS, INVOKES, NAMED_FUNCTIONS)
+MARKS = {
+    "<tool_call>": "</tool_call>",
+    "<tool_calls>": "</tool_calls>",
+    "<function_call>": "</function_call>",
+    "<function_calls>": "</function_calls>",
+    "<tools>": "</tools>",
+    "[TOOL_CALLS]": "",
+    "<|tool_call|>": "<|/tool_call|>",
+    "<|python_start|>": "<|python_end|>",
+    "<|python_tag|>": "",
+}
+"""First and last marks of calls that models write in place of their own."""
+
+ELEMENTS = ("<function=", "<function", "<invoke")
+"""Beginnings of calls that are tags."""
+
+NAMED = (
+    NamedBody((NAME, "[CALL_ID]", ID, "[ARGS]")),
+    NamedBody((NAME, "[ARGS]")),
+    NamedBody((NAME,)),
+)
+
+
+class ForeignCalls:
+    """Reads calls of offered tools, quietly, between the marks of a syntax."""
+
+    def __init__(
+        self, syntax: CallSyntax, feed: TextFeed, types: ArgumentTypes, writer: CallWriter
+    ) -> None:
+        self._feed, self._types, self._writer = feed, types, writer
+
+        def parts(body: CallBody) -> CallParts:
+            return CallParts(replace(syntax, body=body), feed, types, writer)
+
+        self._python = ValueCalls(parts(PythonBody()))
+        self._named = tuple(ValueCalls(parts(body)) for body in NAMED)
+        self._tagged = tuple(
+            (one, TaggedCalls(CallParts(one, feed, types, writer))) for one in TAGGED
+        )
+
+    def read(self, at: int) -> Reading[ReadCalls | None]:
+        """The calls at a position; None without any."""
+        was_quiet, self._writer.is_quiet = self._writer.is_quiet, True
+        try:
+            at = yield from self._feed.space(at)
+            for reading in (self._elements(at), self._python_calls(at), self._names(at)):
+                self._writer.begin(at)
+                read = yield from self._tried(reading)
+                if read is not None:
+                    return read
+            return None
+        finally:
+            self._writer.is_quiet = was_quiet
+
+    def _tried(self, reading: Reading[ReadCalls | None]) -> Reading[ReadCalls | None]:
+        """Calls of offered tools alone."""
+        try:
+            read = yield from reading
+        except UNREADABLE:
+            return None
+        if read is None or not read.calls:
+            return None
+        return read if all(self._knows(call.name) for call in read.calls) else None
+
+    def _knows(self, name: str) -> bool:
+        return self._types.has(self._types.name(name))
+
+    def _python_calls(self, at: int) -> Reading[ReadCalls | None]:
+        """Python calls in a list, or one after the other."""
+        feed, values = self._feed, self._python
+        calls: tuple[ToolCall, ...] = ()
+        start = at if (yield from values.begins_call(at, self._knows)) else -1
+        start = start if start >= 0 else (yield from values.plain_call(at, self._knows))
+        end = -1
+        while start >= 0:
+            end = yield from feed.balanced(start, PYTHON_QUOTES, ())
+            if end < 0:
+                return None
+            body = PythonBody(is_list=False)
+            calls = (*calls, *PythonCalls(body, self._types).parse(feed.text[at:end]))
+            at = yield from feed.space(end)
+            start = yield from values.plain_call(at, self._knows)
+        return ReadCalls(calls, end) if calls else None
+
+    def _names(self, at: int) -> Reading[ReadCalls | None]:
+        for named in self._named:
+            read = yield from self._tried(named.named(at))
+            if read is not None:
+                return read
+        return None
+
+    def _elements(self, at: int) -> Reading[ReadCalls | None]:
+        """Calls of tags, one after the other."""
+        feed = self._feed
+        for syntax, tagged in self._tagged:
+            found: tuple[ReadCalls, ...] = ()
+            while (start := (yield from feed.literal(syntax.opens, at))) is not None:
+                assert isinstance(syntax.body, TaggedBody)
+                read = yield from self._tried(tagged.read(syntax.body, start))
+                if read is None:
+                    break
+                end = yield from feed.optional(syntax.closes, read.end)
+                found = (*found, replace(read, end=end))
+                at = yield from feed.space(end)
+            if found:
+                calls = tuple(call for one in found for call in one.calls)
+                return ReadCalls(calls, found[-1].end)
+        return None
