@@ -404,7 +404,7 @@ def test_an_answer_may_end_with_a_call_in_the_marks_of_another_model(name: str) 
             assert read_answer(found, text, TOOLS).content == text
 
 
-def test_words_after_a_mark_may_be_left_out() -> None:
+def test_the_name_space_of_a_call_may_be_left_out() -> None:
     found = next(one.format for one in FAMILIES if one.format.name == "kimi_k2")
     raw = (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:0"

@@ -244,7 +244,7 @@ class AnswerReader:
         return again if section is not None and self._knows(section) else 0
 
     def _unmarked_calls(self, mark: str) -> Reading[bool]:
-        """Whether calls without marks, or with those of others, end the answer; then they count."""
+        """Whether calls without marks of the format end the answer."""
         if self._calls is None or self._n_vain > MAX_IN_VAIN:
             return False
         if not (self._begins_line or self._calls.is_bare or mark in MARKS):
@@ -267,7 +267,7 @@ class AnswerReader:
         return True
 
     def _opened(self, start: int) -> Reading[tuple[int, str]]:
-        """Position after a fence or a mark of other models, and what closes it."""
+        """Position after a fence or foreign mark, and its closing mark."""
         inside = yield from self._feed.fence(start)
         if inside >= 0:
             is_code = self._feed.text.startswith(f"{FENCE}{CODE_WORD}", start)

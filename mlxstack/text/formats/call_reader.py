@@ -107,7 +107,7 @@ class CallReader:
         return ReadCalls(tuple(calls), end, is_closed) if calls else None
 
     def unmarked(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
-        """Calls of offered tools without marks of the format, read quietly; None without any.
+        """Calls of offered tools without marks of the format, read quietly.
 
         Without any marks they are objects, a list of Python calls, or tags.
         """
@@ -218,7 +218,7 @@ class CallReader:
             opening = next(iter(self.lenient), "")
             inside = yield from feed.literal(_from(syntax.opens, opening), start)
         if inside is None:
-            inside = yield from self._without_words(start)
+            inside = yield from self._without_name_space(start)
         if inside is None:
             return (yield from self._foreign(start, is_inside=is_inside))
         self._writer.begin(inside)
@@ -233,10 +233,10 @@ class CallReader:
         is_closed = not syntax.closes.strip() or end > body.end
         return ReadCalls(body.calls, end, is_closed)
 
-    def _without_words(self, at: int) -> Reading[int | None]:
-        """Position after the mark of a call whose further words are left out."""
+    def _without_name_space(self, at: int) -> Reading[int | None]:
+        """Position after the mark of a call without the name space."""
         mark, *words = pieces(self._syntax.opens) or [""]
-        if not words or not is_mark(mark) or any(is_mark(word) for word in words):
+        if len(words) != 1 or not is_mark(mark) or not words[0].endswith("."):
             return None
         return (yield from self._feed.literal(mark, at))
 
@@ -275,7 +275,7 @@ class CallReader:
         return ReadCalls(self._writer.settle(None, end), end)
 
     def _foreign(self, at: int, *, is_inside: bool) -> Reading[ReadCalls | None]:
-        """Calls of another syntax between the marks of this one, or of its section."""
+        """Calls of another syntax between the marks of this one."""
         mark = first_mark(self._syntax.opens)
         if not (mark or is_inside):
             return None

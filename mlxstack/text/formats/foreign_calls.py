@@ -1,4 +1,6 @@
-"""Reads calls in the syntaxes of other models, which a model now and then writes."""
+"""Reads calls in the syntaxes of other models."""
+
+import re
 
 from msgspec.structs import replace
 
@@ -50,8 +52,9 @@ MARKS = {
     "<|python_start|>": "<|python_end|>",
     "<|python_tag|>": "",
 }
-"""First and last marks of calls that models write in place of their own."""
+"""Marks of calls that models write in place of their own."""
 
+_NAME = re.compile(r"[\w.-]*")
 ELEMENTS = ("<function=", "<function", "<invoke")
 """Beginnings of calls that are tags."""
 
@@ -124,6 +127,10 @@ class ForeignCalls:
         return ReadCalls(calls, end) if calls else None
 
     def _names(self, at: int) -> Reading[ReadCalls | None]:
+        """A name, then the arguments as JSON."""
+        end = yield from self._feed.after(_NAME, at)
+        if not self._knows(self._feed.text[at:end]):
+            return None
         for named in self._named:
             read = yield from self._tried(named.named(at))
             if read is not None:

@@ -139,7 +139,7 @@ def common_start(first: str, second: str) -> int:
 
 
 def opened_length(opening: str, turn: str) -> int:
-    """Length of the part of an opening that begins a turn, maybe of its end alone."""
+    """Length of an opening, or of its end, that begins a turn."""
     if n := common_start(opening, turn):
         return n
     # The prompt may have said more before it opened the answer.

@@ -128,7 +128,7 @@ class CalledArguments:
         return not is_other(self._name, key)
 
     def is_bare(self, key: str, begun: str) -> bool:
-        """Whether a value that begins so can be nothing but text without quotes."""
+        """Whether such a beginning is surely text without quotes."""
         return is_surely_text(begun, self._types.of(self._name, key))
 
     def declares(self, key: str) -> bool:

@@ -70,7 +70,7 @@ class ValueCalls:
         return ReadCalls(calls, end) if rest is None else rest
 
     def _items(self, body: JsonBody, value: Any) -> list[Any]:
-        """The calls of a value: those of a list, maybe in an object, or with names as keys."""
+        """The calls of a list, maybe in an object, or of names."""
         if not isinstance(value, dict):
             return value if isinstance(value, list) else [value]
         listed = [value[key] for key in LIST_KEYS if isinstance(value.get(key), list)]
@@ -115,7 +115,7 @@ class ValueCalls:
         return knows(feed.text[start:end]) and (yield from feed.starts("(", end))
 
     def plain_call(self, at: int, knows: Callable[[str], bool]) -> Reading[int]:
-        """Position of the parenthesis of a Python call with a known name; -1 without one."""
+        """Position of the parenthesis of a known call; -1 without one."""
         end = yield from self._feed.after(_DOTTED, at)
         is_call = knows(self._feed.text[at:end]) and (yield from self._feed.starts("(", end))
         return end if is_call else -1

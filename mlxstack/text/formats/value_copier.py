@@ -51,13 +51,13 @@ class Frame(Struct):
 
 
 class PythonArguments(Protocol):
-    """Arguments of a Python call: those copied, and those that are text without quotes."""
+    """Types of the arguments of a Python call."""
 
     def is_copied(self, key: str, sign: str) -> bool:
         """Whether a value that begins so means what it says."""
 
     def is_bare(self, key: str, begun: str) -> bool:
-        """Whether a value that begins so can be nothing but text without quotes."""
+        """Whether such a beginning is surely text without quotes."""
 
     def declares(self, key: str) -> bool:
         """Whether the tool has an argument of this name."""
@@ -161,7 +161,7 @@ class ValueCopier:
         return self._go(self._in_text)
 
     def _bare(self) -> bool:
-        """Begin an argument whose text has no quotes, once it can be nothing else."""
+        """Begin a text without quotes, once it is certain."""
         assert self._arguments is not None
         start = self.at if self._is_loose else self._bare_at
         end = self._bare_end(start)
@@ -187,7 +187,7 @@ class ValueCopier:
         return self._end()
 
     def _bare_end(self, at: int) -> int:
-        """End of a text without quotes; -1 without one, where it is certain up to `_held`."""
+        """End of a text without quotes; -1: certain up to `_held`."""
         assert self._arguments is not None
         for match in _BARE_END.finditer(self._text, at):
             self._held = match.start()
