@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 SLOTS = "tests/engine/vision/test_images_in_slots.py::"
 MEMORY = "tests/engine/vision/test_image_memory.py::"
+DRAFTS = "tests/engine/vision/test_images_and_drafts.py::"
 
 IMAGES = (
     Mutant(
@@ -104,5 +105,28 @@ IMAGES = (
         "an image of Gemma needs KV of full precision", "engine/model/loader.py",
         "images.is_whole and kv.bits < PLAIN_BITS", "False",
         "tests/engine/vision/test_gemma3.py::test_quantized_kv_takes_no_images",
+    ),
+    Mutant(
+        "a reuse cut inside an image goes back to its start", "core/image.py",
+        "next((span.start for span in spans if span.start < n_tokens < span.end), n_tokens)",
+        "n_tokens",
+        "tests/policy/test_restore.py::"
+        "test_no_plan_ends_inside_an_image_and_the_longest_other_one_wins",
+    ),
+    Mutant(
+        "an MTP head gets no virtual ids", "engine/decode/prefill.py",
+        "known = tuple(without_virtual(known, runner.images.placeholder))", "pass",
+        DRAFTS + "test_drafters_get_the_placeholder_in_place_of_features",
+    ),
+    Mutant(
+        "a draft model gets no virtual ids", "engine/decode/draft_model.py",
+        "return without_virtual(tokens, self.placeholder)", "return tokens",
+        DRAFTS + "test_drafters_get_the_placeholder_in_place_of_features",
+    ),
+    Mutant(
+        "a tower of another converter is counted once", "models/model_files.py",
+        "NAME.fullmatch(name) or ", "",
+        "tests/policy/test_weights.py::"
+        "test_a13_a_tower_of_another_converter_is_not_counted_twice",
     ),
 )  # fmt: skip

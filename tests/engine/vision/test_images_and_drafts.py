@@ -1,6 +1,8 @@
 """Images beside slot files, restarts, draft models and MTP heads: tokens as cold and alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.preset import Speculation
+from mlxstack.engine.model.runner import SlotTokens
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 from tests.engine.mtp_models import add_head
@@ -80,3 +83,37 @@ def test_an_mtp_head_changes_no_token_after_an_image(tmp_path: Path) -> None:
         assert answers_of(engine, pictures) == wanted
         assert engine.engine.snapshot().counters.n_model_drafted_tokens > 0
         assert not engine.engine._turns.batch.draft_model.is_broken
+
+
+@pytest.mark.parametrize("kind", ["mtp", "model"])
+def test_drafters_get_the_placeholder_in_place_of_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    source = vision_models.build(tmp_path / "vl", "qwen3_5")
+    folder = add_head(source, tmp_path / "vl-mtp") if kind == "mtp" else source
+    preset = preset_of(folder, speculation=Speculation.AUTO)
+    if kind == "model":
+        preset = replace(preset, model=replace(preset.model, draft=str(source)))
+    scene, seen = Pictures(folder)(prompt(60), png(1), prompt(60, 1)), []
+    with running(preset, tmp_path / "home") as engine:
+        draft_freely(engine)
+        drafter = engine.engine._turns.batch.draft_model
+        follow, execute = drafter.follow_prefill, drafter._runner.execute
+
+        def followed(context: Any, start: int, states: Any, tokens: Sequence[int]) -> None:
+            seen.extend(tokens)
+            follow(context, start, states, tokens)
+
+        def executed(plan: Sequence[SlotTokens], *views: Any) -> Any:
+            seen.extend(token for slot in plan for token in slot.tokens.tolist())
+            return execute(plan, *views)
+
+        if kind == "mtp":
+            monkeypatch.setattr(drafter, "follow_prefill", followed)
+        else:
+            monkeypatch.setattr(drafter._runner, "execute", executed)
+        engine.answer(**scene, n=32)
+        assert engine.engine.snapshot().counters.n_model_drafted_tokens > 0
+    (image,) = scene["images"]
+    assert seen.count(drafter.placeholder) >= image.size.n_features
+    assert max(seen) < vision_models.VOCAB
