@@ -100,12 +100,17 @@ def test_drafters_get_the_placeholder_in_place_of_features(
         drafter = engine.engine._turns.batch.draft_model
         follow, execute = drafter.follow_prefill, drafter._runner.execute
 
-        def followed(context: Any, start: int, states: Any, tokens: Sequence[int]) -> None:
+        def note(tokens: Sequence[int]) -> None:
+            """Before the pass: to gather an embedding at a virtual id ends the process."""
             seen.extend(tokens)
+            assert max(tokens) < vision_models.VOCAB
+
+        def followed(context: Any, start: int, states: Any, tokens: Sequence[int]) -> None:
+            note(tokens)
             follow(context, start, states, tokens)
 
         def executed(plan: Sequence[SlotTokens], *views: Any) -> Any:
-            seen.extend(token for slot in plan for token in slot.tokens.tolist())
+            note([token for slot in plan for token in slot.tokens.tolist()])
             return execute(plan, *views)
 
         if kind == "mtp":
