@@ -1,11 +1,20 @@
 """`pytest -m real` runs all of these tests; without it a slice of SmolLM2 runs."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.real.asking import COMPARED
 
+FOLDER = Path(__file__).parent
+MOST_S = 4 * 3600
+"""Bound of one test on a busy machine; each of its requests has its own patience."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(FOLDER):
+            item.add_marker(pytest.mark.timeout(MOST_S))
     if "real" not in config.option.markexpr:
         items[:] = [item for item in items if item.get_closest_marker("real") is None]
 
