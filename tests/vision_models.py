@@ -428,9 +428,9 @@ def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, mx.array
 
 
 def _add_tokens(folder: Path, texts: list[str]) -> None:
-    """Append special tokens to the demo tokenizer."""
+    """Append special tokens to the demo tokenizer, whose own image tokens get other names."""
     path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
+    tokenizer = json.loads(path.read_text().replace('"[IMG', '"[DEMO_IMG'))
     tokenizer["added_tokens"] += [
         {**tokenizer["added_tokens"][0], "id": models.VOCAB + i, "content": text}
         for i, text in enumerate(texts)

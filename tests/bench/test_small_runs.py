@@ -191,7 +191,7 @@ def test_k1_k3_serve_beside_another_server_and_count_tokens(tmp_path: Path) -> N
     assert "Ours against mlx_lm.server" in titles
     counts = told.tables[titles.index("26 token counts at once while three agents decode")]
     assert column(counts, "Server") == ["mlx-stack"]
-    assert len(told.targets) == 16
+    assert len(told.targets) == 17
     taken = told.tables[titles.index("The path that each scene took")]
     assert column(taken, "Scene") == [f"mlx-stack: {scene}" for scene in SCENES]
     own = {n.removeprefix("mlx-stack: "): v for n, v in told.raw.items() if "path" in n}
@@ -285,6 +285,18 @@ def test_one_scene_alone_with_what_it_needs(tmp_path: Path) -> None:
     assert [bar.value for bar in chart.bars] == [max(told.raw["mlx-stack: gaps joining"])]
     with pytest.raises(BadRequest, match="no scene `dinner`; there is turns, crowds"):
         run("serve", tmp_path / "again", scenes=("dinner",))
+
+
+def test_an_image_joins_three_decoding_agents(tmp_path: Path) -> None:
+    told = run("serve", tmp_path, scenes=("picture",))
+    shown, taken = told.tables
+    assert shown.title == "A picture of 64 x 64 pixels joins"
+    # 3 x 3 features with a token after each row, and the words around them.
+    assert told.raw["mlx-stack: n picture"][0] >= 12
+    assert column(taken, "Scene") == ["mlx-stack: picture"]
+    (target,) = told.targets
+    assert target.name == "worst gap while a picture joins, against max_stall_ms"
+    assert max(told.raw["mlx-stack: gaps shown"]) > 0
 
 
 def test_the_command_names_every_scene() -> None:

@@ -8,6 +8,19 @@ DRAFTS = "tests/engine/vision/test_images_and_drafts.py::"
 
 IMAGES = (
     Mutant(
+        "blocks of a tower keep to the bound on stalls", "engine/vision/encoder.py",
+        "n_blocks = blocks_within(seconds, self._block_s)", "n_blocks = 27",
+        "tests/engine/vision/test_image_stall.py::"
+        "test_three_agents_decode_on_while_an_image_joins",
+    ),
+    Mutant(
+        "an image beside decoding requests has the seconds of the bound", "engine/step.py",
+        "free_s = stall_left(self.ledger.speed, pace) if self.batch.is_busy else pace.patience_s",
+        "free_s = pace.patience_s",
+        "tests/engine/vision/test_image_stall.py::"
+        "test_three_agents_decode_on_while_an_image_joins",
+    ),
+    Mutant(
         "features of images count as KV", "engine/slots/slot_kv_manager.py",
         "self.images.n_bytes if self.images else 0", "0",
         MEMORY + "test_features_are_counted_and_dropped_under_pressure",

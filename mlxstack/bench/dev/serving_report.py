@@ -28,10 +28,12 @@ def results(found: dict[str, Found], plan: ServePlan, bounds: SilenceBounds) -> 
     """Tables of all servers' scenes, and targets of the first."""
     first = next(iter(found.values()))
     names = played(plan.scenes)
-    tables = [TABLES[name](found, plan) for name in names if name != "counts"]
+    tables = [TABLES[name](found, plan) for name in names if name in TABLES]
+    tables += _pictures(found, plan) if "picture" in names else ()
     tables += _counts(found) if "counts" in names else ()
     tables += path_table(found)
     targets = [*(_joining_targets(first, bounds) if "joining" in names else ())]
+    targets += _picture_targets(first, bounds) if "picture" in names else ()
     targets += _count_targets(first) if "counts" in names else ()
     charts = [*((_crowd_chart(found, plan),) if "crowds" in names else ())]
     charts += (_pause_chart(found, plan),) if "joining" in names else ()
@@ -49,6 +51,13 @@ def _joining_targets(one: Found, bounds: SilenceBounds) -> tuple[BenchTarget, ..
         at_most("worst gap while a long prompt joins, against max_stall_ms", worst, 1.2),
         at_most("the newcomer's TTFT, against alone", newcomer, 1.5),
     )
+
+
+def _picture_targets(one: Found, bounds: SilenceBounds) -> tuple[BenchTarget, ...]:
+    if not one.get("gaps shown"):
+        return ()
+    worst = ratio(max(one["gaps shown"]), bounds.max_stall_s)
+    return (at_most("worst gap while a picture joins, against max_stall_ms", worst, 1.2),)
 
 
 def _count_targets(one: Found) -> tuple[BenchTarget, ...]:
@@ -177,6 +186,27 @@ def _interference(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     heads = ("Server", "Gap before", "Gap p50", "p99", "Worst", "Newcomer's TTFT", "Alone")
     note = "Silence between two tokens of three agents while the newcomer's prompt is computed."
     return ReportTable(f"A cold prompt of {plan.split.total} tokens joins", heads, rows, note)
+
+
+def _pictures(found: dict[str, Found], plan: ServePlan) -> tuple[ReportTable, ...]:
+    """One table, if a server takes images."""
+    rows = tuple(
+        (
+            name,
+            seconds(percentile(one["gaps unshown"], 50)),
+            seconds(percentile(one["gaps shown"], 50)),
+            seconds(percentile(one["gaps shown"], 99)),
+            seconds(max(one["gaps shown"])),
+            lasting(one["picture"]),
+            str(round(median(one["n picture"]))),
+        )
+        for name, one in found.items()
+        if one.get("gaps shown")
+    )
+    heads = ("Server", "Gap before", "Gap p50", "p99", "Worst", "TTFT", "Prompt tokens")
+    note = "Silence between two tokens of three agents while the picture is encoded and prefilled."
+    title = f"A picture of {plan.picture_side} x {plan.picture_side} pixels joins"
+    return (ReportTable(title, heads, rows, note),) if rows else ()
 
 
 def _team(found: dict[str, Found], plan: ServePlan) -> ReportTable:

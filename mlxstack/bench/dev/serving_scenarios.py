@@ -11,11 +11,13 @@ from mlxstack.bench.dev.sandbox import Sandbox
 from mlxstack.bench.dev.taken_path import taken_path
 from mlxstack.bench.dev.timed_request import Caller, TimedRequest
 from mlxstack.bench.dev.workload import (
+    Body,
     RealText,
     Split,
     Yardstick,
     agent,
     next_turn,
+    picture,
     question,
     sibling,
 )
@@ -37,7 +39,8 @@ class ServePlan(Struct, frozen=True):
     """Lengths in tokens. `crowd` are numbers of agents; `n_endless` bounds the decoders.
 
     Decoders run for `lead_s` seconds before a request joins. `team_split` is the prompt of each
-    member of a team. `scenes` are names of SCENES. Prompts are `real` text, else random words.
+    member of a team. Pictures have `picture_side` pixels a side: 4 megapixels. `scenes` are names
+    of SCENES. Prompts are `real` text, else random words.
     """
 
     crowd: tuple[int, ...] = (1, 2, 4, 8)
@@ -51,9 +54,12 @@ class ServePlan(Struct, frozen=True):
     n_requests: int = 160
     split: Split = Split()
     team_split: Split = Split().scaled(2050)
+    picture_side: int = 2048
     lead_s: float = 1.5
     passes: int = 3
-    scenes: tuple[str, ...] = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
+    scenes: tuple[str, ...] = (
+        *("turns", "crowds", "short", "joining", "picture", "counts", "team", "requests"),
+    )
     real: RealText | None = None
 
     @property
@@ -80,7 +86,7 @@ def on_real_text(plan: ServePlan, real: RealText) -> ServePlan:
 
 
 FEW = Split(100, 100, 40, 20)
-SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 0.5, 1)
+SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 64, 0.5, 1)
 
 Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
 AfterScene = Callable[[str, dict[str, Found]], Coroutine[Any, Any, None]]
@@ -178,6 +184,34 @@ async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: 
 
 async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Long prompt that arrives while three agents decode."""
+    body = agent(plan.split, yard, 8000 + int(seed), 0)
+    joined, calm, gaps = await _while_three_decode(caller, plan, yard, seed, body)
+    return {"gaps calm": calm, "gaps joining": gaps, "newcomer": (joined.ttft_s,)}
+
+
+async def shown(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Large picture that arrives while three agents decode.
+
+    A small one before it, so that the tower is loaded. Nothing of servers that take no images.
+    """
+    try:
+        await caller.request(picture(32, 10, yard, f"first {seed}"), 1)
+    except Broken:
+        return {}
+    body = picture(plan.picture_side, 10, yard, seed)
+    joined, calm, gaps = await _while_three_decode(caller, plan, yard, f"shown {seed}", body)
+    return {
+        "gaps unshown": calm,
+        "gaps shown": gaps,
+        "picture": (joined.ttft_s,),
+        "n picture": (joined.usage.prompt_tokens,),
+    }
+
+
+async def _while_three_decode(
+    caller: Caller, plan: ServePlan, yard: Yardstick, seed: str, body: Body
+) -> tuple[TimedRequest, tuple[float, ...], tuple[float, ...]]:
+    """A request that joins, and the others' gaps before and meanwhile."""
     enough = asyncio.Event()
     engine_requests = [
         asyncio.create_task(
@@ -188,19 +222,15 @@ async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: s
         for i in range(DECODERS)
     ]
     await asyncio.sleep(plan.lead_s)
-    joined = await caller.request(agent(plan.split, yard, 8000 + int(seed), 0), 8)
+    joined = await caller.request(body, 8)
     enough.set()
     decoders = await asyncio.gather(*engine_requests)
     calm_from, until = joined.started - CALM_S, joined.started + joined.ttft_s
     calm = _gaps(decoders, calm_from, joined.started)
     gaps = _gaps(decoders, joined.started, until)
     if not gaps:
-        raise Broken("the decoders had ended when the long prompt was computed; let them go on")
-    return {
-        "gaps calm": calm,
-        "gaps joining": gaps,
-        "newcomer": (joined.ttft_s,),
-    }
+        raise Broken("the decoders had ended when the other prompt was computed; let them go on")
+    return joined, calm, gaps
 
 
 async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
@@ -302,6 +332,7 @@ SCENES: dict[str, Scene] = {
     "crowds": crowds,
     "short": short_answers,
     "joining": interference,
+    "picture": shown,
     "counts": counts,
     "team": team,
     "requests": requests,

@@ -1,5 +1,8 @@
 """Agent prompts of random words or real text: generators, deterministic by seed."""
 
+import base64
+import struct
+import zlib
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -129,6 +132,26 @@ def question(n_tokens: int, yard: Yardstick, seed: str) -> Body:
     asked = text(Random(f"question {seed}"), n_tokens, yard)
     content = f"{AT_LENGTH}{asked}" if yard.real is not None else asked
     return {"messages": [{"role": "user", "content": content}]}
+
+
+def picture(side: int, n_tokens: int, yard: Yardstick, seed: str) -> Body:
+    """A user message with a new square PNG of colored stripes."""
+    asked = text(Random(f"picture {seed}"), n_tokens, yard)
+    data = base64.b64encode(png(side, Random(f"stripes {seed}"))).decode()
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    parts = [image, {"type": "text", "text": asked}]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
+def png(side: int, random: Random) -> bytes:
+    """PNG of `side` x `side` pixels, a random color per row."""
+    rows = b"".join(b"\0" + random.randbytes(3) * side for _ in range(side))
+    header = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
 
 
 def next_turn(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Body:

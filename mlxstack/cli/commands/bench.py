@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mlxstack.bench.dev.report import BenchReport
     from mlxstack.bench.dev.timed_request import ServerUnderTest
 
-SCENES = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
+SCENES = ("turns", "crowds", "short", "joining", "picture", "counts", "team", "requests")
 SCENES_HELP = f"serve, peers: play this one only; may be given again. {', '.join(SCENES)}."
 NAMES = (
     "engine",

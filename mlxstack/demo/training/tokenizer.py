@@ -19,6 +19,8 @@ SPECIAL_TOKENS = (
     "<tool_response>",
     "</tool_response>",
 )
+IMAGE_TOKENS = {0xC0: "[IMG]", 0xC1: "[IMG_BREAK]", 0xF5: "[IMG_END]"}
+"""Tokens of images in place of tokens of bytes that UTF-8 never has."""
 N_TOKENS = 1024
 N_SPACED_WORDS = 160
 JSON_MARKS = r'": [\[{]*"?|"[\]}]+|", "|[\]}]+, "|\{"'
@@ -58,6 +60,17 @@ def with_spaced_words(trained: dict[str, Any], spaced: list[str]) -> dict[str, A
     return trained
 
 
+def with_image_tokens(trained: dict[str, Any]) -> dict[str, Any]:
+    """Rename tokens that no text has: the vocabulary keeps its size."""
+    vocab, plain = trained["model"]["vocab"], trained["added_tokens"][0]
+    for byte, token in IMAGE_TOKENS.items():
+        number = vocab.pop(chr(byte))
+        vocab[token] = number
+        trained["added_tokens"].append(plain | {"id": number, "content": token})
+    trained["model"]["vocab"] = dict(sorted(vocab.items(), key=lambda one: one[1]))
+    return trained
+
+
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     corpus = list(texts)
     tokenizer = Tokenizer(models.BPE())
@@ -71,7 +84,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator(corpus, trainer)
     grown = with_spaced_words(json.loads(tokenizer.to_str()), spaced_words(corpus, tokenizer))
-    result = Tokenizer.from_str(json.dumps(grown))
+    result = Tokenizer.from_str(json.dumps(with_image_tokens(grown)))
     result.pre_tokenizer = cutter(" ?")
     assert result.get_vocab_size() == N_TOKENS, result.get_vocab_size()
     return result

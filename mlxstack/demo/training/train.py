@@ -138,8 +138,12 @@ def decoder_layer(layer: Params, x: mx.array, leap: Leap) -> mx.array:
 
 def hidden(params: Params, tokens: mx.array, leap: Leap) -> mx.array:
     """Llama forward pass on mlx-lm's weights, fast on a CPU."""
+    return states_of(params, params["model"]["embed_tokens"]["weight"][tokens], leap)
+
+
+def states_of(params: Params, x: mx.array, leap: Leap) -> mx.array:
+    """Last hidden states of embeddings (B, T, dim)."""
     model = params["model"]
-    x: mx.array = model["embed_tokens"]["weight"][tokens]
     for layer in model["layers"]:
         x = decoder_layer(layer, x, leap)
     return mx.fast.rms_norm(x, model["norm"]["weight"], CONFIG["rms_norm_eps"])

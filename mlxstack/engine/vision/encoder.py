@@ -12,6 +12,7 @@ from mlxstack.engine.model.runner import SlotTokens
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.seam import ImageModel, image_model
 from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
+from mlxstack.policy.scheduling.chunked_prefill import blocks_within
 from mlxstack.text.images.bounds import RefusedImage, decoded
 from mlxstack.text.images.families import processor_of
 
@@ -92,7 +93,7 @@ class ImageEncoder:
         encoding = self._encodings.get(image.digest) or self._begin(image, seconds)
         if encoding is None:
             return
-        n_blocks = max(1, int(seconds / self._block_s)) if self._block_s else 1
+        n_blocks = blocks_within(seconds, self._block_s)
         began = time.perf_counter()
         is_complete = encoding.advance(n_blocks)
         # Images differ in size: the next one begins with one block again.

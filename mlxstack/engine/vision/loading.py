@@ -47,7 +47,9 @@ def load_tower(folder: Path) -> VisionTower | None:
         return None
     maker = MAKERS[family.name]
     try:
-        config = msgspec.convert({**files.config, **files.vision_config}, maker.config)
+        # A configuration without `text_config` is itself that of the text model.
+        settings = {"text_config": files.config, **files.config, **files.vision_config}
+        config = msgspec.convert(settings, maker.config)
         tower = maker.tower(config)
         weights = maker.named(_read(files), config)
         _quantize(tower, weights, files.config)

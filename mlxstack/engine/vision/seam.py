@@ -55,7 +55,8 @@ class ImageModel(Struct, frozen=True):
         # Embeddings per layer are those of these ids; all others are replaced below.
         feature = self.placeholder if self.per_layer_token is None else self.per_layer_token
         ids, at = mx.array(without_virtual(tokens, feature)), mx.array(places)
-        embeddings = self.model.language_model.model.embed_tokens(ids)
+        text_model = getattr(self.model, "language_model", self.model)
+        embeddings = text_model.model.embed_tokens(ids)
         embeddings[at] = mx.concatenate([part.embeddings for part in parts]).astype(
             embeddings.dtype
         )
@@ -107,8 +108,8 @@ class ImageRope(nn.Module):  # type: ignore[misc]
 
 def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     """Prepare a text model for images; None if unknown."""
-    if config.get("model_type") == "mistral3":
-        return _mistral_model(model, config)
+    if config.get("model_type") in ("mistral3", "llama"):
+        return _plain_model(model, config)
     if config.get("model_type") == "gemma3":
         token = config.get("image_token_index", config.get("image_token_id"))
         return ImageModel(model, token, is_bidirectional=True) if isinstance(token, int) else None
@@ -131,8 +132,8 @@ def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     return ImageModel(model, placeholder, has_mrope=True)
 
 
-def _mistral_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
-    """Mistral 3: features in place of embeddings, positions as in text."""
+def _plain_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
+    """Pixtral's tower: features in place of embeddings, positions as in text."""
     placeholder = config.get("image_token_index", config.get("image_token_id"))
     is_known = (config.get("text_config") or {}).get("model_type") != "mistral4"
     return ImageModel(model, placeholder) if isinstance(placeholder, int) and is_known else None

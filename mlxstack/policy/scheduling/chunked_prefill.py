@@ -193,6 +193,11 @@ def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
     return HEADROOM * pace.max_stall_s - speed.decode_s
 
 
+def blocks_within(seconds: float, block_s: float) -> int:
+    """Blocks of a vision tower that take `seconds`, one at least; 0 `block_s`: not measured."""
+    return max(1, int(seconds / block_s)) if block_s else 1
+
+
 def draft_bound(
     plain_s: float, n_rows: int, pace: PrefillPolicy, *, is_prefilling: bool = False
 ) -> float:

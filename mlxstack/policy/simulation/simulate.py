@@ -11,8 +11,10 @@ from mlxstack.core.preset import PositiveInt
 from mlxstack.policy.scheduling import scheduler, scheduler_state
 from mlxstack.policy.scheduling.chunked_prefill import (
     ThroughputModel,
+    blocks_within,
     observe_decode,
     observe_prefill,
+    stall_left,
 )
 from mlxstack.policy.scheduling.scheduler import (
     AssignSlot,
@@ -31,7 +33,8 @@ class SimulatedMachine(Struct, frozen=True):
     """A machine and its slots.
 
     Prefill runs at `prefill_tps` tokens per second at position 0; each token before a token makes
-    it slower by the share `slowdown`. A decode step takes `step_s` plus `row_s` per row.
+    it slower by the share `slowdown`. A decode step takes `step_s` plus `row_s` per row, a block of
+    the vision tower `block_s`.
     """
 
     n_slots: PositiveInt = 8
@@ -39,6 +42,7 @@ class SimulatedMachine(Struct, frozen=True):
     slowdown: Annotated[float, Meta(ge=0)] = 0.0
     step_s: Annotated[float, Meta(gt=0)] = 0.020
     row_s: Annotated[float, Meta(ge=0)] = 0.002
+    block_s: Annotated[float, Meta(gt=0)] = 0.1
 
     def chunk_s(self, start: int, n_tokens: int) -> float:
         """Seconds to prefill `n_tokens` from position `start` on."""
@@ -76,6 +80,8 @@ class _SimulatedRequest:
         self.first_token: float | None = None
         self.last_token = 0.0
         self.n_left = self.plan.n_answer
+        self.n_blocks = self.plan.n_blocks
+        self.block_s = 0.0
 
     @property
     def plan(self) -> PlannedRequest:
@@ -208,10 +214,22 @@ class _Simulation:
     def _prefill(self, chunk: PrefillChunk) -> None:
         slot = self._state.slot(chunk.slot)
         assert slot.queued is not None
+        if (live := self._live[slot.queued.request]).n_blocks:
+            self._encode(live)
+            return
         seconds = self._machine.chunk_s(slot.position, chunk.n_tokens)
         self._now += seconds
         self._speed = observe_prefill(self._speed, slot.position, chunk.n_tokens, seconds)
-        self._reach(self._live[slot.queued.request], chunk.slot, slot.position + chunk.n_tokens)
+        self._reach(live, chunk.slot, slot.position + chunk.n_tokens)
+
+    def _encode(self, live: _SimulatedRequest) -> None:
+        """Blocks of the tower in place of a chunk."""
+        pace = self._limits.pace
+        free_s = stall_left(self._speed, pace) if self._rows else pace.patience_s
+        n_blocks = min(live.n_blocks, blocks_within(free_s, live.block_s))
+        live.block_s = self._machine.block_s
+        live.n_blocks -= n_blocks
+        self._now += n_blocks * self._machine.block_s
 
     def _end(self, live: _SimulatedRequest, slot: int) -> None:
         plan = live.plan

@@ -16,12 +16,14 @@ class PlannedRequest(Struct, frozen=True):
     """A request `after_s` seconds after the agent's last answer ended.
 
     `n_cached` prompt tokens are found outside the agent's own slot (a shared head, parked, disk).
+    An image at the first token to compute goes through `n_blocks` blocks of the tower.
     """
 
     after_s: float
     n_prompt: int
     n_answer: int
     n_cached: int = 0
+    n_blocks: NonNegativeInt = 0
 
 
 class SimulatedAgent(Struct, frozen=True):

@@ -17,6 +17,8 @@ NAME = re.compile(
 )
 """Names of tensors: converters differ in what stands before the part."""
 PROJECTORS = ("multi_modal_projector", "embed_vision")
+TOWER = "vision.safetensors"
+"""File of a tower beside a text model that mlx-lm loads without it, as the demo's."""
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors refuses longer ones."""
 FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
@@ -58,7 +60,7 @@ def vision_files(folder: Path) -> VisionFiles | None:
     tensors: dict[str, tuple[Path, str]] = {}
     digest = hashlib.sha256()
     sums = {1: 0, 2: 0, 4: 0}
-    for file in sorted(folder.glob("model*.safetensors")):
+    for file in sorted([*folder.glob("model*.safetensors"), *folder.glob(TOWER)]):
         for name, own in _scanned(file, digest, sums):
             tensors[name] = file, own
     if not any(name.startswith("vision_tower.") for name in tensors):

@@ -71,8 +71,9 @@ FAMILIES = {
     "mistral3": PIXTRAL,
     "gemma3": GEMMA3,
     "gemma4": GEMMA4,
+    "llama": PIXTRAL,
 }
-"""By `model_type` of config.json."""
+"""By `model_type` of config.json; the demo is a Llama with a tower of Pixtral's kind."""
 
 
 def processor_of(folder: Path, max_pixels: int = VisionSpec().max_pixels) -> ImageProcessor | None:
