@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from mlxstack.text.images.checkpoint import TOWER
+from mlxstack.text.images.pixtral import PLACEHOLDER
 from tests import models
 
 VOCAB = models.VOCAB + 8
@@ -288,8 +290,8 @@ def qwen_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     return {f"vision_tower.{name}": array for name, array in _random(shapes, seed).items()}
 
 
-def pixtral_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
-    """Random weights of Pixtral's tower and of a projector to 64 dimensions."""
+def pixtral_tower(config: dict[str, Any], seed: int = 0, dim: int = 64) -> dict[str, mx.array]:
+    """Random weights of Pixtral's tower and of a projector to `dim` dimensions."""
     n, wide, patch, tower = (
         config["hidden_size"],
         config["intermediate_size"],
@@ -310,10 +312,19 @@ def pixtral_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     shapes |= {
         f"{projector}.norm.weight": (n,),
         f"{projector}.patch_merger.merging_layer.weight": (n, 4 * n),
-        f"{projector}.linear_1.weight": (64, n),
-        f"{projector}.linear_2.weight": (64, 64),
+        f"{projector}.linear_1.weight": (dim, n),
+        f"{projector}.linear_2.weight": (dim, dim),
     }
     return _random(shapes, seed)
+
+
+def beside(folder: Path, dim: int) -> dict[str, Any]:
+    """Write a tower beside a Llama with the demo tokenizer; what its config.json says of it."""
+    vision = MISTRAL3["vision_config"]
+    mx.save_safetensors(str(folder / TOWER), pixtral_tower(vision, dim=dim))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": 112}}))
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    return {"vision_config": vision, "image_token_id": vocabulary[PLACEHOLDER]}
 
 
 def siglip_tower(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:

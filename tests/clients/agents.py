@@ -110,15 +110,20 @@ def codex(url: str, home: Path, task: str) -> str:
 def opencode(url: str, home: Path, task: str) -> str:
     """What one headless run of opencode prints."""
     program = installed(OPENCODE)
+    opencode_config(url, home, {})
+    return run([program, "run", "--model", "local/local-model", task], home)
+
+
+def opencode_config(url: str, home: Path, model: dict[str, Any]) -> None:
+    """Write opencode's configuration of one model at `url`."""
     config = home / ".config" / "opencode"
     config.mkdir(parents=True)
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{url}/v1", "apiKey": "x"},
-        "models": {"local-model": {}},
+        "models": {"local-model": model},
     }
     (config / "opencode.json").write_text(json.dumps({"provider": {"local": provider}}))
-    return run([program, "run", "--model", "local/local-model", task], home)
 
 
 def asked(live: Running, n_before: int = 0) -> list[RequestView]:

@@ -52,18 +52,30 @@ class Layer(nn.Module):
         return keys if cache is None else cache.update_and_fetch(keys, keys)[0]
 
 
+class Text:
+    """Embeddings for images to replace; the model reads tokens, and placeholders for images."""
+
+    @staticmethod
+    def embed_tokens(tokens: mx.array) -> mx.array:
+        """Nothing, in the shape of embeddings."""
+        return mx.zeros((*tokens.shape, 32))
+
+
 class Model(nn.Module):
     """Logits (B, L, vocabulary), of which the last position says the next token."""
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.args = args
+        self.model = Text()
         self.layers = [Layer()]
         self.scale = mx.ones((1,))
         self._words = Tokenizer.from_file(args.tokenizer)
         self._lines = [Line(**line) for line in args.script]
 
-    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+    def __call__(
+        self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
+    ) -> mx.array:
         kept = self.layers[0](inputs, cache[0] if cache else None)
         n_rows, length = inputs.shape
         rows = [self._logits(kept[i].reshape(-1, 32)[:, 0]) for i in range(n_rows)]

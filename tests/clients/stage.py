@@ -14,6 +14,7 @@ import pytest
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
+from tests import vision_models
 from tests.api.running import Running, running
 from tests.patience import PATIENCE_S
 
@@ -23,8 +24,8 @@ PROGRAMS = Path(os.environ.get("MLX_STACK_CLIENTS", Path(sys.prefix) / "clients"
 Script = list[dict[str, str]]
 
 
-def model(folder: Path, script: Script) -> Path:
-    """The folder of a model that follows `script`."""
+def model(folder: Path, script: Script, *, sees: bool = False) -> Path:
+    """The folder of a model that follows `script`; one that sees reads `[IMG]` for each feature."""
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(MODEL_DIR / name, folder / name)
@@ -44,14 +45,18 @@ def model(folder: Path, script: Script) -> Path:
         "eos_token_id": 2,
         "max_position_embeddings": 262144,
     }
+    if sees:
+        config |= vision_models.beside(folder, 32)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 @contextmanager
-def playing(folder: Path, script: Script, n_ctx: int = 32768) -> Iterator[Running]:
+def playing(
+    folder: Path, script: Script, n_ctx: int = 32768, *, sees: bool = False
+) -> Iterator[Running]:
     """A running service of three slots that follows `script`."""
-    with playing_model(model(folder / "model", script), folder, n_ctx) as found:
+    with playing_model(model(folder / "model", script, sees=sees), folder, n_ctx) as found:
         yield found
 
 
