@@ -33,6 +33,7 @@ from mlxstack.api.streaming import (
 )
 from mlxstack.core.engine_events import CacheMiss, EarlyUse, RequestTimings
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.image import n_computed
 from mlxstack.core.request import Request as EngineRequest
 from mlxstack.core.response_parts import (
     CollectedResponse,
@@ -222,8 +223,7 @@ def cache_headers(
 
 
 def _images(request: EngineRequest, n_cached: int) -> str:
-    n_computed = sum(image.end > n_cached for image in request.images)
-    return f"{len(request.images)}, computed {n_computed}"
+    return f"{len(request.images)}, computed {n_computed(request.images, n_cached)}"
 
 
 def _begun(early: EarlyUse) -> str:

@@ -25,7 +25,7 @@ class SlotView(Struct, frozen=True):
     came from. Of `n_drafted` draft tokens `n_accepted` are among the decoded ones. While the slot
     is idle, `n_early` tokens of the next turn are begun early, and `n_early_left` are to come.
     `n_bytes` are without a prefix that it shares. `is_reading` while KV of its prompt is read
-    from disk.
+    from disk. Of `n_images` images of the prompt `n_images_computed` had no KV.
     """
 
     id: int
@@ -51,6 +51,8 @@ class SlotView(Struct, frozen=True):
     n_drafted: int = 0
     n_accepted: int = 0
     is_reading: bool = False
+    n_images: int = 0
+    n_images_computed: int = 0
 
 
 class WaitingView(Struct, frozen=True):

@@ -75,6 +75,11 @@ class ImageSpan(Struct, frozen=True):
     data: bytes = b""
 
 
+def n_computed(images: Iterable[ImageSpan], n_cached: int) -> int:
+    """Number of images that do not lie within the first `n_cached` tokens."""
+    return sum(image.end > n_cached for image in images)
+
+
 class ImageProcessor(Protocol):
     """Image processing of a family of models, without MLX."""
 

@@ -168,7 +168,8 @@ class RequestView(Struct, frozen=True):
     """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ...
 
     Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
-    `n_begun_early` tokens were computed before it came, of which it used `n_used_early`.
+    `n_begun_early` tokens were computed before it came, of which it used `n_used_early`. Of
+    `n_images` images `n_images_computed` had no KV.
     """
 
     id: str
@@ -190,6 +191,8 @@ class RequestView(Struct, frozen=True):
     n_accepted: int = 0
     n_begun_early: int = 0
     n_used_early: int = 0
+    n_images: int = 0
+    n_images_computed: int = 0
 
 
 class ThroughputSample(Struct, frozen=True, array_like=True):

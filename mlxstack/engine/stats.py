@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFinished, RequestTimings
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
+from mlxstack.core.image import n_computed
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
 from mlxstack.engine.slots.request_state import RequestState
@@ -191,4 +192,6 @@ def _slot(
         source=live.source,
         n_drafted=live.drafter.n_drafted if live.drafter else 0,
         n_accepted=live.drafter.n_accepted if live.drafter else 0,
+        n_images=len(live.request.images),
+        n_images_computed=n_computed(live.request.images, live.n_cached),
     )

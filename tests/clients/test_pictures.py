@@ -85,6 +85,8 @@ def test_an_image_is_seen_and_computed_once(seeing: Running, tape: Tape) -> None
     assert NOTHING_NEW in answer(reply)
     assert reply.headers["x-mlx-stack-images"] == "1, computed 0"
     assert n_encodes(seeing) == before + 1
+    found = [one for one in seeing.service.request_log.requests() if one.n_images]
+    assert [(one.n_images, one.n_images_computed) for one in found[:2]] == [(1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("tape", TAPES, ids=lambda tape: str(tape.name))

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot
+from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot
 from mlxstack.core.formatting import printable, share, short_time, size, span
-from mlxstack.core.status import CacheView, StatusFrame, TurnView
+from mlxstack.core.status import CacheView, RequestView, StatusFrame, TurnView
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.text_pages import page
 from mlxstack.tui.views import agents, cache, costs, overview, requests, tiles
@@ -168,6 +168,26 @@ def test_a_turn_begun_early_is_a_state_of_its_own() -> None:
     resting = replace(begun, n_early=0, n_early_left=0)
     model = seen((StatusFrame(at=1.0, snapshot=Snapshot(slots=(resting,))),))
     assert texts(overview.slots(model, 80))[0][2] == "idle 0s"
+
+
+def test_images_are_counted_in_slots_and_requests() -> None:
+    slot = SlotView(0, 8192, RequestPhase.RUNNING, "r", n_images=15, n_images_computed=1)
+    plain = SlotView(1, 8192, RequestPhase.RUNNING, "s")
+    counters = Counters(n_image_encodes=16)
+    view = RequestView("r", n_prompt=9000, n_cached=8000, n_images=15, n_images_computed=1)
+    snapshot = Snapshot(slots=(slot, plain), counters=counters)
+    model = seen((StatusFrame(at=1.0, snapshot=snapshot, requests=(view, RequestView("s"))),))
+    first, second = texts(overview.slots(model, 120))
+    assert first[5] == "15, computed 1"
+    assert second[5] == ""
+    assert "15, computed 1" not in texts(overview.slots(model, 80))[0]
+    (total,) = overview.totals(model, 80)
+    assert "16 images encoded" in [cell.text for cell in total]
+    assert "15, computed 1" in texts(requests.requests(model, 120))[0]
+    why = ["".join(cell.text for cell in line) for line in requests.why(view)]
+    assert f"  {'images':<20}15, computed 1" in why
+    told = ["".join(cell.text for cell in line) for line in requests.response_headers(view)]
+    assert "  x-mlx-stack-images: 15, computed 1" in told
 
 
 def test_a_slot_tells_that_its_kv_is_read_from_disk() -> None:

@@ -16,6 +16,7 @@ from mlxstack.core.engine_events import (
     RequestFinished,
     SlotAssigned,
 )
+from mlxstack.core.image import n_computed
 from mlxstack.core.request import Request
 from mlxstack.core.status import MissSums, MissView, RequestView
 from mlxstack.service.parts.agent_registry import AgentRegistry, age_s
@@ -123,6 +124,8 @@ def _view(
         view = replace(
             view,
             n_cached=timings.n_cached,
+            n_images=len(request.images),
+            n_images_computed=n_computed(request.images, timings.n_cached),
             n_generated=timings.n_generated,
             queued_s=timings.queued_s,
             prefill_s=timings.prefill_s,

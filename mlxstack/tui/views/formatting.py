@@ -47,6 +47,11 @@ def of_size(n_bytes: float, bound: float) -> str:
     return f"{number}/{whole}" if whole.endswith(f" {unit}") else f"{part}/{whole}"
 
 
+def images(n: int, n_computed: int) -> str:
+    """`2, computed 1` as in the header of a response; nothing without images."""
+    return f"{n}, computed {n_computed}" if n else ""
+
+
 def rate(per_second: float) -> str:
     """Tokens per second: `4.2`, `43`, `1.2k`."""
     return f"{per_second:.1f}" if per_second < 99.95 else tokens(per_second)

@@ -7,7 +7,7 @@ from mlxstack.core.request import Priority
 from mlxstack.core.status import LoadView
 from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate, reuse_rate
 from mlxstack.tui.views import tiles
-from mlxstack.tui.views.formatting import bar, of_size, rate, tokens
+from mlxstack.tui.views.formatting import bar, images, of_size, rate, tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
     CellStyle,
@@ -124,6 +124,8 @@ def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
     rows = now.n_decode_rows / now.n_decode_calls if now.n_decode_calls else 0.0
     parts = [TextCell(told), TextCell(f"out {tokens(now.n_generated_tokens)}")]
     parts += [TextCell(f"{now.n_completed} done")]
+    if now.n_image_encodes:
+        parts.append(TextCell(f"{now.n_image_encodes} images encoded"))
     parts += [
         TextCell(f"{n} {what}", CellStyle.WARN)
         for n, what in (
@@ -165,6 +167,7 @@ def slots(model: DashboardState, width: int) -> TableData:
         TableColumn("state", 33),
         TableColumn("context", 11, is_right=True),
         TableColumn("reused", 6, is_right=True),
+        *((TableColumn("images", 14),) if _shows_images(model, width) else ()),
         *((TableColumn("elapsed", 7, is_right=True),) if width >= MEDIUM else ()),
         *((TableColumn("memory", 9, is_right=True),) if width >= VERY_WIDE else ()),
         *((TableColumn("why not more", 12, is_wide=True),) if width >= WIDE else ()),
@@ -175,6 +178,10 @@ def slots(model: DashboardState, width: int) -> TableData:
         tuple(TableRow(str(view.id), _slot(view, model, width)) for view in views),
         "No slots yet: the model is being loaded." if model.has_frame else "",
     )
+
+
+def _shows_images(model: DashboardState, width: int) -> bool:
+    return width >= MEDIUM and any(view.n_images for view in model.frame.snapshot.slots)
 
 
 def queue(model: DashboardState, width: int) -> TableData:
@@ -249,6 +256,11 @@ def _slot(view: SlotView, model: DashboardState, width: int) -> tuple[TextCell, 
         TextCell(
             share(view.n_cached, view.n_prompt),
             CellStyle.REUSED if view.n_cached else CellStyle.PLAIN,
+        ),
+        *(
+            (TextCell(images(view.n_images, view.n_images_computed)),)
+            if _shows_images(model, width)
+            else ()
         ),
         *((TextCell(elapsed),) if width >= MEDIUM else ()),
         *((TextCell(size(view.n_bytes)),) if width >= VERY_WIDE else ()),

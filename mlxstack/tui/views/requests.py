@@ -3,7 +3,7 @@
 from mlxstack.core.formatting import NONE, age, printable, share, short_time
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import tokens
+from mlxstack.tui.views.formatting import images, tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import WIDE
 from mlxstack.tui.views.table_data import (
@@ -38,6 +38,7 @@ def requests(model: DashboardState, width: int) -> TableData:
         TableColumn("ttft", 6, is_right=True),
         *(
             (
+                *((TableColumn("images", 14),) if _has_images(model) else ()),
                 TableColumn("saved", 7, is_right=True),
                 TableColumn("slot", 4, is_right=True),
                 TableColumn("from", 6),
@@ -51,6 +52,10 @@ def requests(model: DashboardState, width: int) -> TableData:
     note = NOT_YET if found is None else "No request has finished yet."
     head = title("Requests", f"the last {len(rows)}, enter tells why" if rows else "")
     return TableData(head, fitted(columns, width), rows, note)
+
+
+def _has_images(model: DashboardState) -> bool:
+    return any(one.n_images for one in model.frame.requests or ())
 
 
 def request(model: DashboardState, name: str) -> RequestView | None:
@@ -77,6 +82,16 @@ def why(one: RequestView) -> tuple[Line, ...]:
             (TextCell(f"  {name:<20}", CellStyle.FAINT), TextCell(short_time(s)))
             for name, s in times
         ),
+        *(
+            (
+                (
+                    TextCell(f"  {'images':<20}", CellStyle.FAINT),
+                    TextCell(images(one.n_images, one.n_images_computed)),
+                ),
+            )
+            if one.n_images
+            else ()
+        ),
         (),
         *(miss_lines(one.miss) if one.miss else (_all_reused(one, n_new),)),
     )
@@ -89,6 +104,7 @@ def response_headers(one: RequestView) -> tuple[Line, ...]:
         "cache-prefix-tokens": str(one.n_cached),
         "cache-new-tokens": str(one.n_prompt - one.n_cached),
         "ttft-saved-ms": f"{one.saved_s * 1000:.0f}",
+        **({"images": images(one.n_images, one.n_images_computed)} if one.n_images else {}),
         **({"slot": str(one.slot)} if one.slot is not None else {}),
         **({"agent": one.agent} if one.agent else {}),
         **(_miss_headers(one.miss) if one.miss else {}),
@@ -152,6 +168,7 @@ def _request(one: RequestView, model: DashboardState, is_wide: bool) -> tuple[Te
         return cells
     return (
         *cells,
+        *((TextCell(images(one.n_images, one.n_images_computed)),) if _has_images(model) else ()),
         TextCell(short_time(one.saved_s) if one.saved_s else NONE),
         TextCell(NONE if one.slot is None else str(one.slot)),
         TextCell(one.source.value),
