@@ -194,7 +194,10 @@ def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
 
 
 def blocks_within(seconds: float, block_s: float) -> int:
-    """Blocks of a vision tower that take `seconds`, one at least; 0 `block_s`: not measured."""
+    """Blocks of a vision tower that take `seconds`, one at least.
+
+    `block_s` is 0 before one was measured.
+    """
     return max(1, int(seconds / block_s)) if block_s else 1
 
 
