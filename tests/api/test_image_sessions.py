@@ -151,3 +151,15 @@ def test_a_bad_picture_is_a_400_with_its_measure_and_poisons_no_session(
     client.post("/v1/messages", json=body).raise_for_status()
     history = [message, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Go"}]
     answer(client, *history)
+    # A client may keep the refused message, and ask again without an answer between.
+    answer(client, message, {"role": "user", "content": "Go on"})
+    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    items = [
+        {"role": "user", "content": [{"type": "input_image", "image_url": url}]},
+        {"role": "user", "content": "Go on"},
+    ]
+    body = {"input": items, "max_output_tokens": 16, "model": "tiny"}
+    client.post("/v1/responses", json=body).raise_for_status()
+    turns = [{"role": "user", "content": [picture]}, {"role": "user", "content": "Go on"}]
+    body = {"messages": turns, "max_tokens": 4, "model": "tiny"}
+    client.post("/v1/messages", json=body).raise_for_status()

@@ -82,8 +82,8 @@ def read_messages(
 ) -> tuple[Message, ...]:
     """Messages of a request. Raises BadRequest with the path of the field.
 
-    Only the latest message of the user can be refused for not being text, and images only in
-    messages of the user after the last answer.
+    Only the latest message of the user can be refused for not being text, and for its images only
+    if no answer follows: a client may send a refused message again, before another.
     """
     last = max((i for i, message in enumerate(sent) if message.role == "user"), default=-1)
     answered = max((i for i, message in enumerate(sent) if message.role == "assistant"), default=-1)
@@ -92,7 +92,7 @@ def read_messages(
         at = f"messages[{i}]"
         found_images: tuple[ImagePart, ...] = ()
         if message.role in WITH_IMAGES and images.accepts_images:
-            is_new = message.role == "user" and i > answered
+            is_new = i == last > answered
             content, found_images = with_marks(
                 message.content, f"{at}.content", images, is_new=is_new
             )

@@ -117,7 +117,7 @@ def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader
         match turn.role:
             case "user":
                 blocks, found_images = _with_marks(
-                    blocks, f"{at}.content", images, is_new=i > answered
+                    blocks, f"{at}.content", images, is_new=i == newest > answered
                 )
                 if i == newest:
                     _require_readable(blocks, f"{at}.content")

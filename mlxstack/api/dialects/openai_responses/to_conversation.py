@@ -263,7 +263,8 @@ def messages(
         kind = _type(item, at)
         reader = _new_question if i == last else READERS.get(kind)
         if reader is not None:
-            shown, found_images = _with_marks(_with_parts(item), at, images, is_new=i > answered)
+            is_new = i == last > answered
+            shown, found_images = _with_marks(_with_parts(item), at, images, is_new=is_new)
             message = reader(shown, at, box)
             read.append(structs.replace(message, images=found_images) if found_images else message)
         elif kind in HOSTED:
