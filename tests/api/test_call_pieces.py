@@ -324,3 +324,19 @@ def test_the_demo_forced_to_a_call_sends_each_piece_in_time(
             n_amid += 0 < len(known) < len(WORDS.split())
     told.end()
     assert n_amid and json.loads(told.text) == {"path": WORDS}
+
+
+def test_the_demo_tells_clients_of_ollama_a_call_before_the_end(
+    demo: tuple[list[str], Running],
+) -> None:
+    """They take whole calls: one that is whole comes before the event that ends the answer."""
+    city = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    weather = {"name": "get_weather", "description": "Get the weather of a city"}
+    tools = [{"type": "function", "function": {**weather, "parameters": city}}]
+    body = {"messages": said_by_user("What is the weather in Oslo?"), "tools": tools}
+    told = Told(demo[1].url, Dialect("/api/chat", {**body, "think": False}, _whole_calls))
+    told.end()
+    calls = [one["message"].get("tool_calls", []) for one in told.events]
+    assert [call["function"]["arguments"] for some in calls for call in some] == [{"city": "Oslo"}]
+    assert [one["done"] for one in told.events] == [False] * (len(calls) - 1) + [True]
+    assert not calls[-1]
