@@ -116,6 +116,14 @@ INVENTED = {
         reminder="<run></run>",
         thoughts=thinking("<calm>", "</calm>"),
     ),
+    # The name stands in a header, and in the call itself.
+    "named twice": Format(
+        EACH + "{{- '<|errand|>' + f.name + '<|slip|>{\"name\": \"' + f.name + '\", \"args\": ' }}"
+        "{{- (f.arguments | tojson) + '}<|/errand|>' }}{%- endfor %}",
+        special=("<|errand|>", "<|slip|>", "<|/errand|>"),
+        reminder="<|errand|><|/errand|>",
+        thoughts=thinking("<idle>", "</idle>"),
+    ),
     # A line of JSON for each call, all in a section.
     "rows": Format(
         "{%- if m.tool_calls %}{{- '<rows>\\n' }}" + EACH

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import OrderedDict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,13 +11,21 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.text.formats import DerivedFormat, FormatSource, derive_format, read_answer
+from mlxstack.text.formats import (
+    DerivedFormat,
+    FormatSource,
+    derivation,
+    derive_format,
+    probe_renderings,
+    read_answer,
+)
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls
 from mlxstack.text.formats.description import call_marks, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.template.rendering import render_chat
 from tests.text.formats import FORMATS, Format, made_tokenizer, respelled, template_of
 from tests.text.invented import INVENTED
 from tests.text.test_forced import PERSON, assert_valid, written
@@ -160,6 +169,25 @@ def test_instructions_after_the_last_message_are_no_part_of_a_call() -> None:
     assert template.count("as you were told") == 4
     plain = derive_format(made_tokenizer(form)).calls
     assert derive_format(made_tokenizer(form, template)).calls == plain
+
+
+MOST_RENDERINGS = 30
+MOST_LETTERS = 50_000
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *INVENTED])
+def test_a_derivation_renders_few_short_probes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = []
+
+    def counted(*args: Any, **variables: Any) -> str:
+        rendered.append(render_chat(*args, **variables))
+        return rendered[-1]
+
+    monkeypatch.setattr(probe_renderings, "render_chat", counted)
+    monkeypatch.setattr(derivation, "_known", OrderedDict())
+    derive_format(made_tokenizer({**FORMATS, **INVENTED}[name]))
+    assert 0 < len(rendered) <= MOST_RENDERINGS
+    assert sum(map(len, rendered)) <= MOST_LETTERS
 
 
 def test_a_prompt_may_say_more_before_it_opens_the_answer() -> None:

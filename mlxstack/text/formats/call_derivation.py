@@ -282,8 +282,10 @@ def _id_before(text: str, name: int, at: int) -> tuple[int, tuple[str, ...]]:
 
 def _head_parts(text: str, at: int) -> tuple[str, ...]:
     """The literals and slots after a name."""
-    parts = re.split(f"({IDS[at]})", text)
-    slots = tuple(ID if part == IDS[at] else part for part in parts if part)
+    # A name may stand in a header and in the call itself.
+    named = {IDS[at]: ID, NAMES[at]: NAME}
+    parts = re.split(f"({'|'.join(named)})", text)
+    slots = tuple(named.get(part, part) for part in parts if part)
     # Calls are counted from 0 or from 1.
     index = re.search(rf"(?<=\W)(?:{at}|{at + 1})(?=\W|$)", slots[0]) if slots else None
     if index is None:
