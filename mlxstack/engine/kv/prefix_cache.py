@@ -4,7 +4,7 @@ Runs on the MLX thread.
 """
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -27,6 +27,8 @@ from mlxstack.policy.kv.prefix_index import (
 from mlxstack.policy.kv.retention import Retention
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 
+LEAST_PARKED = 16
+"""Tokens of the shortest context that is parked: to compute fewer takes no longer."""
 SLACK = 0.05
 """Extra share of the budget per eviction, so that few are needed."""
 
@@ -236,11 +238,13 @@ class PrefixCache:
     ) -> PrefixMatch:
         """Extend a match into the next block, up to the divergence."""
         nodes, n_full = self.index.nodes, match.covered // self.spec.block_size
-        if not n_full:
-            return match
-        last = self.index.blocks.get(chain.keys[n_full - 1], ())
-        reached = dict.fromkeys(last, n_full * self.spec.block_size)
-        reached[match.path[-1].key] = match.covered
+        if n_full:
+            last = self.index.blocks.get(chain.keys[n_full - 1], ())
+            reached = dict.fromkeys(last, n_full * self.spec.block_size)
+        else:
+            reached = dict.fromkeys(self._short_segments(chain, tokens), 0)
+        if match.path:
+            reached[match.path[-1].key] = match.covered
         longest, leaf = match.covered, ""
         queue = list(reached)
         for key in queue:
@@ -255,6 +259,16 @@ class PrefixCache:
                     reached[child] = start
                     queue.append(child)
         return self.match(chain, tokens, KnownPrefix(leaf, longest)) if leaf else match
+
+    def _short_segments(self, chain: BlockHashes, tokens: Sequence[int]) -> Iterator[str]:
+        """Parked contexts of less than a block that begin as these tokens."""
+        for end in range(LEAST_PARKED, self.spec.block_size):
+            for key, start in self._ends.get(end, {}).items():
+                own = self._tokens.get(key, ()) if start == 0 else ()
+                if common_prefix(own, tokens) >= LEAST_PARKED:
+                    empty = BlockHashes(chain.block_size, chain.root)
+                    if block_hash.segment_key(block_hash.hash_at(empty, own, end), 0) == key:
+                        yield key
 
     def insert(self, record: prefix_index.Record, place: StorageTier, now: float) -> None:
         """Index a record in this tier, and its end inside a block."""

@@ -17,7 +17,7 @@ from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
-from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.engine.kv.prefix_cache import LEAST_PARKED, PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
 from mlxstack.engine.vision.encoder import ImageEncoder
@@ -155,14 +155,13 @@ class SlotKVManager:
     ) -> None:
         """Make the slot's context the planned beginning of the prompt.
 
-        What it held before and the prompt does not continue is parked, unless it is short and
-        belongs to no explicit agent. A prompt that is only expected explains no later miss, and
-        what it does not continue is the first to be evicted.
+        What it held before and the prompt does not continue is parked where it is worth it. A
+        prompt that is only expected explains no later miss, and what it does not continue is the
+        first to be evicted.
         """
         mine, now = self.slots[slot], time.monotonic()
         kept = plan.position if plan.source is KVSource.SLOT else 0
-        is_left = mine.agent is not None and not kept and len(mine) > 0
-        if is_left or len(mine) - kept >= self.memory.spec.block_size:
+        if self._is_worth_parking(mine, kept):
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
             parked = self.park(mine, spared=kept)
             if is_expected and parked is not None:
@@ -193,6 +192,16 @@ class SlotKVManager:
         # What was copied may go now, and idle slots at the end of this step.
         self._is_room_due = True
         self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
+
+    def _is_worth_parking(self, context: SlotContext, kept: int) -> bool:
+        """Whether tokens after the first `kept` are many, or a whole conversation.
+
+        Of layers that cannot be cut a short one has as much state as a long one.
+        """
+        if kept or len(context) >= self.memory.spec.block_size:
+            return len(context) - kept >= self.memory.spec.block_size
+        is_named = context.agent is not None and len(context) > 0
+        return is_named or (len(context) >= LEAST_PARKED and context.is_sliceable)
 
     def _share(
         self, mine: SlotContext, tokens: Sequence[int], salt: str, path: Sequence[PathStep] = ()
@@ -282,7 +291,7 @@ class SlotKVManager:
             return None
         context.checkpoint(spared)
         shelved = self._parker.park(context, time.monotonic())
-        if spec.disk.enabled and self._may_be_written(context):
+        if self._is_stored(context):
             self._write(context, shelved, is_deferred=True)
         return shelved
 
