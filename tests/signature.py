@@ -4,12 +4,15 @@
 """
 
 import ast
+import io
 import math
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TypeGuard
 
 from msgspec import Struct
 from rich.console import Console
@@ -17,6 +20,8 @@ from rich.table import Table
 
 PACKAGE = "mlxstack"
 ROOT = Path(__file__).parent.parent / PACKAGE
+NOT_IN_THE_WHEEL = ("bench/dev", "demo/training")
+"""Folders that `exclude` of pyproject.toml leaves out of the wheel."""
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -47,6 +52,8 @@ class Signature(Struct, frozen=True):
     badly_worded: tuple[str, ...]
     cycle: tuple[str, ...]
     n_public: int
+    code_lines: dict[str, int]
+    """Code lines in the wheel, by package."""
 
 
 def measure(root: Path = ROOT) -> Signature:
@@ -80,12 +87,56 @@ def measure(root: Path = ROOT) -> Signature:
         ),
         cycle=_cycle({_name(root, f): set(_imports(t)) for f, t in trees.items()}),
         n_public=len(public),
+        code_lines=_code_lines_by_package(root, trees),
     )
 
 
 def percentile(values: Sequence[int], share: float) -> int:
     """The smallest value that `share` of all do not exceed."""
     return values[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def code_lines(source: str) -> int:
+    """Lines that hold code: no imports, blanks, comments, docstrings."""
+    no_code = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom) or _is_text(node)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    layout = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in layout
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(code - no_code)
+
+
+def _code_lines_by_package(root: Path, trees: Iterable[Path]) -> dict[str, int]:
+    found = Counter[str]()
+    for file in trees:
+        path = file.relative_to(root)
+        if not any(path.is_relative_to(folder) for folder in NOT_IN_THE_WHEEL):
+            found[path.parts[0]] += code_lines(file.read_text(encoding="utf-8"))
+    return dict(sorted(found.items()))
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Expr]:
+    """Whether a statement is nothing but a string: a docstring, of an attribute too."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _n_lines(file: Path) -> int:
@@ -174,6 +225,8 @@ def main() -> None:
     console = Console()
     console.print(table)
     console.print(f"lines: {sum(found.files):,}   functions: {len(found.functions):,}")
+    by_package = ", ".join(f"{name} {n:,}" for name, n in found.code_lines.items())
+    console.print(f"code lines in the wheel: {sum(found.code_lines.values()):,} ({by_package})")
     console.print(
         f"public functions annotated: {found.n_public - len(found.bare)}/{found.n_public}"
     )

@@ -1,13 +1,25 @@
 """What style promises in numbers holds for every file and function."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.signature import Signature, measure, percentile
+from tests.signature import (
+    NOT_IN_THE_WHEEL,
+    PACKAGE,
+    ROOT,
+    Signature,
+    code_lines,
+    measure,
+    percentile,
+)
 
 MOST_LONG_SUMMARIES = 117
 """First lines of docstrings that are longer than the style page allows."""
+
+MOST_CODE_LINES = 46_200
+"""Of the wheel, without imports, blanks, comments and docstrings."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +51,17 @@ def test_docstrings_begin_with_a_short_line(house: Signature) -> None:
 
 def test_docstrings_name_things_in_american_english(house: Signature) -> None:
     assert house.badly_worded == ()
+
+
+def test_the_wheel_holds_few_lines_of_code(house: Signature) -> None:
+    # The limit only ever falls.
+    assert sum(house.code_lines.values()) <= MOST_CODE_LINES, house.code_lines
+
+
+def test_folders_left_out_of_the_wheel_are_not_counted() -> None:
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    excluded = project["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
+    assert [f"{PACKAGE}/{folder}" for folder in NOT_IN_THE_WHEEL] == excluded
 
 
 def test_no_import_cycle(house: Signature) -> None:
@@ -73,3 +96,35 @@ def test_the_measure_finds_what_it_looks_for(tmp_path: Path) -> None:
         "mlxstack.british",
     }
     assert found.functions == (2,)
+
+
+def test_a_line_of_code_holds_neither_text_nor_an_import() -> None:
+    source = """
+'''A module.'''
+
+import ast  # one
+from json import (
+    dumps,
+)
+
+# A comment.
+SIZE = 1  # 1
+'''Of what.'''
+
+
+def shown(x):  # 2
+    '''Show it.
+
+    Twice.
+    '''
+    from sys import path
+
+    text = '''a
+
+    b'''  # 3 to 5
+    return dumps(  # 6
+
+        text  # 7
+    )  # 8
+"""
+    assert code_lines(source) == 8
