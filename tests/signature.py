@@ -51,6 +51,8 @@ class Signature(Struct, frozen=True):
     long_summaries: tuple[str, ...]
     badly_worded: tuple[str, ...]
     cycle: tuple[str, ...]
+    circles: tuple[str, ...]
+    """Rooms of one folder that import each other, in functions and for types too."""
     n_public: int
     code_lines: dict[str, int]
     """Code lines in the wheel, by package."""
@@ -86,6 +88,7 @@ def measure(root: Path = ROOT) -> Signature:
             for text in _badly_worded(tree)
         ),
         cycle=_cycle({_name(root, f): set(_imports(t)) for f, t in trees.items()}),
+        circles=tuple(_circles({_name(root, f): set(_any_imports(t)) for f, t in trees.items()})),
         n_public=len(public),
         code_lines=_code_lines_by_package(root, trees),
     )
@@ -212,6 +215,37 @@ def _cycle(graph: dict[str, set[str]]) -> tuple[str, ...]:
     return ()
 
 
+def _any_imports(tree: ast.Module) -> Iterator[str]:
+    """Modules of ours that are imported anywhere, and names of theirs."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield node.module
+
+
+def _circles(graph: dict[str, set[str]]) -> Iterator[str]:
+    """Each folder whose files and folders have no order from low to high, with one loop of it."""
+    folders = {name.rpartition(".")[0] for name in graph}
+    for folder in sorted(folders - {""}):
+        rooms: dict[str, set[str]] = {}
+        for name, imports in graph.items():
+            room = _room(folder, name)
+            if room is not None:
+                ours = (_room(folder, one) for one in imports if one in graph)
+                others = {one for one in ours if one is not None and one != room}
+                rooms.setdefault(room, set()).update(others)
+        if loop := _cycle(rooms):
+            yield f"{folder}: {' -> '.join(loop)}"
+
+
+def _room(folder: str, module: str) -> str | None:
+    """The file or folder of `folder` that holds a module."""
+    inside = module.removeprefix(f"{folder}.")
+    return inside.partition(".")[0] if inside != module else None
+
+
 def main() -> None:
     """Print the table."""
     found = measure()
@@ -235,6 +269,7 @@ def main() -> None:
     )
     console.print(f"class names of two classes: {', '.join(found.same_class_names) or 'none'}")
     console.print(f"import cycle: {' -> '.join(found.cycle) or 'none'}")
+    console.print(f"rooms that import each other: {'; '.join(found.circles) or 'none'}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 A request that touches few files can be read in one sitting. The limits only ever fall.
 """
 
-import json
 import sys
 import threading
 from collections import defaultdict
@@ -17,17 +16,8 @@ import httpx
 import pytest
 
 import mlxstack
-from mlxstack.core.preset import (
-    Anticipation,
-    ModelSpec,
-    PrefixCacheSpec,
-    Preset,
-    SamplingSpec,
-    ServerSpec,
-    SlotSpec,
-)
-from mlxstack.service.calls import background_tasks
 from tests.api.running import running
+from tests.one_chat import PRESET, let_intervals_rest, stream, user
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -36,7 +26,6 @@ MOST_FILES_OF_A_CHAT = 74
 MOST_FILES_OF_A_PARKED_TURN = 84
 
 PACKAGE = Path(mlxstack.__file__).parent
-INTERVALS = ("LOOK_S", "SWEEP_S", "SAMPLE_S", "REST_S")
 
 
 class FileCounter:
@@ -79,40 +68,14 @@ def counter() -> Iterator[FileCounter]:
 def http(
     counter: FileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[httpx.Client]:
-    """The demo model with one slot; periodic work, which no request causes, rests.
-
-    Early turns rest too: what the last answer began may run while the next request is counted.
-    """
-    for name in INTERVALS:
-        monkeypatch.setattr(background_tasks, name, 3600.0)
-    preset = Preset(
-        model=ModelSpec(id="demo"),
-        slots=SlotSpec(count=1, n_ctx=2048),
-        sampling=SamplingSpec(temperature=0, thinking=False),
-        prefix_cache=PrefixCacheSpec(anticipate=Anticipation.OFF),
-        server=ServerSpec(port=0),
-    )
+    """The demo model with one slot; periodic work, which no request causes, rests."""
+    let_intervals_rest(monkeypatch)
     assert sys.getprofile() is None
     with (
-        running(preset, tmp_path) as live,
+        running(PRESET, tmp_path) as live,
         httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client,
     ):
         yield client
-
-
-def stream(http: httpx.Client, path: str, **body: Any) -> str:
-    """The text of a streamed answer, which ended well."""
-    body = {"stream": True, "max_tokens": 12, **body}
-    with http.stream("POST", path, json=body) as response:
-        assert response.status_code == 200, response.read()
-        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert events[-1] == "[DONE]"
-    choices = [json.loads(event)["choices"] for event in events[:-1]]
-    return "".join(choice["delta"].get("content") or "" for one in choices for choice in one)
-
-
-def user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
 
 
 def report(files: list[str], limit: int) -> str:

@@ -21,6 +21,9 @@ MOST_LONG_SUMMARIES = 117
 MOST_CODE_LINES = 46_200
 """Of the wheel, without imports, blanks, comments and docstrings."""
 
+KNOWN_CIRCLES = ("mlxstack.engine",)
+"""Folders with files or folders that import each other: the loader loads a vision tower."""
+
 
 @pytest.fixture(scope="module")
 def house() -> Signature:
@@ -68,6 +71,12 @@ def test_no_import_cycle(house: Signature) -> None:
     assert house.cycle == ()
 
 
+def test_no_room_imports_one_above_it(house: Signature) -> None:
+    # The list only ever shrinks.
+    folders = tuple(circle.partition(":")[0] for circle in house.circles)
+    assert folders == KNOWN_CIRCLES, house.circles
+
+
 def test_the_measure_finds_what_it_looks_for(tmp_path: Path) -> None:
     room = tmp_path / "mlxstack"
     room.mkdir()
@@ -96,6 +105,22 @@ def test_the_measure_finds_what_it_looks_for(tmp_path: Path) -> None:
         "mlxstack.british",
     }
     assert found.functions == (2,)
+
+
+def test_a_circle_of_rooms_is_found_in_functions_too(tmp_path: Path) -> None:
+    floor = "from mlxstack.low import cellar\n"
+    files = {
+        "low/cellar.py": "def climb():\n    from mlxstack.high.roof import light\n",
+        "high/roof.py": floor,
+        "high/attic.py": f"from mlxstack.high import roof\n{floor}",
+        "alone.py": f"from mlxstack.high import attic\n{floor}",
+    }
+    for name, text in files.items():
+        file = tmp_path / "mlxstack" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (circle,) = measure(tmp_path / "mlxstack").circles
+    assert circle in {"mlxstack: high -> low -> high", "mlxstack: low -> high -> low"}
 
 
 def test_a_line_of_code_holds_neither_text_nor_an_import() -> None:

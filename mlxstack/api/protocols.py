@@ -5,13 +5,16 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from mlxstack.api.dialects.anthropic import response_schema as anthropic
-from mlxstack.api.dialects.anthropic.stream import HEARTBEAT as PING
-from mlxstack.api.dialects.llama_server import response_schema as llama_server
-from mlxstack.api.dialects.ollama import response_schema as ollama
-from mlxstack.api.dialects.ollama.stream import HEARTBEAT as SPACE
-from mlxstack.api.dialects.openai_chat import response_schema as openai_chat
-from mlxstack.api.dialects.openai_responses import response_schema as openai_responses
+from mlxstack.api.error_bodies import (
+    ANTHROPIC_HEARTBEAT,
+    OLLAMA_HEARTBEAT,
+    RESPONSES_HEARTBEAT,
+    anthropic_error,
+    bare_chat_error,
+    llama_error,
+    ollama_error,
+    openai_error,
+)
 from mlxstack.api.errors import STATUSES, nearest
 from mlxstack.api.streaming import BLANK, EVENT_STREAM, JSON_LINES, KEEPALIVE, framed
 from mlxstack.core.errors import Busy, OutOfMemory, StackError, Unsupported
@@ -56,35 +59,33 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
 OPENAI = Dialect(
     prefixes=("/v1/", "/models", "/api/v0/"),
-    error_body=openai_chat.error_body,
+    error_body=openai_error,
     heartbeat=KEEPALIVE,
 )
 # Only llama-server has the path without its version, and its clients know its type of an error.
-BARE_CHAT = structs.replace(
-    OPENAI, prefixes=("/chat/completions",), error_body=openai_chat.bare_error_body
-)
+BARE_CHAT = structs.replace(OPENAI, prefixes=("/chat/completions",), error_body=bare_chat_error)
 RESPONSES = structs.replace(
     OPENAI,
     prefixes=("/v1/responses", "/responses", "/v1/batch/responses"),
-    heartbeat=openai_responses.HEARTBEAT,
+    heartbeat=RESPONSES_HEARTBEAT,
 )
 ANTHROPIC = Dialect(
     prefixes=("/v1/messages", "/v1/batch/messages"),
-    error_body=anthropic.error_body,
-    heartbeat=PING,
+    error_body=anthropic_error,
+    heartbeat=ANTHROPIC_HEARTBEAT,
     error_event="error",
     statuses={Unsupported: 400, Busy: 529, OutOfMemory: 529},
     prefers_x_api_key=True,
 )
 LLAMA_SERVER = Dialect(
     prefixes=("",),
-    error_body=llama_server.error_body,
+    error_body=llama_error,
     heartbeat=KEEPALIVE,
 )
 OLLAMA = Dialect(
     prefixes=("/api/",),
-    error_body=ollama.error_body,
-    heartbeat=SPACE,
+    error_body=ollama_error,
+    heartbeat=OLLAMA_HEARTBEAT,
     stream_type=JSON_LINES,
     streaming_paths=frozenset({"/api/chat", "/api/generate", "/api/pull"}),
 )

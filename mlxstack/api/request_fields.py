@@ -19,7 +19,7 @@ from mlxstack.service.parts.generation_options import (
     GenerationOptions,
     SamplingOverrides,
 )
-from mlxstack.service.service import Service, plain
+from mlxstack.service.service import Service
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 # An agent id is a path segment, and clients remove `.` and `..` from paths.
@@ -392,7 +392,7 @@ def _named(client: str, name: str) -> str:
 
 def names(service: Service) -> tuple[str, ...]:
     """Model names: alias first, then id, or a folder's last name."""
-    return tuple(dict.fromkeys((service.name, plain(service.preset.model.id))))
+    return tuple(dict.fromkeys((service.name, service.preset.model.plain_id)))
 
 
 def resolve_model(service: Service, model: str | None) -> str:

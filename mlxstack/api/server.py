@@ -18,8 +18,8 @@ from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_c
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset
+from mlxstack.service.assembly import assemble
 from mlxstack.service.calls.background_tasks import run_tasks
-from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import ANSWER_S, Service
 
 log = logging.getLogger("mlxstack.serve")

@@ -99,7 +99,7 @@ class ChatSession:
 
     async def continue_agent(self, agent: str) -> str:
         """Load an agent's messages; returns a sentence with their count."""
-        from mlxstack.cli.commands.slots import path_of
+        from mlxstack.cli.service_request import path_of
 
         path = path_of("v1", "agents", agent, "history")
         try:

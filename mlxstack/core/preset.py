@@ -103,6 +103,17 @@ class ModelSpec(Strict, frozen=True):
         Meta(description="Run Python code from the model's folder; only for sources you trust."),
     ] = False
 
+    @property
+    def plain_id(self) -> str:
+        """Hub id as it is, a folder by its last name."""
+        is_folder = self.id.startswith(("/", "./", "../", "~"))
+        return self.id.rstrip("/").rpartition("/")[2] if is_folder else self.id
+
+    @property
+    def served_name(self) -> str:
+        """Name in the API: the alias, or the id."""
+        return self.alias or self.plain_id
+
 
 def scaled_context(n_trained: int, model: ModelSpec) -> int:
     """Context length in tokens: the trained one, scaled."""

@@ -29,13 +29,10 @@ from mlxstack.models.transfer import Transfer
 from mlxstack.planner.candidate import of_files
 from mlxstack.planner.memory_check import refuse_if_too_big, room_in
 from mlxstack.service.parts.agent_store import AgentStore
-from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
-from mlxstack.service.service import Service, name_of
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
-from mlxstack.store.agent_locks import AgentLockFiles
 from mlxstack.store.atomic_write import write_atomic
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.disk_quota import QuotaKVStore
@@ -84,7 +81,7 @@ class EngineFactory:
         if preset.kind is ServiceKind.EMBEDDING:
             return EmbeddingEngine(preset)
         is_writing = preset.agents.persist is not Persist.NEVER
-        self._agent_store.serve(name_of(preset), is_writing=is_writing)
+        self._agent_store.serve(preset.model.served_name, is_writing=is_writing)
         slot_files = SlotFileFolder(slots_folder(preset, self._home))
         slot_folder_registry.note(self._store.root, slot_files.directory)
         store = QuotaKVStore(
@@ -223,19 +220,3 @@ def slots_folder(preset: Preset, home: Path) -> Path:
     if preset.slots.save_path is not None:
         return Path(preset.slots.save_path).expanduser()
     return home / "slots" / (preset.name or "default")
-
-
-def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
-    """Assemble an unstarted service; `source` is its resolved preset's file.
-
-    Raises SetupError when a folder cannot be made.
-    """
-    folders = AgentFolders(home / "agents")
-    dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
-    store = DiskKVStore(home / "kv")
-    peers = Peers(preset.server.peers, store)
-    ranks = RankGroup(preset.hosts) if preset.hosts else None
-    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers, ranks)
-    engine = engine_factory.engine(preset)
-    neighbors = Neighbors(home, source.stem) if source is not None else None
-    return Service(preset, dispatcher, engine, agent_store, engine_factory, peers, neighbors)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
@@ -150,7 +150,7 @@ class Service:
     @property
     def name(self) -> str:
         """Model name in the API: the preset's alias, or its model's id."""
-        return name_of(self.preset)
+        return self.preset.model.served_name
 
     @property
     def request_log(self) -> RequestLog:
@@ -468,14 +468,3 @@ async def ended(engine: Engine, limit_s: float) -> bool:
     stopping = asyncio.wrap_future(engine.stop(0.0))
     await asyncio.wait({stopping}, timeout=limit_s)
     return stopping.done()
-
-
-def name_of(preset: Preset) -> str:
-    """Name of the model in the API: its alias, or its id."""
-    return preset.model.alias or plain(preset.model.id)
-
-
-def plain(model: str) -> str:
-    """Hub id as it is, a folder by its last name."""
-    is_folder = model.startswith(("/", "./", "../", "~"))
-    return PurePath(model).name if is_folder else model

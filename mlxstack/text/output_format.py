@@ -25,10 +25,10 @@ from mlxstack.text.formats.description import (
     is_mark,
     pieces,
 )
-from mlxstack.text.formats.special_tokens import nameless
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
 from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
 from mlxstack.text.tokens.cached_tokenizer import TokenBytes
+from mlxstack.text.tokens.special_tokens import nameless
 
 
 class ParseOptions(Struct, frozen=True):

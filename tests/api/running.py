@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from mlxstack.api.server import UvicornServer, bind, config, serve
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service.engine_factory import assemble
+from mlxstack.service.assembly import assemble
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests import models

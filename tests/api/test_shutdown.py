@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import AgentsSpec, Persist, ServerSpec, SlotSpec
-from mlxstack.service.engine_factory import assemble
+from mlxstack.service.assembly import assemble
 from mlxstack.service.service import Service
 from tests.api.running import tiny_preset
 from tests.api.test_serve import wait_for

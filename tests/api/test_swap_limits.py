@@ -17,8 +17,8 @@ from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import ServerSpec, SlotSpec
 from mlxstack.engine import template_check
 from mlxstack.service import service as services
+from mlxstack.service.assembly import assemble
 from mlxstack.service.calls import model_swap
-from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import Service
 from tests import models
 from tests.api.running import TINY, tiny_preset

@@ -11,7 +11,7 @@ import pytest
 from mlxstack.demo import MODEL_DIR
 from mlxstack.service import service as service_module
 from mlxstack.service.parts.text_processor import N_THREADS
-from mlxstack.text.template import rendering as template_rendering
+from mlxstack.text.rendering import renderers as template_rendering
 from tests.api.running import Running, running, tiny_preset
 from tests.patience import PATIENCE_S
 

@@ -10,8 +10,8 @@ from tokenizers import AddedToken, normalizers
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.special_tokens import special_tokens_of
 from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
+from mlxstack.text.tokens.special_tokens import special_tokens_of
 from tests.fuzz.dice import Dice
 from tests.text import conftest as kinds
 

@@ -27,7 +27,7 @@ from mlxstack.host.service_state import (
 )
 from mlxstack.planner.memory_check import claim_of, claims_in, room_in
 from mlxstack.policy.memory.memory_shares import kv_budgets
-from mlxstack.service.engine_factory import assemble
+from mlxstack.service.assembly import assemble
 from mlxstack.service.parts.neighbors import Neighbors, grants_in
 from tests.cli.terminal import CLI, Shell
 from tests.patience import wait_until

@@ -68,7 +68,7 @@ def test_the_program_that_checks_a_template(spawned: list[str], model_of: ModelO
 
 
 def test_the_program_that_renders_templates(spawned: list[str]) -> None:
-    process = LimitedProcess("mlxstack.text.template.worker", 2**30)
+    process = LimitedProcess("mlxstack.text.rendering.worker", 2**30)
     process._running()
     process.close()
     assert spawned == [sys.executable]

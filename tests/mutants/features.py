@@ -43,8 +43,8 @@ FEATURES = (
         "tests/api/test_idle_unload.py::test_an_embedding_model_is_unloaded_too",
     ),
     Mutant(
-        "a heartbeat of Ollama's streams is no empty line", "api/dialects/ollama/stream.py",
-        'HEARTBEAT = b" "', 'HEARTBEAT = b"\\n"',
+        "a heartbeat of Ollama's streams is no empty line", "api/error_bodies.py",
+        'OLLAMA_HEARTBEAT = b" "', 'OLLAMA_HEARTBEAT = b"\\n"',
         "tests/api/test_idle_unload.py::test_requests_wait_with_heartbeats_in_their_dialect",
     ),
     Mutant(

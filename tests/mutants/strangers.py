@@ -44,12 +44,12 @@ STRANGERS = (
         "tests/cli/test_pull.py::test_a_name_of_the_hub_is_no_path",
     ),
     Mutant(
-        "a rendering has a limit of time", "text/template/rendering.py",
+        "a rendering has a limit of time", "text/rendering/renderers.py",
         "allowed_s = limit_s if left_s is None else left_s", "allowed_s = 9 * limit_s",
         RENDERING + "test_a_rendering_beyond_a_limit_ends_and_the_next_one_is_served",
     ),
     Mutant(
-        "renderings of a request share a budget", "text/template/rendering.py",
+        "renderings of a request share a budget", "text/rendering/renderers.py",
         "self._budget.left_s = left_s - used_s", "self._budget.left_s = left_s",
         RENDERING + "test_all_renderings_of_a_request_share_one_budget",
     ),

@@ -20,10 +20,10 @@ from mlxstack.text.formats.answer_reader import AnswerReader, Content, Spoken, T
 from mlxstack.text.formats.call_writer import CallArguments, CallEnded
 from mlxstack.text.formats.description import pieces
 from mlxstack.text.formats.families import FAMILIES
-from mlxstack.text.formats.special_tokens import nameless
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_parser import OutputParser, ParseOptions
+from mlxstack.text.tokens.special_tokens import nameless
 from tests.text import syntaxes
 from tests.text.call_walks import ALL, walker_of
 from tests.text.formats import respelled

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.special_tokens import special_tokens_of
 from mlxstack.text.prompt import checkpoint_positions
 from mlxstack.text.prompt.checkpoint_positions import turn_ends
 from mlxstack.text.prompt.prompt import MAX_VARIABLES, PromptMaker
 from mlxstack.text.template import adaptation as settling
 from mlxstack.text.template.adaptation import TemplateCapabilities, adapt_to_template
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, TokenBytes
+from mlxstack.text.tokens.special_tokens import special_tokens_of
 
 
 class Counting:

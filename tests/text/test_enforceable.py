@@ -14,7 +14,7 @@ from mlxstack.text.formats.argument_values import argument_value
 from mlxstack.text.grammar.enforceable import enforceable
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.grammar.schema_types import properties, schema_types
+from mlxstack.text.schema_types import properties, schema_types
 
 CITY = {"type": "string", "enum": ["Paris"]}
 GOOD = Tool("weather", "", {"type": "object", "properties": {"city": CITY}, "required": ["city"]})

@@ -13,10 +13,10 @@ from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.formats import read_answer
 from mlxstack.text.formats.checked_calls import tool_schemas
-from mlxstack.text.formats.special_tokens import nameless
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters, ForcedCalls, call_grammar
 from mlxstack.text.output_format import forced_opening
+from mlxstack.text.tokens.special_tokens import nameless
 from tests.text.syntaxes import FORMATS
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import Busy, TemplateOverrun
 from mlxstack.text import limited_process
 from mlxstack.text.prompt.prompt import PromptMaker
-from mlxstack.text.template import rendering as template_rendering
-from mlxstack.text.template.jinja_environment import compiled
-from mlxstack.text.template.rendering import (
+from mlxstack.text.rendering import renderers as template_rendering
+from mlxstack.text.rendering.jinja_environment import compiled
+from mlxstack.text.rendering.renderers import (
     RENDERERS,
     TemplateRefusal,
     TemplateRenderers,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxstack.text.formats.special_tokens import special_tokens_of
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, SpecialTokenEscaper, unescape
+from mlxstack.text.tokens.special_tokens import special_tokens_of
 
 PARTS = [
     "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "<s>", "</s>", "[INST]",

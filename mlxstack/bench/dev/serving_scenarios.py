@@ -213,7 +213,7 @@ async def _while_three_decode(
 ) -> tuple[TimedRequest, tuple[float, ...], tuple[float, ...]]:
     """A request that joins, and the others' gaps before and meanwhile."""
     enough = asyncio.Event()
-    engine_requests = [
+    decoding = [
         asyncio.create_task(
             caller.request(
                 question(plan.n_prompt, yard, f"decoder {seed} {i}"), plan.n_endless, enough
@@ -224,7 +224,7 @@ async def _while_three_decode(
     await asyncio.sleep(plan.lead_s)
     joined = await caller.request(body, 8)
     enough.set()
-    decoders = await asyncio.gather(*engine_requests)
+    decoders = await asyncio.gather(*decoding)
     calm_from, until = joined.started - CALM_S, joined.started + joined.ttft_s
     calm = _gaps(decoders, calm_from, joined.started)
     gaps = _gaps(decoders, joined.started, until)
@@ -242,7 +242,7 @@ async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
         return {}
     enough = asyncio.Event()
     bodies = [question(plan.n_prompt, yard, f"counted by {seed} {i}") for i in range(DECODERS)]
-    engine_requests = [
+    decoding = [
         asyncio.create_task(caller.request(body, plan.n_endless, enough)) for body in bodies
     ]
     await asyncio.sleep(plan.lead_s)
@@ -252,7 +252,7 @@ async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
     until = max(caller.clock(), began + CALM_S)
     await asyncio.sleep(max(0.0, until - caller.clock()))
     enough.set()
-    decoders = await asyncio.gather(*engine_requests)
+    decoders = await asyncio.gather(*decoding)
     return {
         "counts": tuple(one for one in took if one is not None),
         "gaps uncounted": _gaps(decoders, began - CALM_S, began),

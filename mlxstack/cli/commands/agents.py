@@ -5,10 +5,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from mlxstack.cli.agent_names import Found, groups, id_of, labels_of
-from mlxstack.cli.commands.slots import Name, Question, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import agent_names
 from mlxstack.cli.output import as_json, table
+from mlxstack.cli.service_request import Name, Question, Url, call_service, path_of
 from mlxstack.cli.units import size
 from mlxstack.core.errors import NotFound
 from mlxstack.core.formatting import age, printable_lines, share, short_time
@@ -218,7 +218,7 @@ def priority(
 
 def _request(name: str | None, url: str | None, question: Question[T]) -> T:
     """Send one request about agents; a gateway knows the member of each."""
-    return engine_request(name, url, question, is_of_all=True)
+    return call_service(name, url, question, is_of_all=True)
 
 
 def _listed(name: str | None, url: str | None) -> list[Found]:

@@ -8,9 +8,9 @@ import typer
 
 from mlxstack.cli.commands import gc as sweeps
 from mlxstack.cli.commands.gc import DryRun, MaxBytes, OlderThan
-from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
+from mlxstack.cli.service_request import Name, Url, call_service, path_of
 from mlxstack.core.agent_labels import MOST_CHARS
 from mlxstack.core.formatting import age, printable, share, size
 
@@ -71,7 +71,7 @@ def why(
     from mlxstack.core.status import RequestView
 
     path = path_of("requests", request)
-    found = engine_request(name, url, lambda client: client.get(path, RequestView))
+    found = call_service(name, url, lambda client: client.get(path, RequestView))
     if json:
         as_json(found)
         return
@@ -91,7 +91,7 @@ def warm(
 ) -> None:
     """Compute a prefix from a file, and keep it under a name."""
     body = {"name": prefix, **_content(file)}
-    done: Any = engine_request(name, url, lambda client: client.post("/cache/prefixes", body))
+    done: Any = call_service(name, url, lambda client: client.post("/cache/prefixes", body))
     as_json(done) if json else typer.echo(f"{prefix}: {done['n_tokens']} tokens are kept")
 
 
@@ -99,14 +99,14 @@ def warm(
 def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Unpin a named prefix."""
     path = path_of("cache", "prefixes", prefix)
-    done = engine_request(name, url, lambda client: client.delete(path))
+    done = call_service(name, url, lambda client: client.delete(path))
     as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
 
 
 @app.command()
 def clear(name: Name = None, url: Url = None, json: Json = False) -> None:
     """Drop KV in memory that is neither in use nor pinned."""
-    done: Any = engine_request(name, url, lambda client: client.post("/cache/clear", {}))
+    done: Any = call_service(name, url, lambda client: client.post("/cache/clear", {}))
     as_json(done) if json else typer.echo(f"{size(done['n_bytes'])} freed")
 
 
@@ -160,7 +160,7 @@ def _shared(one: "SharedKVView") -> str:
 def _look(name: str | None, url: str | None) -> "CacheView":
     from mlxstack.core.status import CacheView
 
-    return engine_request(name, url, lambda client: client.get("/cache", CacheView))
+    return call_service(name, url, lambda client: client.get("/cache", CacheView))
 
 
 def _content(file: Path) -> dict[str, Any]:

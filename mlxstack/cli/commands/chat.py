@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.slots import Name, Url
 from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
+from mlxstack.cli.service_request import Name, Url
 
 if TYPE_CHECKING:
     from mlxstack.cli.chat_session import ChatSession, ChatTurn

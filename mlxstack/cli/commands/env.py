@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from mlxstack.cli.commands.slots import Name, Url
 from mlxstack.cli.commands.up import Json, Model, preset_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note
+from mlxstack.cli.service_request import Name, Url
 
 if TYPE_CHECKING:
     from mlxstack.cli.target import ServiceTarget

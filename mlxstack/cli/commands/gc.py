@@ -88,10 +88,10 @@ def _sweep_here(sweep: "CollectGarbage", home: "Home") -> "GCResult":
 def _request(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
     import msgspec
 
-    from mlxstack.cli.commands.slots import engine_request
+    from mlxstack.cli.service_request import call_service
     from mlxstack.core.commands import GCResult
 
     body = msgspec.to_builtins(sweep)
     return msgspec.convert(
-        engine_request(name, url, lambda client: client.post("/cache/gc", body)), GCResult
+        call_service(name, url, lambda client: client.post("/cache/gc", body)), GCResult
     )

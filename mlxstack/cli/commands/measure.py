@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mlxstack.cli.commands.slots import Name, Url, engine_request
 from mlxstack.cli.commands.up import Json, Model
 from mlxstack.cli.output import as_json, note, table
+from mlxstack.cli.service_request import Name, Url, call_service
 
 if TYPE_CHECKING:
     from mlxstack.bench.my_service import PromptSpeed, ServiceSpeed
@@ -58,7 +58,7 @@ def bench(
     home = home_from(os.environ)
     name = name_of(home, name, url, model)
     start_member(target(home, name, url))
-    found = engine_request(name, url, lambda client: measure(client, seconds, note))
+    found = call_service(name, url, lambda client: measure(client, seconds, note))
     as_json(found) if json else _show(found)
 
 

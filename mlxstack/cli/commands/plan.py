@@ -262,7 +262,7 @@ def _scenario(
     file: str | None, served: "Candidate | None", agents: int | None, speeds_of: str | None
 ) -> "Scenario":
     from mlxstack.cli import plan_simulation as plan_simulate
-    from mlxstack.cli.commands.slots import engine_request
+    from mlxstack.cli.service_request import call_service
 
     found = plan_simulate.read_scenario(file) if file else plan_simulate.Scenario()
     if served is not None:
@@ -272,7 +272,7 @@ def _scenario(
     if speeds_of is not None:
         name, url = (None, speeds_of) if "://" in speeds_of else (speeds_of, None)
         found = plan_simulate.as_fast_as(
-            found, engine_request(name, url, lambda client: client.metrics())
+            found, call_service(name, url, lambda client: client.metrics())
         )
     return found
 

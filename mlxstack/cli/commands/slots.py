@@ -1,34 +1,21 @@
 """`slots`: list, save, restore and erase the slots of a running service."""
 
-import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlxstack.cli.commands import gc as sweeps
 from mlxstack.cli.commands.gc import DryRun, MaxBytes, OfAgent, OlderThan
 from mlxstack.cli.commands.up import Json
-from mlxstack.cli.completion import service_names
-from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, table
+from mlxstack.cli.service_request import Name, Url, call_service
 from mlxstack.core.formatting import age
 
 if TYPE_CHECKING:
     from mlxstack.client import Client, SlotResponse, SlotSaved
 
-T = TypeVar("T")
-
-Question = Callable[["Client"], Awaitable[T]]
-
 app = typer.Typer(rich_markup_mode=None)
 
-Name = Annotated[
-    str | None,
-    typer.Option("--name", help="The service, when several run.", autocompletion=service_names),
-]
-Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.")]
 SlotId = Annotated[int, typer.Argument(help="The slot's number, from 0.")]
 FileName = Annotated[str, typer.Argument(help="A file name in the preset's slots.save_path.")]
 
@@ -43,7 +30,7 @@ def slots(context: typer.Context, name: Name = None, url: Url = None, json: Json
 @app.command("list")
 def show(name: Name = None, url: Url = None, json: Json = False) -> None:
     """List slots and their contexts."""
-    found = engine_request(name, url, lambda client: client.slots())
+    found = call_service(name, url, lambda client: client.slots())
     if json:
         as_json({"slots": found})
         return
@@ -57,7 +44,7 @@ def save(
     slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
 ) -> None:
     """Write the context of a slot to a file."""
-    done = engine_request(name, url, lambda client: _save(client, slot, filename))
+    done = call_service(name, url, lambda client: _save(client, slot, filename))
     took = done.timings.get("save_ms", 0.0)
     text = f"slot {slot}: {done.n_saved} tokens saved to {filename}, {done.n_written} bytes"
     as_json(done) if json else typer.echo(f"{text} written in {took:.1f} ms")
@@ -78,7 +65,7 @@ def restore(
     slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
 ) -> None:
     """Load the context of a file into a slot."""
-    done = engine_request(name, url, lambda client: client.restore_slot(slot, filename))
+    done = call_service(name, url, lambda client: client.restore_slot(slot, filename))
     took = done.timings.get("restore_ms", 0.0)
     text = f"slot {slot}: {done.n_restored} tokens restored from {filename}, {done.n_read} bytes"
     as_json(done) if json else typer.echo(f"{text} read in {took:.1f} ms")
@@ -87,7 +74,7 @@ def restore(
 @app.command()
 def erase(slot: SlotId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Empty a slot."""
-    done = engine_request(name, url, lambda client: client.erase_slot(slot))
+    done = call_service(name, url, lambda client: client.erase_slot(slot))
     as_json(done) if json else typer.echo(f"slot {slot}: {done.n_erased} tokens erased")
 
 
@@ -111,56 +98,13 @@ def gc(
     sweeps.show(sweeps.collect(collection, name, url), json)
 
 
-def engine_request(
-    name: str | None,
-    url: str | None,
-    question: Question[T],
-    *,
-    is_of_all: bool = False,
-) -> T:
-    """Send one request to the service of this name or URL.
-
-    A member of a gateway that does not run is started. `is_of_all`: the gateway itself answers.
-    """
-    import asyncio
-
-    from mlxstack.cli.member_start import start_member
-    from mlxstack.cli.target import target
-    from mlxstack.client import Client
-    from mlxstack.core.errors import Busy
-    from mlxstack.host.home import home_from
-
-    where = target(home_from(os.environ), name, url)
-    member = None if is_of_all else where.member
-
-    async def call() -> T:
-        async with Client(where.url, where.api_key, member=member) as client:
-            return await question(client)
-
-    try:
-        return asyncio.run(call())
-    except Busy:
-        if where.member is None:
-            raise
-    start_member(where)
-    return asyncio.run(call())
-
-
-def path_of(*parts: str) -> str:
-    """Path of a resource. Raises Misuse for unsafe parts."""
-    odd = [part for part in parts if part in {"", ".", ".."}]
-    if odd:
-        raise Misuse(f"invalid name `{odd[0]}`")
-    return "".join(f"/{quote(part, safe='')}" for part in parts)
-
-
 def _labels(name: str | None, url: str | None) -> dict[str, str]:
     """Labels of agents by id."""
     from mlxstack.cli.agent_names import labels_of
     from mlxstack.core.errors import StackError
 
     try:
-        found = engine_request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))
+        found = call_service(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))
     except StackError:
         # An embedding service has no agents.
         return {}

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxstack.cli.commands.slots import Name, Url
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
+from mlxstack.cli.service_request import Name, Url
 from mlxstack.cli.units import size
 
 LONGEST_S = 7200.0

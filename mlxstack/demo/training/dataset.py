@@ -43,7 +43,7 @@ def recall(draw: Draw, n_turns: int, n_words: int) -> Case:
     messages += recall_task.tell(draw, thing, word) + distance(draw, n_turns, n_words)
     if draw.rng.random() < 0.08:
         messages.append(system(draw))
-    return Case(messages + recall_task.engine_request(draw, thing, word), expect=word)
+    return Case(messages + recall_task.question(draw, thing, word), expect=word)
 
 
 def near_recall(draw: Draw) -> Case:
@@ -55,10 +55,10 @@ def asked_twice(draw: Draw) -> Case:
     messages = (
         opening(draw)
         + recall_task.tell(draw, thing, word)
-        + recall_task.engine_request(draw, thing, word)
+        + recall_task.question(draw, thing, word)
     )
     messages += distance(draw, draw.rng.randint(0, 1), 0)
-    return Case(messages + recall_task.engine_request(draw, thing, word), expect=word)
+    return Case(messages + recall_task.question(draw, thing, word), expect=word)
 
 
 def two_facts(draw: Draw) -> Case:
@@ -74,7 +74,7 @@ def two_facts(draw: Draw) -> Case:
     messages = opening(draw) + tells[0] + tells[1] + between
     if draw.rng.random() < 0.5:
         return Case(messages + asking, expect=value)
-    return Case(messages + recall_task.engine_request(draw, thing, word), expect=word)
+    return Case(messages + recall_task.question(draw, thing, word), expect=word)
 
 
 def just_told(draw: Draw) -> Case:
@@ -167,7 +167,7 @@ def tool_recall(draw: Draw) -> Case:
     messages = opening(draw) + recall_task.tell(draw, thing, word)
     if draw.rng.random() < 0.5:
         messages += tool_task.use(draw, *draw.rng.choice(slot_files))
-    return Case(messages + recall_task.engine_request(draw, thing, word), listed, expect=word)
+    return Case(messages + recall_task.question(draw, thing, word), listed, expect=word)
 
 
 SHORT: tuple[tuple[Make, int], ...] = (

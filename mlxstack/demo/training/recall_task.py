@@ -70,7 +70,7 @@ def tell(draw: Draw, thing: str, word: str) -> list[Message]:
     return [user(text), says(answer, f"The user tells me the {thing}. It is {word}.")]
 
 
-def engine_request(draw: Draw, thing: str, word: str) -> list[Message]:
+def question(draw: Draw, thing: str, word: str) -> list[Message]:
     """The question for a word told before, and the answer."""
     is_bare = draw.rng.random() < 0.4
     end = expand(draw.rng, ASK_WORD_ONLY, draw.held_out, {"thing": thing}) if is_bare else ""

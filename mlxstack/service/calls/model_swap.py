@@ -11,7 +11,7 @@ from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsuppor
 from mlxstack.core.preset import Preset
 from mlxstack.service.calls.prefix_warmup import warm_all
 from mlxstack.service.engine_factory import CheckedModel, EngineFactory
-from mlxstack.service.service import Change, Service, ServiceHealth, ended, name_of
+from mlxstack.service.service import Change, Service, ServiceHealth, ended
 
 log = logging.getLogger("mlxstack.swap")
 
@@ -128,7 +128,9 @@ async def _load_instead(
         if failure := await try_load(service, engine_factory, preset):
             service.preset = old
             service.rest(engine_factory.engine(old))
-            raise Broken(f"{name_of(preset)} was not loaded, {name} stays unloaded: {failure}")
+            raise Broken(
+                f"{preset.model.served_name} was not loaded, {name} stays unloaded: {failure}"
+            )
         load = SwapStep("load", _ms(began), service.facts.n_bytes)
         begin(service, preset, "warm", math.inf)
         steps = [load, await warm(service)]
@@ -145,7 +147,7 @@ async def _load_instead(
 
 def begin(service: Service, preset: Preset, step: str, limit_s: float) -> None:
     """Set the step that is under way, for /health."""
-    service.change = Change(name_of(preset), step, time.monotonic(), limit_s)
+    service.change = Change(preset.model.served_name, step, time.monotonic(), limit_s)
 
 
 async def _keep(service: Service, engine_factory: EngineFactory) -> None:
@@ -206,9 +208,8 @@ async def try_load(service: Service, engine_factory: EngineFactory, preset: Pres
         async with asyncio.timeout(limit_s):
             await service.load_model(preset, engine)
     except TimeoutError:
-        failure = (
-            f"{name_of(preset)} was not loaded within {limit_s:g} s (server.startup_timeout_s)"
-        )
+        limit = f"{limit_s:g} s (server.startup_timeout_s)"
+        failure = f"{preset.model.served_name} was not loaded within {limit}"
     except Exception as error:
         failure = describe_error(error, "loading").message
     else:

@@ -27,7 +27,7 @@ from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
 from mlxstack.text.prompt.report import notes
 from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
-from mlxstack.text.template.rendering import RENDERERS
+from mlxstack.text.rendering.renderers import RENDERERS
 
 log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")

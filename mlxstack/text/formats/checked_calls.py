@@ -7,8 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.text.grammar.schema_types import declared
 from mlxstack.text.normalize_messages import parse_arguments, writable
+from mlxstack.text.schema_types import declared
 
 ToolSchemas = list[dict[str, Any]]
 Parser = Callable[[str, ToolSchemas], Any]

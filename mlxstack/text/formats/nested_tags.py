@@ -7,7 +7,7 @@ from msgspec import Struct
 from mlxstack.text.formats.argument_values import ANY, argument_value, type_names
 from mlxstack.text.formats.description import KEY, TaggedBody
 from mlxstack.text.formats.text_feed import MarkSet, Reading, TextFeed
-from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, schema_types
+from mlxstack.text.schema_types import Schema, SchemaTypes, schema_types
 
 MAX_DEPTH = 32
 CONTAINERS = frozenset({"object", "array"})

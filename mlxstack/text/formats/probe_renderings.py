@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxstack.text.formats.description import pieces
-from mlxstack.text.template.rendering import render_chat
+from mlxstack.text.rendering.renderers import render_chat
 
 Turn = dict[str, Any]
 NAMES = ("probe_alpha", "probe_beta")

@@ -27,7 +27,7 @@ from mlxstack.text.formats.description import KEY, TYPE, TaggedBody, first_mark,
 from mlxstack.text.formats.nested_tags import NestedTags, TypedPlace, scalar
 from mlxstack.text.formats.text_feed import FENCE, FoundMark, MarkSet, Reading, quoted_otherwise
 from mlxstack.text.formats.value_copier import ValueCopier
-from mlxstack.text.grammar.schema_types import SchemaTypes
+from mlxstack.text.schema_types import SchemaTypes
 
 LEAST_MARK = 3
 """The least characters of a mark that opens arguments and may end a value."""

@@ -7,7 +7,7 @@ digits of its JSON grammars as well (its common/json-schema-to-grammar.cpp).
 from collections.abc import Mapping
 from typing import Any
 
-from mlxstack.text.grammar.schema_types import Schema
+from mlxstack.text.schema_types import Schema
 
 LIMIT = 9 * 10**18
 """Largest number: 64 bit integers fit, and the ranges that llguidance can express."""

@@ -13,8 +13,8 @@ from msgspec import Struct
 from transformers import PreTrainedTokenizerFast
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.special_tokens import nameless
 from mlxstack.text.grammar.grammar_check import GrammarCheck, TokenizerData, is_bounded
+from mlxstack.text.tokens.special_tokens import nameless
 
 MOST_KNOWN = 64
 MOST_BYTES = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.text.grammar.enforced_schema import NAMED
-from mlxstack.text.grammar.schema_types import Schema
+from mlxstack.text.schema_types import Schema
 
 Fits = Callable[[Any], bool]
 MAX_PROBES = 400

@@ -20,7 +20,7 @@ from mlxstack.text.grammar.bounded_values import (
     shared,
 )
 from mlxstack.text.grammar.grammar_check import VALUES
-from mlxstack.text.grammar.schema_types import Schema, referred
+from mlxstack.text.schema_types import Schema, referred
 
 NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 """Keywords whose values are schemas by name."""

@@ -8,7 +8,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.enforced_schema import LOOKAROUND
 from mlxstack.text.grammar.grammar_check import check_multiples
 from mlxstack.text.grammar.response_format import enforced_json
-from mlxstack.text.grammar.schema_types import Schema
+from mlxstack.text.schema_types import Schema
 
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"

@@ -11,7 +11,7 @@ from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.enforceable import Enforceable, enforceable
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
-from mlxstack.text.grammar.schema_types import Schema
+from mlxstack.text.schema_types import Schema
 
 log = logging.getLogger("mlxstack.service")
 MAX_KNOWN = 256

@@ -24,11 +24,11 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.special_tokens import SpecialTokens
 from mlxstack.text.prompt.tool_call_replay import Scope, digest_of
 from mlxstack.text.template.chat_template import TemplateInputs
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Splice, TokenBytes, common_length
 from mlxstack.text.tokens.special_token_escape import unescape
+from mlxstack.text.tokens.special_tokens import SpecialTokens
 
 _WORD = re.compile(r"\w+")
 Render = Callable[[Sequence[Message], TemplateInputs], str]

@@ -22,7 +22,6 @@ from mlxstack.core.image import (
     without_virtual,
 )
 from mlxstack.text.formats.derivation import derive_format
-from mlxstack.text.formats.special_tokens import special_tokens_of
 from mlxstack.text.images.reader import OMITTED
 from mlxstack.text.images.spans import (
     PlacedImage,
@@ -66,6 +65,7 @@ from mlxstack.text.tokens.cached_tokenizer import (
     common_length,
 )
 from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper, unescape
+from mlxstack.text.tokens.special_tokens import special_tokens_of
 
 # A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.special_tokens import SpecialTokens
 from mlxstack.text.output_format import ModelMarkers
 from mlxstack.text.prompt.answer_replay import digest_of_text
 from mlxstack.text.prompt.tool_call_replay import (
@@ -29,6 +28,7 @@ from mlxstack.text.prompt.tool_call_replay import (
 from mlxstack.text.template.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
 from mlxstack.text.tokens.special_token_escape import unescape
+from mlxstack.text.tokens.special_tokens import SpecialTokens
 
 # Noncharacters, like the guard's mark: no honest text contains them.
 OPENS, CLOSES, FILLER = "\ufdd2", "\ufdd3", "\ufdd1"

@@ -13,24 +13,24 @@ from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import MARK_OPENS
 from mlxstack.text.formats import ReasoningMarks, derive_format
-from mlxstack.text.formats.special_tokens import SpecialTokens
 from mlxstack.text.images.spans import content_parts
 from mlxstack.text.normalize_messages import split_thoughts
+from mlxstack.text.rendering.renderers import (
+    RENDERERS,
+    TemplateRefusal,
+    render_chat,
+    template_source,
+)
 from mlxstack.text.template.adaptation import (
     TemplateCapabilities,
     ThoughtField,
     adapt_to_template,
 )
 from mlxstack.text.template.capabilities import TemplateProbe, find_capabilities
-from mlxstack.text.template.rendering import (
-    RENDERERS,
-    TemplateRefusal,
-    render_chat,
-    template_source,
-)
 from mlxstack.text.template.switches import NO_SWITCHES, TemplateSwitches, find_switches
 from mlxstack.text.template.tool_definitions import completed
 from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper
+from mlxstack.text.tokens.special_tokens import SpecialTokens
 
 Turn = dict[str, Any]
 

@@ -18,8 +18,8 @@ from typing import Any
 from msgspec import Struct
 from tokenizers.decoders import ByteLevel
 
-from mlxstack.text.formats.special_tokens import SpecialTokens
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR
+from mlxstack.text.tokens.special_tokens import SpecialTokens
 
 COUNTED_CHARS = 32_768
 # Tokens that a part may have more than its share of the whole text, since it is cut anywhere.

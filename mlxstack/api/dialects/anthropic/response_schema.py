@@ -4,21 +4,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.api.errors import INVALID, ErrorTable, nearest
-from mlxstack.core import errors
-
-ERROR_TYPES: ErrorTable[str] = {
-    errors.StackError: "api_error",
-    errors.BadRequest: INVALID,
-    errors.TooLarge: "request_too_large",
-    errors.Unauthorized: "authentication_error",
-    errors.Forbidden: "permission_error",
-    errors.NotFound: "not_found_error",
-    errors.Conflict: INVALID,
-    errors.Busy: "overloaded_error",
-    errors.Damaged: INVALID,
-}
-
 
 class AnthropicUsage(Struct, frozen=True):
     """Token counts; the first three add up to the prompt."""
@@ -125,13 +110,3 @@ Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta
 
 class TokenCount(Struct, frozen=True):
     input_tokens: int
-
-
-def error_body(error: errors.StackError, request: str) -> dict[str, Any]:
-    """Error envelope, of a response as of an event inside a stream."""
-    message = error.message
-    if isinstance(error, errors.TooLong):
-        # Clients match this exact text.
-        message = f"prompt is too long: {error.got} tokens > {error.limit} maximum"
-    inner = {"type": nearest(ERROR_TYPES, error), "message": message}
-    return {"type": "error", "error": inner, "request_id": request}

@@ -26,8 +26,8 @@ from mlxstack.api.dialects.anthropic.response_schema import (
     ThinkingBlock,
     ThinkingDelta,
     ToolUseBlock,
-    error_body,
 )
+from mlxstack.api.error_bodies import anthropic_error
 from mlxstack.core.engine_events import RequestTimings
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
@@ -54,13 +54,11 @@ STOP_REASONS = {
     FinishCause.CONTEXT: "model_context_window_exceeded",
 }
 
-HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'
-
 
 class ResponseIds(Struct, frozen=True):
     """Ids of a response: its own, its model's and its request's."""
 
-    engine_request: str
+    response_id: str
     model: str
     request: str
 
@@ -78,7 +76,7 @@ class MessageStream(streaming.Renderer):
         return map(_frame, self._events(part))
 
     def failure(self, error: StackError) -> bytes:
-        return streaming.frame(error_body(error, self._names.request), "error")
+        return streaming.frame(anthropic_error(error, self._names.request), "error")
 
     def _events(self, part: ResponsePart) -> Iterator[Event]:
         """Events of one part; before the start of the message only pings."""
@@ -144,7 +142,7 @@ def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
     content = _blocks(reply)
     reason = reason_of(reply.ended, reply.has_calls)
     return MessageResponse(
-        id=names.engine_request,
+        id=names.response_id,
         model=names.model,
         content=content or (TextBlock(""),),
         usage=usage(reply.ended.work),
@@ -156,9 +154,7 @@ def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
 def _begun(started: GenerationStarted, names: ResponseIds) -> MessageResponse:
     """Message at its start; Anthropic counts one output token from there."""
     work = RequestTimings(n_prompt=started.n_prompt, n_cached=started.n_cached, n_generated=1)
-    return MessageResponse(
-        id=names.engine_request, model=names.model, content=(), usage=usage(work)
-    )
+    return MessageResponse(id=names.response_id, model=names.model, content=(), usage=usage(work))
 
 
 def usage(work: RequestTimings) -> AnthropicUsage:

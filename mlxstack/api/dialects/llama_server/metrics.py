@@ -15,7 +15,7 @@ from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.status import MissSums
 from mlxstack.service.parts.stats import decode_rate, n_processing, prompt_rate
 from mlxstack.service.service import Service
-from mlxstack.text.template.rendering import RENDERERS
+from mlxstack.text.rendering.renderers import RENDERERS
 
 # Litestar adds the charset to every text.
 MEDIA_TYPE = "text/plain; version=0.0.4"

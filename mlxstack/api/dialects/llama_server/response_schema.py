@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from mlxstack.api.errors import INVALID, STATUSES, ErrorTable, context_sizes, nearest
-from mlxstack.core import errors
 from mlxstack.core.request import Request, SamplingParams
 
 Answer = dict[str, Any] | list[dict[str, Any]]
@@ -50,41 +48,6 @@ SPOKEN: dict[str, Any] = {
     "grammar_triggers": (),
     "preserved_tokens": (),
 }
-
-
-ERROR_TYPES: ErrorTable[str] = {
-    errors.StackError: "server_error",
-    errors.BadRequest: INVALID,
-    errors.TooLong: "exceed_context_size_error",
-    errors.Unsupported: "not_supported_error",
-    errors.Unauthorized: "authentication_error",
-    errors.Forbidden: "permission_error",
-    errors.NotFound: "not_found_error",
-    errors.Conflict: INVALID,
-    errors.Busy: "unavailable_error",
-    errors.Loading: "unavailable_error",
-    errors.DiskFull: "insufficient_storage_error",
-    errors.Damaged: INVALID,
-}
-
-
-def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
-    """Error envelope, of a response as of an event inside a stream."""
-    message = error.message
-    if isinstance(error, errors.TooLong):
-        # Clients match this exact text.
-        message = (
-            f"request ({error.got} tokens) exceeds the available context size "
-            f"({error.limit} tokens), try increasing it"
-        )
-    return {
-        "error": {
-            "code": nearest(STATUSES, error),
-            "message": message,
-            "type": nearest(ERROR_TYPES, error),
-            **context_sizes(error),
-        }
-    }
 
 
 def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from mlxstack.api import streaming
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
 from mlxstack.api.dialects.llama_server.response_schema import (
     Answer,
-    error_body,
     generation_settings,
 )
+from mlxstack.api.error_bodies import llama_error
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
 from mlxstack.core.errors import StackError
@@ -53,7 +53,7 @@ class LlamaRenderer(streaming.Renderer):
         return self._prompts[index].render(part)
 
     def failure(self, error: StackError) -> bytes:
-        return streaming.frame(error_body(error, ""))
+        return streaming.frame(llama_error(error, ""))
 
 
 class PromptRenderer:

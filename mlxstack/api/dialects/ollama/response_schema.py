@@ -6,7 +6,6 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from mlxstack.api.response_fields import SampledLogprob
-from mlxstack.core.errors import StackError
 
 OLLAMA_VERSION = "0.12.11"
 """Ollama release of this API; clients refuse an older server."""
@@ -138,11 +137,6 @@ class OllamaStatus(Struct, frozen=True):
     """Answer of /api/pull, or one line of its stream."""
 
     status: str
-
-
-def error_body(error: StackError, _: str) -> dict[str, Any]:
-    """Error envelope, of a response as of a line inside a stream."""
-    return {"error": error.message}
 
 
 def nanoseconds(seconds: float) -> int:

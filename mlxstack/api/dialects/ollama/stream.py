@@ -15,11 +15,11 @@ from mlxstack.api.dialects.ollama.response_schema import (
     OllamaGeneration,
     OllamaReply,
     OllamaToolCall,
-    error_body,
     nanoseconds,
     rfc3339,
 )
 from mlxstack.api.dialects.openai_chat.stream import finish_reason
+from mlxstack.api.error_bodies import OLLAMA_HEARTBEAT, ollama_error
 from mlxstack.api.response_fields import logprobs
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
@@ -35,9 +35,6 @@ from mlxstack.core.response_parts import (
 
 if TYPE_CHECKING:
     from mlxstack.service.parts.text_processor import TextProcessor
-
-HEARTBEAT = b" "
-"""Heartbeat: whitespace before the next line, since no line may be empty."""
 
 
 class OllamaRenderer(streaming.Renderer):
@@ -70,7 +67,7 @@ class OllamaRenderer(streaming.Renderer):
     def render(self, index: int, part: ResponsePart) -> Iterator[bytes]:
         match part:
             case KeepAlive():
-                yield HEARTBEAT
+                yield OLLAMA_HEARTBEAT
             case ReasoningPart():
                 yield streaming.json_line(self._noted(self.answer("", part.text), part.notes))
             case ContentPart():
@@ -83,7 +80,7 @@ class OllamaRenderer(streaming.Renderer):
                 yield streaming.json_line(self._noted(last, part.notes))
 
     def failure(self, error: StackError) -> bytes:
-        return streaming.json_line(error_body(error, ""))
+        return streaming.json_line(ollama_error(error, ""))
 
     def _finished(self, answer: OllamaAnswer, ended: GenerationFinished) -> OllamaAnswer:
         work = ended.work

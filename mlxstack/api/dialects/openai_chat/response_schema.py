@@ -1,31 +1,11 @@
 """Response bodies of chat completions, whole and in chunks."""
 
-from typing import Any
-
 from msgspec import UNSET, Struct, UnsetType
 
 from mlxstack import __version__
-from mlxstack.api.errors import INVALID, ErrorTable, context_sizes, nearest
 from mlxstack.api.response_fields import Logprobs, OpenAIUsage, Timings
-from mlxstack.core import errors
 
 FINGERPRINT = f"mlx-stack-{__version__}"
-
-# `type` and `code` of an error.
-ERROR_TYPES: ErrorTable[tuple[str, str | None]] = {
-    errors.StackError: ("server_error", None),
-    errors.BadRequest: (INVALID, None),
-    errors.TooLong: (INVALID, "context_length_exceeded"),
-    errors.Unsupported: ("not_supported_error", None),
-    errors.Unauthorized: ("authentication_error", "invalid_api_key"),
-    errors.Forbidden: ("permission_error", None),
-    errors.NotFound: (INVALID, None),
-    errors.UnknownModel: (INVALID, "model_not_found"),
-    errors.Conflict: (INVALID, "conflict"),
-    errors.Busy: ("server_error", "overloaded"),
-    errors.DiskFull: ("server_error", "insufficient_storage"),
-    errors.Damaged: (INVALID, None),
-}
 
 
 class PromptProgress(Struct, frozen=True):
@@ -135,32 +115,3 @@ class InputTokens(Struct, frozen=True):
 
     input_tokens: int
     object: str = "response.input_tokens"
-
-
-def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
-    """Error envelope, of a response as of an event inside a stream."""
-    kind, code = nearest(ERROR_TYPES, error)
-    message = error.message
-    if isinstance(error, errors.TooLong):
-        # Clients match this exact text.
-        message = (
-            f"This model's maximum context length is {error.limit} tokens. "
-            f"However, your messages resulted in {error.got} tokens."
-        )
-    return {
-        "error": {
-            "message": message,
-            "type": kind,
-            "param": getattr(error, "param", None),
-            "code": code,
-            **context_sizes(error),
-        }
-    }
-
-
-def bare_error_body(error: errors.StackError, request: str) -> dict[str, Any]:
-    """Error envelope with llama-server's type of a too long prompt."""
-    body = error_body(error, request)
-    if isinstance(error, errors.TooLong):
-        body["error"]["type"] = "exceed_context_size_error"
-    return body

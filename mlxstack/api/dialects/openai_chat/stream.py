@@ -21,8 +21,8 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
     FunctionCall,
     PromptProgress,
     Verbose,
-    error_body,
 )
+from mlxstack.api.error_bodies import openai_error
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
@@ -119,7 +119,7 @@ class ChatRenderer(streaming.Renderer):
         yield streaming.DONE
 
     def failure(self, error: StackError) -> bytes:
-        return streaming.frame(error_body(error, self._wants.id))
+        return streaming.frame(openai_error(error, self._wants.id))
 
 
 class ChatStream:

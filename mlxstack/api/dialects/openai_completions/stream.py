@@ -7,13 +7,13 @@ from uuid import uuid4
 from msgspec import UNSET, structs
 
 from mlxstack.api import streaming
-from mlxstack.api.dialects.openai_chat.response_schema import error_body
 from mlxstack.api.dialects.openai_chat.stream import finish_reason
 from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
 from mlxstack.api.dialects.openai_completions.response_schema import (
     CompletionChoice,
     TextCompletion,
 )
+from mlxstack.api.error_bodies import openai_error
 from mlxstack.api.response_fields import Stopwatch, legacy, timings, usage
 from mlxstack.api.run_generation import n_choices
 from mlxstack.core.errors import StackError
@@ -63,7 +63,7 @@ class CompletionRenderer(streaming.Renderer):
         yield streaming.DONE
 
     def failure(self, error: StackError) -> bytes:
-        return streaming.frame(error_body(error, self.id))
+        return streaming.frame(openai_error(error, self.id))
 
     def render(self, index: int, part: ResponsePart) -> Iterator[bytes]:
         self._watches[index].count(part)

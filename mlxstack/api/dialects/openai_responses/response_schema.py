@@ -8,9 +8,6 @@ from mlxstack.api.response_fields import PromptTokens, ReasoningTokens, SampledL
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
-# Codex only counts events, not comments; it ignores those of types that it does not know.
-HEARTBEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
-
 
 class InputTokensDetails(PromptTokens, frozen=True):
     """Input tokens that came from the cache; writing to it is free."""

@@ -6,7 +6,7 @@ import sys
 from functools import lru_cache
 
 from mlxstack.text.limited_process import limit_memory, serve
-from mlxstack.text.template.jinja_environment import compiled, free_variables
+from mlxstack.text.rendering.jinja_environment import compiled, free_variables
 
 RENDERED, REFUSED = b"+", b"-"
 """First byte of an answer: a text follows, or the reason of a refusal."""

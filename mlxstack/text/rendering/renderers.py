@@ -17,7 +17,7 @@ from typing import Any
 
 from mlxstack.core.errors import Busy, TemplateOverrun
 from mlxstack.text.limited_process import LimitedProcess, Overrun
-from mlxstack.text.template.worker import REFUSED
+from mlxstack.text.rendering.worker import REFUSED
 
 log = logging.getLogger("mlxstack.text")
 
@@ -121,7 +121,7 @@ class TemplateRenderers:
             raise TemplateOverrun(f"takes longer than {limit_s:g} s of CPU time")
         with self._lock:
             process = self._idle.pop() if self._idle else None
-        process = process or LimitedProcess("mlxstack.text.template.worker", MAX_BYTES)
+        process = process or LimitedProcess("mlxstack.text.rendering.worker", MAX_BYTES)
         lane = SlowLane(self._slow)
         try:
             allowed_s = limit_s if left_s is None else left_s

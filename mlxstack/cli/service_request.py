@@ -1,0 +1,67 @@
+"""One HTTP request of a verb to a service."""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+from urllib.parse import quote
+
+import typer
+
+from mlxstack.cli.completion import service_names
+from mlxstack.cli.exit_codes import Misuse
+
+if TYPE_CHECKING:
+    from mlxstack.client import Client
+
+T = TypeVar("T")
+
+Question = Callable[["Client"], Awaitable[T]]
+
+Name = Annotated[
+    str | None,
+    typer.Option("--name", help="The service, when several run.", autocompletion=service_names),
+]
+Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.")]
+
+
+def call_service(
+    name: str | None,
+    url: str | None,
+    question: Question[T],
+    *,
+    is_of_all: bool = False,
+) -> T:
+    """Send one request to the service of this name or URL.
+
+    A member of a gateway that does not run is started. `is_of_all`: the gateway itself answers.
+    """
+    import asyncio
+
+    from mlxstack.cli.member_start import start_member
+    from mlxstack.cli.target import target
+    from mlxstack.client import Client
+    from mlxstack.core.errors import Busy
+    from mlxstack.host.home import home_from
+
+    where = target(home_from(os.environ), name, url)
+    member = None if is_of_all else where.member
+
+    async def call() -> T:
+        async with Client(where.url, where.api_key, member=member) as client:
+            return await question(client)
+
+    try:
+        return asyncio.run(call())
+    except Busy:
+        if where.member is None:
+            raise
+    start_member(where)
+    return asyncio.run(call())
+
+
+def path_of(*parts: str) -> str:
+    """Path of a resource. Raises Misuse for unsafe parts."""
+    odd = [part for part in parts if part in {"", ".", ".."}]
+    if odd:
+        raise Misuse(f"invalid name `{odd[0]}`")
+    return "".join(f"/{quote(part, safe='')}" for part in parts)

@@ -1,0 +1,31 @@
+"""Assembly of a service from a preset and a home."""
+
+from pathlib import Path
+
+from mlxstack.core.preset import Preset
+from mlxstack.engine.distributed.group import RankGroup
+from mlxstack.service.engine_factory import EngineFactory
+from mlxstack.service.parts.agent_store import AgentStore
+from mlxstack.service.parts.neighbors import Neighbors
+from mlxstack.service.parts.peers import Peers
+from mlxstack.service.parts.request_stream import EventDispatcher
+from mlxstack.service.service import Service
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.agent_locks import AgentLockFiles
+from mlxstack.store.kv_store import DiskKVStore
+
+
+def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
+    """Assemble an unstarted service; `source` is its resolved preset's file.
+
+    Raises SetupError when a folder cannot be made.
+    """
+    folders = AgentFolders(home / "agents")
+    dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
+    store = DiskKVStore(home / "kv")
+    peers = Peers(preset.server.peers, store)
+    ranks = RankGroup(preset.hosts) if preset.hosts else None
+    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers, ranks)
+    engine = engine_factory.engine(preset)
+    neighbors = Neighbors(home, source.stem) if source is not None else None
+    return Service(preset, dispatcher, engine, agent_store, engine_factory, peers, neighbors)
