@@ -62,8 +62,3 @@ class Conversation(Struct, frozen=True):
     template: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final: bool = False
-
-    @property
-    def is_first_turn(self) -> bool:
-        """Whether there is no assistant message yet."""
-        return all(message.role is not Role.ASSISTANT for message in self.messages)

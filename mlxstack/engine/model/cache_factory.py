@@ -21,11 +21,8 @@ class CacheFactory:
     def __init__(self, model: Any, kv: KVSpec) -> None:
         self._model = model
         self._kv = kv
-
-    @property
-    def quantized_start(self) -> int:
+        self.quantized_start = kv.quantized_start if kv.bits < 16 else 0
         """Position of KV quantization; 0: never, or from the first token."""
-        return self._kv.quantized_start if self._kv.bits < 16 else 0
 
     def make(self, n_tokens: int = 0) -> list[Any]:
         """Empty caches of the kinds that a context of `n_tokens` has."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from mlxstack.core.conversation import Conversation, Tool
+from mlxstack.core.conversation import Conversation, Role, Tool
 from mlxstack.core.errors import BadRequest, Busy, TooLong
 from mlxstack.core.request import Priority, Request, SamplingParams
 from mlxstack.policy.sampling import default_sampling
@@ -100,7 +100,8 @@ async def admit(
         before=prompt.before,
         has_grammar=forced is None and constraint is not None and constraint.has_grammar,
     )
-    options = structs.replace(options, is_first_turn=conversation.is_first_turn)
+    is_first_turn = all(message.role is not Role.ASSISTANT for message in conversation.messages)
+    options = structs.replace(options, is_first_turn=is_first_turn)
     parsing = ParseConfig(
         parse_options, forced or (), anchor=prompt.anchor, n_replayed=prompt.n_replayed
     )
