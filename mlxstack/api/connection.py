@@ -278,8 +278,8 @@ class BoundedConnection(H11Protocol):
         self._deadline = None
         has_begun = self._is_of_body or bool(self.conn.trailing_data[0])
         if has_begun:
-            words = f"the request was not there after {limit_s:g} s; send it without a pause"
-            self._refuse(BadRequest(words), REQUEST_TIMEOUT)
+            reason = f"the request was not there after {limit_s:g} s; send it without a pause"
+            self._refuse(BadRequest(reason), REQUEST_TIMEOUT)
         else:
             self.transport.close()
 

@@ -220,15 +220,15 @@ def _share(value: float | None, name: str) -> float | None:
 
 def stops(stop: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
     """Stop strings. Raises BadRequest for too many, or for one too long."""
-    words = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
-    if len(words) > MOST_STOPS:
-        raise BadRequest(f"{name}: at most {MOST_STOPS} sequences, got {len(words)}", name)
-    longest = max(map(len, words), default=0)
+    sequences = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
+    if len(sequences) > MOST_STOPS:
+        raise BadRequest(f"{name}: at most {MOST_STOPS} sequences, got {len(sequences)}", name)
+    longest = max(map(len, sequences), default=0)
     if longest > LONGEST_STOP:
         raise BadRequest(
             f"{name}: at most {LONGEST_STOP} characters per sequence, got {longest}", name
         )
-    return words
+    return sequences
 
 
 def _agent(body: Fields) -> str | None:

@@ -184,44 +184,50 @@ class LegacyLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
-def logprobs(notes: tuple[TokenLogprob, ...], words: "TextProcessor") -> Logprobs | None:
+def logprobs(notes: tuple[TokenLogprob, ...], text_processor: "TextProcessor") -> Logprobs | None:
     """Logprobs of chat completions, None when there are none."""
-    chosen = tuple(_chosen(note, note.logprob, words) for note in notes if note.logprob is not None)
+    chosen = tuple(
+        _chosen(note, note.logprob, text_processor) for note in notes if note.logprob is not None
+    )
     return Logprobs(chosen) if chosen else None
 
 
 def legacy(
-    notes: tuple[TokenLogprob, ...], words: "TextProcessor", offset: int
+    notes: tuple[TokenLogprob, ...], text_processor: "TextProcessor", offset: int
 ) -> LegacyLogprobs | None:
     """`offset` is the length of the text before these tokens, in characters."""
     own = [note.logprob for note in notes if note.logprob is not None]
     if not own:
         return None
-    tokens = [_text(words.piece(note.token)) for note in notes]
+    tokens = [_text(text_processor.piece(note.token)) for note in notes]
     offsets = [offset]
     for token in tokens[:-1]:
         offsets.append(offsets[-1] + len(token))
     return LegacyLogprobs(
         tokens=tokens,
         token_logprobs=[_finite(logprob) for logprob in own],
-        top_logprobs=[{_text(words.piece(t)): _finite(p) for t, p in note.top} for note in notes],
+        top_logprobs=[
+            {_text(text_processor.piece(t)): _finite(p) for t, p in note.top} for note in notes
+        ],
         text_offset=offsets,
     )
 
 
-def _chosen(note: TokenLogprob, logprob: float, words: "TextProcessor") -> SampledLogprob:
-    own = _alternative(note.token, logprob, words)
+def _chosen(note: TokenLogprob, logprob: float, text_processor: "TextProcessor") -> SampledLogprob:
+    own = _alternative(note.token, logprob, text_processor)
     return SampledLogprob(
         id=own.id,
         token=own.token,
         bytes=own.bytes,
         logprob=own.logprob,
-        top_logprobs=tuple(_alternative(token, logprob, words) for token, logprob in note.top),
+        top_logprobs=tuple(
+            _alternative(token, logprob, text_processor) for token, logprob in note.top
+        ),
     )
 
 
-def _alternative(token: int, logprob: float, words: "TextProcessor") -> Alternative:
-    piece = words.piece(token)
+def _alternative(token: int, logprob: float, text_processor: "TextProcessor") -> Alternative:
+    piece = text_processor.piece(token)
     return Alternative(token, _text(piece), tuple(piece), _finite(logprob))
 
 

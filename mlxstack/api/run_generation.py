@@ -109,11 +109,11 @@ async def answer_stream(
 
     Headers carry the cache numbers if the first request gets its slot within a second.
     """
-    order = groups[0][0]
-    parts = stream_response(service, order, FIRST_S, BEAT_S)
+    admitted = groups[0][0]
+    parts = stream_response(service, admitted, FIRST_S, BEAT_S)
     first = await anext(parts)
     work = expected_timings(service.engine.snapshot(), first)
-    headers = _headers(order, first, work)
+    headers = _headers(admitted, first, work)
     chunks = frames(first, _numbered(service, parts, groups), renderer)
     return streamed(chunks, headers, renderer.media_type)
 
@@ -126,7 +126,7 @@ async def _numbered(
     for group in groups:
         replies = [begun] if n_before == 0 else []
         rest = group[len(replies) :]
-        replies += [stream_response(service, order, BEAT_S, BEAT_S) for order in rest]
+        replies += [stream_response(service, admitted, BEAT_S, BEAT_S) for admitted in rest]
         async with aclosing(interleaved(replies)) as parts:
             async for index, part in parts:
                 yield n_before + index, part
@@ -139,14 +139,14 @@ async def _all(
     """One failed reply cancels the others and fails the response."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_one(service, order)) for order in orders]
+            tasks = [group.create_task(_one(service, admitted)) for admitted in orders]
     except ExceptionGroup as several:
         raise several.exceptions[0] from None
     return tuple(task.result() for task in tasks)
 
 
-async def _one(service: Service, order: AdmittedRequest) -> CollectedResponse:
-    async with aclosing(stream_response(service, order, BEAT_S, BEAT_S)) as parts:
+async def _one(service: Service, admitted: AdmittedRequest) -> CollectedResponse:
+    async with aclosing(stream_response(service, admitted, BEAT_S, BEAT_S)) as parts:
         return await gather(parts)
 
 
@@ -175,26 +175,28 @@ def check_all(n_prompts: int, n: int, service: Service) -> None:
         )
 
 
-def copies(order: AdmittedRequest, n: int) -> tuple[AdmittedRequest, ...]:
+def copies(admitted: AdmittedRequest, n: int) -> tuple[AdmittedRequest, ...]:
     """The order, and copies with other seeds, which have no agent."""
-    return (order, *(_copy(order, i) for i in range(1, n)))
+    return (admitted, *(_copy(admitted, i) for i in range(1, n)))
 
 
-def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
-    request = order.request
+def _copy(admitted: AdmittedRequest, i: int) -> AdmittedRequest:
+    request = admitted.request
     seed = request.sampling.seed
     sampling = structs.replace(request.sampling, seed=None if seed is None else seed + i)
     copy = structs.replace(request, id=f"{request.id}-{i}", agent=None, sampling=sampling)
-    return structs.replace(order, request=copy, conversation=None)
+    return structs.replace(admitted, request=copy, conversation=None)
 
 
-def _headers(order: AdmittedRequest, first: ResponsePart, work: RequestTimings) -> dict[str, str]:
+def _headers(
+    admitted: AdmittedRequest, first: ResponsePart, work: RequestTimings
+) -> dict[str, str]:
     """Headers of the cache, of schemas that are not enforced, and of tools that are left out."""
-    lists = {"loose-schemas": order.loose_schemas, "omitted-tools": order.omitted_tools}
+    lists = {"loose-schemas": admitted.loose_schemas, "omitted-tools": admitted.omitted_tools}
     headers = {
         PREFIX + key: _line(", ".join(names))[:MAX_HEADER] for key, names in lists.items() if names
     }
-    return cache_headers(order.request, first, work) | headers
+    return cache_headers(admitted.request, first, work) | headers
 
 
 def cache_headers(

@@ -61,7 +61,7 @@ class Supervisor:
         try:
             with closing(RotatingLog(self._plan.home.log_file(self._plan.name))) as self._log:
                 end = await self._keep_alive()
-                self._tell(phase=end, worker=None)
+                self._record_state(phase=end, worker=None)
         finally:
             release(self._plan.home, self._plan.name)
         return 0 if end is Phase.STOPPED else 1
@@ -83,7 +83,7 @@ class Supervisor:
                 )
                 return Phase.CRASHED
             self._say(f"starting again in {delay:g} s")
-            self._tell(phase=Phase.WAITING)
+            self._record_state(phase=Phase.WAITING)
             await self._wait_or_stop(delay)
         return Phase.STOPPED
 
@@ -132,11 +132,11 @@ class Supervisor:
         )
         self._say(f"worker {process.pid} started")
         worker = identify(process.pid) or ProcessId(process.pid, 0.0)
-        self._tell(phase=Phase.RUNNING, worker=worker, since=time.time())
+        self._record_state(phase=Phase.RUNNING, worker=worker, since=time.time())
         return process
 
     async def _end(self, process: Process, ending: "asyncio.Task[int]") -> None:
-        self._tell(phase=Phase.STOPPING)
+        self._record_state(phase=Phase.STOPPING)
         self._say(f"stopping worker {process.pid}")
         process.terminate()
         grace = self._plan.patience.grace_s
@@ -167,7 +167,7 @@ class Supervisor:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         words = tuple(self._log.last_lines)[-N_LAST_WORDS:]
         self._say(f"worker {pid} {how}")
-        self._tell(
+        self._record_state(
             worker=None,
             exit_code=code,
             exit_summary=f"{stuck} and {how}" if stuck else how,
@@ -198,7 +198,7 @@ class Supervisor:
         if self._echo is not None:
             self._echo(line)
 
-    def _tell(self, **changes: object) -> None:
+    def _record_state(self, **changes: object) -> None:
         """Write the current state; a disk error only costs the file."""
         self._state = msgspec.structs.replace(self._state, **changes)
         file = self._plan.home.state_file(self._plan.name)

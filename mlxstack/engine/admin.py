@@ -42,7 +42,7 @@ class PrefixCacheAdmin:
 
     def stats(self, limit: int = 20) -> Future[CacheView]:
         """Cache statistics with at most `limit` prefixes; live contexts count as memory."""
-        return self._run(lambda loop: _view(loop.slot_kv, loop.ledger, limit))
+        return self._run(lambda loop: _view(loop.slot_kv, loop.stats, limit))
 
     def limit(self, n_bytes: int) -> Future[None]:
         """Give KV at most so many bytes of what was planned at the load."""
@@ -158,11 +158,11 @@ def _park_nearest(slot_kv: SlotKVManager, tokens: Tokens, salt: str) -> None:
         slot_kv.park(nearest)
 
 
-def _view(slot_kv: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
+def _view(slot_kv: SlotKVManager, stats: EngineStats, limit: int) -> CacheView:
     memory = slot_kv.memory
     now = time.monotonic()
     totals = prefix_index_check.totals(memory.index)
-    rates = ledger.meters.rates(now)
+    rates = stats.meters.rates(now)
     return CacheView(
         is_enabled=memory.spec.enabled,
         memory_bytes=slot_kv.live_bytes + memory.n_bytes,

@@ -128,15 +128,15 @@ class EngineCore:
         self._snapshot = Snapshot()
         self._loaded: Future[ModelFacts] = Future()
         self._stopped: Future[None] = Future()
-        self._owed: set[Future[Any]] = set()
+        self._open: set[Future[Any]] = set()
         self._drain_until: float | None = None
-        self._turned_at = time.monotonic()
+        self._stepped_at = time.monotonic()
         self._has_work = False
         self._n_device_errors = 0
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
-        self._turns: EngineLoop
-        self._archive: DiskTier
+        self._loop: EngineLoop
+        self._disk_tier: DiskTier
         self._actions: SlotActionRunner
         self._exchange: KVExchange
         self.cache = PrefixCacheAdmin(self._do)
@@ -151,29 +151,29 @@ class EngineCore:
 
     def submit(self, request: Request) -> None:
         """Admit a request; `deliver` gets its events, finished or failed last."""
-        self._post(lambda: self._turns.submit(request))
+        self._post(lambda: self._loop.submit(request))
 
     def begin_early(self, request: Request, after: str) -> None:
         """Compute the expected next prompt after a request; see `EngineLoop.begin_early`."""
 
         def begin() -> None:
             if self._drain_until is None:
-                self._turns.begin_early(request, after)
+                self._loop.begin_early(request, after)
 
         self._post(begin)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request; no-op once it is over."""
-        self._post(lambda: self._turns.cancel(request_id))
+        self._post(lambda: self._loop.cancel(request_id))
 
-    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
+    def run_slot_command(self, command: SlotCommand) -> Future[SlotCommandResult]:
         """Save, restore or erase an idle slot. The future raises StackErrors."""
         future: Future[SlotCommandResult] = Future()
-        if not 0 <= act.slot < self._preset.slots.count:
-            future.set_exception(InvalidSlot(act.slot, self._preset.slots.count))
+        if not 0 <= command.slot < self._preset.slots.count:
+            future.set_exception(InvalidSlot(command.slot, self._preset.slots.count))
             return future
-        self._owe(future)
-        self._post(lambda: self._actions.run(act, future))
+        self._track(future)
+        self._post(lambda: self._actions.run(command, future))
         return future
 
     def park(self) -> Future[FlushResult]:
@@ -182,7 +182,7 @@ class EngineCore:
 
     def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
         """Collect garbage on disk, sparing files in use. The future raises StackErrors."""
-        return self._begin(lambda done: copy_outcome(self._archive.gc.collect(wanted), done))
+        return self._begin(lambda done: copy_outcome(self._disk_tier.gc.collect(wanted), done))
 
     def match_kv(self, tokens: tuple[int, ...], salt: str) -> Future[int]:
         """Number of cached tokens at the prompt's start."""
@@ -198,11 +198,11 @@ class EngineCore:
 
     def reserve_disk(self, n_bytes: int) -> Future[GCResult]:
         """Make room for a service's files. The future raises DiskFull, Busy."""
-        return self._begin(lambda done: copy_outcome(self._archive.gc.reserve(n_bytes), done))
+        return self._begin(lambda done: copy_outcome(self._disk_tier.gc.reserve(n_bytes), done))
 
     def after_writes(self) -> Future[None]:
         """Wait until all pending writes are on disk, or have failed."""
-        return self._begin(lambda done: copy_outcome(self._archive.after_writes(), done))
+        return self._begin(lambda done: copy_outcome(self._disk_tier.after_writes(), done))
 
     def snapshot(self) -> Snapshot:
         """The state after the last step, an immutable value."""
@@ -210,7 +210,7 @@ class EngineCore:
 
     def stalled_s(self) -> float:
         """Watchdog: seconds without a finished step despite work; 0 when idle."""
-        return time.monotonic() - self._turned_at if self._has_work else 0.0
+        return time.monotonic() - self._stepped_at if self._has_work else 0.0
 
     def is_alive(self) -> bool:
         """Whether the thread runs, and all other ranks do."""
@@ -238,7 +238,7 @@ class EngineCore:
 
         def begin() -> None:
             self._drain_until = until
-            self._turns.end_early()
+            self._loop.end_early()
 
         self._post(begin)
         return self._stopped
@@ -251,12 +251,12 @@ class EngineCore:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(work(self._turns))
+                future.set_result(work(self._loop))
             except Exception as error:
                 future.set_exception(error)
                 raise_device_error(error)
 
-        self._owe(future)
+        self._track(future)
         self._post(run)
         return future
 
@@ -273,30 +273,30 @@ class EngineCore:
                 future.set_exception(describe_error(error, "an exchange of KV"))
                 raise_device_error(error)
 
-        self._owe(future)
+        self._track(future)
         self._post(begin)
         return future
 
-    def _owe(self, future: Future[Any]) -> None:
-        self._owed.add(future)
-        future.add_done_callback(self._owed.discard)
+    def _track(self, future: Future[Any]) -> None:
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
         if self._stopped.done():
-            self._fail_owed()
+            self._fail_open()
 
     def _fail_load(self, error: StackError) -> None:
         """Fail a load that may wait for a lost rank; no-op later."""
         with suppress(InvalidStateError):
             self._loaded.set_exception(error)
 
-    def _fail_owed(self) -> None:
+    def _fail_open(self) -> None:
         """Fail all open futures of an engine that has ended."""
-        for future in tuple(self._owed):
+        for future in tuple(self._open):
             with suppress(InvalidStateError):
                 future.set_exception(Loading("the model is being unloaded; try again soon"))
 
     def _post(self, message: Message) -> None:
         if not self._has_work:
-            self._turned_at = time.monotonic()
+            self._stepped_at = time.monotonic()
             self._has_work = True
         self._inbox.put(message)
 
@@ -310,13 +310,13 @@ class EngineCore:
             # Without this MLX aborts the process at exit: its stream threads are still running.
             mx.clear_streams()
             self._stopped.set_result(None)
-            self._fail_owed()
+            self._fail_open()
 
     def _unload(self) -> None:
         """Drop all references to arrays."""
         # A step may be in flight whose requests were all cancelled; this waits for it.
         self._device_memory.restore()
-        for name in ("_turns", "_archive", "_actions", "_exchange"):
+        for name in ("_loop", "_disk_tier", "_actions", "_exchange"):
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
@@ -335,9 +335,9 @@ class EngineCore:
         try:
             self._serve()
             if not self.trouble:
-                self._turns.slot_kv.park_all()
+                self._loop.slot_kv.park_all()
         finally:
-            self._archive.close()
+            self._disk_tier.close()
 
     def _load_model(self) -> LoadedModel:
         preset = self._preset
@@ -353,48 +353,52 @@ class EngineCore:
     def _load(self) -> ModelFacts:
         preset = self._preset
         loaded = self._load_model()
-        maker = CacheFactory(loaded.model, preset.kv)
+        cache_factory = CacheFactory(loaded.model, preset.kv)
         log.info("self-check: batched decoding and rewinding of %s", preset.model.id)
         self._device_memory.apply()
-        verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
+        check = self_check(loaded.model, cache_factory, loaded.facts.n_vocab)
         # Its random KV is as long as the model's windows.
         device.release()
-        facts = self._identified(loaded.facts, verdict)
+        facts = self._identified(loaded.facts, check)
         self.tokenizer = loaded.tokenizer
-        is_drafting = self._is_drafting(verdict)
-        draft_model, n_draft_bytes = self._load_draft(loaded, verdict)
+        is_drafting = self._is_drafting(check)
+        draft_model, n_draft_bytes = self._load_draft(loaded, check)
         key = facts.identity.key()
         n_bytes, limits = facts.n_bytes + n_draft_bytes, self._device_memory.limits()
         plan = memory_plan(preset, replace(facts, n_bytes=n_bytes), self._memory, limits)
         alone = ModelRunner(loaded.model)
-        bytes_per_token = kv_bytes_per_token(alone, maker)
+        bytes_per_token = kv_bytes_per_token(alone, cache_factory)
         if self._ranks is not None:
-            plan = self._ranks.agree(verdict, plan, bytes_per_token, is_measured=is_drafting)
-        costs = measure_widths(alone, maker) if is_drafting else UNMEASURED
+            plan = self._ranks.agree(check, plan, bytes_per_token, is_measured=is_drafting)
+        costs = measure_widths(alone, cache_factory) if is_drafting else UNMEASURED
         target, n_beside = (
             (draft_model.target, draft_model.bytes_beside) if draft_model else (None, 0)
         )
-        memory, slots, runner, store = self._parts(loaded.model, verdict, maker, key, plan, target)
+        memory, slots, runner, store = self._parts(
+            loaded.model, check, cache_factory, key, plan, target
+        )
         runner.images = loaded.images
-        self._archive = DiskTier(store, self._slot_files, memory, key, self._post, self._manifests)
+        self._disk_tier = DiskTier(
+            store, self._slot_files, memory, key, self._post, self._manifests
+        )
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
-            self._archive.open()
-        pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
+            self._disk_tier.open()
+        pieces = BackgroundSteps(self._post, lambda: self._loop.batch.is_busy)
         slot_kv = SlotKVManager(
             slots,
             memory,
-            self._archive,
+            self._disk_tier,
             pieces,
             preset.agents.persist,
             bytes_per_token + n_beside,
             plan.array_limit,
-            _sharing(preset, runner, maker) if verdict.can_share else NO_SHARING,
+            _sharing(preset, runner, cache_factory) if check.can_share else NO_SHARING,
         )
         slot_kv.images = loaded.images
-        self._exchange = KVExchange(slot_kv, pieces, runner, maker, key)
-        rules = self._rules(plan, alone, maker)
-        self._turns = EngineLoop(
-            Batch(runner, costs, draft_model, rules.pace, _stacker(verdict, runner, slot_kv)),
+        self._exchange = KVExchange(slot_kv, pieces, runner, cache_factory, key)
+        rules = self._rules(plan, alone, cache_factory)
+        self._loop = EngineLoop(
+            Batch(runner, costs, draft_model, rules.pace, _stacker(check, runner, slot_kv)),
             slot_kv,
             preset.slots.n_ctx,
             rules,
@@ -402,19 +406,21 @@ class EngineCore:
             is_drafting=is_drafting,
             remote=RemotePrefill(self._remote, self._post) if self._remote is not None else None,
         )
-        self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
-        if verdict.why_not:
-            log.warning("decoding slot by slot: %s", verdict.why_not)
-        self._verdict = verdict
+        self._actions = SlotActionRunner(self._loop, self._disk_tier, pieces, self._publish)
+        if check.why_not:
+            log.warning("decoding slot by slot: %s", check.why_not)
+        self._check = check
         self._device_memory.wire(preset.device.wired, plan.planned_bytes)
         self._publish()
         return facts
 
-    def _rules(self, plan: MemoryPlan, runner: ModelRunner, maker: CacheFactory) -> SchedulerLimits:
+    def _rules(
+        self, plan: MemoryPlan, runner: ModelRunner, cache_factory: CacheFactory
+    ) -> SchedulerLimits:
         attention = PrefillAttention(plan.score_bytes)
         # A follower of another generation computes the same chunks with other kernels.
         if self._ranks is None:
-            attention = choose_kernels(runner, maker, attention)
+            attention = choose_kernels(runner, cache_factory, attention)
         return limits_of(self._preset, plan.kv_budget, attention)
 
     def _identified(self, facts: ModelFacts, check: BatchingCheck) -> ModelFacts:
@@ -427,22 +433,22 @@ class EngineCore:
         self,
         model: Any,
         check: BatchingCheck,
-        maker: CacheFactory,
+        cache_factory: CacheFactory,
         key: str,
         plan: MemoryPlan,
         parts: ModelParts | None,
     ) -> tuple[PrefixCache, list[SlotContext], ModelRunner, KVStore]:
         """Prefix cache, contexts, runner and store, mirrored on other ranks."""
         spec, budget, ranks = self._preset.prefix_cache, plan.kv_budget, self._ranks
-        each, start = range(self._preset.slots.count), maker.quantized_start
+        each, start = range(self._preset.slots.count), cache_factory.quantized_start
         if ranks is None:
             is_batching, is_ragged = check.is_batching, check.is_ragged
             runner = ModelRunner(model, is_batching=is_batching, is_ragged=is_ragged, parts=parts)
             cache = PrefixCache(key, spec, budget, start)
-            return cache, [SlotContext(maker) for _ in each], runner, self._store
+            return cache, [SlotContext(cache_factory) for _ in each], runner, self._store
         return (
             MirroredPrefixCache(ranks, key, spec, budget, start),
-            [MirroredContext(maker, ranks) for _ in each],
+            [MirroredContext(cache_factory, ranks) for _ in each],
             MirroredRunner(model, ranks, is_batching=check.is_batching, is_ragged=check.is_ragged),
             MirroredStore(self._store, ranks),
         )
@@ -451,7 +457,7 @@ class EngineCore:
         return check.can_draft and self._preset.speculation is Speculation.AUTO
 
     def _load_draft(
-        self, loaded: LoadedModel, verdict: BatchingCheck
+        self, loaded: LoadedModel, check: BatchingCheck
     ) -> tuple[DraftModel | None, int]:
         """Draft model or MTP head, if any, and bytes of its weights.
 
@@ -459,32 +465,32 @@ class EngineCore:
         """
         spec = self._preset.model
         key = "model.mtp" if spec.draft is None else "model.draft"
-        if not verdict.can_draft and (spec.draft or spec.mtp):
-            why = verdict.why_not or "its caches cannot take tokens back"
+        if not check.can_draft and (spec.draft or spec.mtp):
+            why = check.why_not or "its caches cannot take tokens back"
             raise SetupError(f"{key}: {spec.id} cannot use drafts: {why}; remove {key}")
         if spec.draft is None:
-            may_draft = self._is_drafting(verdict) and self._ranks is None
+            may_draft = self._is_drafting(check) and self._ranks is None
             head = loader.load_mtp(spec, loaded) if may_draft else None
             if head is None:
                 return None, 0
             log.info("drafts come from the MTP head of %s", spec.id)
             n_bytes = sum(a.nbytes for _, a in tree_flatten(head.parameters()))
-            return MTPDrafter(head, verdict, loaded.facts.n_vocab), n_bytes
+            return MTPDrafter(head, check, loaded.facts.n_vocab), n_bytes
         draft = loader.load_draft(spec, loaded)
-        maker = CacheFactory(draft.model, KVSpec())
-        check = self_check(draft.model, maker, draft.facts.n_vocab)
+        cache_factory = CacheFactory(draft.model, KVSpec())
+        check = self_check(draft.model, cache_factory, draft.facts.n_vocab)
         device.release()
         runner = ModelRunner(draft.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
         n_vocab = min(loaded.facts.n_vocab, draft.facts.n_vocab)
-        return DraftModel(spec.draft, runner, maker, n_vocab), draft.facts.n_bytes
+        return DraftModel(spec.draft, runner, cache_factory, n_vocab), draft.facts.n_bytes
 
     def _serve(self) -> None:
         n_failures = 0
         while not (self.trouble or self._is_done()):
-            n_generated = self._turns.ledger.counters.n_generated_tokens
+            n_generated = self._loop.stats.counters.n_generated_tokens
             try:
-                self._listen()
-                self._turns.step(self._tell)
+                self._handle_messages()
+                self._loop.step(self._publish_events)
                 if self._ranks is not None:
                     self._ranks.flush()
                 n_failures = 0
@@ -496,18 +502,18 @@ class EngineCore:
             except Exception as error:
                 n_failures += 1
                 log.exception("engine step failed")
-                self._turns.fail_all(Broken(f"the engine failed and was reset: {error}"))
-                self._turns.flush(self._tell)
+                self._loop.fail_all(Broken(f"the engine failed and was reset: {error}"))
+                self._loop.flush(self._publish_events)
                 if n_failures >= MOST_FAILURES:
                     raise
             self._publish()
         if self.trouble:
-            self._turns.end_all(Broken(self.trouble))
-            self._turns.flush(self._tell)
+            self._loop.end_all(Broken(self.trouble))
+            self._loop.flush(self._publish_events)
 
     def _check_device(self, n_generated: int) -> None:
         """Forget device errors once a token was decoded. Raises one that surfaces late."""
-        if self._n_device_errors and self._turns.ledger.counters.n_generated_tokens > n_generated:
+        if self._n_device_errors and self._loop.stats.counters.n_generated_tokens > n_generated:
             device.synchronize()
             self._n_device_errors = 0
 
@@ -515,27 +521,27 @@ class EngineCore:
         """Fail requests in slots; end the engine at the second error."""
         self._n_device_errors += 1
         log.error("%s", error.message)
-        self._turns.lose_kv(error)
-        self._turns.flush(self._tell)
+        self._loop.lose_kv(error)
+        self._loop.flush(self._publish_events)
         if self._n_device_errors >= MOST_DEVICE_ERRORS:
             self._failure = error.message
 
-    def _listen(self) -> None:
+    def _handle_messages(self) -> None:
         """Handle all messages; wait for one when there is nothing to do."""
         if not self._is_busy and self._inbox.empty():
-            self._turns.release_buffers()
+            self._loop.release_buffers()
             self._has_work = False
-            self._obey(self._next_message())
-        elif self._turns.is_only_loading:
+            self._handle(self._next_message())
+        elif self._loop.is_only_loading:
             with suppress(queue.Empty):
-                self._obey(self._inbox.get(timeout=LOADING_S))
+                self._handle(self._inbox.get(timeout=LOADING_S))
         # Messages posted by these wait for the next step: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
-            self._obey(self._inbox.get_nowait())
+            self._handle(self._inbox.get_nowait())
 
     @property
     def _is_busy(self) -> bool:
-        return self._turns.has_work or self._turns.has_early_turn
+        return self._loop.has_work or self._loop.has_early_turn
 
     def _next_message(self) -> Message:
         with suppress(queue.Empty):
@@ -546,42 +552,42 @@ class EngineCore:
     def _check_index(self) -> None:
         """Log an inconsistent prefix index; serving continues."""
         try:
-            self._turns.slot_kv.memory.check()
+            self._loop.slot_kv.memory.check()
         except (AssertionError, KeyError) as broken:
             log.error("prefix index is inconsistent: %s; please report this bug", broken)
 
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         self._has_work = True
-        self._turned_at = time.monotonic()
+        self._stepped_at = time.monotonic()
         message()
 
     def _is_done(self) -> bool:
         if self._drain_until is None:
             return False
         if time.monotonic() >= self._drain_until:
-            self._turns.end_all(Busy("the model is stopping; try again in a moment"))
-            self._turns.flush(self._tell)
-        return not (self._turns.has_work or self._turns.is_holding)
+            self._loop.end_all(Busy("the model is stopping; try again in a moment"))
+            self._loop.flush(self._publish_events)
+        return not (self._loop.has_work or self._loop.is_holding)
 
-    def _tell(self, events: Events) -> None:
+    def _publish_events(self, events: Events) -> None:
         """Publish a snapshot that includes the events before they are delivered."""
         self._publish()
         self._deliver(events)
 
     def _publish(self) -> None:
-        self._turned_at = time.monotonic()
+        self._stepped_at = time.monotonic()
         self._has_work = self._is_busy or not self._inbox.empty()
-        now, ranks = self._turns.snapshot(), self._ranks
+        now, ranks = self._loop.snapshot(), self._ranks
         if ranks is not None:
             sent = replace(now.counters, n_rank_records=ranks.n_records, n_rank_bytes=ranks.n_bytes)
             now = replace(now, counters=sent)
         self._snapshot = replace(
             now,
-            is_batching=self._verdict.is_batching and self._preset.batch.enabled,
-            why_not_batching=self._verdict.why_not,
-            kv_budget_bytes=self._turns.slot_kv.memory.budget,
-            is_drafting=self._turns.is_drafting,
-            draft_model=self._turns.draft_model,
+            is_batching=self._check.is_batching and self._preset.batch.enabled,
+            why_not_batching=self._check.why_not,
+            kv_budget_bytes=self._loop.slot_kv.memory.budget,
+            is_drafting=self._loop.is_drafting,
+            draft_model=self._loop.draft_model,
         )
 
 
@@ -592,9 +598,9 @@ def _stacker(
     return RowStacker(slot_kv.has_room) if can_stack else None
 
 
-def _sharing(preset: Preset, runner: ModelRunner, maker: CacheFactory) -> LiveSharing:
+def _sharing(preset: Preset, runner: ModelRunner, cache_factory: CacheFactory) -> LiveSharing:
     """Live sharing from the prefix length where attention is no slower."""
     spec = preset.prefix_cache
     if not spec.enabled or spec.live_sharing is LiveSharingMode.OFF:
         return NO_SHARING
-    return LiveSharing(spec.block_size, least_shared(measure_sharing(runner, maker)))
+    return LiveSharing(spec.block_size, least_shared(measure_sharing(runner, cache_factory)))

@@ -46,10 +46,10 @@ class EarlyPrompt:
 class EarlyPrefill:
     """Computes early turns, and learns from their use."""
 
-    def __init__(self, slot_kv: SlotKVManager, batch: Batch, ledger: EngineStats) -> None:
+    def __init__(self, slot_kv: SlotKVManager, batch: Batch, stats: EngineStats) -> None:
         self._slot_kv = slot_kv
         self._batch = batch
-        self._ledger = ledger
+        self._stats = stats
         self._prompts: dict[int, EarlyPrompt] = {}
         self._begun: OrderedDict[str, tuple[str, array[int], EarlyPrompt]] = OrderedDict()
         self._histories: OrderedDict[tuple[str, str], EarlyHistory] = OrderedDict()
@@ -99,7 +99,7 @@ class EarlyPrefill:
         took = prefill_chunk(self._batch, context, request, n_tokens)
         prompt.end, prompt.version = len(context), context.version
         self._slot_kv.note_growth()
-        self._ledger.begun_early(start, prompt.end - start, took)
+        self._stats.begun_early(start, prompt.end - start, took)
         n_begun, now = prompt.end - start, time.monotonic()
         self._learn(request, partial(note_begun, n_tokens=n_begun, now=now))
         return prompt.end
@@ -131,7 +131,7 @@ class EarlyPrefill:
             self._count(prompt.request, EarlyUse(prompt.n_begun, 0))
 
     def _count(self, request: Request, use: EarlyUse) -> EarlyUse:
-        self._ledger.count(n_early_used=use.n_used, n_early_wasted=use.n_begun - use.n_used)
+        self._stats.count(n_early_used=use.n_used, n_early_wasted=use.n_begun - use.n_used)
         self._learn(request, partial(note_used, n_begun=use.n_begun, n_used=use.n_used))
         return use
 

@@ -37,17 +37,17 @@ class SlotActionRunner:
     def __init__(
         self,
         turns: EngineLoop,
-        archive: DiskTier,
+        disk_tier: DiskTier,
         pieces: BackgroundSteps,
         publish: Callable[[], None],
     ) -> None:
-        self._turns = turns
-        self._archive = archive
+        self._loop = turns
+        self._disk_tier = disk_tier
         self._pieces = pieces
         self._publish = publish
         self._ids = (f"action-{n}" for n in itertools.count())
 
-    def run(self, act: SlotCommand, future: "Future[SlotCommandResult]") -> None:
+    def run(self, command: SlotCommand, future: "Future[SlotCommandResult]") -> None:
         """Run once the slot is idle; the future raises StackErrors."""
 
         def lost(error: StackError) -> None:
@@ -56,91 +56,91 @@ class SlotActionRunner:
 
         def begin(context: SlotContext) -> None:
             if not future.set_running_or_notify_cancel():
-                self._turns.release(act.slot)
+                self._loop.release(command.slot)
                 return
             try:
-                self._begin(act, context, future)
+                self._begin(command, context, future)
             except Exception as error:
-                self._fail(act, future, error)
+                self._fail(command, future, error)
 
         # A save must not replace a good file by what is left of a broken context.
-        on_lost = lost if isinstance(act, SaveSlot) else None
-        self._turns.when_idle(next(self._ids), act.slot, begin, on_lost)
+        on_lost = lost if isinstance(command, SaveSlot) else None
+        self._loop.when_idle(next(self._ids), command.slot, begin, on_lost)
 
     def _begin(
-        self, act: SlotCommand, context: SlotContext, future: "Future[SlotCommandResult]"
+        self, command: SlotCommand, context: SlotContext, future: "Future[SlotCommandResult]"
     ) -> None:
-        if isinstance(act, EraseSlot):
+        if isinstance(command, EraseSlot):
             n_erased = len(context)
             context.clear()
-            self._done(act, future, SlotEraseResult(act.slot, n_erased))
-        elif isinstance(act, EvictAgentFromSlot):
-            self._vacate(act, context, future)
-        elif isinstance(act, SaveSlot):
-            self._save(act, context, future)
+            self._done(command, future, SlotEraseResult(command.slot, n_erased))
+        elif isinstance(command, EvictAgentFromSlot):
+            self._vacate(command, context, future)
+        elif isinstance(command, SaveSlot):
+            self._save(command, context, future)
         else:
-            room = partial(self._turns.slot_kv.reserve_memory, context)
-            wanted = RestoreRequest(act.name, context, self._turns.n_ctx, room)
-            restoring = self._archive.restore(wanted)
-            restoring.add_done_callback(lambda done: self._restored(act, done, future))
+            room = partial(self._loop.slot_kv.reserve_memory, context)
+            wanted = RestoreRequest(command.name, context, self._loop.n_ctx, room)
+            restoring = self._disk_tier.restore(wanted)
+            restoring.add_done_callback(lambda done: self._restored(command, done, future))
 
     def _save(
-        self, act: SaveSlot, context: SlotContext, future: "Future[SlotCommandResult]"
+        self, command: SaveSlot, context: SlotContext, future: "Future[SlotCommandResult]"
     ) -> None:
         started = time.perf_counter()
-        self._archive.check(context, act.name)
-        packing = self._archive.incremental_pack(context)
+        self._disk_tier.check(context, command.name)
+        packing = self._disk_tier.incremental_pack(context)
 
         def end(error: Exception | None) -> None:
             try:
                 if error is not None:
                     raise error
-                saving = self._archive.save(context, act.slot, act.name, started)
+                saving = self._disk_tier.save(context, command.slot, command.name, started)
             except Exception as why:
-                self._fail(act, future, why)
+                self._fail(command, future, why)
             else:
-                self._turns.release(act.slot)
+                self._loop.release(command.slot)
                 copy_outcome(saving, future)
 
         self._pieces.run(packing.go_on, end)
 
     def _vacate(
-        self, act: EvictAgentFromSlot, context: SlotContext, future: "Future[SlotCommandResult]"
+        self, command: EvictAgentFromSlot, context: SlotContext, future: "Future[SlotCommandResult]"
     ) -> None:
         """Compare names: a hint or the conversation may have identified the agent."""
-        if self._turns.agent_in(act.slot) != act.agent:
-            self._turns.release(act.slot)
-            future.set_result(SlotEraseResult(act.slot, 0))
+        if self._loop.agent_in(command.slot) != command.agent:
+            self._loop.release(command.slot)
+            future.set_result(SlotEraseResult(command.slot, 0))
             return
         n_tokens = len(context)
-        if act.is_kept:
-            self._turns.slot_kv.store(context)
+        if command.is_kept:
+            self._loop.slot_kv.store(context)
         context.clear()
-        self._done(act, future, SlotEraseResult(act.slot, n_tokens))
+        self._done(command, future, SlotEraseResult(command.slot, n_tokens))
 
     def _restored(
         self,
-        act: RestoreSlot,
+        command: RestoreSlot,
         done: "Future[SlotRestoreResult]",
         future: "Future[SlotCommandResult]",
     ) -> None:
         try:
-            self._turns.slot_kv.share_restored(self._turns.slots[act.slot])
-            self._done(act, future, structs.replace(done.result(), slot=act.slot))
+            self._loop.slot_kv.share_restored(self._loop.slots[command.slot])
+            self._done(command, future, structs.replace(done.result(), slot=command.slot))
         except Exception as error:
-            self._fail(act, future, error)
+            self._fail(command, future, error)
 
     def _done(
-        self, act: SlotCommand, future: "Future[SlotCommandResult]", done: SlotCommandResult
+        self, command: SlotCommand, future: "Future[SlotCommandResult]", done: SlotCommandResult
     ) -> None:
-        self._turns.renew(act.slot)
+        self._loop.renew(command.slot)
         self._publish()
         future.set_result(done)
 
     def _fail(
-        self, act: SlotCommand, future: "Future[SlotCommandResult]", error: Exception
+        self, command: SlotCommand, future: "Future[SlotCommandResult]", error: Exception
     ) -> None:
-        self._turns.release(act.slot)
+        self._loop.release(command.slot)
         if not isinstance(error, StackError):
             log.exception("a slot action failed", exc_info=error)
         future.set_exception(describe_error(error, "this slot action"))

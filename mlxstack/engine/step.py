@@ -96,8 +96,8 @@ class EngineLoop:
         self._live: dict[str, RequestState] = {}
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
-        self.ledger = EngineStats()
-        self._early = EarlyPrefill(slot_kv, batch, self.ledger)
+        self.stats = EngineStats()
+        self._early = EarlyPrefill(slot_kv, batch, self.stats)
         self._events: list[Event] = []
         self._n_steps = 0
         self.max_cached_bytes = max_cached_bytes
@@ -138,12 +138,12 @@ class EngineLoop:
             self._refuse(request, self.slot_kv.too_big(request))
             return
         if scheduler.is_full(self._state, queued, time.monotonic(), self._limits):
-            wait = scheduler.retry_after(self._state, self.ledger.seconds_per_request)
+            wait = scheduler.retry_after(self._state, self.stats.seconds_per_request)
             n = len(self._state.waiting)
             self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
             return
         self._live[request.id] = RequestState(request)
-        self.ledger.count(n_asks=1)
+        self.stats.count(n_asks=1)
         self._emit(RequestQueued(request.id, len(self._state.waiting)))
         self._state = scheduler_state.enqueue(self._state, queued)
 
@@ -206,7 +206,7 @@ class EngineLoop:
         if any(isinstance(event, TokenSampled) for event in self._events):
             # A first token that needed no pass waits for none.
             self.flush(deliver)
-        speed, pace = self.ledger.speed, self._limits.pace
+        speed, pace = self.stats.speed, self._limits.pace
         self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, pace)
         self._state, early = scheduler.next_early_chunk(self._state, speed, pace)
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
@@ -282,7 +282,7 @@ class EngineLoop:
     def snapshot(self) -> Snapshot:
         """Immutable state for other threads."""
         n_evicted = self.slot_kv.memory.index.n_evicted
-        counters = replace(batch_counters(self.ledger.counters, self.batch), n_evicted=n_evicted)
+        counters = replace(batch_counters(self.stats.counters, self.batch), n_evicted=n_evicted)
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
         return build_snapshot(self._state, self.slots, shown, counters, self.n_ctx, self._n_steps)
 
@@ -337,8 +337,8 @@ class EngineLoop:
         from_disk = live.n_loads and plan.source is KVSource.PARKED
         live.source = KVSource.DISK if from_disk else plan.source
         live.n_cached, live.miss = len(self.slots[slot]), miss
-        live.saved_s = self.ledger.saved_s(live.n_cached)
-        self.ledger.count(n_cached_tokens=live.n_cached)
+        live.saved_s = self.stats.saved_s(live.n_cached)
+        self.stats.count(n_cached_tokens=live.n_cached)
         early = self._early.settle(live.request, plan.position)
         if early is not None and early.n_used == early.n_begun:
             # The prompt differs from the last one as it was expected to.
@@ -361,7 +361,7 @@ class EngineLoop:
         if self._remote is None or live.is_fetched:
             return False
         live.is_fetched = True
-        local_s = self.ledger.expected_s(n_here, len(live.request.tokens) - 1 - n_here)
+        local_s = self.stats.expected_s(n_here, len(live.request.tokens) - 1 - n_here)
         ready = partial(self._kv_fetched, live.request.id, slot)
         token_bytes, n_decoding = self.slot_kv.bytes_per_token, len(self.batch.rows)
         if not self._remote.begin(live.request, n_here, local_s, n_decoding, token_bytes, ready):
@@ -397,7 +397,7 @@ class EngineLoop:
             return
         self.slot_kv.prepare_slot(live.request, slot, plan)
         live.n_cached += n_gained
-        self.ledger.count(n_cached_tokens=n_gained)
+        self.stats.count(n_cached_tokens=n_gained)
         self._advance(live, plan.position)
 
     def _prefill(self, slot: int, n_tokens: int) -> None:
@@ -411,10 +411,10 @@ class EngineLoop:
         idle = scheduler_state.idle_slots(self._state)
         self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), idle)
         start, pace = len(context), self._limits.pace
-        free_s = stall_left(self.ledger.speed, pace) if self.batch.is_busy else pace.patience_s
+        free_s = stall_left(self.stats.speed, pace) if self.batch.is_busy else pace.patience_s
         took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
         live.prefill_s += took
-        self.ledger.prefilled(start, len(context) - start, took)
+        self.stats.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
         self._advance(live, len(context))
 
@@ -429,7 +429,7 @@ class EngineLoop:
         self._decode(self.batch.sync)
         self.flush(deliver)
         if row in self.batch.rows:
-            speed = replace(self.ledger.speed, decode_s=self.ledger.step_s)
+            speed = replace(self.stats.speed, decode_s=self.stats.step_s)
             model.prefill(row, stall_left(speed, self._limits.pace), self.batch.costs)
             self.slot_kv.note_growth()
 
@@ -466,7 +466,7 @@ class EngineLoop:
                 live.drafter = drafter_of(live.request, self.slot_kv.siblings)
             runner, drafter = self.batch.runner, live.drafter
             row = row_of(runner, live.request, live.slot, context, self.n_ctx, drafter)
-            self.ledger.count(n_prompt_tokens=len(live.request.tokens) - len(context))
+            self.stats.count(n_prompt_tokens=len(live.request.tokens) - len(context))
             for first in self.batch.join(row, context.logits_after(live.request.tokens)):
                 if last := self._receive(first):
                     self._end(live, last)
@@ -485,7 +485,7 @@ class EngineLoop:
             self._break_slots(slots, error)
             return
         seconds = time.perf_counter() - began
-        self.ledger.decoded(seconds, len(sampled), self.batch.plain_share)
+        self.stats.decoded(seconds, len(sampled), self.batch.plain_share)
         ended: dict[int, RequestFinished] = {}
         for one in sampled:
             if one.row.slot not in ended and (last := self._receive(one)):
@@ -513,7 +513,7 @@ class EngineLoop:
             return None
         now = time.monotonic()
         reason = live.choose(one.token, now, self.n_ctx)
-        self.ledger.count(n_generated_tokens=1)
+        self.stats.count(n_generated_tokens=1)
         if reason is not FinishReason.EOS:
             self._emit(TokenSampled(live.request.id, one.token, one.logprob, one.top))
         return None if reason is None else live.finish(reason, now)
@@ -534,11 +534,11 @@ class EngineLoop:
                     self.slot_kv.siblings.remember(live.request, answer)
                 self._last[live.slot] = live
                 live.ended_step = self._n_steps
-                self.ledger.served(live.work(now), now - live.seated_at)
+                self.stats.served(live.work(now), now - live.seated_at)
             self._state = scheduler_state.release_slot(
                 self._state, live.slot, len(self.slots[live.slot]), now
             )
-        live.state = self.ledger.ended(last)
+        live.state = self.stats.ended(last)
         self._emit(last)
         if deliver is not None:
             self.flush(deliver)
@@ -593,7 +593,7 @@ class EngineLoop:
                 on_lost(error)
 
     def _refuse(self, request: Request, error: StackError) -> None:
-        self.ledger.count(n_refused=1)
+        self.stats.count(n_refused=1)
         self._emit(RequestFailed(request.id, error))
 
     def _emit(self, event: Event) -> None:

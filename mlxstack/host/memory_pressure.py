@@ -46,8 +46,8 @@ class PressureLevel(IntEnum):
 
 def pressure_level() -> PressureLevel:
     """Pressure level of the kernel, or else by the used share."""
-    verdict = of_mac(sysctl(PRESSURE_LEVEL)) if sys.platform == "darwin" else of_psi(_psi())
-    return of_share(psutil.virtual_memory().percent / 100) if verdict is None else verdict
+    level = of_mac(sysctl(PRESSURE_LEVEL)) if sys.platform == "darwin" else of_psi(_psi())
+    return of_share(psutil.virtual_memory().percent / 100) if level is None else level
 
 
 def of_share(used: float) -> PressureLevel:

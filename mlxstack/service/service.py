@@ -143,7 +143,7 @@ class Service:
         self._dispatcher = dispatcher
         self._facts: ModelFacts | None = None
         self._template: TemplateFacts | None = None
-        self._words: TextProcessor | None = None
+        self._text_processor: TextProcessor | None = None
         self._health = ServiceHealth.LOADING
         self._watch: asyncio.Task[None] | None = None
 
@@ -223,8 +223,8 @@ class Service:
     def text_processor(self) -> TextProcessor:
         """Text processor of the loaded model. Raises as `require` does."""
         self.require()
-        assert self._words is not None
-        return self._words
+        assert self._text_processor is not None
+        return self._text_processor
 
     @property
     def health(self) -> ServiceHealth:
@@ -242,7 +242,7 @@ class Service:
         """The reason why requests make no progress; "" while they do."""
         if self.engine.stalled_s() > STALLED_S:
             return "the engine has work but finishes no step"
-        if self._words is not None and self._words.stalled_s() > TEXT_STALLED_S:
+        if self._text_processor is not None and self._text_processor.stalled_s() > TEXT_STALLED_S:
             return "all threads that make prompts are busy, and none has finished one"
         return ""
 
@@ -277,9 +277,9 @@ class Service:
             raise Broken(why)
         gone = Busy("the model is being changed; try again in a moment")
         self._dispatcher.fail_all(gone)
-        if self._words is not None:
-            self._words.close(gone)
-        self._words = None
+        if self._text_processor is not None:
+            self._text_processor.close(gone)
+        self._text_processor = None
         self.stats.forget_slots()
 
     def rest(self, engine: GenerationEngine | Embedder) -> None:
@@ -318,8 +318,14 @@ class Service:
             await asyncio.to_thread(self.neighbors.reserve, self.preset)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
-        words = await asyncio.to_thread(_text_processor, self.engine.tokenizer, self.preset, facts)
-        self._facts, self._words, self._template = facts, words, words.facts
+        text_processor = await asyncio.to_thread(
+            _processor_of, self.engine.tokenizer, self.preset, facts
+        )
+        self._facts, self._text_processor, self._template = (
+            facts,
+            text_processor,
+            text_processor.facts,
+        )
         if self.neighbors is not None and not isinstance(self.engine, Embedder):
             await self.neighbors.divide(self.preset, self.engine)
         if self._peers is not None and not isinstance(self.engine, Embedder):
@@ -367,20 +373,22 @@ class Service:
     async def _end_requests(self, reason: StackError) -> None:
         """Fail the requests that wait for the engine, then all others."""
         self._dispatcher.fail_all(reason)
-        if self._words is not None:
-            self._words.close(reason)
+        if self._text_processor is not None:
+            self._text_processor.close(reason)
         await self.gate.emptied(ANSWER_S)
         self.gate.interrupt(reason)
 
     @contextmanager
-    def open(self, request: Request, words: TextProcessor) -> Iterator[RequestStream]:
-        """Submit a request made with `words`; leaving before its end cancels it.
+    def open(self, request: Request, text_processor: TextProcessor) -> Iterator[RequestStream]:
+        """Submit a request made with `text_processor`; leaving before its end cancels it.
 
         Raises as `require_model` does.
         """
-        self.require_model(words)
+        self.require_model(text_processor)
         engine = self.generator
-        stream = RequestStream(request, self._dispatcher.open(request, words.decode), engine)
+        stream = RequestStream(
+            request, self._dispatcher.open(request, text_processor.decode), engine
+        )
         lock = (
             self.agent_locks.asking(request.agent) if request.agent is not None else nullcontext()
         )
@@ -434,10 +442,10 @@ class Service:
             case ServiceHealth.STOPPING:
                 raise Loading(LEAVING)
 
-    def require_model(self, words: TextProcessor) -> None:
-        """Raise Busy when `words` belongs to an unloaded model."""
+    def require_model(self, text_processor: TextProcessor) -> None:
+        """Raise Busy when `text_processor` belongs to an unloaded model."""
         self.require()
-        if words is not self._words:
+        if text_processor is not self._text_processor:
             raise Busy(CHANGED)
 
     async def _watch_engine(self) -> None:
@@ -455,7 +463,7 @@ class Service:
             log.error("%s: %d requests failed", reason, n_failed)
 
 
-def _text_processor(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
+def _processor_of(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProcessor:
     """Text processor that sees if files, engine and template do."""
     processor = None
     if facts.accepts_images:

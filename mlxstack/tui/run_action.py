@@ -57,11 +57,11 @@ def question(pending: PendingAction, model: DashboardState) -> Question | None:
     return TextDialog(told, proposal, names, describe)
 
 
-async def run_action(app: App[None], pending: PendingAction, words: str) -> None:
+async def run_action(app: App[None], pending: PendingAction, text: str) -> None:
     """Run the action in a worker: the service may take its time."""
-    hands = ActionContext(pending.calls, app.copy_to_clipboard, pending.machine)
+    context = ActionContext(pending.calls, app.copy_to_clipboard, pending.machine)
     try:
-        done = await pending.action.do(hands, Aim(pending.key, words))
+        done = await pending.action.do(context, Aim(pending.key, text))
     except (StackError, ConnectionError) as why:
         title = pending.action.label
         app.notify(printable(str(why)), title=title, severity="error", markup=False)

@@ -31,17 +31,23 @@ def page(model: DashboardState, width: int) -> str:
     )
     parts += [_line(line) for line in lines]
     parts += [
-        _table(_begun(sheet(model, width)) if sheet is costs.costs else sheet(model, width))
-        for sheet in (overview.slots, overview.queue, costs.costs)
+        _table(
+            _begun(table_data(model, width))
+            if table_data is costs.costs
+            else table_data(model, width)
+        )
+        for table_data in (overview.slots, overview.queue, costs.costs)
     ]
     if models.members(model):
         parts += [_table(_begun(models.models(model, width)))]
     if model.frame.cache is not None:
         parts += ["", *(_line(line) for line in cache.budget(model, width))]
-        parts += [_table(sheet(model, width)) for sheet in (cache.rates, cache.prefixes)]
+        parts += [_table(table_data(model, width)) for table_data in (cache.rates, cache.prefixes)]
     frame = model.frame
     sections = ((frame.agents, agents.agents), (frame.requests, requests.requests))
-    parts += [_table(_begun(sheet(model, width))) for told_of, sheet in sections if told_of]
+    parts += [
+        _table(_begun(table_data(model, width))) for told_of, table_data in sections if told_of
+    ]
     return "\n".join(parts)
 
 
@@ -57,25 +63,27 @@ async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, N
                 yield page(model, width)
 
 
-def _begun(sheet: TableData) -> TableData:
+def _begun(table_data: TableData) -> TableData:
     """The keys that a heading names mean nothing here."""
-    return replace(sheet, title=sheet.title[:1], rows=sheet.rows[:MOST_ROWS])
+    return replace(table_data, title=table_data.title[:1], rows=table_data.rows[:MOST_ROWS])
 
 
 def _line(line: Line) -> str:
     return "".join(cell.text for cell in line)
 
 
-def _table(sheet: TableData) -> str:
-    widths = [column.width for column in sheet.columns]
-    sides = [column.is_right for column in sheet.columns]
-    rows = [[column.title for column in sheet.columns]]
-    rows += [[cell.text for cell in row.cells] for row in sheet.rows]
+def _table(table_data: TableData) -> str:
+    widths = [column.width for column in table_data.columns]
+    sides = [column.is_right for column in table_data.columns]
+    rows = [[column.title for column in table_data.columns]]
+    rows += [[cell.text for cell in row.cells] for row in table_data.rows]
     drawn = [
         GAP.join(_fit(*cell) for cell in zip(row, widths, sides, strict=True)).rstrip()
         for row in rows
     ]
-    return "\n".join(["", _line(sheet.title), *(drawn if sheet.rows else [sheet.note])])
+    return "\n".join(
+        ["", _line(table_data.title), *(drawn if table_data.rows else [table_data.note])]
+    )
 
 
 def _fit(text: str, width: int, is_right: bool) -> str:

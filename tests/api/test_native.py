@@ -167,7 +167,7 @@ def test_tokens_and_pieces_are_looked_up_beside_the_loop(
 
         return act
 
-    maker = live.service.text_processor.maker
+    maker = live.service.text_processor.prompt_maker
     monkeypatch.setattr(maker, "piece", noted(maker.piece))
     monkeypatch.setattr(maker, "detokenize", noted(maker.detokenize))
     body = {"content": "once upon a time", "with_pieces": True}

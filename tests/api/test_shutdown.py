@@ -65,7 +65,7 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
     stage: Stage, tmp_path: Path
 ) -> None:
     service, step_ends = stage.service, threading.Event()
-    maker, make = service.text_processor.maker, service.text_processor.maker.make
+    maker, make = service.text_processor.prompt_maker, service.text_processor.prompt_maker.make
     turn = await stage.http.post(
         "/v1/agents/ann/generate",
         json={"append": [{"role": "user", "content": "good day " * 99}], "max_tokens": 4},

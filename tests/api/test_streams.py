@@ -168,8 +168,8 @@ def test_x9_a_slot_action_whose_client_left_is_not_done(
         name = "other" if action == "restore" else "left"
         engine: Any = live.service.engine
         with unanswered(f"{live.url}/slots/0?action={action}", {"filename": name}):
-            until(live, lambda _: bool(engine._turns._state.actions))
-        until(live, lambda _: not engine._turns._state.actions)
+            until(live, lambda _: bool(engine._loop._state.actions))
+        until(live, lambda _: not engine._loop._state.actions)
         n_tokens = first.result().json()["usage"]["total_tokens"]
     # What waited for the slot comes before those who come now.
     http.post("/slots/0?action=save", json={"filename": "after"}).raise_for_status()

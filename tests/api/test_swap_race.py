@@ -49,7 +49,7 @@ def test_requests_that_are_being_prepared_are_refused_after_a_swap(
     here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are in a thread of the tokenizer, the others wait for one."""
-    maker, is_changed = here.service.text_processor.maker, threading.Event()
+    maker, is_changed = here.service.text_processor.prompt_maker, threading.Event()
 
     def slow(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -88,7 +88,7 @@ def test_tokens_are_counted_by_the_model_that_was_asked(
     here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     maker, is_changed, begun = (
-        here.service.text_processor.maker,
+        here.service.text_processor.prompt_maker,
         threading.Event(),
         threading.Event(),
     )

@@ -87,7 +87,7 @@ def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
             sent = http.request(request.method, request.path, json=request.body)
             assert sent.status_code in (200, 501), "only an embedding model embeds"
             continue
-        told, tokens = meaning(meant), wide.service.text_processor.maker.make(meant).tokens
+        told, tokens = meaning(meant), wide.service.text_processor.prompt_maker.make(meant).tokens
         n_prompt, n_cached = ask(http, request)
         assert n_prompt >= len(tokens), "a forced call adds its opening mark"
         for earlier, before in heard:
@@ -112,7 +112,7 @@ def test_a22_another_conversation_of_the_same_client_reuses_tools_and_system(
     before, after = (conversation(one) for one in (first, other))
     assert before and after
     n_head = shared(
-        *(wide.service.text_processor.maker.make(one).tokens for one in (before, after))
+        *(wide.service.text_processor.prompt_maker.make(one).tokens for one in (before, after))
     )
     n_prompt, n_cached = ask(http, other)
     assert n_prompt > n_cached >= n_head - BLOCK

@@ -48,7 +48,7 @@ def soak(
     preset = preset_of(model, slots=SlotSpec(count=N_SLOTS, n_ctx=N_CTX), prefix_cache=cache)
     gc.collect()
     with running(preset, home, memory_bytes=2 * budget) as driver:
-        turns = driver.engine._turns
+        turns = driver.engine._loop
         if is_shared:
             turns.slot_kv.sharing = LiveSharing(min_tokens=128)
         rules = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
@@ -57,7 +57,7 @@ def soak(
         while play.n_requests < n_requests:
             play.burst()
             play.weigh()
-        check_index(driver.engine._turns.slot_kv.memory.index)
+        check_index(driver.engine._loop.slot_kv.memory.index)
         counters = driver.engine.snapshot().counters
         share = counters.n_cached_tokens / (counters.n_cached_tokens + counters.n_prompt_tokens)
         return Outcome(

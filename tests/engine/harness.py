@@ -140,10 +140,10 @@ class Driver:
         assert not self.engine.trouble, self.engine.trouble
         # The step after that message may still submit writes; it is over before the next one.
         is_busy(self.engine)
-        self.engine._archive.catch_up()
+        self.engine._disk_tier.catch_up()
 
     def context(self, slot: int) -> tuple[int, ...]:
-        return tuple(self.engine._turns.slots[slot].tokens)
+        return tuple(self.engine._loop.slots[slot].tokens)
 
 
 def is_busy(engine: EngineCore) -> bool:
@@ -153,7 +153,7 @@ def is_busy(engine: EngineCore) -> bool:
 
 def draft_freely(driver: Driver) -> None:
     """Let rows be drafted for whatever passes of the target and of the draft model cost."""
-    batch = driver.engine._turns.batch
+    batch = driver.engine._loop.batch
     batch.costs = UNMEASURED
     if batch.draft_model is not None:
         free = WidthCosts((1,), (1e-30,))
@@ -185,7 +185,7 @@ def running(
     engine = EngineCore(preset, vault, shelf, listener.deliver, memory_bytes, library, ranks=ranks)
     listener.why_lost = lambda: engine.trouble
     engine.start().result(timeout=WAIT_S)
-    contexts = engine._turns.slots
+    contexts = engine._loop.slots
     try:
         yield Driver(engine, listener)
     finally:

@@ -38,7 +38,7 @@ def driver(model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def contexts(driver: Driver) -> list[Any]:
-    return list(driver.engine._turns.slots)
+    return list(driver.engine._loop.slots)
 
 
 def test_a_model_that_knows_the_answers_saves_most_passes(driver: Driver) -> None:
@@ -53,7 +53,7 @@ def test_refused_tokens_leave_no_trace_in_its_context(
     """Sampled answers refuse greedy drafts; after them greedy ones are foreseen as before."""
     with running(drafted_by(model_of(kind), str(model_of(kind))), tmp_path) as driver:
         draft_freely(driver)
-        tokens, model = prompt(50, seed=3), driver.engine._turns.batch.draft_model
+        tokens, model = prompt(50, seed=3), driver.engine._loop.batch.draft_model
         warm = driver.answer(tokens, 30, slot=0, sampling=SamplingParams(temperature=0.7, seed=1))
         assert 0 < model.n_accepted < model.n_drafted
         draft_freely(driver)
@@ -77,7 +77,7 @@ def check_passes(driver: Driver, *prompts: tuple[int, ...]) -> None:
 
 def test_its_contexts_are_counted_and_begin_as_the_slots_do(driver: Driver) -> None:
     driver.answer(prompt(90, seed=7), 30, slot=1)
-    slot_kv, context = driver.engine._turns.slot_kv, contexts(driver)[1]
+    slot_kv, context = driver.engine._loop.slot_kv, contexts(driver)[1]
     assert context.draft.tokens == context.tokens[: len(context.draft)]
     assert len(context) - len(context.draft) <= READY
     assert context.n_bytes - context.draft_bytes < slot_kv.live_bytes
@@ -95,7 +95,7 @@ def test_a_step_that_was_scheduled_ahead_is_read_before_rows_are_drafted_for(
     prompts = [prompt(50 + 20 * n, seed=20 + n) for n in range(3)]
     expected = [driver.cold(tokens, 40) for tokens in prompts]
     before = driver.engine.snapshot().counters.n_model_accepted_tokens
-    monkeypatch.setattr(driver.engine._turns.batch, "is_ahead", True)
+    monkeypatch.setattr(driver.engine._loop.batch, "is_ahead", True)
     asks = [driver.submit(tokens, 40, use_cache=False) for tokens in prompts]
     for ask in asks:
         driver.finish(ask)
@@ -122,7 +122,7 @@ def test_they_go_where_the_slot_goes(driver: Driver) -> None:
 def test_without_room_nothing_is_drafted_and_nothing_is_refused(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slot_kv = driver.engine._turns.slot_kv
+    slot_kv = driver.engine._loop.slot_kv
     driver.engine.cache.reclaim(1).result(timeout=WAIT_S)
     tokens = prompt(100, seed=15)
     expected = driver.cold(tokens, 20, slot=3)
@@ -138,7 +138,7 @@ def test_without_room_nothing_is_drafted_and_nothing_is_refused(
 def test_a_broken_draft_model_fails_no_request(model_of: ModelOf, tmp_path: Path) -> None:
     folder = model_of("tiny")
     with running(drafted_by(folder, str(folder)), tmp_path) as driver:
-        batch = driver.engine._turns.batch
+        batch = driver.engine._loop.batch
         draft_freely(driver)
         tokens = prompt(30, seed=2)
         expected = driver.cold(tokens, 24)

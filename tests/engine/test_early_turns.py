@@ -144,12 +144,12 @@ def test_a_newcomer_waits_for_no_second_chunk(driver: Driver, slot: int) -> None
         loop.begin_early(Request("e", expected, 0, slot=0, display_name="quiet"), ask)
         loop.step(events.extend)
         loop.step(events.extend)
-        n_begun = loop.ledger.counters.n_early_tokens
+        n_begun = loop.stats.counters.n_early_tokens
         loop.submit(newcomer)
         seen = []
         while not any(isinstance(event, RequestFinished) for event in events):
             loop.step(events.extend)
-            seen.append(loop.ledger.counters.n_early_tokens)
+            seen.append(loop.stats.counters.n_early_tokens)
         return n_begun, seen
 
     before = driver.n_early[0]
@@ -172,10 +172,10 @@ def test_rows_decode_on_between_two_chunks(driver: Driver) -> None:
         loop.submit(Request("row", prompt(30, seed=9), n_answer, slot=1, use_cache=False))
         loop.step(events.extend)
         loop.begin_early(Request("e", expected, 0, slot=0, display_name="beside"), ask)
-        counts = [loop.ledger.counters.n_early_tokens]
+        counts = [loop.stats.counters.n_early_tokens]
         while not any(isinstance(event, RequestFinished) for event in events):
             loop.step(events.extend)
-            counts.append(loop.ledger.counters.n_early_tokens)
+            counts.append(loop.stats.counters.n_early_tokens)
         return counts, [event.token for event in events if isinstance(event, TokenSampled)]
 
     counts, tokens = stepped(driver, scene)
@@ -237,7 +237,7 @@ def test_a_memory_that_is_full_keeps_its_bound(model_of: ModelOf, tmp_path: Path
     spec = PrefixCacheSpec(memory_budget_pct=1, disk=DiskSpec(enabled=False))
     preset = preset_of(model_of("tiny"), slots=TWO, prefix_cache=spec)
     with running(preset, tmp_path, memory_bytes=200_000_000) as driver:
-        memory = driver.engine._turns.slot_kv.memory
+        memory = driver.engine._loop.slot_kv.memory
         for n in range(4):
             ask = answered(driver, f"agent {n}", prompt(500, seed=20 + n))
             expected = prompt(500, seed=20 + n)[:N_HEAD] + prompt(290, seed=30 + n)
@@ -273,7 +273,7 @@ def test_the_path_that_was_left_is_the_first_to_go(driver: Driver) -> None:
 
 def test_an_early_turn_without_room_fails_nobody(driver: Driver) -> None:
     ask = answered(driver, "roomless", ASKED[4:])
-    slot_kv = driver.engine._turns.slot_kv
+    slot_kv = driver.engine._loop.slot_kv
     before, slot_kv.array_limit = slot_kv.array_limit, 1
     try:
         driver.expect(ASKED[4:100] + prompt(400, seed=13), ask, display_name="roomless")

@@ -188,6 +188,6 @@ def test_what_was_compared_for_an_ask_is_forgotten_with_it(
         driver.engine.cancel(second)
         driver.finish(second)
         driver.finish(first)
-        matches = driver.engine._turns._matches
+        matches = driver.engine._loop._matches
         assert not matches._promises
         assert not [key for key in matches._known if key[0] == second]

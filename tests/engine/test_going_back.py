@@ -26,7 +26,7 @@ def preset_for(model: Path, cache: PrefixCacheSpec) -> Preset:
 def fill_checkpoints(driver: Driver) -> list[int]:
     """One conversation with a checkpoint per turn, until its slot keeps no more of them."""
     tokens, cuts = prompt(140, seed=1), [139]
-    context = driver.engine._turns.slots[0]
+    context = driver.engine._loop.slots[0]
     for turn in range(2 * MOST_CHECKPOINTS):
         ask = driver.submit(tokens, 4, checkpoint_positions=tuple(cuts))
         driver.finish(ask)

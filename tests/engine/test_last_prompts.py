@@ -19,7 +19,7 @@ MEMORY_BYTES = 100 << 20
 
 
 def seating_of(driver: Driver) -> SlotKVManager:
-    return driver.engine._turns.slot_kv
+    return driver.engine._loop.slot_kv
 
 
 def remember(driver: Driver, n_conversations: int) -> PrefixLookup:

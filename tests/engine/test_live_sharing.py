@@ -33,12 +33,12 @@ CUTTABLE = ("tiny", "tiny-8bit", "tiny-mla")
 
 
 def kv_of(driver: Driver) -> SlotKVManager:
-    return driver.engine._turns.slot_kv
+    return driver.engine._loop.slot_kv
 
 
 def shared(driver: Driver) -> list[int]:
     """Tokens of the shared prefix of every slot."""
-    return [context.n_shared for context in driver.engine._turns.slots]
+    return [context.n_shared for context in driver.engine._loop.slots]
 
 
 @pytest.fixture(params=SHARING, scope="module")
@@ -62,7 +62,7 @@ def engine(
 @pytest.fixture
 def driver(engine: Driver) -> Driver:
     """The engine of this kind with nothing in it."""
-    engine.engine._turns.batch.is_ahead = False
+    engine.engine._loop.batch.is_ahead = False
     forget(engine)
     return engine
 
@@ -90,7 +90,7 @@ def test_groups_form_grow_split_and_lose_members(driver: Driver, kind: str) -> N
     driver.finish(first)
     assert driver.tokens(first)[:12] == cold[prompts[0]]
     assert shared(driver) == [288] * 4
-    assert len({id(context.prefix) for context in driver.engine._turns.slots}) == 1
+    assert len({id(context.prefix) for context in driver.engine._loop.slots}) == 1
 
     for tokens in apart:
         ask = driver.submit(tokens, 12, slot=1, checkpoint_positions=cuts)
@@ -106,7 +106,7 @@ def test_groups_form_grow_split_and_lose_members(driver: Driver, kind: str) -> N
 def test_a_shared_prefix_counts_once_and_goes_with_its_last_holder(driver: Driver) -> None:
     for i in range(4):
         driver.answer(HEAD + prompt(20, seed=i), 2, slot=i, checkpoint_positions=(len(HEAD),))
-    manager, slots = kv_of(driver), driver.engine._turns.slots
+    manager, slots = kv_of(driver), driver.engine._loop.slots
     per_token = manager.bytes_per_token
     assert manager.shared_bytes == 288 * per_token
     own = sum(context.cache_bytes for context in slots)
@@ -171,7 +171,7 @@ def test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens(
     driver: Driver, is_ahead: bool
 ) -> None:
     """Attention changes from one product per row to one for the group, and back."""
-    driver.engine._turns.batch.is_ahead = is_ahead
+    driver.engine._loop.batch.is_ahead = is_ahead
     mine = HEAD + prompt(30, seed=1)
     cold = driver.cold(mine, 100, slot=3)
     driver.engine.run_slot_command(EraseSlot(3)).result(timeout=PATIENCE_S)
@@ -310,7 +310,7 @@ def test_auto_measures_from_which_length_on_sharing_pays(model_of: ModelOf, tmp_
         sharing = kv_of(driver).sharing
         assert sharing.block_size == 64
         assert sharing.min_tokens is None or sharing.min_tokens >= MIN_TOKENS
-        runner = driver.engine._turns.batch.runner
+        runner = driver.engine._loop.batch.runner
         maker = CacheFactory(runner.model, KVSpec())
         curve = driver.engine._do(lambda _: measure_sharing(runner, maker)).result(
             timeout=PATIENCE_S

@@ -127,7 +127,7 @@ def test_overlapping_reads_of_a_file_are_loaded_on_both_ranks(
         driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=WAIT_S)
         driver.catch_up()
     with running(preset, tmp_path, disk=gate, ranks=group) as driver:
-        reader = driver.engine._archive._reader
+        reader = driver.engine._disk_tier._reader
         gate.is_open.clear()
         gone = driver.submit(tokens, 4, slot=0)
         wait_until(lambda: driver.engine.snapshot().slots[0].is_reading)

@@ -174,7 +174,7 @@ class Groups(RuleBasedStateMachine):
         self.driver.catch_up()
         reported, active = self.measured()
         assert abs(active - self.idle - reported) < SLACK, (reported, active - self.idle)
-        loop = self.driver.engine._turns
+        loop = self.driver.engine._loop
         check_index(loop.slot_kv.memory.index)
         loop.slot_kv.memory.check()
 
@@ -240,7 +240,7 @@ def pair(
         running(alone, tmp_path / "alone") as other,
         running(shared, tmp_path / "shared", memory_bytes=2 * BUDGET) as driver,
     ):
-        driver.engine._turns.slot_kv.sharing = LiveSharing(BLOCK, 2 * BLOCK)
+        driver.engine._loop.slot_kv.sharing = LiveSharing(BLOCK, 2 * BLOCK)
         # MLX may reuse a larger freed buffer, and counts all of it.
         before = mx.set_cache_limit(0)
         yield Pair(driver, other, NEAR_TIE if is_quantized else 0.0)

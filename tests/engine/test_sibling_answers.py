@@ -108,7 +108,7 @@ def test_the_second_agent_drafts_what_the_first_one_said(model_of: ModelOf, tmp_
     preset = preset_of(model_of("tiny"), speculation=Speculation.AUTO)
     tokens = HEADS[0] + prompt(9, seed=1)
     with running(preset, tmp_path) as driver:
-        driver.engine._turns.batch.costs = UNMEASURED
+        driver.engine._loop.batch.costs = UNMEASURED
         accepted, said, calls = [], [], []
         for salt in ("a", "a", "b"):
             before = driver.engine.snapshot().counters.n_decode_calls
@@ -124,6 +124,6 @@ def test_the_second_agent_drafts_what_the_first_one_said(model_of: ModelOf, tmp_
         ask = driver.submit(tokens, 60, sampling=RANDOM, salt="c", prediction=tuple(said[0]))
         assert driver.finish(ask).timings.n_accepted >= 40
         assert driver.tokens(ask) == said[0]
-        held = driver.engine._turns.slot_kv
+        held = driver.engine._loop.slot_kv
         assert held.siblings.n_bytes > 0
         assert held.live_bytes >= held.siblings.n_bytes + sum(c.cache_bytes for c in held.slots)

@@ -70,7 +70,7 @@ def pace_of(model: Path, home: Path, n_tokens: int = 0) -> tuple[PrefillPolicy, 
     preset = preset_of(model, prefix_cache=PrefixCacheSpec(enabled=False))
     with running(preset, home) as driver:
         answer = driver.answer(prompt(n_tokens), 4) if n_tokens else []
-        return driver.engine._turns._limits.pace, answer
+        return driver.engine._loop._limits.pace, answer
 
 
 def test_a_fused_kernel_that_is_fast_enough_is_forced_and_bounds_no_chunk(

@@ -130,7 +130,7 @@ def test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept(
         assert driver.finish(ask).reason is FinishReason.EOS
         assert driver.tokens(ask) == free[:n]
         driver.catch_up()
-        check_context(driver.engine._turns.slots[0])
+        check_context(driver.engine._loop.slots[0])
         follow_up = (*first, *free[: n + 1], *prompt(30, seed=2))
         assert driver.answer(follow_up, 12, slot=0, agent="a") == driver.cold(follow_up, 12)
 
@@ -158,7 +158,7 @@ def test_no_step_stays_in_flight_when_the_last_row_has_left(
         # An end that only the token itself tells: the next step is scheduled by then.
         ask = driver.submit(prompt(50), 900, eos=free[-1:])
         assert driver.finish(ask).reason is FinishReason.EOS
-        wait_until(lambda: not driver.engine._turns.batch.is_in_flight)
+        wait_until(lambda: not driver.engine._loop.batch.is_in_flight)
 
 
 def test_an_error_of_a_step_in_flight_leaves_no_request_without_an_end(

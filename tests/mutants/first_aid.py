@@ -56,7 +56,7 @@ FIRST_AID = (
     ),
     Mutant(
         "a forbidden call opens no channel", "service/calls/admission.py",
-        "    return words.output_format.call_sequences\n", "    return ()\n",
+        "    return text_processor.output_format.call_sequences\n", "    return ()\n",
         "tests/api/test_forced_calls.py::"
         "test_tool_choice_none_keeps_a_model_with_headers_from_a_call",
     ),

@@ -27,7 +27,7 @@ LIMITS = (
     ),
     Mutant(
         "tokens of an unloaded model are refused", "service/service.py",
-        "        if words is not self._words:\n            raise Busy(CHANGED)", "        pass",
+        "        if text_processor is not self._text_processor:\n            raise Busy(CHANGED)", "        pass",
         "tests/api/test_swap_race.py::"
         "test_requests_that_are_being_prepared_are_refused_after_a_swap",
     ),
@@ -162,7 +162,7 @@ LIMITS = (
     ),
     Mutant(
         "parked KV is written while the engine is idle", "engine/slots/slot_kv_manager.py",
-        "self._write(context, shelved, is_deferred=True)", "self._write(context, shelved)",
+        "self._write(context, indexed, is_deferred=True)", "self._write(context, indexed)",
         "tests/engine/test_writing.py::"
         "test_parked_kv_is_written_while_the_engine_is_idle",
     ),
@@ -181,7 +181,7 @@ LIMITS = (
     ),
     Mutant(
         "the kernel's pressure overrules the share of memory", "host/memory_pressure.py",
-        "if verdict is None else verdict", "if True else verdict",
+        "if level is None else level", "if True else level",
         "tests/mac/test_pressure.py::test_on_a_mac_the_level_of_the_kernel_alone_decides",
     ),
     Mutant(

@@ -158,7 +158,7 @@ MAC = (
     ),
     Mutant(
         "a device error costs all rows their KV", "engine/core.py",
-        "        self._turns.lose_kv(error)\n", "        self._turns.end_all(error)\n",
+        "        self._loop.lose_kv(error)\n", "        self._loop.end_all(error)\n",
         DEVICE + "test_all_rows_fail_and_their_kv_is_dropped",
     ),
     Mutant(

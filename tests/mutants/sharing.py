@@ -54,7 +54,7 @@ SHARING = (
     ),
     Mutant(
         "a restored slot joins a group", "engine/slot_actions.py",
-        "self._turns.slot_kv.share_restored(self._turns.slots[act.slot])", "pass",
+        "self._loop.slot_kv.share_restored(self._loop.slots[command.slot])", "pass",
         "tests/engine/test_live_sharing.py::test_saved_and_restored_into_a_group",
     ),
     Mutant(
@@ -77,7 +77,7 @@ SHARING = (
     ),
     Mutant(
         "a free call follows its schema", "text/grammar/constraint.py",
-        "CallState(calls, passage.before)", "CallState(calls)",
+        "CallState(calls, layout.before)", "CallState(calls)",
         "tests/text/test_free_calls.py::test_calls_of_any_schema_are_valid_and_none_is_none",
     ),
     Mutant(

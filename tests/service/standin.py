@@ -109,7 +109,7 @@ class StandIn:
         self.cancelled.append(ask_id)
         self._later((RequestFinished(ask_id, FinishReason.CANCELLED, RequestTimings()),))
 
-    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
+    def run_slot_command(self, command: SlotCommand) -> Future[SlotCommandResult]:
         future: Future[SlotCommandResult] = Future()
         future.set_exception(Conflict("a stand-in has no slots"))
         return future

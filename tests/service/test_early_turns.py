@@ -43,10 +43,10 @@ async def said(pair: Pair, words: str = "good day", **more: Any) -> str:
     """An answer; the name of its agent."""
     service, engine = pair
     engine.script = engine.tokenizer.encode(words, add_special_tokens=False)
-    order = await admit(service, HELLO, GenerationOptions("a-1", **more))
-    async for _ in stream_response(service, order, 1, 1):
+    admitted = await admit(service, HELLO, GenerationOptions("a-1", **more))
+    async for _ in stream_response(service, admitted, 1, 1):
         pass
-    return order.request.display_name or ""
+    return admitted.request.display_name or ""
 
 
 async def rest(service: Service) -> None:

@@ -71,8 +71,8 @@ async def say(
     """What becomes of an engine's tokens for this text."""
     service, engine = pair
     engine.script = engine.tokenizer.encode(text, add_special_tokens=False)
-    order = await admit(service, conversation, GenerationOptions("a-1", **more))
-    parts = [part async for part in stream_response(service, order, 1, 1)]
+    admitted = await admit(service, conversation, GenerationOptions("a-1", **more))
+    parts = [part async for part in stream_response(service, admitted, 1, 1)]
 
     async def again() -> AsyncIterator[ResponsePart]:
         for part in parts:
@@ -166,20 +166,20 @@ async def test_progress_only_when_wanted(pair: Pair) -> None:
 async def test_x20_silence_is_broken_by_quiet(pair: Pair) -> None:
     service, engine = pair
     engine.script = None
-    order = await admit_text(service, "hello", GenerationOptions("a-1"))
-    parts = stream_response(service, order, 0.2, 0.02)
+    admitted = await admit_text(service, "hello", GenerationOptions("a-1"))
+    parts = stream_response(service, admitted, 0.2, 0.02)
     found = [await anext(parts) for _ in range(4)]
     await parts.aclose()
     assert isinstance(found[0], GenerationStarted)
-    assert found[1:] == [KeepAlive(0, len(order.request.tokens))] * 3
+    assert found[1:] == [KeepAlive(0, len(admitted.request.tokens))] * 3
     assert engine.cancelled == ["a-1"]
 
 
 async def test_x9_leaving_cancels(pair: Pair) -> None:
     service, engine = pair
     engine.script = None
-    order = await admit_text(service, "hello", GenerationOptions("a-1"))
-    task = asyncio.create_task(gather(stream_response(service, order, 1, 1)))
+    admitted = await admit_text(service, "hello", GenerationOptions("a-1"))
+    task = asyncio.create_task(gather(stream_response(service, admitted, 1, 1)))
     await submitted(engine)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -193,16 +193,16 @@ async def test_a_conversation_that_is_refused_is_not_remembered(pair: Pair) -> N
         long = Conversation((begun, Message(Role.USER, "word " * 5000)))
         await admit(pair[0], long, GenerationOptions("a-1"))
     other = Conversation((begun, Message(Role.USER, "and then")))
-    order = await admit(pair[0], other, GenerationOptions("a-2"))
-    assert order.request.display_name == f"chat-{user_turn_digests(other)[0][:8]}"
+    admitted = await admit(pair[0], other, GenerationOptions("a-2"))
+    assert admitted.request.display_name == f"chat-{user_turn_digests(other)[0][:8]}"
 
 
 async def test_a_refused_ask_raises_what_the_engine_said(pair: Pair) -> None:
     service, engine = pair
     engine.is_full = True
-    order = await admit_text(service, "hello", GenerationOptions("a-1"))
+    admitted = await admit_text(service, "hello", GenerationOptions("a-1"))
     with pytest.raises(Busy) as refused:
-        await gather(stream_response(service, order, 1, 1))
+        await gather(stream_response(service, admitted, 1, 1))
     assert refused.value.retry_after == 3
     assert engine.cancelled == []
 
@@ -238,8 +238,8 @@ async def test_a_failed_load_is_a_setup_error(tokenizer: Any, error: Exception) 
 async def test_a_dead_or_stuck_engine_fails_who_waits(pair: Pair, how: str) -> None:
     service, engine = pair
     engine.script = None
-    order = await admit_text(service, "hello", GenerationOptions("a-1"))
-    waiting = asyncio.create_task(gather(stream_response(service, order, 5, 5)))
+    admitted = await admit_text(service, "hello", GenerationOptions("a-1"))
+    waiting = asyncio.create_task(gather(stream_response(service, admitted, 5, 5)))
     await submitted(engine)
     engine.is_dead = how == "dies"
     engine.silent_s = 121.0 if how == "hangs" else 0.0
@@ -260,8 +260,8 @@ async def test_a_stalled_engine_may_recover(pair: Pair) -> None:
 async def test_stopping_fails_who_is_left(pair: Pair) -> None:
     service, engine = pair
     engine.script = None
-    order = await admit_text(service, "hello", GenerationOptions("a-1"))
-    waiting = asyncio.create_task(gather(stream_response(service, order, 5, 5)))
+    admitted = await admit_text(service, "hello", GenerationOptions("a-1"))
+    waiting = asyncio.create_task(gather(stream_response(service, admitted, 5, 5)))
     await submitted(engine)
     await service.stop(0.1)
     with pytest.raises(Loading):

@@ -17,14 +17,14 @@ def test_a_forbidden_call_cannot_open_its_header(harmony: Any) -> None:
         return list(harmony.encode(text, add_special_tokens=False))
 
     voice = OutputFormat(harmony)
-    passage = ConstraintLayout(
+    layout = ConstraintLayout(
         n_vocab=len(harmony),
         is_in_thinking=True,
         closes=voice.answer_tokens,
         forbidden=voice.call_sequences,
         before=tuple(tokens("<|start|>assistant")),
     )
-    walk = GrammarConstraint(passage).start()
+    walk = GrammarConstraint(layout).start()
     commentary = tokens("<|channel|>commentary")[1]
     start = tokens("<|start|>assistant")
     recipient = tokens("<|start|>assistant to")

@@ -134,7 +134,7 @@ def remove(
     agent = id_of(agent, _listed(name, url))
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = _request(name, url, lambda client: client.delete(path))
-    _tell(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)
+    _show(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)
 
 
 @app.command()
@@ -149,7 +149,7 @@ def fork(
     _path(agent)
     agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
-    _tell(done, f"{new} is a fork of {agent}", json)
+    _show(done, f"{new} is a fork of {agent}", json)
 
 
 @app.command()
@@ -167,7 +167,7 @@ def move(
     body = {"to": to, "is_kept": keep}
     done = _request(name, url, lambda client: client.post(_path(agent, "move"), body))
     kv = f"KV of {done['n_tokens']} tokens" if done["n_tokens"] else "no KV"
-    _tell(done, f"{agent} is at {to}, with {kv}; {done['n_sent']} bytes were sent", json)
+    _show(done, f"{agent} is at {to}, with {kv}; {done['n_sent']} bytes were sent", json)
 
 
 @app.command()
@@ -183,7 +183,7 @@ def rewind(
     agent = id_of(agent, _listed(name, url))
     body = {"n_messages": n_messages}
     done = _request(name, url, lambda client: client.post(_path(agent, "rewind"), body))
-    _tell(done, f"{agent} has {n_messages} messages", json)
+    _show(done, f"{agent} has {n_messages} messages", json)
 
 
 @app.command()
@@ -198,7 +198,7 @@ def pin(
     _path(agent)
     agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent), {"is_pinned": not off}))
-    _tell(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
+    _show(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
 
 
 @app.command()
@@ -213,7 +213,7 @@ def priority(
     _path(agent)
     agent = id_of(agent, _listed(name, url))
     done = _request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
-    _tell(done, f"{agent} has priority {level}", json)
+    _show(done, f"{agent} has priority {level}", json)
 
 
 def _request(name: str | None, url: str | None, question: Question[T]) -> T:
@@ -227,7 +227,7 @@ def _listed(name: str | None, url: str | None) -> list[Found]:
     return list(found["data"])
 
 
-def _tell(done: object, text: str, json: bool) -> None:
+def _show(done: object, text: str, json: bool) -> None:
     as_json(done) if json else typer.echo(text)
 
 

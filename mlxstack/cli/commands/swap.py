@@ -41,7 +41,7 @@ def swap(
     elif prepare:
         typer.echo(f"{preset} is here and whole: {size(report['n_bytes'])} in {report['path']}")
     else:
-        _tell(report)
+        _show(report)
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
         copy.unlink(missing_ok=True)
 
 
-def _tell(report: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     rows = [(s["name"], f"{s['ms']:.1f}", s["n_bytes"], _what(s)) for s in report["steps"]]
     table(("STEP", "MS", "BYTES", "WHAT"), rows)
     held = report["active_bytes"]

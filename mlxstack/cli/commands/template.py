@@ -82,10 +82,10 @@ def _found(wanted: str) -> "tuple[Preset, Path]":
 def _rendering(preset: "Preset", tokenizer: Any) -> Line:
     from mlxstack.text.prompt.prompt import PromptMaker
 
-    maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
+    prompt_maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
 
     def render(body: dict[str, Any]) -> dict[str, Any]:
-        prompt = maker.make(_conversation(body))
+        prompt = prompt_maker.make(_conversation(body))
         return {"prompt": prompt.text, "tokens": list(prompt.tokens)}
 
     return render
@@ -96,13 +96,13 @@ def _parsing(preset: "Preset", tokenizer: Any) -> Line:
     from mlxstack.text.prompt.prompt import PromptMaker
     from mlxstack.text.prompt.report import parsed
 
-    maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
+    prompt_maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
     output_format = derive_format(tokenizer)
 
     def parse(line: dict[str, Any]) -> dict[str, Any]:
         from json import dumps
 
-        found = parsed(maker, output_format, _conversation(line["body"]), line["raw"])
+        found = parsed(prompt_maker, output_format, _conversation(line["body"]), line["raw"])
         calls = [
             {
                 "id": call.id,

@@ -24,9 +24,9 @@ HEADS = ("n_heads", "num_heads", "num_attention_heads")
 """Names of the head count in mlx-lm's attention modules."""
 
 
-def measure_sharing(runner: ModelRunner, maker: CacheFactory) -> list[SharingCosts]:
+def measure_sharing(runner: ModelRunner, cache_factory: CacheFactory) -> list[SharingCosts]:
     """Attention seconds of a sharable layer by prefix length; empty without."""
-    caches = maker.make()
+    caches = cache_factory.make()
     mx.eval(runner.execute([SlotTokens(caches, mx.array([0, 0]))]))
     leaf = next(filter(cache_adapters.can_share, cache_adapters.leaves(caches)), None)
     if leaf is None:

@@ -92,7 +92,7 @@ class Comparison(Struct, frozen=True):
         return is_half and self.distance <= MOST_WITH_AGREEMENT and self.agreement >= AGREEMENT
 
 
-def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
+def self_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> BatchingCheck:
     """Decode prompts of different length alone and together, and compare the logits.
 
     Raises SetupError when the model cannot even run alone, such as with a KV precision that its
@@ -104,55 +104,55 @@ def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
     for trial in range(N_TRIALS):
         prompts = [[(7 * i + 3 * n + 101 * trial) % n_vocab for i in range(n)] for n in LENGTHS]
         try:
-            alone = [_alone(runner, c, p) for c, p in _rows(runner, maker, prompts)]
-            allowed = _allowed(runner, maker, prompts[1], alone[1], dtype)
+            alone = [_alone(runner, c, p) for c, p in _rows(runner, cache_factory, prompts)]
+            allowed = _allowed(runner, cache_factory, prompts[1], alone[1], dtype)
         except Exception as error:
             raise_device_error(error)
-            raise SetupError(_cannot(maker, error)) from error
-        contexts = [context for context, _ in _rows(runner, maker, prompts)]
+            raise SetupError(_cannot(cache_factory, error)) from error
+        contexts = [context for context, _ in _rows(runner, cache_factory, prompts)]
         kv = describe(contexts[0].caches)
         try:
             together = _together(runner, contexts, [fed for _, fed in alone])
         except Exception as error:
             raise_device_error(error)
             why = f"the row view cannot serve it: {_words(error)}"
-            return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
+            return _with_drafts(BatchingCheck(False, why, kv), model, cache_factory, n_vocab)
         comparisons.append(_compare([logits for logits, _ in alone], together))
         if comparisons[-1].is_same(allowed, dtype):
-            stacked = _stacked(runner, maker, prompts, [fed for _, fed in alone])
+            stacked = _stacked(runner, cache_factory, prompts, [fed for _, fed in alone])
             check = BatchingCheck(
                 True,
                 None,
                 kv,
-                can_share=_can_share(runner, maker, n_vocab),
+                can_share=_can_share(runner, cache_factory, n_vocab),
                 can_stack=stacked is not None
                 and _compare([logits for logits, _ in alone], stacked).is_same(allowed, dtype),
             )
-            return _with_drafts(check, model, maker, n_vocab)
+            return _with_drafts(check, model, cache_factory, n_vocab)
     least = min(one.distance for one in comparisons)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
-    return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
+    return _with_drafts(BatchingCheck(False, why, kv), model, cache_factory, n_vocab)
 
 
 def _with_drafts(
-    check: BatchingCheck, model: Any, maker: CacheFactory, n_vocab: int
+    check: BatchingCheck, model: Any, cache_factory: CacheFactory, n_vocab: int
 ) -> BatchingCheck:
     """Add the verdict on several tokens per row, batched or alone."""
     for is_ragged in [True, False] if check.is_batching else [False]:
         runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=is_ragged)
-        if _can_draft(runner, maker, n_vocab):
+        if _can_draft(runner, cache_factory, n_vocab):
             return replace(check, can_draft=True, is_ragged=is_ragged)
     return check
 
 
 def _stacked(
     runner: ModelRunner,
-    maker: CacheFactory,
+    cache_factory: CacheFactory,
     prompts: Sequence[list[int]],
     fed: Sequence[list[int]],
 ) -> list[Logits] | None:
     """Logits of stacked rows; None where rows cannot be stacked."""
-    contexts = [context for context, _ in _rows(runner, maker, prompts)]
+    contexts = [context for context, _ in _rows(runner, cache_factory, prompts)]
     stack = RowStack(contexts)
     if not stack.lengths:
         return None
@@ -167,17 +167,17 @@ def _stacked(
         return None
 
 
-def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
+def _can_share(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:
     """Whether logits are the same for rows that share a prefix."""
     dtype, n_shared = _precision(runner.model), LENGTHS[0]
     for trial in range(N_TRIALS):
         first = [(11 * i + 97 * trial) % n_vocab for i in range(n_shared)]
         prompts = [first + [(5 * i + 3 * n) % n_vocab for i in range(n)] for n in LENGTHS]
-        plain, shared = ([_prefilled(runner, maker, p) for p in prompts] for _ in range(2))
+        plain, shared = ([_prefilled(runner, cache_factory, p) for p in prompts] for _ in range(2))
         if not shared[0].can_share:
             return False
         alone = [_alone(runner, c, p) for c, p in zip(plain, prompts, strict=True)]
-        allowed = _allowed(runner, maker, prompts[1], alone[1], dtype)
+        allowed = _allowed(runner, cache_factory, prompts[1], alone[1], dtype)
         prefix = shared[0].share(n_shared)
         for context in shared[1:]:
             context.adopt(prefix)
@@ -192,20 +192,20 @@ def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
     return False
 
 
-def _can_draft(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
+def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:
     """Whether logits are the same with drafts, some rolled back.
 
     A slot without others brings its draft as a sequence.
     """
-    if not all(map(cache_adapters.can_roll_back, cache_adapters.leaves(maker.make()))):
+    if not all(map(cache_adapters.can_roll_back, cache_adapters.leaves(cache_factory.make()))):
         return False
     dtype = _precision(runner.model)
     for trial in range(N_TRIALS):
         prompts = [[(5 * i + 3 * n + 89 * trial) % n_vocab for i in range(n)] for n in LENGTHS]
-        alone = [_alone(runner, c, p) for c, p in _rows(runner, maker, prompts)]
-        allowed = _allowed(runner, maker, prompts[1], alone[1], dtype)
-        contexts = [context for context, _ in _rows(runner, maker, prompts)]
-        (expected, sequence), single = alone[0], _prefilled(runner, maker, prompts[0])
+        alone = [_alone(runner, c, p) for c, p in _rows(runner, cache_factory, prompts)]
+        allowed = _allowed(runner, cache_factory, prompts[1], alone[1], dtype)
+        contexts = [context for context, _ in _rows(runner, cache_factory, prompts)]
+        (expected, sequence), single = alone[0], _prefilled(runner, cache_factory, prompts[0])
         try:
             drafted = _drafted(runner, contexts, [fed for _, fed in alone], n_vocab)
             drafted += _execute(runner, [single], [sequence])
@@ -264,19 +264,19 @@ def _precision(model: Any) -> mx.Dtype:
 
 
 def _rows(
-    runner: ModelRunner, maker: CacheFactory, prompts: Sequence[list[int]]
+    runner: ModelRunner, cache_factory: CacheFactory, prompts: Sequence[list[int]]
 ) -> list[tuple[SlotContext, list[int]]]:
     """Context of each prompt without its last token; the last quantized.
 
     The last one is also lengthened.
     """
-    contexts = [_prefilled(runner, maker, p) for p in prompts]
+    contexts = [_prefilled(runner, cache_factory, p) for p in prompts]
     long = contexts[-1]
     n_more = _reach(long)
     for seed, leaf in enumerate(long.leaves):
         cache_adapters.extend_room(leaf, n_more, seed)
-    if maker.quantized_start:
-        long.caches = maker.quantize(long.caches)
+    if cache_factory.quantized_start:
+        long.caches = cache_factory.quantize(long.caches)
     long.evaluate()
     return list(zip(contexts, prompts, strict=True))
 
@@ -292,9 +292,9 @@ def _reach(context: SlotContext) -> int:
 
 
 def _prefilled(
-    runner: ModelRunner, maker: CacheFactory, prompt: list[int], n_rows: int = 1
+    runner: ModelRunner, cache_factory: CacheFactory, prompt: list[int], n_rows: int = 1
 ) -> SlotContext:
-    context = SlotContext(maker)
+    context = SlotContext(cache_factory)
     runner.forward(mx.array([prompt[:-1]] * n_rows), context.caches)
     context.tokens = prompt[:-1]
     context.evaluate()
@@ -329,7 +329,7 @@ def _together(
 
 def _allowed(
     runner: ModelRunner,
-    maker: CacheFactory,
+    cache_factory: CacheFactory,
     prompt: list[int],
     alone: tuple[Logits, list[int]],
     dtype: mx.Dtype,
@@ -338,7 +338,7 @@ def _allowed(
 
     At least the tolerance of the precision: two rows round less than three, and need not flip.
     """
-    context = _prefilled(runner, maker, prompt, n_rows=2)
+    context = _prefilled(runner, cache_factory, prompt, n_rows=2)
     twins = [runner.forward(mx.array([[t], [t]]), context.caches)[0, -1] for t in alone[1]]
     noise = _distance(alone[0], [logits.astype(mx.float32) for logits in twins])
     return min(max(TOLERANCES[dtype], 3 * noise), MOST_TOLERANCE)
@@ -373,8 +373,12 @@ def _distance(one: Logits, other: Logits) -> float:
     return inf if isnan(largest) else largest
 
 
-def _cannot(maker: CacheFactory, error: Exception) -> str:
-    quantized = maker.quantize(maker.make()) if maker.quantized_start else maker.make()
+def _cannot(cache_factory: CacheFactory, error: Exception) -> str:
+    quantized = (
+        cache_factory.quantize(cache_factory.make())
+        if cache_factory.quantized_start
+        else cache_factory.make()
+    )
     bits = {
         leaf.bits for leaf in cache_adapters.leaves(quantized) if isinstance(leaf, QuantizedKVCache)
     }

@@ -86,16 +86,16 @@ class DraftModel:
         self,
         name: str,
         runner: ModelRunner,
-        maker: CacheFactory,
+        cache_factory: CacheFactory,
         n_vocab: int,
         example: Example = zeros,
     ) -> None:
         self.name = name
         self._runner = runner
-        self._maker = maker
+        self._cache_factory = cache_factory
         self._n_vocab = n_vocab
-        self.record = governor.DraftModelRecord(measure_widths(runner, maker, example))
-        self.bytes_per_token = kv_bytes_per_token(runner, maker, example)
+        self.record = governor.DraftModelRecord(measure_widths(runner, cache_factory, example))
+        self.bytes_per_token = kv_bytes_per_token(runner, cache_factory, example)
         self.is_broken = False
         self.n_drafted = 0
         self.n_accepted = 0
@@ -213,7 +213,7 @@ class DraftModel:
     def _context(self, row: DraftableRow) -> SlotContext:
         draft = _context_of(row)
         if draft is None:
-            row.context.draft = draft = SlotContext(self._maker)
+            row.context.draft = draft = SlotContext(self._cache_factory)
         return draft
 
     def _hold(self, contexts: Sequence[SlotContext], behind: Sequence[Sequence[int]]) -> None:

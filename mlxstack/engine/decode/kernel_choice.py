@@ -30,12 +30,12 @@ N_TRIES = 3
 
 
 def choose_kernels(
-    runner: ModelRunner, maker: CacheFactory, planned: PrefillAttention
+    runner: ModelRunner, cache_factory: CacheFactory, planned: PrefillAttention
 ) -> PrefillAttention:
     """Measure forced kernels of the full-attention layers; scores left to bound."""
     if not planned.score_bytes:
         return planned
-    caches = maker.make()
+    caches = cache_factory.make()
     mx.eval(runner.execute([SlotTokens(caches, mx.array([0, 0]))]))
     full = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.can_share(leaf)]
     if any(type(leaf) is not KVCache for leaf in full):

@@ -35,8 +35,8 @@ class MTPContext:
     consecutive; the first is `start`.
     """
 
-    def __init__(self, maker: CacheFactory, start: int) -> None:
-        self.caches: list[Any] = maker.make()
+    def __init__(self, cache_factory: CacheFactory, start: int) -> None:
+        self.caches: list[Any] = cache_factory.make()
         self.start = start
         self.n_held = 0
         self.behind: list[tuple[mx.array, int]] = []
@@ -179,7 +179,7 @@ class MTPDrafter(DraftModel):
             state = mx.zeros_like(like[:1]) if pairs.open is None else pairs.open
             pairs.add(state, [token])
         if not isinstance(pairs, MTPContext) or pairs.end != position:
-            context.draft = pairs = MTPContext(self._maker, position)
+            context.draft = pairs = MTPContext(self._cache_factory, position)
         return pairs
 
     def _features(self, pairs: MTPContext) -> mx.array:

@@ -14,14 +14,14 @@ N_PASSES = 3
 
 
 def measure_widths(
-    runner: ModelRunner, maker: CacheFactory, example: Example = zeros
+    runner: ModelRunner, cache_factory: CacheFactory, example: Example = zeros
 ) -> WidthCosts:
     """Seconds of one slot's pass by width, which later steps correct."""
-    return WidthCosts(WIDTHS, tuple(_seconds(runner, maker, example(n)) for n in WIDTHS))
+    return WidthCosts(WIDTHS, tuple(_seconds(runner, cache_factory, example(n)) for n in WIDTHS))
 
 
-def _seconds(runner: ModelRunner, maker: CacheFactory, tokens: mx.array) -> float:
-    caches = maker.make()
+def _seconds(runner: ModelRunner, cache_factory: CacheFactory, tokens: mx.array) -> float:
+    caches = cache_factory.make()
     taken = []
     for _ in range(N_PASSES):
         began = time.perf_counter()

@@ -48,9 +48,9 @@ CHANGES = frozenset({
 class Replica:
     """Contexts and parked KV of one session. Belongs to the main thread."""
 
-    def __init__(self, runner: ModelRunner, maker: CacheFactory, disk: RankDisk) -> None:
+    def __init__(self, runner: ModelRunner, cache_factory: CacheFactory, disk: RankDisk) -> None:
         self._runner = runner
-        self._maker = maker
+        self._cache_factory = cache_factory
         self._disk = disk
         self._contexts: dict[int, SlotContext] = {}
         self._parked: dict[str, PackedSegment | StateCheckpoint] = {}
@@ -75,7 +75,7 @@ class Replica:
             case wire.Pass(digest, slots):
                 self._pass(digest, slots)
             case wire.NewContext(number, n_tokens):
-                self._contexts[number] = SlotContext(self._maker).new_empty(n_tokens)
+                self._contexts[number] = SlotContext(self._cache_factory).new_empty(n_tokens)
             case wire.ChangeContext(number, method, args) if method in CHANGES:
                 getattr(self._contexts[number], method)(*args)
             case wire.Fork(number, other, position, n_room):
@@ -85,7 +85,7 @@ class Replica:
             case wire.Load():
                 self._load(operation)
             case wire.MeasureWidths():
-                measure_widths(self._runner, self._maker)
+                measure_widths(self._runner, self._cache_factory)
             case _:
                 self._park(operation)
 
@@ -159,31 +159,31 @@ class Follower:
         preset, size = session.preset, len(session.hosts)
         loaded = loader.load(preset.model, preset.kv, self._world)
         self._channel.send(wire.Loaded(loaded.facts.identity))
-        maker = CacheFactory(loaded.model, preset.kv)
+        cache_factory = CacheFactory(loaded.model, preset.kv)
         memory = this_memory(os.environ)
         device_memory = DeviceMemory(memory.total)
         device_memory.apply()
-        check = self_check(loaded.model, maker, loaded.facts.n_vocab)
+        check = self_check(loaded.model, cache_factory, loaded.facts.n_vocab)
         device.release()
         runner = ModelRunner(loaded.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
-        n_bytes = kv_bytes_per_token(runner, maker)
+        n_bytes = kv_bytes_per_token(runner, cache_factory)
         plan = memory_plan(preset, loaded.facts, memory, device_memory.limits())
         identity = loader.kv_identity(
             loaded.facts.identity, check.kv, preset.kv, session.rank, size
         )
         disk = RankDisk(self._home, preset, identity.key(), self._channel)
-        self._replica = Replica(runner, maker, disk)
+        self._replica = Replica(runner, cache_factory, disk)
         device_memory.wire(preset.device.wired)
         room = wire.RankMemory(plan.kv_budget, plan.array_limit, n_bytes)
         self._channel.send(wire.Ready(wire.comparable(check), room, disk.keys()))
         log.info("rank %d of %d has loaded its shard of %s", session.rank, size, preset.model.id)
         try:
-            self._obey(self._replica, disk)
+            self._handle(self._replica, disk)
         finally:
             disk.close()
             device_memory.restore()
 
-    def _obey(self, replica: Replica, disk: RankDisk) -> None:
+    def _handle(self, replica: Replica, disk: RankDisk) -> None:
         """Handle records and tasks in their order until the session ends."""
         while True:
             message = self._inbox.get()

@@ -27,10 +27,10 @@ class MirroredContext(SlotContext):
     What a forward pass adds is not logged: the other ranks run the pass too.
     """
 
-    def __init__(self, maker: CacheFactory, group: RankGroup, n_tokens: int = 0) -> None:
-        super().__init__(maker)
+    def __init__(self, cache_factory: CacheFactory, group: RankGroup, n_tokens: int = 0) -> None:
+        super().__init__(cache_factory)
         if n_tokens:
-            self.caches = maker.make(n_tokens)
+            self.caches = cache_factory.make(n_tokens)
         self._group = group
         self.number = group.register(self)
         self._sources: tuple[wire.Keys, wire.Keys, int, bool] = (), (), 0, False
@@ -38,7 +38,7 @@ class MirroredContext(SlotContext):
 
     def new_empty(self, n_tokens: int = 0) -> SlotContext:
         """As `SlotContext.new_empty`, on all ranks."""
-        return MirroredContext(self._maker, self._group, n_tokens)
+        return MirroredContext(self._cache_factory, self._group, n_tokens)
 
     def note_sources(
         self,

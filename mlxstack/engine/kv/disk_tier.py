@@ -74,9 +74,9 @@ class DiskTier:
                 log.warning("the KV file %s is ignored: %s", head.key, error)
         return n_known
 
-    def write(self, shelved: IndexedContext, *, is_deferred: bool = False) -> None:
+    def write(self, indexed: IndexedContext, *, is_deferred: bool = False) -> None:
         """Write in the background what of the context is in memory alone."""
-        keys = (*shelved.segments, *shelved.checkpoints)
+        keys = (*indexed.segments, *indexed.checkpoints)
         new = [key for key in keys if not self._memory.is_on_disk(key)]
         self._writing.write(new, is_deferred=is_deferred)
         self._has_deferred |= is_deferred
@@ -133,12 +133,12 @@ class DiskTier:
 
         After `check`.
         """
-        shelved = self._index(context)
-        keys = (*shelved.segments, *shelved.checkpoints)
+        indexed = self._index(context)
+        keys = (*indexed.segments, *indexed.checkpoints)
         begun = self._writing.promised(keys)
         writes = self._writing.write([key for key in keys if self._is_unwritten(key)])
         self._writing.hold(keys)
-        manifest = self._manifest(context, shelved)
+        manifest = self._manifest(context, indexed)
 
         def finish() -> SlotSaveResult:
             # One writer thread: the writes before this one are over.
@@ -157,7 +157,7 @@ class DiskTier:
         return self._writing.after(finish)
 
     def put(
-        self, context: SlotContext, shelved: IndexedContext, *, is_deferred: bool = False
+        self, context: SlotContext, indexed: IndexedContext, *, is_deferred: bool = False
     ) -> None:
         """Verify a written context, and record it for its agent.
 
@@ -166,7 +166,7 @@ class DiskTier:
         agent, manifests, manifest = (
             context.agent,
             self._manifests,
-            self._manifest(context, shelved),
+            self._manifest(context, indexed),
         )
 
         def finish() -> None:
@@ -264,13 +264,13 @@ class DiskTier:
         if manifest.segments and manifest.segments[-1] in self._memory.index.nodes:
             context.set_parent_segment(manifest.segments[-1])
 
-    def _manifest(self, context: SlotContext, shelved: IndexedContext) -> Manifest:
-        keys = (*shelved.segments, *shelved.checkpoints)
+    def _manifest(self, context: SlotContext, indexed: IndexedContext) -> Manifest:
+        keys = (*indexed.segments, *indexed.checkpoints)
         return Manifest(
             identity=self._identity,
             tokens=tuple(context.tokens),
-            segments=shelved.segments,
-            checkpoints=shelved.checkpoints,
+            segments=indexed.segments,
+            checkpoints=indexed.checkpoints,
             n_bytes=sum(self._memory.index.nodes[key].record.n_bytes for key in keys),
             salt=context.salt,
         )
@@ -284,10 +284,10 @@ class DiskTier:
         return [key for key in keys if not self._store.has(self._identity, key)]
 
     def _index(self, context: SlotContext) -> IndexedContext:
-        shelved = self.parker.index_context(context, time.monotonic())
-        lost = [k for k in (*shelved.segments, *shelved.checkpoints) if self._is_invalidated(k)]
+        indexed = self.parker.index_context(context, time.monotonic())
+        lost = [k for k in (*indexed.segments, *indexed.checkpoints) if self._is_invalidated(k)]
         if not lost:
-            return shelved
+            return indexed
         self._invalidate(lost)
         return self.parker.index_context(context, time.monotonic())
 

@@ -43,16 +43,16 @@ class ContextParker:
 
     def park(self, context: SlotContext, now: float) -> IndexedContext:
         """Copy the unknown part of this context to memory."""
-        shelved = self.index_context(context, now)
-        self._memory.pin_in_memory((*shelved.segments, *shelved.checkpoints))
-        self._recall(context, shelved, now)
-        self._protect(context, shelved, now)
-        if context.agent is not None and shelved.segments:
-            mark = shelved.checkpoints[-1] if shelved.checkpoints else None
-            self._memory.retention.claim(context.agent, shelved.segments[-1], mark)
-        return shelved
+        indexed = self.index_context(context, now)
+        self._memory.pin_in_memory((*indexed.segments, *indexed.checkpoints))
+        self._recall(context, indexed, now)
+        self._protect(context, indexed, now)
+        if context.agent is not None and indexed.segments:
+            mark = indexed.checkpoints[-1] if indexed.checkpoints else None
+            self._memory.retention.claim(context.agent, indexed.segments[-1], mark)
+        return indexed
 
-    def _protect(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
+    def _protect(self, context: SlotContext, indexed: IndexedContext, now: float) -> None:
         """Retain shared prefixes that this context begins with.
 
         Repeated for each context: the prefix may have been evicted since.
@@ -62,7 +62,7 @@ class ContextParker:
         for name in known.values():
             if name.is_learned and name.name not in heads:
                 retention.unpin(name.name)
-        if not shelved.segments or not heads:
+        if not indexed.segments or not heads:
             return
         keys = self._memory.chain_of(context).keys
         for title, head in heads.items():
@@ -70,22 +70,22 @@ class ContextParker:
             is_given = old is not None and not old.is_learned
             if not is_given and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
                 n_tokens = head.n_blocks * self._memory.spec.block_size
-                held = retention.held(shelved.segments[-1], n_tokens)
+                held = retention.held(indexed.segments[-1], n_tokens)
                 since = old.since if old else now
                 retention.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
 
-    def _recall(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
+    def _recall(self, context: SlotContext, indexed: IndexedContext, now: float) -> None:
         """Copy a context's records on disk to memory, without a read.
 
         Where the context left a segment before its end, only the file has the rest.
         """
-        for step in prefix_index.reach(self._memory.index, _last(shelved.segments), len(context)):
+        for step in prefix_index.reach(self._memory.index, _last(indexed.segments), len(context)):
             record = self._memory.index.nodes[step.key].record
             assert isinstance(record, prefix_index.SegmentMeta)
             if self._memory.get(step.key) is None and step.upto == record.end:
                 segment = segments.segment_of(context, record.start, record.end)
                 self._memory.put(record, segment, now)
-        for part, key in zip(context.checkpoints, shelved.checkpoints, strict=True):
+        for part, key in zip(context.checkpoints, indexed.checkpoints, strict=True):
             if self._memory.get(key) is None:
                 self._memory.put(self._memory.index.nodes[key].record, part, now)
 

@@ -258,11 +258,11 @@ def layout_of_head(head: KVFileHeader) -> Layout:
     return order, [(dtype, dims[0], dims[1], dims[3]) for dtype, dims in head.shapes]
 
 
-def layouts(runner: ModelRunner, maker: CacheFactory) -> list[Layout]:
+def layouts(runner: ModelRunner, cache_factory: CacheFactory) -> list[Layout]:
     """Layouts of a model's segments, plain and quantized."""
     found: list[Layout] = []
-    for n_tokens in {0, maker.quantized_start}:
-        context = SlotContext(maker).new_empty(n_tokens)
+    for n_tokens in {0, cache_factory.quantized_start}:
+        context = SlotContext(cache_factory).new_empty(n_tokens)
         runner.execute([SlotTokens(context.caches, mx.array([0, 0]))])
         groups = pack(context, 0, 1)
         shapes = [(DTYPES[a.dtype], a.shape[0], a.shape[1], a.shape[3]) for a in groups.groups]

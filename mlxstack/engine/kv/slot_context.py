@@ -76,9 +76,9 @@ class SlotContext:
     these tokens, `agent` the last explicit agent, `n_prompt` the length of its prompt.
     """
 
-    def __init__(self, maker: CacheFactory) -> None:
-        self._maker = maker
-        self._caches: list[Any] = maker.make()
+    def __init__(self, cache_factory: CacheFactory) -> None:
+        self._cache_factory = cache_factory
+        self._caches: list[Any] = cache_factory.make()
         self._stack: StackedRows | None = None
         self.prefix: LivePrefix | None = None
         """The first tokens, where other contexts may hold the same arrays; `caches` use them."""
@@ -187,7 +187,7 @@ class SlotContext:
     def can_share(self) -> bool:
         """Whether prefixes can be shared: never with later quantization."""
         is_shareable = any(cache_adapters.can_share(leaf) for leaf in self._own_leaves)
-        return is_shareable and self.is_storable and not self._maker.quantized_start
+        return is_shareable and self.is_storable and not self._cache_factory.quantized_start
 
     def share(self, n_tokens: int) -> LivePrefix:
         """The first `n_tokens` for another context, in arrays that both can hold.
@@ -226,7 +226,7 @@ class SlotContext:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.caches = self._maker.make()
+        self.caches = self._cache_factory.make()
         self.prefix = None
         self._counted = None
         self.tokens = []
@@ -242,7 +242,7 @@ class SlotContext:
     @property
     def quantized_start(self) -> int:
         """Position of KV quantization; 0 for never, or from the start."""
-        return self._maker.quantized_start
+        return self._cache_factory.quantized_start
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Note tokens whose KV the model has just appended."""
@@ -322,8 +322,8 @@ class SlotContext:
 
     def new_empty(self, n_tokens: int = 0) -> "SlotContext":
         """Empty context of the same model, with caches for `n_tokens`."""
-        fresh = SlotContext(self._maker)
-        fresh.caches = self._maker.make(n_tokens)
+        fresh = SlotContext(self._cache_factory)
+        fresh.caches = self._cache_factory.make(n_tokens)
         return fresh
 
     def take_over(self, other: "SlotContext") -> None:
@@ -340,9 +340,9 @@ class SlotContext:
 
     def quantize_if_due(self) -> None:
         """Quantize the KV once `quantized_start` is reached."""
-        due = self._maker.quantized_start
+        due = self._cache_factory.quantized_start
         if due and not self.min_rewind and len(self.tokens) >= due:
-            self.caches = self._maker.quantize(self.caches)
+            self.caches = self._cache_factory.quantize(self.caches)
             self._counted = None
             self.evaluate()
             self._mark_min_rewind()
@@ -443,7 +443,7 @@ class SlotContext:
         checkpoint must stand at the end when a layer is stateful.
         """
         self.clear()
-        self.caches = self._maker.make(len(tokens))
+        self.caches = self._cache_factory.make(len(tokens))
         self._counted = None
         sliceable = [leaf for leaf in self.leaves if cache_adapters.is_sliceable(leaf)]
         n_shared = prefix.n_tokens if prefix else 0
@@ -516,7 +516,7 @@ class SlotContext:
         mx.eval([a for leaf in self.leaves for _, a in tree_flatten(leaf.state) if _is_array(a)])
 
     def _mark_min_rewind(self) -> None:
-        due = self._maker.quantized_start
+        due = self._cache_factory.quantized_start
         self.min_rewind = due if len(self.tokens) >= due else 0
         self.checkpoints = [c for c in self.checkpoints if c.position >= self.min_rewind]
 

@@ -133,7 +133,7 @@ class WriteQueue:
             room = self._line_up(partial(self.sweeping.make_room, fresh), is_deferred)
             for key in fresh:
                 self._promised[key] = self._line_up(partial(self._start, key, room), is_deferred)
-                self._promised[key].add_done_callback(partial(self._tell, key))
+                self._promised[key].add_done_callback(partial(self._settle, key))
         promises = [self._promised[key] for key in keys]
         self._submit_due()
         return promises
@@ -233,7 +233,7 @@ class WriteQueue:
     def _count_copied(self, n_bytes: int) -> None:
         self.n_copied += n_bytes
 
-    def _tell(self, key: str, done: "Future[int]") -> None:
+    def _settle(self, key: str, done: "Future[int]") -> None:
         self._post(lambda: self._written(key, done))
 
     def _written(self, key: str, done: "Future[int]") -> None:

@@ -43,9 +43,11 @@ class CacheFactory:
         return cache.to_quantized(group_size=group_size, bits=bits)
 
 
-def kv_bytes_per_token(runner: ModelRunner, maker: CacheFactory, example: Example = zeros) -> int:
+def kv_bytes_per_token(
+    runner: ModelRunner, cache_factory: CacheFactory, example: Example = zeros
+) -> int:
     """Bytes that one token adds to the layers that keep every token."""
-    caches = maker.make(maker.quantized_start)
+    caches = cache_factory.make(cache_factory.quantized_start)
     runner.execute([SlotTokens(caches, example(2))])
     leaves = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.is_sliceable(leaf)]
     return sum(part.nbytes for leaf in leaves for part in cache_adapters.span(leaf, 0, 1))

@@ -30,14 +30,14 @@ class KVExchange:
         slot_kv: SlotKVManager,
         pieces: BackgroundSteps,
         runner: ModelRunner,
-        maker: CacheFactory,
+        cache_factory: CacheFactory,
         identity: str,
     ) -> None:
         self._slot_kv = slot_kv
-        self._archive: DiskTier = slot_kv.archive
+        self._disk_tier: DiskTier = slot_kv.disk_tier
         self._pieces = pieces
         self._runner = runner
-        self._maker = maker
+        self._cache_factory = cache_factory
         self._identity = identity
         self._layouts: list[Layout] = []
 
@@ -57,7 +57,7 @@ class KVExchange:
         if context is None or not is_live or not context.is_storable:
             copy_outcome(self._write(tokens, salt), result)
             return
-        packing = self._archive.incremental_pack(context)
+        packing = self._disk_tier.incremental_pack(context)
 
         def end(error: Exception | None) -> None:
             try:
@@ -74,10 +74,10 @@ class KVExchange:
 
     def adopt(self, manifest: Manifest, result: "Future[int]") -> None:
         """Index files of another service; the future raises Damaged."""
-        self._archive.adopt(manifest, self._records, result)
+        self._disk_tier.adopt(manifest, self._records, result)
 
     def _write(self, tokens: Tokens, salt: str) -> "Future[Manifest]":
-        return self._archive.export(self._stored(tokens, salt), tokens, salt)
+        return self._disk_tier.export(self._stored(tokens, salt), tokens, salt)
 
     def _stored(self, tokens: Tokens, salt: str) -> ReusePlan:
         return self._slot_kv.lookup.kept(tokens, salt, self._slot_kv.slots[0])
@@ -95,7 +95,7 @@ class KVExchange:
         """
         if manifest.identity != self._identity:
             raise Damaged("the KV is of another model, adapter, KV precision or version of mlx-lm")
-        self._layouts = self._layouts or layouts(self._runner, self._maker)
+        self._layouts = self._layouts or layouts(self._runner, self._cache_factory)
         memory = self._slot_kv.memory
         chains = memory.chains(manifest.tokens, manifest.salt)
         names = {name for chain in chains for name in chain.keys}

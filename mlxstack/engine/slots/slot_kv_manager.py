@@ -47,7 +47,7 @@ class SlotKVManager:
         self,
         slots: Sequence[SlotContext],
         memory: PrefixCache,
-        archive: DiskTier,
+        disk_tier: DiskTier,
         pieces: BackgroundSteps,
         persist: Persist,
         bytes_per_token: int,
@@ -56,12 +56,12 @@ class SlotKVManager:
     ) -> None:
         self._pieces = pieces
         self._persist = persist
-        self.lookup = PrefixLookup(memory, archive.parker.shared_prefixes, archive.is_foreign)
-        self._parker = archive.parker
+        self.lookup = PrefixLookup(memory, disk_tier.parker.shared_prefixes, disk_tier.is_foreign)
+        self._parker = disk_tier.parker
         self.slots = slots
         self.memory = memory
         self.siblings = SiblingAnswers(min(MOST_BYTES, memory.budget // SIBLING_SHARE))
-        self.archive = archive
+        self.disk_tier = disk_tier
         self._is_room_due = False
         self._storing: set[int] = set()
         self._idle: Sequence[int] = ()
@@ -82,7 +82,7 @@ class SlotKVManager:
         contexts = sum(context.cache_bytes for context in self.slots)
         drafts = sum(context.draft_bytes for context in self.slots)
         texts = self.lookup.n_bytes + self.siblings.n_bytes
-        written = self.archive.n_copied
+        written = self.disk_tier.n_copied
         images = self.images.n_bytes if self.images else 0
         return marks + contexts + self.shared_bytes + drafts + texts + written + images
 
@@ -147,7 +147,7 @@ class SlotKVManager:
         if missing:
             nodes = self.memory.index.nodes
             self._make_way(plan, sum(nodes[key].record.n_bytes for key in missing))
-            self.archive.load(missing, then)
+            self.disk_tier.load(missing, then)
         return bool(missing)
 
     def prepare_slot(
@@ -290,10 +290,10 @@ class SlotKVManager:
         if not spec.enabled or not context.is_storable:
             return None
         context.checkpoint(spared)
-        shelved = self._parker.park(context, time.monotonic())
+        indexed = self._parker.park(context, time.monotonic())
         if self._is_stored(context):
-            self._write(context, shelved, is_deferred=True)
-        return shelved
+            self._write(context, indexed, is_deferred=True)
+        return indexed
 
     def end_request(self, slot: int) -> None:
         """Detach a finished request's context; write an agent's if configured."""
@@ -318,7 +318,7 @@ class SlotKVManager:
         Deferred writes wait while the engine is busy: it computes a prompt or decodes.
         """
         self._idle = idle
-        self.archive.submit_pending(is_busy=is_busy)
+        self.disk_tier.submit_pending(is_busy=is_busy)
         if self._is_room_due or turn % ROOM_EVERY == 0:
             self.make_room(idle)
             self._is_room_due = False
@@ -404,21 +404,21 @@ class SlotKVManager:
 
     def park_all(self) -> FlushResult:
         """Write all contexts that may be on disk; slots stay."""
-        before = self.archive.n_written
+        before = self.disk_tier.n_written
         held = [context for context in self.slots if len(context)]
         for context in held:
             self.store(context)
         spec = self.memory.spec
         if spec.enabled and spec.disk.enabled and self._persist is not Persist.NEVER:
-            self.archive.write_rest()
-        self.archive.catch_up()
-        return FlushResult(len(held), self.archive.n_written - before)
+            self.disk_tier.write_rest()
+        self.disk_tier.catch_up()
+        return FlushResult(len(held), self.disk_tier.n_written - before)
 
     def store(self, context: SlotContext, *, is_deferred: bool = False) -> None:
         """Write this context's missing KV; memory releases it."""
         if self._is_stored(context):
-            shelved = self._parker.index_context(context, time.monotonic())
-            self._write(context, shelved, is_deferred=is_deferred)
+            indexed = self._parker.index_context(context, time.monotonic())
+            self._write(context, indexed, is_deferred=is_deferred)
 
     def is_storing(self, slot: int) -> bool:
         """Whether this slot's last answer is still being packed."""
@@ -428,7 +428,7 @@ class SlotKVManager:
         """Store in pieces; after a change the next user stores."""
         if not self._is_stored(context):
             return
-        packing = self.archive.incremental_pack(context)
+        packing = self.disk_tier.incremental_pack(context)
 
         def end(error: Exception | None) -> None:
             self._storing.discard(id(context))
@@ -458,8 +458,8 @@ class SlotKVManager:
         return context.agent is None or self._persist is not Persist.NEVER
 
     def _write(
-        self, context: SlotContext, shelved: IndexedContext, *, is_deferred: bool = False
+        self, context: SlotContext, indexed: IndexedContext, *, is_deferred: bool = False
     ) -> None:
-        self.archive.write(shelved, is_deferred=is_deferred)
-        if shelved.segments:
-            self.archive.put(context, shelved, is_deferred=is_deferred)
+        self.disk_tier.write(indexed, is_deferred=is_deferred)
+        if indexed.segments:
+            self.disk_tier.put(context, indexed, is_deferred=is_deferred)

@@ -117,7 +117,7 @@ class _Simulation:
         """One turn of the engine, or the way to the next arrival."""
         if not self._live:
             self._now = max(self._now, self._coming[0][0])
-        self._listen()
+        self._take_arrivals()
         if not self._is_settled:
             self._slot()
         began = self._now
@@ -145,7 +145,7 @@ class _Simulation:
             live = _SimulatedRequest(agent, index, self._now + agent.requests[index].after_s)
             heapq.heappush(self._coming, (live.arrived, live.id, live))
 
-    def _listen(self) -> None:
+    def _take_arrivals(self) -> None:
         while self._coming and self._coming[0][0] <= self._now:
             at, _, live = heapq.heappop(self._coming)
             agent = live.agent

@@ -58,7 +58,7 @@ class ParseConfig(Struct, frozen=True):
 class AdmittedRequest(Struct, frozen=True):
     """Request that passed all checks.
 
-    `words` is the text processor of the model whose tokens these are; no other model may answer.
+    `text_processor` is that of the model whose tokens these are; no other model may answer.
     `conversation` is the source of the prompt, unless that was plain text or tokens.
     `loose_schemas` are parts of the tools' schemas that no grammar enforces, `omitted_tools` the
     tools of a vendor's servers, which are not offered to the model.
@@ -66,7 +66,7 @@ class AdmittedRequest(Struct, frozen=True):
 
     request: Request
     parsing: ParseConfig
-    words: TextProcessor
+    text_processor: TextProcessor
     conversation: Conversation | None = None
     loose_schemas: tuple[str, ...] = ()
     omitted_tools: tuple[str, ...] = ()
@@ -81,18 +81,18 @@ async def admit(
     service: Service, conversation: Conversation, options: GenerationOptions
 ) -> AdmittedRequest:
     """Render, tokenize, check. Raises BadRequest, TooLong, Busy, Loading."""
-    words = service.text_processor
-    options = await _with_biases(words, options)
+    text_processor = service.text_processor
+    options = await _with_biases(text_processor, options)
     check(options, _bounds(service))
     _check_tool_choice(options, conversation.tools)
-    prompt = await words.prompt(conversation, _scope(service, conversation, options))
+    prompt = await text_processor.prompt(conversation, _scope(service, conversation, options))
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
-    forced = _forced(words, options, prompt)
+    forced = _forced(text_processor, options, prompt)
     opening = ConstraintInputs(conversation, prompt, forced)
-    constraint = await output_constraint(words, options, opening)
-    prediction = await _prediction(service, words, options)
-    service.require_model(words)
+    constraint = await output_constraint(text_processor, options, opening)
+    prediction = await _prediction(service, text_processor, options)
+    service.require_model(text_processor)
     parse_options = ParseOptions(
         tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
         stops=options.stop,
@@ -105,17 +105,19 @@ async def admit(
     parsing = ParseConfig(
         parse_options, forced or (), anchor=prompt.anchor, n_replayed=prompt.n_replayed
     )
-    order = _order(service, prompt, parsing, options)
-    order = structs.replace(order, request=structs.replace(order.request, prediction=prediction))
+    admitted = _admitted(service, prompt, parsing, options)
+    admitted = structs.replace(
+        admitted, request=structs.replace(admitted.request, prediction=prediction)
+    )
     if options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         service.agent_registry.entitle(name, conversation, options.session_hint)
-        order = _named(service, order, structs.replace(options, display_name=name))
-    order = structs.replace(_guided(service, order, constraint), conversation=conversation)
+        admitted = _named(service, admitted, structs.replace(options, display_name=name))
+    admitted = structs.replace(_guided(service, admitted, constraint), conversation=conversation)
     if not conversation.tools:
-        return order
+        return admitted
     tools = _callable_tools(options, conversation.tools)
-    return structs.replace(order, loose_schemas=words.loose_schemas.of(tools))
+    return structs.replace(admitted, loose_schemas=text_processor.loose_schemas.of(tools))
 
 
 async def admit_text(
@@ -135,16 +137,18 @@ async def admit_text(
 async def _admit_text(
     service: Service, prompt: RawPrompt, options: GenerationOptions
 ) -> AdmittedRequest:
-    words = service.text_processor
-    options = await _with_biases(words, options)
+    text_processor = service.text_processor
+    options = await _with_biases(text_processor, options)
     check(options, _bounds(service))
-    made = await words.raw(prompt)
+    made = await text_processor.raw(prompt)
     if not made.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
     parse_options = ParseOptions(stops=options.stop, before=made.before, is_raw=True)
-    constraint = await _text_constraint(words, options)
-    service.require_model(words)
-    return _guided(service, _order(service, made, ParseConfig(parse_options), options), constraint)
+    constraint = await _text_constraint(text_processor, options)
+    service.require_model(text_processor)
+    return _guided(
+        service, _admitted(service, made, ParseConfig(parse_options), options), constraint
+    )
 
 
 def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
@@ -155,7 +159,7 @@ def _scope(service: Service, conversation: Conversation, options: GenerationOpti
     return Scope(options.salt, name or "")
 
 
-def _order(
+def _admitted(
     service: Service, prompt: Prompt, parsing: ParseConfig, options: GenerationOptions
 ) -> AdmittedRequest:
     _refuse_if_full(service)
@@ -201,32 +205,34 @@ def _order(
             has_progress=options.has_progress,
             is_prefill=is_prefill,
         ),
-        words=service.text_processor,
+        text_processor=service.text_processor,
     )
 
 
-def _named(service: Service, order: AdmittedRequest, options: GenerationOptions) -> AdmittedRequest:
+def _named(
+    service: Service, admitted: AdmittedRequest, options: GenerationOptions
+) -> AdmittedRequest:
     """Set the display name, after everything that can refuse the request."""
     request = structs.replace(
-        order.request, display_name=options.display_name, priority=_priority(service, options)
+        admitted.request, display_name=options.display_name, priority=_priority(service, options)
     )
-    return structs.replace(order, request=request)
+    return structs.replace(admitted, request=request)
 
 
 def _guided(
-    service: Service, order: AdmittedRequest, constraint: GrammarConstraint | None
+    service: Service, admitted: AdmittedRequest, constraint: GrammarConstraint | None
 ) -> AdmittedRequest:
     """Add the constraint; a grammar that has ended ends the answer."""
     if constraint is None:
-        return order
-    eos = service.facts.eos if constraint.has_grammar else order.request.eos
+        return admitted
+    eos = service.facts.eos if constraint.has_grammar else admitted.request.eos
     return structs.replace(
-        order, request=structs.replace(order.request, constraint=constraint, eos=eos)
+        admitted, request=structs.replace(admitted.request, constraint=constraint, eos=eos)
     )
 
 
 def _forced(
-    words: TextProcessor, options: GenerationOptions, prompt: Prompt
+    text_processor: TextProcessor, options: GenerationOptions, prompt: Prompt
 ) -> tuple[int, ...] | None:
     """Opening tokens of a required call, None without one.
 
@@ -235,26 +241,28 @@ def _forced(
     """
     if options.tool_choice is not ToolChoiceMode.REQUIRED:
         return None
-    opening = words.output_format.call_opening
-    if not opening and words.output_format.call_marks is None:
+    opening = text_processor.output_format.call_opening
+    if not opening and text_processor.output_format.call_marks is None:
         raise BadRequest(
             "tool_choice: the tool call format of this model is unknown, so no call can be forced; "
             'use tool_choice "auto"',
             "tool_choice",
         )
     if prompt.is_in_thinking:
-        return (*words.output_format.answer_tokens, *opening)
-    return (*words.output_format.message_opening, *opening) if prompt.before else opening
+        return (*text_processor.output_format.answer_tokens, *opening)
+    return (*text_processor.output_format.message_opening, *opening) if prompt.before else opening
 
 
-async def _with_biases(words: TextProcessor, options: GenerationOptions) -> GenerationOptions:
+async def _with_biases(
+    text_processor: TextProcessor, options: GenerationOptions
+) -> GenerationOptions:
     """Replace biases of texts by token biases; special tokens get none."""
     overrides = options.sampling
     if not overrides.bias_texts:
         return options
     biases = list(overrides.logit_bias)
     for text, bias in overrides.bias_texts:
-        tokens = await words.tokenize(text, TokenizeOptions(parse_special=False))
+        tokens = await text_processor.tokenize(text, TokenizeOptions(parse_special=False))
         biases += [(token, bias) for token in tokens]
     return structs.replace(
         options, sampling=structs.replace(overrides, logit_bias=tuple(biases), bias_texts=())
@@ -262,7 +270,7 @@ async def _with_biases(words: TextProcessor, options: GenerationOptions) -> Gene
 
 
 async def _prediction(
-    service: Service, words: TextProcessor, options: GenerationOptions
+    service: Service, text_processor: TextProcessor, options: GenerationOptions
 ) -> tuple[int, ...]:
     """Tokens of the predicted answer, where drafts are made.
 
@@ -274,7 +282,7 @@ async def _prediction(
     too_long = BadRequest(f"{param} is longer than the context of {service.n_ctx} tokens", param)
     try:
         plain = TokenizeOptions(parse_special=False)
-        tokens = await words.tokenize(options.predicted_text, plain)
+        tokens = await text_processor.tokenize(options.predicted_text, plain)
     except TooLong:
         raise too_long from None
     if len(tokens) > service.n_ctx:
@@ -377,34 +385,30 @@ class ConstraintInputs(Struct, frozen=True):
 
 
 async def output_constraint(
-    words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+    text_processor: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
 ) -> GrammarConstraint | None:
     """Constraint of an answer, if any. Raises BadRequest for a bad grammar."""
     if opening.forced is not None:
-        return await _call_guide(words, options, opening.conversation.tools)
+        return await _call_guide(text_processor, options, opening.conversation.tools)
     rules = (
         None
         if options.response_format is None
-        else await words.shape_rules(options.response_format)
+        else await text_processor.shape_rules(options.response_format)
     )
-    passage = await _passage(words, options, opening)
-    if (
-        rules is None
-        and options.thinking_budget is None
-        and not (passage.forbidden or passage.calls)
-    ):
+    layout = await _layout(text_processor, options, opening)
+    if rules is None and options.thinking_budget is None and not (layout.forbidden or layout.calls):
         return None
-    return GrammarConstraint(passage, rules)
+    return GrammarConstraint(layout, rules)
 
 
 async def _text_constraint(
-    words: TextProcessor, options: GenerationOptions
+    text_processor: TextProcessor, options: GenerationOptions
 ) -> GrammarConstraint | None:
     """Constraint of a continued text, which has no reasoning."""
     if options.response_format is None:
         return None
-    rules = await words.shape_rules(options.response_format)
-    layout = ConstraintLayout(words.n_vocab, banned=_banned(options))
+    rules = await text_processor.shape_rules(options.response_format)
+    layout = ConstraintLayout(text_processor.n_vocab, banned=_banned(options))
     return None if rules is None else GrammarConstraint(layout, rules)
 
 
@@ -440,26 +444,28 @@ def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tupl
 
 
 async def _call_guide(
-    words: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...]
+    text_processor: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...]
 ) -> GrammarConstraint | None:
     """Constraint of tool calls; None leaves only the opening forced."""
-    marks = words.output_format.call_marks
+    marks = text_processor.output_format.call_marks
     if marks is None:
         return None
     is_single = options.is_one_call or options.forced_tool is not None
-    rules = await words.call_rules(ForcedCalls(_callable_tools(options, tools), marks, is_single))
-    layout = ConstraintLayout(words.n_vocab, banned=_banned(options))
+    rules = await text_processor.call_rules(
+        ForcedCalls(_callable_tools(options, tools), marks, is_single)
+    )
+    layout = ConstraintLayout(text_processor.n_vocab, banned=_banned(options))
     return None if rules is None else GrammarConstraint(layout, rules)
 
 
-async def _passage(
-    words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+async def _layout(
+    text_processor: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
 ) -> ConstraintLayout:
-    output_format = words.output_format
+    output_format = text_processor.output_format
     has_tools = bool(opening.conversation.tools) and options.tool_choice is not ToolChoiceMode.NONE
     may_think, has_headers = opening.prompt.may_think, _has_headers(output_format, opening.prompt)
     before = ConstraintLayout(
-        n_vocab=words.n_vocab,
+        n_vocab=text_processor.n_vocab,
         eos=output_format.eos,
         is_in_thinking=opening.prompt.is_in_thinking or (has_headers and may_think),
         closes=output_format.answer_tokens,
@@ -467,9 +473,9 @@ async def _passage(
         budget=options.thinking_budget,
         may_end=has_headers and has_tools,
         headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
-        forbidden=_forbidden(words, options, opening),
+        forbidden=_forbidden(text_processor, options, opening),
         before=opening.prompt.tokens[-N_TAIL:],
-        calls=await words.free_calls(
+        calls=await text_processor.free_calls(
             _callable_tools(options, opening.conversation.tools), is_single=options.is_one_call
         )
         if has_tools
@@ -493,9 +499,9 @@ def _headers(output_format: OutputFormat, has_tools: bool) -> tuple[tuple[int, .
 
 
 def _forbidden(
-    words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+    text_processor: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
 ) -> tuple[tuple[int, ...], ...]:
     """Token sequences that open a call, where calls are forbidden."""
     if options.tool_choice is not ToolChoiceMode.NONE or not opening.conversation.tools:
         return ()
-    return words.output_format.call_sequences
+    return text_processor.output_format.call_sequences

@@ -31,7 +31,7 @@ class AgentTurnRequest(Struct, frozen=True):
     is_patient: bool = False
 
 
-async def order(service: Service, agent: str, turn: AgentTurnRequest) -> AdmittedRequest:
+async def admit_turn(service: Service, agent: str, turn: AgentTurnRequest) -> AdmittedRequest:
     """Admit the turn. Raises as `admit` and `agents.past` do."""
     conversation = turn.conversation
     if turn.is_added:
@@ -61,7 +61,7 @@ async def parts(
         raise Conflict(
             f"agent {agent} is answering already; wait for the end, or send `queue: true`"
         )
-    words = service.text_processor
+    text_processor = service.text_processor
     with service.agent_locks.joined(agent):
         entering = asyncio.create_task(_enter(service, agent, turn))
         try:
@@ -70,8 +70,8 @@ async def parts(
                 yield KeepAlive(0, 0)
                 patience_s = beat_s
             entering.result()
-            service.require_model(words)
-            admitted = await order(service, agent, turn)
+            service.require_model(text_processor)
+            admitted = await admit_turn(service, agent, turn)
             on_admitted(admitted)
             async with aclosing(stream_response(service, admitted, first_s, beat_s)) as rest:
                 async for part in rest:

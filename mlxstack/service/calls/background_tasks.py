@@ -53,10 +53,10 @@ async def run_tasks(
 async def log_statistics(service: Service, interval_s: float) -> None:
     """Log a line of statistics every `interval_s` seconds, without request text."""
     await asyncio.sleep(interval_s)
-    await _every(interval_s, "the summary", lambda: _tell(service))
+    await _every(interval_s, "the summary", lambda: _log_summary(service))
 
 
-async def _tell(service: Service) -> None:
+async def _log_summary(service: Service) -> None:
     view, counters = await prefix_cache_admin.look(service, 1), service.snapshot().counters
     log.info(
         "requests=%d hits=%d prompt=%d cached=%d generated=%d saved=%.1fs "

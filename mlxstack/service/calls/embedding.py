@@ -36,9 +36,9 @@ async def embed(
     """
     if not 0 < len(texts) <= MOST_TEXTS:
         raise BadRequest(f"input has {len(texts)} texts; it must have 1 to {MOST_TEXTS}", "input")
-    words = service.text_processor
-    tokens = tuple([await _tokens(service, words, text, is_cut) for text in texts])
-    vectors = await _vectors(service, words, tokens)
+    text_processor = service.text_processor
+    tokens = tuple([await _tokens(service, text_processor, text, is_cut) for text in texts])
+    vectors = await _vectors(service, text_processor, tokens)
     n_numbers = len(vectors[0]) // 4
     if dimensions is not None and not 0 < dimensions <= n_numbers:
         raise BadRequest(f"dimensions is {dimensions}; this model has {n_numbers}", "dimensions")
@@ -60,26 +60,28 @@ def shortened(vector: bytes, dimensions: int) -> bytes:
 
 
 async def _vectors(
-    service: Service, words: TextProcessor, texts: Sequence[Tokens]
+    service: Service, text_processor: TextProcessor, texts: Sequence[Tokens]
 ) -> tuple[bytes, ...]:
     """Vectors batch by batch, between other requests; cancellation skips the rest."""
     vectors: dict[int, bytes] = {}
     with service.sleep.request():
         for batch in batches([len(text) for text in texts]):
-            service.require_model(words)
+            service.require_model(text_processor)
             engine, part = service.embedder, tuple(texts[at] for at in batch)
             made = await asyncio.wrap_future(engine.embed(part))
             vectors |= dict(zip(batch, made, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))
 
 
-async def _tokens(service: Service, words: TextProcessor, text: Text, is_cut: bool) -> Tokens:
+async def _tokens(
+    service: Service, text_processor: TextProcessor, text: Text, is_cut: bool
+) -> Tokens:
     if isinstance(text, str):
         spelling = TokenizeOptions(add_special=True, parse_special=False)
-        tokens = await words.tokenize(text, spelling)
+        tokens = await text_processor.tokenize(text, spelling)
     else:
-        words.check([part for part in text if isinstance(part, int)], "input")
-        tokens = (await words.raw(text)).tokens
+        text_processor.check([part for part in text if isinstance(part, int)], "input")
+        tokens = (await text_processor.raw(text)).tokens
     if not tokens:
         raise BadRequest("input has an empty text; there is nothing to embed", "input")
     limit = service.preset.slots.n_ctx

@@ -51,7 +51,7 @@ ENDINGS = {
 
 
 async def stream_response(
-    service: Service, order: AdmittedRequest, first_s: float, beat_s: float
+    service: Service, admitted: AdmittedRequest, first_s: float, beat_s: float
 ) -> AsyncGenerator[ResponsePart, None]:
     """Stream the parts of a reply; leaving the iterator cancels the request.
 
@@ -60,54 +60,56 @@ async def stream_response(
     """
     clock = asyncio.get_running_loop().time
     assembler = ResponseAssembler(
-        order.request,
-        order.parsing,
-        order.words.output_format,
-        order.words.maker.replay,
-        order.words.maker.answers,
+        admitted.request,
+        admitted.parsing,
+        admitted.text_processor.output_format,
+        admitted.text_processor.prompt_maker.replay,
+        admitted.text_processor.prompt_maker.answers,
     )
     due = clock() + first_s
     spoken: list[SpokenPart] = []
     lock: AbstractContextManager[object] = nullcontext()
-    if order.request.agent is not None:
-        await service.agent_locks.until_no_act(order.request.agent)
-        lock = await service.agent_locks.lock_request(order.request.agent)
-    with lock, service.open(order.request, order.words) as events:
+    if admitted.request.agent is not None:
+        await service.agent_locks.until_no_act(admitted.request.agent)
+        lock = await service.agent_locks.lock_request(admitted.request.agent)
+    with lock, service.open(admitted.request, admitted.text_processor) as events:
         while not events.is_over:
             event = await events.next(max(0.0, due - clock()))
             if isinstance(event, SlotAssigned):
-                service.stats.note_slot(event, order.request)
+                service.stats.note_slot(event, admitted.request)
             parts = assembler.on_event(event)
             if assembler.is_enough:
                 events.cancel()
             for part in parts or ([assembler.keep_alive()] if clock() >= due else []):
                 if isinstance(part, GenerationFinished):
                     service.stats.n_unparsed_calls += part.n_unparsed
-                    await _remember(service, order, spoken)
-                    _anticipate(service, order, assembler.answer, part.slot)
+                    await _remember(service, admitted, spoken)
+                    _anticipate(service, admitted, assembler.answer, part.slot)
                 elif isinstance(part, SpokenPart):
                     spoken.append(part)
                 yield part
                 due = clock() + beat_s
 
 
-async def _remember(service: Service, order: AdmittedRequest, spoken: list[SpokenPart]) -> None:
+async def _remember(service: Service, admitted: AdmittedRequest, spoken: list[SpokenPart]) -> None:
     """Record an explicit agent's turn before the client receives its end."""
-    agent, conversation = order.request.agent, order.conversation
+    agent, conversation = admitted.request.agent, admitted.conversation
     if agent is not None and conversation is not None:
         await agents.record_turn(service, agent, conversation, spoken)
 
 
 def _anticipate(
-    service: Service, order: AdmittedRequest, answer: Message | None, slot: int
+    service: Service, admitted: AdmittedRequest, answer: Message | None, slot: int
 ) -> None:
     """Begin the next turn early, if the answer is complete."""
-    spec, conversation = service.preset.prefix_cache, order.conversation
+    spec, conversation = service.preset.prefix_cache, admitted.conversation
     is_wanted = spec.enabled and spec.anticipate is Anticipation.AUTO
     if answer is None or conversation is None or not is_wanted:
         return
     if service.health is ServiceHealth.OK:
-        pause = Pause(service.generator, order.words, order.request, conversation, answer, slot)
+        pause = Pause(
+            service.generator, admitted.text_processor, admitted.request, conversation, answer, slot
+        )
         service.early_turns.note_answer(pause)
 
 

@@ -37,8 +37,8 @@ async def offer(service: Service, query: KVQuery) -> KVOffer:
     _check(service, query)
     if query.is_computed:
         positions = tuple(at for at in query.checkpoint_positions if 0 < at < len(query.tokens))
-        words = service.text_processor
-        prefix = Prefix(query.tokens, words, query.salt, positions, is_for_peer=True)
+        text_processor = service.text_processor
+        prefix = Prefix(query.tokens, text_processor, query.salt, positions, is_for_peer=True)
         await prefix_cache_admin.warm(service, prefix)
     exporting = service.generator.export_kv(query.tokens, query.salt)
     manifest: Manifest = await asyncio.wrap_future(exporting)

@@ -27,13 +27,13 @@ async def look(service: Service, limit: int = 20) -> CacheView:
 
 
 class Prefix(Struct, frozen=True):
-    """Prefix in tokens of the text processor `words`, under a `salt`.
+    """Prefix in tokens of the text processor `text_processor`, under a `salt`.
 
     `is_for_peer`: another service asked for it, with `checkpoint_positions` of its own.
     """
 
     tokens: tuple[int, ...]
-    words: TextProcessor
+    text_processor: TextProcessor
     salt: str = ""
     checkpoint_positions: tuple[int, ...] = ()
     is_for_peer: bool = False
@@ -53,7 +53,7 @@ async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
             "tokens",
         )
     await warm(service, prefix)
-    service.require_model(prefix.words)
+    service.require_model(prefix.text_processor)
     return await service.change_cache(service.cache.pin(name, tokens, prefix.salt))
 
 
@@ -83,18 +83,18 @@ async def warm(service: Service, prefix: Prefix) -> None:
         arrived=time.monotonic(),
         is_for_peer=prefix.is_for_peer,
     )
-    with service.open(request, prefix.words) as events:
+    with service.open(request, prefix.text_processor) as events:
         while not isinstance(await events.next(PATIENCE_S), RequestFinished):
             pass
 
 
 async def warm_learned(service: Service) -> int:
     """Recompute the shared prefixes of the last run; returns their number."""
-    words = service.text_processor
+    text_processor = service.text_processor
     heads = await asyncio.wrap_future(service.cache.shared_prefixes())
     fitting = [tokens for tokens in heads if len(tokens) < service.n_ctx]
     for tokens in fitting:
-        await warm(service, Prefix(tokens, words))
+        await warm(service, Prefix(tokens, text_processor))
         await service.change_cache(service.cache.retain(tokens))
     return len(fitting)
 

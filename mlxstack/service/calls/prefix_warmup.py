@@ -23,8 +23,8 @@ async def warm_all(service: Service) -> None:
     """Compute and pin the preset's prefixes and learned ones; failures are logged."""
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
-            words = service.text_processor
-            made = prefix_cache_admin.Prefix(await _tokens(words, prefix), words)
+            text_processor = service.text_processor
+            made = prefix_cache_admin.Prefix(await _tokens(text_processor, prefix), text_processor)
             pinned = await prefix_cache_admin.pin(service, prefix.name, made)
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
         except Exception as error:
@@ -36,16 +36,16 @@ async def warm_all(service: Service) -> None:
         log.warning("learned heads were not warmed: %s", error)
 
 
-async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
+async def _tokens(text_processor: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
     if prefix.tokens_file is not None:
         tokens = json.loads(await _read(prefix.tokens_file))
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
             raise BadRequest(f"{prefix.tokens_file} is not a JSON list of token ids")
-        words.check(tokens, "tokens_file")
+        text_processor.check(tokens, "tokens_file")
         return tuple(tokens)
     if prefix.text_file is not None:
         text = await _read(prefix.text_file)
-        return await words.tokenize(text, TokenizeOptions(add_special=False))
+        return await text_processor.tokenize(text, TokenizeOptions(add_special=False))
     text = await _read(prefix.messages_file or "")
     try:
         sent = msgspec.json.decode(text, type=list[ChatMessageParam])
@@ -53,7 +53,9 @@ async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
         raise BadRequest(
             f"{prefix.messages_file} is not a JSON list of chat messages: {error}"
         ) from None
-    prompt = await words.prompt(Conversation(read_messages(sent), add_generation_prompt=False))
+    prompt = await text_processor.prompt(
+        Conversation(read_messages(sent), add_generation_prompt=False)
+    )
     return prompt.tokens
 
 

@@ -28,7 +28,7 @@ class Pause(Struct, frozen=True):
     """Pause after the complete answer to a request served in `slot`."""
 
     engine: GenerationEngine
-    words: "TextProcessor"
+    text_processor: "TextProcessor"
     request: Request
     conversation: Conversation
     answer: Message
@@ -38,7 +38,7 @@ class Pause(Struct, frozen=True):
         """Render and compute the expected next prompt. Raises as `make` does."""
         last = self.request
         scope = Scope(last.salt, last.display_name or "")
-        prompt = await self.words.expected(self.conversation, self.answer, scope)
+        prompt = await self.text_processor.expected(self.conversation, self.answer, scope)
         expected = Request(
             id=f"{last.id}-early",
             tokens=prompt.tokens,

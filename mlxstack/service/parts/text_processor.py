@@ -77,7 +77,7 @@ class TextProcessor:
         self.tokenizer = tokenizer
         n_ctx = preset.slots.n_ctx
         try:
-            self.maker = PromptMaker(
+            self.prompt_maker = PromptMaker(
                 tokenizer, preset.sampling.thinking, preset.template, n_ctx, processor
             )
             self.output_format = OutputFormat(tokenizer)
@@ -85,7 +85,7 @@ class TextProcessor:
             raise SetupError(
                 f"the chat template of {preset.model.id} {overrun.reason}; choose another model"
             ) from overrun
-        capabilities = self.maker.template.capabilities
+        capabilities = self.prompt_maker.template.capabilities
         self.template_notes = notes(capabilities, self.output_format.description)
         for note in self.template_notes:
             log.warning("chat template: %s", note)
@@ -108,7 +108,7 @@ class TextProcessor:
     @property
     def accepts_images(self) -> bool:
         """Whether engine, template and processor take images."""
-        return self.maker.processor is not None
+        return self.prompt_maker.processor is not None
 
     def image_reader(self) -> ImageReader:
         """Reader of the images of one request."""
@@ -116,17 +116,17 @@ class TextProcessor:
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
-        return await self._run(lambda: self.maker.make(conversation, scope))
+        return await self._run(lambda: self.prompt_maker.make(conversation, scope))
 
     async def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
     ) -> Prompt:
         """Expected start of the prompt after an answer. Raises as `prompt` does."""
-        return await self._run(lambda: self.maker.expected(conversation, answer, scope))
+        return await self._run(lambda: self.prompt_maker.expected(conversation, answer, scope))
 
     async def text(self, conversation: Conversation) -> str:
         """The rendered template."""
-        return await self._run(lambda: self.maker.text(conversation))
+        return await self._run(lambda: self.prompt_maker.text(conversation))
 
     def stalled_s(self) -> float:
         """Seconds without a new job, while all threads are busy."""
@@ -142,12 +142,12 @@ class TextProcessor:
         if isinstance(prompt, MediaText):
             return await self._run(lambda: self._with_media(prompt))
         if isinstance(prompt, str):
-            return await self._run(lambda: self.maker.plain(prompt))
+            return await self._run(lambda: self.prompt_maker.plain(prompt))
         if len(prompt) > self._n_ctx:
             raise TooLong(len(prompt), self._n_ctx)
-        tokens = await self._run(lambda: self.maker.joined(prompt))
+        tokens = await self._run(lambda: self.prompt_maker.joined(prompt))
         self.check(tokens, "prompt")
-        return self.maker.given(tokens)
+        return self.prompt_maker.given(tokens)
 
     def _with_media(self, prompt: MediaText) -> Prompt:
         if not self.accepts_images:
@@ -159,15 +159,15 @@ class TextProcessor:
             reader.new({"data": data}, f"prompt.multimodal_data[{i}]")
             for i, data in enumerate(prompt.data)
         ]
-        return self.maker.plain(prompt.text, images)
+        return self.prompt_maker.plain(prompt.text, images)
 
     def vocabulary_ids(self, tokens: Sequence[int]) -> Sequence[int]:
         """Tokens with the placeholder in place of virtual ids of images."""
-        return self.maker.vocabulary_ids(tokens)
+        return self.prompt_maker.vocabulary_ids(tokens)
 
     async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
         """The tokens of a text."""
-        return await self._run(lambda: self.maker.tokenize(text, spelling))
+        return await self._run(lambda: self.prompt_maker.tokenize(text, spelling))
 
     async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
         """Matcher of a response format; None without one. Raises BadRequest."""
@@ -267,15 +267,15 @@ class TextProcessor:
 
     async def pieces(self, tokens: Sequence[int]) -> list[str | list[int]]:
         """Piece of each token."""
-        return await self._run(lambda: [self.maker.piece(token) for token in tokens])
+        return await self._run(lambda: [self.prompt_maker.piece(token) for token in tokens])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a few tokens of this model."""
-        return self.maker.detokenize(tokens)
+        return self.prompt_maker.detokenize(tokens)
 
     def piece(self, token: int) -> bytes:
         """Bytes of one token."""
-        return self.maker.pieces.of(token)
+        return self.prompt_maker.pieces.of(token)
 
     def check(self, tokens: Sequence[int], param: str) -> None:
         """Raises TooLong for too many tokens, BadRequest for one outside the vocabulary."""
@@ -340,7 +340,7 @@ class TextProcessor:
         )
 
     def _caps(self, *, has_template: bool) -> dict[str, bool]:
-        template = self.maker.template
+        template = self.prompt_maker.template
         capabilities = template.capabilities
         has_calls = capabilities.takes_calls and has_template
         return {

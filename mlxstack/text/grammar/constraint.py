@@ -45,8 +45,8 @@ class ConstraintLayout(Struct, frozen=True):
 class GrammarConstraint:
     """Constraint of a request, one state per choice; `rules` may be None."""
 
-    def __init__(self, passage: ConstraintLayout, rules: LLMatcher | None = None) -> None:
-        self._passage = passage
+    def __init__(self, layout: ConstraintLayout, rules: LLMatcher | None = None) -> None:
+        self._layout = layout
         self._rules = rules
 
     @property
@@ -57,7 +57,7 @@ class GrammarConstraint:
     def start(self) -> "GrammarState":
         """The state at the first token of an answer."""
         rules = None if self._rules is None else self._rules.deep_copy()
-        return GrammarState(self._passage, rules)
+        return GrammarState(self._layout, rules)
 
 
 class ConstraintPhase(Enum):
@@ -73,7 +73,7 @@ class ConstraintPhase(Enum):
 class GrammarPosition(Struct, frozen=True):
     """Position in an answer, after `n_ruled` tokens of the grammar."""
 
-    passage: ConstraintLayout
+    layout: ConstraintLayout
     at: ConstraintPhase
     n_thoughts: int
     tail: tuple[int, ...]
@@ -85,24 +85,24 @@ class GrammarPosition(Struct, frozen=True):
 class GrammarState:
     """One answer on its way. Used by one thread at a time."""
 
-    def __init__(self, passage: ConstraintLayout, rules: LLMatcher | None) -> None:
-        self._passage = passage
+    def __init__(self, layout: ConstraintLayout, rules: LLMatcher | None) -> None:
+        self._layout = layout
         self._rules = rules
-        self._at = _first(passage)
+        self._at = _first(layout)
         self._n_thoughts = 0
         self._tail: tuple[int, ...] = ()
-        self._recent = passage.before
-        self._n_recent = max(map(len, passage.forbidden), default=0)
+        self._recent = layout.before
+        self._n_recent = max(map(len, layout.forbidden), default=0)
         self._n_ruled = 0
-        calls = passage.calls
-        self._calls = None if calls is None else CallState(calls, passage.before)
+        calls = layout.calls
+        self._calls = None if calls is None else CallState(calls, layout.before)
 
     @property
     def is_ruled(self) -> bool:
         """Whether a grammar alone rules the next token."""
         if self._call is not None:
             return True
-        is_free = self._passage.opens or self._passage.escapes
+        is_free = self._layout.opens or self._layout.escapes
         return self._rules is not None and (
             self._at is ConstraintPhase.RULED
             or (self._at is ConstraintPhase.BEGINNING and not is_free)
@@ -117,7 +117,7 @@ class GrammarState:
     def position(self) -> GrammarPosition:
         """Position to pass to `rewind`."""
         return GrammarPosition(
-            self._passage, self._at, self._n_thoughts, self._tail, self._recent, self._n_ruled,
+            self._layout, self._at, self._n_thoughts, self._tail, self._recent, self._n_ruled,
             None if self._calls is None else self._calls.position(),
         )  # fmt: skip
 
@@ -126,7 +126,7 @@ class GrammarState:
         assert isinstance(position, GrammarPosition)
         if self._rules is not None and self._n_ruled > position.n_ruled:
             self._rules.rollback(self._n_ruled - position.n_ruled)
-        self._passage, self._at = position.passage, position.at
+        self._layout, self._at = position.layout, position.at
         self._n_thoughts, self._tail = position.n_thoughts, position.tail
         self._recent, self._n_ruled = position.recent, position.n_ruled
         if self._calls is not None and position.calls is not None:
@@ -137,7 +137,7 @@ class GrammarState:
 
         Raises BadRequest when the request forbids each of them.
         """
-        mask, banned = self._mask(), self._passage.banned
+        mask, banned = self._mask(), self._layout.banned
         if mask is not None and banned and not any(_without(mask, banned)):
             raise BadRequest(
                 "logit_bias forbids every token that the answer may have here; remove some of "
@@ -159,7 +159,7 @@ class GrammarState:
         if self._rules.is_error():
             raise BadRequest(f"the grammar cannot be followed: {self._rules.get_error()}")
         if self._at is ConstraintPhase.BEGINNING:
-            return _with(mask, self._passage.opens | self._passage.escapes)
+            return _with(mask, self._layout.opens | self._layout.escapes)
         return mask
 
     def advance(self, token: int) -> None:
@@ -170,7 +170,7 @@ class GrammarState:
             self._call.follow(token)
             return
         self._step(token)
-        calls = self._passage.calls
+        calls = self._layout.calls
         is_free = self._at is ConstraintPhase.FREE
         if (
             calls is not None
@@ -190,9 +190,9 @@ class GrammarState:
                 self._open(token)
             case ConstraintPhase.THINKING:
                 self._think(token)
-            case ConstraintPhase.BEGINNING if token in self._passage.opens:
+            case ConstraintPhase.BEGINNING if token in self._layout.opens:
                 self._at = ConstraintPhase.THINKING
-            case ConstraintPhase.BEGINNING if token in self._passage.escapes or self._rules is None:
+            case ConstraintPhase.BEGINNING if token in self._layout.escapes or self._rules is None:
                 self._at = ConstraintPhase.FREE
             case ConstraintPhase.BEGINNING | ConstraintPhase.RULED:
                 self._at = ConstraintPhase.RULED
@@ -203,18 +203,18 @@ class GrammarState:
     @property
     def _thoughts(self) -> frozenset[int]:
         """The tokens that open another thought in an answer without a grammar."""
-        calls = self._passage.calls
+        calls = self._layout.calls
         return frozenset() if calls is None or self._rules is not None else calls.thoughts
 
     def _permitted(self, mask: bytes | None) -> bytes | None:
         """The mask without the tokens that complete a forbidden sequence."""
-        recent, forbidden = self._recent, self._passage.forbidden
+        recent, forbidden = self._recent, self._layout.forbidden
         last = frozenset(
             one[-1] for one in forbidden if recent[len(recent) - len(one) + 1 :] == one[:-1]
         )
         if not last:
             return mask
-        return _without(mask or b"\xff" * -(-self._passage.n_vocab // 8), last)
+        return _without(mask or b"\xff" * -(-self._layout.n_vocab // 8), last)
 
     def _follow(self, token: int) -> None:
         assert self._rules is not None
@@ -224,55 +224,55 @@ class GrammarState:
 
     def _open(self, token: int) -> None:
         self._tail = (*self._tail, token)
-        if self._tail in self._passage.headers:
-            is_answer = self._tail == self._passage.closes and self._rules is not None
+        if self._tail in self._layout.headers:
+            is_answer = self._tail == self._layout.closes and self._rules is not None
             self._at = ConstraintPhase.BEGINNING if is_answer else ConstraintPhase.FREE
 
     def _header_mask(self) -> bytes:
         n = len(self._tail)
-        headers = self._passage.headers
+        headers = self._layout.headers
         following = {header[n] for header in headers if header[:n] == self._tail}
-        return _with(bytes(-(-self._passage.n_vocab // 8)), following)
+        return _with(bytes(-(-self._layout.n_vocab // 8)), following)
 
     def _think(self, token: int) -> None:
         self._n_thoughts += 1
-        self._tail = (*self._tail, token)[-len(self._passage.closes) or None :]
-        if self._tail == self._passage.closes:
+        self._tail = (*self._tail, token)[-len(self._layout.closes) or None :]
+        if self._tail == self._layout.closes:
             self._at = ConstraintPhase.FREE if self._rules is None else ConstraintPhase.BEGINNING
-            self._passage = _thought(self._passage)
+            self._layout = _thought(self._layout)
 
     def _thinking_mask(self) -> bytes | None:
-        passage = self._passage
-        if passage.closes and passage.budget is not None and self._n_thoughts >= passage.budget:
-            return _with(bytes(-(-passage.n_vocab // 8)), {self._next_close()})
-        if self._rules is None or passage.may_end:
+        layout = self._layout
+        if layout.closes and layout.budget is not None and self._n_thoughts >= layout.budget:
+            return _with(bytes(-(-layout.n_vocab // 8)), {self._next_close()})
+        if self._rules is None or layout.may_end:
             return None
-        return _without(b"\xff" * -(-passage.n_vocab // 8), passage.eos)
+        return _without(b"\xff" * -(-layout.n_vocab // 8), layout.eos)
 
     def _next_close(self) -> int:
         """The token that brings the end of the thought nearer."""
-        closes = self._passage.closes
+        closes = self._layout.closes
         n = max(n for n in range(len(closes)) if not n or self._tail[-n:] == closes[:n])
         return closes[n]
 
 
-def _first(passage: ConstraintLayout) -> ConstraintPhase:
-    if passage.headers:
+def _first(layout: ConstraintLayout) -> ConstraintPhase:
+    if layout.headers:
         return ConstraintPhase.HEADER
-    return ConstraintPhase.THINKING if passage.is_in_thinking else ConstraintPhase.BEGINNING
+    return ConstraintPhase.THINKING if layout.is_in_thinking else ConstraintPhase.BEGINNING
 
 
-def closed(passage: ConstraintLayout, tokens: Sequence[int]) -> bool:
+def closed(layout: ConstraintLayout, tokens: Sequence[int]) -> bool:
     """Whether the end of a thought is among the last `tokens`."""
-    n = len(passage.closes)
+    n = len(layout.closes)
     return n > 0 and any(
-        tuple(tokens[i : i + n]) == passage.closes for i in range(len(tokens) - n + 1)
+        tuple(tokens[i : i + n]) == layout.closes for i in range(len(tokens) - n + 1)
     )
 
 
-def _thought(passage: ConstraintLayout) -> ConstraintLayout:
+def _thought(layout: ConstraintLayout) -> ConstraintLayout:
     """There is one thought only."""
-    return replace(passage, is_in_thinking=False, opens=frozenset(), budget=None, may_end=False)
+    return replace(layout, is_in_thinking=False, opens=frozenset(), budget=None, may_end=False)
 
 
 def _with(mask: bytes, tokens: frozenset[int] | set[int]) -> bytes:

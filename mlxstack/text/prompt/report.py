@@ -73,9 +73,9 @@ class TemplateReport(Struct, frozen=True):
 
 def report(tokenizer: Any) -> TemplateReport:
     """Report on the template of a TokenizerWrapper. Raises Unsupported without one."""
-    maker = PromptMaker(tokenizer)
-    template = maker.template
-    maker.text(Conversation((ASKED,)))
+    prompt_maker = PromptMaker(tokenizer)
+    template = prompt_maker.template
+    prompt_maker.text(Conversation((ASKED,)))
     switches, capabilities = template.switches, template.capabilities
     output_format = derive_format(tokenizer)
     return TemplateReport(
@@ -91,7 +91,7 @@ def report(tokenizer: Any) -> TemplateReport:
         effort_levels=dict(switches.levels),
         lost=tuple(losses(template.probe, capabilities)),
         notes=notes(capabilities, output_format),
-        reuse=_reuse(maker, tokenizer, output_format),
+        reuse=_reuse(prompt_maker, tokenizer, output_format),
     )
 
 
@@ -123,7 +123,7 @@ def _format(output_format: DerivedFormat) -> FormatReport:
 
 
 def _reuse(
-    maker: PromptMaker, tokenizer: Any, output_format: DerivedFormat
+    prompt_maker: PromptMaker, tokenizer: Any, output_format: DerivedFormat
 ) -> dict[str, float | None]:
     """Reused share of prompt and answer, in and after tool loops."""
     call = ToolCall("call00001", READ.name, {"path": "src/main.py"})
@@ -141,36 +141,38 @@ def _reuse(
         turns += [answer, follows]
         after = replace(conversation, messages=tuple(turns))
         try:
-            shares[kind] = _share(maker, tokenizer, conversation, answer, after, output_format)
+            shares[kind] = _share(
+                prompt_maker, tokenizer, conversation, answer, after, output_format
+            )
         except BadRequest:
             return shares
     return shares
 
 
 def _share(
-    maker: PromptMaker,
+    prompt_maker: PromptMaker,
     tokenizer: Any,
     conversation: Conversation,
     answer: Message,
     after: Conversation,
     output_format: DerivedFormat,
 ) -> float:
-    prompt = maker.make(conversation)
-    text = _sampled_text(maker, conversation, prompt, answer, output_format)
+    prompt = prompt_maker.make(conversation)
+    text = _sampled_text(prompt_maker, conversation, prompt, answer, output_format)
     added = tokenizer.added_tokens_decoder
     ends = [text.find(added[at].content) for at in tokenizer.eos_token_ids if at in added]
     text = text[: min((end for end in ends if end >= 0), default=len(text))]
     tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
     if prompt.anchor is not None:
-        maker.answers.remember(NAMELESS, prompt.anchor, SampledAnswer(answer, tokens))
-    cached, later = prompt.tokens + tokens, maker.make(after).tokens
+        prompt_maker.answers.remember(NAMELESS, prompt.anchor, SampledAnswer(answer, tokens))
+    cached, later = prompt.tokens + tokens, prompt_maker.make(after).tokens
     pairs = enumerate(zip(cached, later, strict=False))
     same = next((at for at, (a, b) in pairs if a != b), min(len(cached), len(later)))
     return same / len(cached)
 
 
 def _sampled_text(
-    maker: PromptMaker,
+    prompt_maker: PromptMaker,
     conversation: Conversation,
     prompt: Prompt,
     answer: Message,
@@ -178,8 +180,8 @@ def _sampled_text(
 ) -> str:
     """Text that a model would sample for a rendered answer."""
     closed = replace(conversation, add_generation_prompt=False)
-    asked, opened = maker.text(closed), prompt.text or ""
-    written = maker.text(replace(closed, messages=(*conversation.messages, answer)))
+    asked, opened = prompt_maker.text(closed), prompt.text or ""
+    written = prompt_maker.text(replace(closed, messages=(*conversation.messages, answer)))
     n_before = common_length(asked, opened)
     opening, body = opened[n_before:], written[n_before:]
     n_same = common_length(opening, body)
@@ -199,10 +201,10 @@ def _is_in_mark(text: str) -> bool:
 
 
 def parsed(
-    maker: PromptMaker, output_format: DerivedFormat, conversation: Conversation, raw: str
+    prompt_maker: PromptMaker, output_format: DerivedFormat, conversation: Conversation, raw: str
 ) -> ParsedMessage:
     """Parsed raw answer to a conversation. Raises as `make` does."""
-    prompt = maker.make(conversation)
+    prompt = prompt_maker.make(conversation)
     return read_answer(
         output_format,
         raw,

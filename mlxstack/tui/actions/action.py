@@ -77,7 +77,7 @@ class Aim(Struct, frozen=True):
     """The row key of the target, and the text that was typed."""
 
     key: str
-    words: str = ""
+    text: str = ""
 
 
 class ActionContext(Struct, frozen=True):

@@ -9,33 +9,33 @@ from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 
 
-async def park(hands: ActionContext, aim: Aim) -> str:
+async def park(context: ActionContext, aim: Aim) -> str:
     """Evict the agent from slot and memory; its files on disk stay."""
-    done = await hands.calls.delete(f"{_path(aim.key)}?evict_only=1")
+    done = await context.calls.delete(f"{_path(aim.key)}?evict_only=1")
     return f"{aim.key} left the memory: {done.get('n_evicted', 0)} tokens were in a slot"
 
 
-async def pin(hands: ActionContext, aim: Aim) -> str:
+async def pin(context: ActionContext, aim: Aim) -> str:
     """Exempt its KV from eviction."""
-    await hands.calls.post(_path(aim.key), {"is_pinned": True})
+    await context.calls.post(_path(aim.key), {"is_pinned": True})
     return f"{aim.key} is pinned"
 
 
-async def unpin(hands: ActionContext, aim: Aim) -> str:
+async def unpin(context: ActionContext, aim: Aim) -> str:
     """Make its KV evictable again."""
-    await hands.calls.post(_path(aim.key), {"is_pinned": False})
+    await context.calls.post(_path(aim.key), {"is_pinned": False})
     return f"{aim.key} is no longer pinned"
 
 
-async def prioritise(hands: ActionContext, aim: Aim) -> str:
+async def prioritise(context: ActionContext, aim: Aim) -> str:
     """Set the priority, from its next request on."""
-    await hands.calls.post(_path(aim.key), {"priority": aim.words})
-    return f"{aim.key} has priority {aim.words}"
+    await context.calls.post(_path(aim.key), {"priority": aim.text})
+    return f"{aim.key} has priority {aim.text}"
 
 
-async def delete(hands: ActionContext, aim: Aim) -> str:
+async def delete(context: ActionContext, aim: Aim) -> str:
     """Delete its history, KV and statistics."""
-    await hands.calls.delete(_path(aim.key))
+    await context.calls.delete(_path(aim.key))
     return f"{aim.key} was deleted"
 
 

@@ -14,28 +14,28 @@ from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
 
 
-async def pin(hands: ActionContext, aim: Aim) -> str:
+async def pin(context: ActionContext, aim: Aim) -> str:
     """Pin a listed prefix under a name."""
-    done = await hands.calls.post("/cache/prefixes", {"name": aim.words, "id": aim.key})
-    return f"{aim.words}: {done.get('n_tokens', 0)} tokens are pinned"
+    done = await context.calls.post("/cache/prefixes", {"name": aim.text, "id": aim.key})
+    return f"{aim.text}: {done.get('n_tokens', 0)} tokens are pinned"
 
 
-async def unpin(hands: ActionContext, aim: Aim) -> str:
+async def unpin(context: ActionContext, aim: Aim) -> str:
     """Make the prefix evictable again."""
-    await hands.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
+    await context.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
     return f"{aim.key} is no longer pinned"
 
 
-async def warm(hands: ActionContext, aim: Aim) -> str:
+async def warm(context: ActionContext, aim: Aim) -> str:
     """Prefill a file at low priority, then pin it by name."""
-    body = await asyncio.to_thread(_prefix, aim.words)
-    done = await hands.calls.post("/cache/prefixes", body)
+    body = await asyncio.to_thread(_prefix, aim.text)
+    done = await context.calls.post("/cache/prefixes", body)
     return f"{body['name']}: {done.get('n_tokens', 0)} tokens are pinned"
 
 
-async def clear(hands: ActionContext, _: Aim) -> str:
+async def clear(context: ActionContext, _: Aim) -> str:
     """Evict all KV that is neither in use nor pinned."""
-    done = await hands.calls.post("/cache/clear", {})
+    done = await context.calls.post("/cache/clear", {})
     return f"the cache is cleared: {size(done.get('n_bytes', 0))} freed"
 
 

@@ -6,25 +6,25 @@ from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, Acti
 from mlxstack.tui.state import DashboardState
 
 
-async def swap(hands: ActionContext, aim: Aim) -> str:
+async def swap(context: ActionContext, aim: Aim) -> str:
     """Swap the model; requests wait until the new one has loaded."""
-    done = await hands.calls.post("/v1/models/load", {"preset": aim.words})
+    done = await context.calls.post("/v1/models/load", {"preset": aim.text})
     took = short_time(sum(step["ms"] for step in done.get("steps", ())) / 1000)
-    before, now = done.get("before", "the model"), done.get("model", aim.words)
+    before, now = done.get("before", "the model"), done.get("model", aim.text)
     return f"{before} was replaced by {now} in {took}"
 
 
-async def load(hands: ActionContext, aim: Aim) -> str:
+async def load(context: ActionContext, aim: Aim) -> str:
     """Load the model: a gateway starts its member."""
-    await hands.calls.post("/v1/models/load", {"model": aim.key})
+    await context.calls.post("/v1/models/load", {"model": aim.key})
     return f"{aim.key} is loaded"
 
 
-async def switch(hands: ActionContext, aim: Aim) -> str:
+async def switch(context: ActionContext, aim: Aim) -> str:
     """Switch the mode. Raises Unsupported when the services run elsewhere."""
-    if hands.machine is None:
+    if context.machine is None:
         raise Unsupported("modes can be switched on the computer of the service only")
-    return await hands.machine.switch_mode(aim.words)
+    return await context.machine.switch_mode(aim.text)
 
 
 def _model(model: DashboardState) -> str:

@@ -18,35 +18,35 @@ def filename_of(model: DashboardState, key: str) -> str:
     return f"{safe.strip('.-') or f'slot-{key}'}.kv"
 
 
-async def save(hands: ActionContext, aim: Aim) -> str:
+async def save(context: ActionContext, aim: Aim) -> str:
     """Save the slot once it is idle."""
-    done = await hands.calls.save_slot(int(aim.key), aim.words)
+    done = await context.calls.save_slot(int(aim.key), aim.text)
     took = short_time(done.timings.get("save_ms", 0.0) / 1000)
     news = f"{size(done.n_written)} written of {size(done.n_bytes)}"
     return f"slot {aim.key}: {done.n_saved} tokens saved to {done.filename}, {news} in {took}"
 
 
-async def restore(hands: ActionContext, aim: Aim) -> str:
+async def restore(context: ActionContext, aim: Aim) -> str:
     """Restore the slot once it is idle."""
-    done = await hands.calls.restore_slot(int(aim.key), aim.words)
+    done = await context.calls.restore_slot(int(aim.key), aim.text)
     took = short_time(done.timings.get("restore_ms", 0.0) / 1000)
     news = f"{size(done.n_read)} read in {took}"
     return f"slot {aim.key}: {done.n_restored} tokens restored from {done.filename}, {news}"
 
 
-async def erase(hands: ActionContext, aim: Aim) -> str:
+async def erase(context: ActionContext, aim: Aim) -> str:
     """Erase the slot once it is idle."""
-    done = await hands.calls.erase_slot(int(aim.key))
+    done = await context.calls.erase_slot(int(aim.key))
     return f"slot {aim.key}: {done.n_erased} tokens erased"
 
 
-async def copy_curl(hands: ActionContext, aim: Aim) -> str:
+async def copy_curl(context: ActionContext, aim: Aim) -> str:
     """Copy the save command; the API key stays a variable reference."""
-    url = shlex.quote(f"{hands.calls.url}/slots/{aim.key}?action=save")
+    url = shlex.quote(f"{context.calls.url}/slots/{aim.key}?action=save")
     body = shlex.quote(f'{{"filename": "slot-{aim.key}.kv"}}')
     key = f'-H "Authorization: Bearer ${KEY_VARIABLE}"'
     command = f"curl -sS {url} {key} -d {body}"
-    hands.copy(command)
+    context.copy(command)
     return f"copied: {command}"
 
 

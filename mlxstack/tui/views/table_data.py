@@ -71,20 +71,20 @@ def title(name: str, rest: str = "") -> Line:
     return (*head, TextCell(f"  {rest}", CellStyle.FAINT)) if rest else head
 
 
-def arranged(sheet: TableData, words: str, column: int | None) -> TableData:
+def arranged(table_data: TableData, words: str, column: int | None) -> TableData:
     """Filter rows by `words` and sort them; the heading tells both."""
-    rows, told = sheet.rows, []
+    rows, told = table_data.rows, []
     if words:
         rows = tuple(row for row in rows if words.lower() in _text(row).lower())
-        told.append(f"with `{words}`: {len(rows)} of {len(sheet.rows)}")
-    if column is not None and column < len(sheet.columns):
+        told.append(f"with `{words}`: {len(rows)} of {len(table_data.rows)}")
+    if column is not None and column < len(table_data.columns):
         rows = tuple(sorted(rows, key=lambda row: sort_key(row.cells[column].text)))
-        told.append(f"by {sheet.columns[column].title}")
+        told.append(f"by {table_data.columns[column].title}")
     if not told:
-        return sheet
-    head = (*sheet.title, TextCell(f"  {', '.join(told)}", CellStyle.WARN))
-    note = "No row contains that; / and an empty line show all." if words else sheet.note
-    return replace(sheet, title=head, rows=rows, note=note)
+        return table_data
+    head = (*table_data.title, TextCell(f"  {', '.join(told)}", CellStyle.WARN))
+    note = "No row contains that; / and an empty line show all." if words else table_data.note
+    return replace(table_data, title=head, rows=rows, note=note)
 
 
 def sort_key(text: str) -> tuple[int, float, str]:
@@ -102,14 +102,14 @@ def _text(row: TableRow) -> str:
     return " ".join(cell.text for cell in row.cells)
 
 
-def distinct(sheet: TableData) -> TableData:
+def distinct(table_data: TableData) -> TableData:
     """Return the table with unique row keys; names may repeat."""
     seen: dict[str, int] = {}
     rows = []
-    for row in sheet.rows:
+    for row in table_data.rows:
         n = seen[row.key] = seen.get(row.key, 0) + 1
         rows.append(row if n == 1 else replace(row, key=f"{row.key}#{n}"))
-    return sheet if len(seen) == len(rows) else distinct(replace(sheet, rows=tuple(rows)))
+    return table_data if len(seen) == len(rows) else distinct(replace(table_data, rows=tuple(rows)))
 
 
 def fitted(columns: tuple[TableColumn, ...], width: int) -> tuple[TableColumn, ...]:

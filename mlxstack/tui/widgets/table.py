@@ -19,37 +19,37 @@ class PatchedTable(DataTable[Text]):
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", zebra_stripes=False)
-        self._sheet = TableData(title=())
+        self._table_data = TableData(title=())
         self._last: str | None = None
 
     @property
     def chosen(self) -> str | None:
         """The key of the row under the cursor."""
-        rows = self._sheet.rows
+        rows = self._table_data.rows
         return rows[self.cursor_row].key if 0 <= self.cursor_row < len(rows) else None
 
-    def show(self, sheet: TableData) -> None:
+    def show(self, table_data: TableData) -> None:
         """Become this sheet."""
-        before, self._sheet = self._sheet, sheet
+        before, self._table_data = self._table_data, table_data
         place = self.cursor_row
         self._last = self._key_at(before) or self._last
-        if sheet.columns != before.columns:
+        if table_data.columns != before.columns:
             self.clear(columns=True)
-            for i, column in enumerate(sheet.columns):
+            for i, column in enumerate(table_data.columns):
                 self.add_column(Text(column.title), width=column.width, key=str(i))
-            self._fill(sheet, place)
-        elif [row.key for row in sheet.rows] != [row.key for row in before.rows]:
+            self._fill(table_data, place)
+        elif [row.key for row in table_data.rows] != [row.key for row in before.rows]:
             self.clear()
-            self._fill(sheet, place)
+            self._fill(table_data, place)
         else:
-            for i, (old, new) in enumerate(zip(before.rows, sheet.rows, strict=True)):
+            for i, (old, new) in enumerate(zip(before.rows, table_data.rows, strict=True)):
                 if old != new:
                     self._patch(i, new)
 
     def render_line(self, y: int) -> Strip:
         """Render a row, without Textual's wrapping and measuring of cells."""
         row = y - 1 + self.scroll_offset.y if y else -1
-        if row >= len(self._sheet.rows):
+        if row >= len(self._table_data.rows):
             return Strip.blank(self.size.width, self.visual_style.rich_style)
         is_cursor, is_hovered = row == self.cursor_row, row == self.hover_row
         flags = (row < 0, False, False, is_hovered, is_cursor, True, self._show_hover_cursor)
@@ -64,10 +64,10 @@ class PatchedTable(DataTable[Text]):
         return Strip(parts).adjust_cell_length(self.size.width, rest).simplify()
 
     def _cells(self, row: int) -> Iterable[tuple[str, CellStyle, TableColumn]]:
-        columns = self._sheet.columns
+        columns = self._table_data.columns
         if row < 0:
             return [(column.title, CellStyle.PLAIN, column) for column in columns]
-        cells = self._sheet.rows[row].cells
+        cells = self._table_data.rows[row].cells
         return [(cell.text, cell.tone, column) for cell, column in zip(cells, columns, strict=True)]
 
     def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
@@ -75,15 +75,15 @@ class PatchedTable(DataTable[Text]):
         del new_rows
         super()._update_dimensions(())
 
-    def _key_at(self, sheet: TableData) -> str | None:
+    def _key_at(self, table_data: TableData) -> str | None:
         row = self.cursor_row
-        return sheet.rows[row].key if 0 <= row < len(sheet.rows) else None
+        return table_data.rows[row].key if 0 <= row < len(table_data.rows) else None
 
-    def _fill(self, sheet: TableData, place: int) -> None:
+    def _fill(self, table_data: TableData, place: int) -> None:
         """Restore the cursor to its row, else to its place."""
-        for row in sheet.rows:
+        for row in table_data.rows:
             self.add_row(*_texts(row), key=row.key)
-        keys = [row.key for row in sheet.rows]
+        keys = [row.key for row in table_data.rows]
         if self._last in keys:
             place = keys.index(self._last)
         # Textual clamps it to the number of rows.

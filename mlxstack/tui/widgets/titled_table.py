@@ -104,23 +104,23 @@ class TitledTable(Vertical):
         if not (self.is_mounted and width):
             return
         drawn = self._draw_sheet(self.model, width)
-        sheet = distinct(arranged(drawn, self.words, self._sorted_by))
-        if sheet != self._shown:
-            self._become(sheet)
+        table_data = distinct(arranged(drawn, self.words, self._sorted_by))
+        if table_data != self._shown:
+            self._become(table_data)
         # A table that was hidden and comes back may lose the focus after it came.
-        if sheet.rows and self.screen.focused is None and self.app.app_focus:
+        if table_data.rows and self.screen.focused is None and self.app.app_focus:
             self.screen.set_focus(self._table)
 
-    def _become(self, sheet: TableData) -> None:
+    def _become(self, table_data: TableData) -> None:
         heading, note = self.query(Static)
-        if self._shown is None or sheet.title != self._shown.title:
-            heading.update(content((sheet.title,)), layout=False)
-        if self._shown is None or sheet.note != self._shown.note:
-            note.update(sheet.note)
-        note.display = not sheet.rows and bool(sheet.note)
-        self._table.display = bool(sheet.rows)
-        self._table.show(sheet)
-        self._shown = sheet
+        if self._shown is None or table_data.title != self._shown.title:
+            heading.update(content((table_data.title,)), layout=False)
+        if self._shown is None or table_data.note != self._shown.note:
+            note.update(table_data.note)
+        note.display = not table_data.rows and bool(table_data.note)
+        self._table.display = bool(table_data.rows)
+        self._table.show(table_data)
+        self._shown = table_data
         self._choose()
 
     def _choose(self) -> None:

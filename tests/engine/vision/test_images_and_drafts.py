@@ -82,7 +82,7 @@ def test_an_mtp_head_changes_no_token_after_an_image(tmp_path: Path) -> None:
         draft_freely(engine)
         assert answers_of(engine, pictures) == wanted
         assert engine.engine.snapshot().counters.n_model_drafted_tokens > 0
-        assert not engine.engine._turns.batch.draft_model.is_broken
+        assert not engine.engine._loop.batch.draft_model.is_broken
 
 
 @pytest.mark.parametrize("kind", ["mtp", "model"])
@@ -97,7 +97,7 @@ def test_drafters_get_the_placeholder_in_place_of_features(
     scene, seen = Pictures(folder)(prompt(60), png(1), prompt(60, 1)), []
     with running(preset, tmp_path / "home") as engine:
         draft_freely(engine)
-        drafter = engine.engine._turns.batch.draft_model
+        drafter = engine.engine._loop.batch.draft_model
         follow, execute = drafter.follow_prefill, drafter._runner.execute
 
         def note(tokens: Sequence[int]) -> None:

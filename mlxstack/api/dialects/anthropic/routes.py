@@ -42,16 +42,16 @@ async def messages(
 ) -> Response[MessageResponse] | Stream:
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
-    words = service.text_processor
-    parsed = await words.read(lambda: conversation(data, words.image_reader()))
+    text_processor = service.text_processor
+    parsed = await text_processor.read(lambda: conversation(data, text_processor.image_reader()))
     require_answerable(parsed)
-    order = await admit(service, parsed, _options(service, data, parsed, request))
-    names = ResponseIds(order.request.id, model, request_id(request.scope))
-    order = structs.replace(order, omitted_tools=omitted_tools(data.tools or ()))
+    admitted = await admit(service, parsed, _options(service, data, parsed, request))
+    names = ResponseIds(admitted.request.id, model, request_id(request.scope))
+    admitted = structs.replace(admitted, omitted_tools=omitted_tools(data.tools or ()))
     if data.stream:
-        return await answer_stream(service, [[order]], MessageStream(names))
+        return await answer_stream(service, [[admitted]], MessageStream(names))
     return await answer_whole(
-        request, service, (order,), lambda replies: message(replies[0], names)
+        request, service, (admitted,), lambda replies: message(replies[0], names)
     )
 
 
@@ -59,8 +59,8 @@ async def messages(
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
     """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
-    words = service.text_processor
-    parsed = await words.read(lambda: conversation(data, words.image_reader()))
+    text_processor = service.text_processor
+    parsed = await text_processor.read(lambda: conversation(data, text_processor.image_reader()))
     prompt = await service.text_processor.prompt(parsed)
     return TokenCount(len(prompt.tokens))
 

@@ -103,7 +103,7 @@ def _is_empty_answer(message: Message) -> bool:
 
 def _system(content: Content | None) -> tuple[Message, ...]:
     """System prompt: blocks joined, without billing headers."""
-    text = "".join(drop_billing(words(block)) for block in read(content, "system"))
+    text = "".join(drop_billing(block_text(block)) for block in read(content, "system"))
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
@@ -167,7 +167,7 @@ def _user(
         for i, block in enumerate(blocks)
         if isinstance(block, ToolResult)
     ]
-    text = "\n".join(part for block in blocks if (part := words(block)))
+    text = "\n".join(part for block in blocks if (part := block_text(block)))
     return user_message(results, text) or (Message(Role.USER),)
 
 
@@ -197,7 +197,7 @@ def _instruction(block: Block, known: Definitions) -> str:
             return _addition(block, known)
         case ToolRemoval():
             return _removal(block)
-    return words(block)
+    return block_text(block)
 
 
 def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader) -> Message:
@@ -209,7 +209,7 @@ def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader
     for block in blocks:
         if isinstance(block, ToolReference):
             parts.append({"type": "tool_reference", "tool_name": block.tool_name})
-        elif text := words(block):
+        elif text := block_text(block):
             parts.append({"type": "text", "text": text})
     text = result_text(parts, known)
     if result.is_error:
@@ -257,7 +257,7 @@ def read(content: Content | None, at: str) -> tuple[Block, ...]:
     return tuple(_read(content or [], at))
 
 
-def words(block: Block) -> str:
+def block_text(block: Block) -> str:
     """Text of a block; "" for calls, results and reasoning."""
     match block:
         case TextInput():

@@ -124,8 +124,8 @@ def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
         ("cache_lost_tokens", "Tokens computed again after a miss", [m.n_lost for m in losses]),
         ("cache_lost_seconds", "Prefill time of those tokens", [m.lost_s for m in losses]),
     )
-    for name, words, values in rows:
-        family = CounterMetricFamily("mlxstack_" + name, words, labels=("reason",))
+    for name, help_text, values in rows:
+        family = CounterMetricFamily("mlxstack_" + name, help_text, labels=("reason",))
         for one, value in zip(losses, values, strict=True):
             family.add_metric((one.reason,), value)
         yield family
@@ -139,8 +139,8 @@ def peer_metrics(peers: tuple[PeerView, ...]) -> Iterator[Metric]:
         ("prefills", "Prompts that a peer was asked to compute", "n_prefills"),
         ("failures", "Calls of a peer that failed or took too long", "n_failures"),
     )
-    for name, words, field in counts:
-        counter = CounterMetricFamily("mlxstack_peer_" + name, words, labels=("peer",))
+    for name, help_text, field in counts:
+        counter = CounterMetricFamily("mlxstack_peer_" + name, help_text, labels=("peer",))
         for peer in peers:
             counter.add_metric((peer.url,), getattr(peer, field))
         yield counter
@@ -189,5 +189,5 @@ def metrics_route(service: Service) -> Any:
 
 
 def _families(kind: type[Any], prefix: str, numbers: Numbers) -> Iterator[Metric]:
-    for name, words, value in numbers:
-        yield kind(prefix + name, words, value=value)
+    for name, help_text, value in numbers:
+        yield kind(prefix + name, help_text, value=value)

@@ -43,8 +43,8 @@ async def completion(
     ]
     renderer = LlamaRenderer(
         [
-            PromptRenderer(service, order, prompt, data, index)
-            for index, (order, prompt) in enumerate(zip(orders, prompts, strict=True))
+            PromptRenderer(service, admitted, prompt, data, index)
+            for index, (admitted, prompt) in enumerate(zip(orders, prompts, strict=True))
         ]
     )
     if data.stream:

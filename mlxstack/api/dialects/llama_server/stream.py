@@ -62,16 +62,16 @@ class PromptRenderer:
     def __init__(
         self,
         service: Service,
-        order: AdmittedRequest,
+        admitted: AdmittedRequest,
         prompt: Prompt,
         body: LlamaCompletionBody,
         index: int,
     ) -> None:
         self._service = service
-        self._order = order
+        self._admitted = admitted
         text = prompt.text if isinstance(prompt, MediaText) else prompt
         is_text = isinstance(text, str)
-        self._prompt = text if is_text else order.words.decode(order.request.tokens)
+        self._prompt = text if is_text else admitted.text_processor.decode(admitted.request.tokens)
         self._index = index
         self._body = body
         self._has_new_line = False
@@ -112,7 +112,7 @@ class PromptRenderer:
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": self._n_predicted,
-            "tokens_evaluated": len(self._order.request.tokens),
+            "tokens_evaluated": len(self._admitted.request.tokens),
         }
 
     def _final(self, ended: GenerationFinished, content: str, tokens: list[int]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class PromptRenderer:
             "tokens_predicted": work.n_generated,
             "tokens_evaluated": work.n_prompt,
             "generation_settings": generation_settings(
-                self._order.request, self._order.stop, bool(self._body.stream)
+                self._admitted.request, self._admitted.stop, bool(self._body.stream)
             ),
             "prompt": self._prompt,
             "has_new_line": self._has_new_line,
@@ -147,7 +147,7 @@ class PromptRenderer:
         return {path: value for path, value in found.items() if value is not UNSET}
 
     def _probabilities(self, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-        result = logprobs(notes, self._order.words)
+        result = logprobs(notes, self._admitted.text_processor)
         return {"completion_probabilities": result.content} if result else {}
 
 

@@ -30,18 +30,18 @@ class DetokenizeBody(Struct):
 @post("/tokenize", status_code=200)
 async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[str, Any]:
     """Tokenize text, with the piece of each token on request."""
-    words = service.text_processor
+    text_processor = service.text_processor
     parts = [data.content] if isinstance(data.content, str) else data.content or []
     tokens: list[int] = []
     for i, part in enumerate(parts):
         if isinstance(part, int):
-            words.check([part], "content")
+            text_processor.check([part], "content")
             tokens.append(part)
         else:
-            tokens += await words.tokenize(part, _spelling(data, is_first=i == 0))
+            tokens += await text_processor.tokenize(part, _spelling(data, is_first=i == 0))
     if not data.with_pieces:
         return {"tokens": tokens}
-    pieces = await words.pieces(tokens)
+    pieces = await text_processor.pieces(tokens)
     return {"tokens": [{"id": id_, "piece": p} for id_, p in zip(tokens, pieces, strict=True)]}
 
 
@@ -56,11 +56,11 @@ async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dic
 @post("/apply-template", status_code=200)
 async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[str, str]:
     """Render a chat body to its prompt."""
-    words = service.text_processor
-    conversation = await words.read(
-        lambda: to_conversation.conversation(data, words.image_reader())
+    text_processor = service.text_processor
+    conversation = await text_processor.read(
+        lambda: to_conversation.conversation(data, text_processor.image_reader())
     )
-    return {"prompt": await words.text(conversation)}
+    return {"prompt": await text_processor.text(conversation)}
 
 
 def _spelling(body: TokenizeBody, is_first: bool) -> TokenizeOptions:

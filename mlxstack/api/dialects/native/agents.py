@@ -93,9 +93,9 @@ async def create_agent(
     past = AgentHistory()
     if data.messages:
         body = ChatBody(messages=data.messages, tools=data.tools)
-        words = service.text_processor
-        conversation = await words.read(
-            lambda: to_conversation.conversation(body, words.image_reader())
+        text_processor = service.text_processor
+        conversation = await text_processor.read(
+            lambda: to_conversation.conversation(body, text_processor.image_reader())
         )
         past = AgentHistory(conversation.messages, conversation.tools)
     return of_new(agent, shown(request, await agents.create(service, agent, past)))
@@ -229,8 +229,10 @@ async def generate_for_agent(
     """Generate the next turn; 409 for a busy agent unless queued."""
     model = resolve_model(service, data.model)
     agent = checked(agent, "agent")
-    words = service.text_processor
-    turn = await words.read(lambda: _turn_request(agent, data, request, words.image_reader()))
+    text_processor = service.text_processor
+    turn = await text_processor.read(
+        lambda: _turn_request(agent, data, request, text_processor.image_reader())
+    )
     wants = stream_config(data, turn.options.id, model)
     if data.stream:
         return await _stream(service, agent, turn, wants)
@@ -245,7 +247,7 @@ async def _whole(
     async with aclosing(parts):
         reply = await gather(parts)
     work = reply.ended.work
-    completion = stream.whole((reply,), wants, orders[0].words)
+    completion = stream.whole((reply,), wants, orders[0].text_processor)
     note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
     headers = cache_headers(orders[0].request, reply.started, work)
     return Response(
@@ -260,14 +262,14 @@ async def _stream(
 ) -> Stream:
     """Errors within the first second come before the headers."""
     orders: list[AdmittedRequest] = []
-    words = service.text_processor
+    text_processor = service.text_processor
     parts = turns.parts(service, agent, turn, FIRST_S, BEAT_S, orders.append)
     first = await anext(parts)
     headers = {AGENT: agent}
     if orders:
         work = expected_timings(service.engine.snapshot(), first)
         headers = cache_headers(orders[0].request, first, work)
-    renderer = stream.ChatRenderer(wants, words)
+    renderer = stream.ChatRenderer(wants, text_processor)
     return streamed(frames(first, interleaved([parts]), renderer), headers)
 
 

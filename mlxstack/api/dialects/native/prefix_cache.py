@@ -109,25 +109,25 @@ def _refuse_content(data: PrefixBody) -> None:
 
 
 async def _prefix(request: AnyRequest, service: Service, data: PrefixBody) -> Prefix:
-    words = service.text_processor
-    tokens = await _tokens(words, data)
+    text_processor = service.text_processor
+    tokens = await _tokens(text_processor, data)
     if not tokens:
         raise BadRequest("the prefix is empty; at least one token is needed")
-    return Prefix(tokens, words, salt_of(request))
+    return Prefix(tokens, text_processor, salt_of(request))
 
 
-async def _tokens(words: TextProcessor, data: PrefixBody) -> tuple[int, ...]:
+async def _tokens(text_processor: TextProcessor, data: PrefixBody) -> tuple[int, ...]:
     given = [x for x in (data.text, data.tokens, data.messages) if x is not None]
     if len(given) != 1:
         raise BadRequest("give exactly one of text, tokens and messages", "text")
     if data.tokens is not None:
-        words.check(data.tokens, "tokens")
+        text_processor.check(data.tokens, "tokens")
         return tuple(data.tokens)
     if data.text is not None:
-        return await words.tokenize(data.text, TokenizeOptions(add_special=False))
+        return await text_processor.tokenize(data.text, TokenizeOptions(add_special=False))
     body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
-    conversation = await words.read(lambda: to_conversation.conversation(body))
-    return (await words.prompt(conversation)).tokens
+    conversation = await text_processor.read(lambda: to_conversation.conversation(body))
+    return (await text_processor.prompt(conversation)).tokens
 
 
 ROUTES = (

@@ -70,12 +70,12 @@ async def chat(
     _keep_alive(service, data.keep_alive)
     if not data.messages:
         return _loaded(renderer, service)
-    words = service.text_processor
-    conversation = await words.read(
-        lambda: to_conversation.chat_conversation(data, words.image_reader())
+    text_processor = service.text_processor
+    conversation = await text_processor.read(
+        lambda: to_conversation.chat_conversation(data, text_processor.image_reader())
     )
-    order = await admit(service, conversation, _options(data, request))
-    return await _answer(request, service, order, data, renderer)
+    admitted = await admit(service, conversation, _options(data, request))
+    return await _answer(request, service, admitted, data, renderer)
 
 
 @post("/api/generate", status_code=200, responses=lines_spec(OllamaGeneration))
@@ -87,17 +87,17 @@ async def generate(
     _keep_alive(service, data.keep_alive)
     if not data.prompt:
         return _loaded(renderer, service)
-    words = service.text_processor
-    conversation = await words.read(
-        lambda: to_conversation.prompt_conversation(data, words.image_reader())
+    text_processor = service.text_processor
+    conversation = await text_processor.read(
+        lambda: to_conversation.prompt_conversation(data, text_processor.image_reader())
     )
     options = _options(data, request)
-    order = (
+    admitted = (
         await admit_text(service, data.prompt, options)
         if data.raw
         else await admit(service, conversation, options)
     )
-    return await _answer(request, service, order, data, renderer)
+    return await _answer(request, service, admitted, data, renderer)
 
 
 @post("/api/embed", status_code=200)
@@ -188,14 +188,14 @@ async def _pulled() -> AsyncGenerator[bytes, None]:
 async def _answer(
     request: AnyRequest,
     service: Service,
-    order: AdmittedRequest,
+    admitted: AdmittedRequest,
     body: OllamaGenerationBody,
     renderer: OllamaRenderer,
 ) -> Response[Any] | Stream:
     if body.stream is not False:
-        return await answer_stream(service, [[order]], renderer)
+        return await answer_stream(service, [[admitted]], renderer)
     return await answer_whole(
-        request, service, (order,), lambda replies: renderer.whole(replies[0])
+        request, service, (admitted,), lambda replies: renderer.whole(replies[0])
     )
 
 

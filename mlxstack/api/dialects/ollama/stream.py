@@ -42,9 +42,9 @@ class OllamaRenderer(streaming.Renderer):
 
     media_type = streaming.JSON_LINES
 
-    def __init__(self, model: str, words: "TextProcessor") -> None:
+    def __init__(self, model: str, text_processor: "TextProcessor") -> None:
         self.model = model
-        self._words = words
+        self._text_processor = text_processor
         self._began = time.perf_counter()
         self._n_calls = 0
 
@@ -97,7 +97,7 @@ class OllamaRenderer(streaming.Renderer):
         )
 
     def _noted(self, answer: OllamaAnswer, notes: tuple[TokenLogprob, ...]) -> OllamaAnswer:
-        chosen = logprobs(notes, self._words)
+        chosen = logprobs(notes, self._text_processor)
         return answer if chosen is None else structs.replace(answer, logprobs=chosen.content)
 
     def _call(self, part: ToolCallPart) -> OllamaToolCall:

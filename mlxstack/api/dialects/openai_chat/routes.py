@@ -42,21 +42,21 @@ async def chat_completions(
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
     n = n_choices(data.n, service.preset.slots.count)
-    words = service.text_processor
-    conversation = await words.read(
-        lambda: to_conversation.conversation(data, words.image_reader())
+    text_processor = service.text_processor
+    conversation = await text_processor.read(
+        lambda: to_conversation.conversation(data, text_processor.image_reader())
     )
-    order = await admit(service, conversation, options(data, request))
-    order = structs.replace(order, omitted_tools=to_conversation.omitted_tools(data))
-    wants = stream_config(data, order.request.id, model)
-    words, orders = order.words, copies(order, n)
+    admitted = await admit(service, conversation, options(data, request))
+    admitted = structs.replace(admitted, omitted_tools=to_conversation.omitted_tools(data))
+    wants = stream_config(data, admitted.request.id, model)
+    text_processor, orders = admitted.text_processor, copies(admitted, n)
     if data.verbose:
-        tokens = order.request.tokens
-        wants = structs.replace(wants, verbose=Verbose(words.decode(tokens), len(tokens)))
+        tokens = admitted.request.tokens
+        wants = structs.replace(wants, verbose=Verbose(text_processor.decode(tokens), len(tokens)))
     if data.stream:
-        return await answer_stream(service, [orders], stream.ChatRenderer(wants, words, n))
+        return await answer_stream(service, [orders], stream.ChatRenderer(wants, text_processor, n))
     return await answer_whole(
-        request, service, orders, lambda replies: stream.whole(replies, wants, words)
+        request, service, orders, lambda replies: stream.whole(replies, wants, text_processor)
     )
 
 
@@ -64,9 +64,11 @@ async def chat_completions(
 async def chat_input_tokens(data: JSONBody[ChatBody], service: TheService) -> InputTokens:
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
-    words = service.text_processor
-    prompt = await words.prompt(
-        await words.read(lambda: to_conversation.conversation(data, words.image_reader()))
+    text_processor = service.text_processor
+    prompt = await text_processor.prompt(
+        await text_processor.read(
+            lambda: to_conversation.conversation(data, text_processor.image_reader())
+        )
     )
     return InputTokens(len(prompt.tokens))
 

@@ -60,7 +60,7 @@ class StreamConfig(Struct, frozen=True):
 
 
 def whole(
-    replies: Sequence[CollectedResponse], wants: StreamConfig, words: "TextProcessor"
+    replies: Sequence[CollectedResponse], wants: StreamConfig, text_processor: "TextProcessor"
 ) -> ChatCompletion:
     """Response without a stream, with one choice per reply."""
     ended = [reply.ended for reply in replies]
@@ -69,7 +69,7 @@ def whole(
         created=int(time.time()),
         model=wants.model,
         system_fingerprint=FINGERPRINT,
-        choices=tuple(_choice(i, reply, wants, words) for i, reply in enumerate(replies)),
+        choices=tuple(_choice(i, reply, wants, text_processor) for i, reply in enumerate(replies)),
         usage=usage(ended, len(ended)),
         timings=timings(ended[0].work),
         verbose=wants.verbose,
@@ -77,7 +77,7 @@ def whole(
 
 
 def _choice(
-    index: int, reply: CollectedResponse, wants: StreamConfig, words: "TextProcessor"
+    index: int, reply: CollectedResponse, wants: StreamConfig, text_processor: "TextProcessor"
 ) -> ChatChoice:
     message = ChatMessage(
         content=reply.content or (None if reply.calls else ""),
@@ -95,16 +95,18 @@ def _choice(
         index=index,
         message=message,
         finish_reason=finish_reason(reply.ended, reply.has_calls, is_legacy=wants.is_legacy),
-        logprobs=logprobs(reply.notes, words),
+        logprobs=logprobs(reply.notes, text_processor),
     )
 
 
 class ChatRenderer(streaming.Renderer):
     """Renders the choices of one streamed answer, one reply each."""
 
-    def __init__(self, wants: StreamConfig, words: "TextProcessor", n_choices: int = 1) -> None:
+    def __init__(
+        self, wants: StreamConfig, text_processor: "TextProcessor", n_choices: int = 1
+    ) -> None:
         self._wants = wants
-        self._choices = [ChatStream(i, wants, words) for i in range(n_choices)]
+        self._choices = [ChatStream(i, wants, text_processor) for i in range(n_choices)]
 
     def opening(self) -> Iterator[bytes]:
         return (choice.opening() for choice in self._choices)
@@ -125,12 +127,12 @@ class ChatRenderer(streaming.Renderer):
 class ChatStream:
     """Renders the parts of one choice as chunks, counting its tool calls."""
 
-    def __init__(self, index: int, wants: StreamConfig, words: "TextProcessor") -> None:
+    def __init__(self, index: int, wants: StreamConfig, text_processor: "TextProcessor") -> None:
         self.ended: GenerationFinished | None = None
         self._index = index
         self._wants = wants
         self._watch = Stopwatch(time.monotonic)
-        self._words = words
+        self._text_processor = text_processor
         self._created = int(time.time())
         self._n_calls = 0
         self._input: InputDecoder | None = None
@@ -207,7 +209,7 @@ class ChatStream:
             delta,
             finish_reason=reason,
             index=self._index,
-            logprobs=logprobs(notes, self._words),
+            logprobs=logprobs(notes, self._text_processor),
         )
 
     def _progress(self, part: PrefillProgressed) -> bytes:

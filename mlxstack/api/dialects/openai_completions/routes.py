@@ -45,7 +45,7 @@ async def completions(
         await admit_text(service, prompt, structs.replace(options, id=f"{shape.id}-{i}"))
         for i, prompt in enumerate(prompts)
     ]
-    groups = [copies(order, shape.n) for order in orders]
+    groups = [copies(admitted, shape.n) for admitted in orders]
     if data.stream:
         return await answer_stream(service, groups, shape)
     return await answer_whole(request, service, tuple(chain(*groups)), shape.whole)

@@ -35,7 +35,7 @@ class CompletionRenderer(streaming.Renderer):
         self.id = f"cmpl-{uuid4().hex}"
         self.n = n_choices(body.n, service.preset.slots.count)
         self._ended: dict[int, GenerationFinished] = {}
-        self._words = service.text_processor
+        self._text_processor = service.text_processor
         self._model = model
         self._has_pace = bool(body.timings_per_token)
         self._watches = [Stopwatch(time.monotonic) for _ in range(n_prompts * self.n)]
@@ -49,7 +49,7 @@ class CompletionRenderer(streaming.Renderer):
             CompletionChoice(
                 text=one.content,
                 index=i,
-                logprobs=legacy(one.notes, self._words, 0),
+                logprobs=legacy(one.notes, self._text_processor, 0),
                 finish_reason=finish_reason(one.ended, has_calls=False),
             )
             for i, one in enumerate(replies)
@@ -83,7 +83,7 @@ class CompletionRenderer(streaming.Renderer):
 
     def _choice(self, text: str, index: int, notes: tuple[TokenLogprob, ...]) -> CompletionChoice:
         """Choice of a stream; its text offsets continue the previous part's."""
-        noted = legacy(notes, self._words, self._offsets[index])
+        noted = legacy(notes, self._text_processor, self._offsets[index])
         if noted is not None:
             self._offsets[index] = noted.text_offset[-1] + len(noted.tokens[-1])
         return CompletionChoice(text, index, noted)

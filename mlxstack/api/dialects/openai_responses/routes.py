@@ -44,17 +44,17 @@ async def responses(
     """Answer a list of items, whole or as server-sent events."""
     model, box = resolve_model(service, data.model), toolbox(data.tools)
     data, options = _resolved(data, request), _options(data, request, box)
-    words = service.text_processor
-    conversation = await words.read(
-        lambda: to_conversation.conversation(data, box, words.image_reader())
+    text_processor = service.text_processor
+    conversation = await text_processor.read(
+        lambda: to_conversation.conversation(data, box, text_processor.image_reader())
     )
-    order = await _admit(service, conversation, options)
-    response, is_sealed = _response(data, order, model), SEALED in (data.include or ())
+    admitted = await _admit(service, conversation, options)
+    response, is_sealed = _response(data, admitted, model), SEALED in (data.include or ())
     on_item = _on_item(data, request, options.salt)
-    renderer = ResponseStream(response, box, order.words, on_item, is_sealed=is_sealed)
+    renderer = ResponseStream(response, box, admitted.text_processor, on_item, is_sealed=is_sealed)
     if data.stream:
-        return await answer_stream(service, [[order]], renderer)
-    return await answer_whole(request, service, (order,), lambda made: whole(made[0], renderer))
+        return await answer_stream(service, [[admitted]], renderer)
+    return await answer_whole(request, service, (admitted,), lambda made: whole(made[0], renderer))
 
 
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
@@ -64,9 +64,11 @@ async def input_tokens(
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
     data, box = _resolved(data, request), toolbox(data.tools)
-    words = service.text_processor
-    prompt = await words.prompt(
-        await words.read(lambda: to_conversation.conversation(data, box, words.image_reader()))
+    text_processor = service.text_processor
+    prompt = await text_processor.prompt(
+        await text_processor.read(
+            lambda: to_conversation.conversation(data, box, text_processor.image_reader())
+        )
     )
     return InputTokens(len(prompt.tokens))
 
@@ -119,19 +121,19 @@ def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> Genera
     )
 
 
-def _response(body: ResponsesBody, order: AdmittedRequest, model: str) -> Response:
+def _response(body: ResponsesBody, admitted: AdmittedRequest, model: str) -> Response:
     """Response before its first output item."""
     reasoning = body.reasoning or {}
     return Response(
-        id=order.request.id,
+        id=admitted.request.id,
         created_at=int(time.time()),
         model=model,
         instructions=body.instructions,
         tools=tuple(body.tools or ()),
         tool_choice=body.tool_choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        temperature=order.request.sampling.temperature,
-        top_p=order.request.sampling.top_p,
+        temperature=admitted.request.sampling.temperature,
+        top_p=admitted.request.sampling.top_p,
         top_logprobs=body.top_logprobs or 0,
         max_output_tokens=body.max_output_tokens,
         reasoning={name: reasoning.get(name) for name in ("effort", "summary")},

@@ -222,7 +222,7 @@ class ResponseStream(streaming.Renderer):
         self,
         response: Response,
         box: ToolNames,
-        words: TextProcessor,
+        text_processor: TextProcessor,
         on_item: OnItem,
         *,
         is_sealed: bool,
@@ -230,7 +230,7 @@ class ResponseStream(streaming.Renderer):
         self.response = response
         self._on_item = on_item
         self._box = box
-        self._words = words
+        self._text_processor = text_processor
         self._is_sealed = is_sealed
         self._has_summary = response.reasoning.get("summary") not in (None, "none")
         self._open: OutputItemStream | None = None
@@ -334,7 +334,7 @@ class ResponseStream(streaming.Renderer):
         yield last(response=self.response)
 
     def _logprobs(self, notes: tuple[TokenLogprob, ...]) -> tuple[SampledLogprob, ...]:
-        result = logprobs(notes, self._words)
+        result = logprobs(notes, self._text_processor)
         return result.content if result else ()
 
 

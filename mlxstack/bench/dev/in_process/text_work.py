@@ -26,9 +26,9 @@ def follow_up(trial: FollowUp, loaded: LoadedModel) -> BenchResult:
     times: dict[tuple[str, str], list[float]] = {}
     for seed in range(trial.passes):
         history = _history(PromptMaker(loaded.tokenizer), Random(seed), trial.n_tokens)
-        maker = PromptMaker(loaded.tokenizer)
+        prompt_maker = PromptMaker(loaded.tokenizer)
         for who, talk in (("scratch", history), ("next", _continued(history, Random(seed + 1)))):
-            made, prompt_s = _timed(maker.make, talk)
+            made, prompt_s = _timed(prompt_maker.make, talk)
             _, hash_s = _timed(_keys, made.tokens)
             times.setdefault((who, "prompt_s"), []).append(prompt_s)
             times.setdefault((who, "hash_s"), []).append(hash_s)
@@ -39,13 +39,13 @@ def _keys(tokens: Sequence[int]) -> tuple[bytes, ...]:
     return block_hash.hash_blocks(b"salt", tokens, BLOCK)
 
 
-def _history(maker: PromptMaker, random: Random, n_tokens: int) -> Conversation:
+def _history(prompt_maker: PromptMaker, random: Random, n_tokens: int) -> Conversation:
     """Turns until about `n_tokens` are reached."""
     messages = [Message(Role.SYSTEM, _text(random))]
     n = 0
     while n < n_tokens:
         text = _text(random)
-        n += len(maker.plain(text).tokens)
+        n += len(prompt_maker.plain(text).tokens)
         role = Role.USER if len(messages) % 2 else Role.ASSISTANT
         messages.append(Message(role, text))
     if messages[-1].role is not Role.USER:
