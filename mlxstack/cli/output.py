@@ -44,7 +44,7 @@ def note(text: str) -> None:
 
 
 def table(
-    heads: Iterable[str], rows: Iterable[Iterable[object]], least: Sequence[str] = ()
+    headings: Iterable[str], rows: Iterable[Iterable[object]], least: Sequence[str] = ()
 ) -> None:
     """Print a table in terminal width; pipes get unwrapped rows.
 
@@ -57,7 +57,7 @@ def table(
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(width=None if is_terminal else PIPE_WIDTH, highlight=False)
     body = [[_cell(value) for value in row] for row in rows]
-    for line in layout(list(heads), body, console.width, least):
+    for line in layout(list(headings), body, console.width, least):
         console.print(line, soft_wrap=True)
 
 
@@ -71,20 +71,20 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def layout(
-    heads: list[str], rows: "list[list[Text]]", width: int, least: Sequence[str] = ()
+    headings: list[str], rows: "list[list[Text]]", width: int, least: Sequence[str] = ()
 ) -> "list[Text]":
     """Lines of a table within `width` cells, without empty columns."""
-    shown = [i for i in range(len(heads)) if not rows or any(row[i].plain for row in rows)]
-    narrowest = [_narrowest(head, [row[i] for row in rows]) for i, head in enumerate(heads)]
+    shown = [i for i in range(len(headings)) if not rows or any(row[i].plain for row in rows)]
+    narrowest = [_narrowest(head, [row[i] for row in rows]) for i, head in enumerate(headings)]
     for head in least:
         if _total([narrowest[i] for i in shown]) <= width:
             break
-        shown = [i for i in shown if heads[i] != head]
+        shown = [i for i in shown if headings[i] != head]
     squeezed = _squeezed([narrowest[i] for i in shown], width)
     if squeezed is None:
-        return _blocks(heads, rows)
-    widths = _widths(heads, rows, shown, squeezed, width)
-    lines = _line([_styled(heads[i], "bold") for i in shown], widths, width)
+        return _blocks(headings, rows)
+    widths = _widths(headings, rows, shown, squeezed, width)
+    lines = _line([_styled(headings[i], "bold") for i in shown], widths, width)
     for row in rows:
         lines += _line([row[i] for i in shown], widths, width)
     return lines
@@ -158,13 +158,17 @@ def _squeezed(widths: list[int], width: int) -> list[int] | None:
 
 
 def _widths(
-    heads: list[str], rows: "list[list[Text]]", shown: list[int], narrowest: list[int], width: int
+    headings: list[str],
+    rows: "list[list[Text]]",
+    shown: list[int],
+    narrowest: list[int],
+    width: int,
 ) -> list[int]:
     """Column widths; spare space goes to wrapping columns."""
     spare = width - _total(narrowest)
     widths = []
     for i, least in zip(shown, narrowest, strict=True):
-        wanted = max(len(heads[i]), *(row[i].cell_len for row in rows), 0)
+        wanted = max(len(headings[i]), *(row[i].cell_len for row in rows), 0)
         extra = min(spare, max(0, wanted - least))
         spare -= extra
         widths.append(least + extra)
@@ -199,17 +203,17 @@ def _line(cells: "list[Text]", widths: list[int], width: int) -> "list[Text]":
     return lines
 
 
-def _blocks(heads: list[str], rows: "list[list[Text]]") -> "list[Text]":
+def _blocks(headings: list[str], rows: "list[list[Text]]") -> "list[Text]":
     """Each row as lines of head and value."""
     from rich.text import Text
 
-    wide = max(len(head) for head in heads) + GAP
+    wide = max(len(head) for head in headings) + GAP
     lines: list[Text] = []
     for row in rows:
         lines += [Text()] if lines else []
         lines += [
             Text.assemble((head.ljust(wide), "bold"), cell)
-            for head, cell in zip(heads, row, strict=True)
+            for head, cell in zip(headings, row, strict=True)
             if cell.plain
         ]
     return lines

@@ -70,9 +70,9 @@ def unknown_variables(env: Mapping[str, str]) -> list[str]:
     """Variables that resemble preset keys but name none."""
     shapes = children(PRESET).items()
     sections = [name for name, shape in shapes if isinstance(shape, mi.StructType)]
-    heads = tuple(f"{PREFIX}{name.upper()}_" for name in sections)
+    prefixes = tuple(f"{PREFIX}{name.upper()}_" for name in sections)
     known = variables()
-    return sorted(name for name in env if name.startswith(heads) and name not in known)
+    return sorted(name for name in env if name.startswith(prefixes) and name not in known)
 
 
 def unread_variables(env: Mapping[str, str]) -> dict[str, str]:

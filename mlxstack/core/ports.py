@@ -103,7 +103,7 @@ class KVStore(Protocol):
         """
         ...
 
-    def heads(self, identity: str) -> Iterator[KVFileHeader]:
+    def headers(self, identity: str) -> Iterator[KVFileHeader]:
         """Headers of one identity's files, unchecked; damaged files are set aside."""
         ...
 

@@ -89,7 +89,7 @@ class PrefixCacheAdmin:
     def clear(self) -> Future[FreedBytes]:
         """Evict parked KV from memory, neither in use nor pinned."""
         return self._run(
-            lambda loop: FreedBytes(loop.slot_kv.memory.make_room(0, MemoryPressure.CRITICAL))
+            lambda loop: FreedBytes(loop.slot_kv.prefix_cache.make_room(0, MemoryPressure.CRITICAL))
         )
 
     def reclaim(self, level: int) -> Future[FreedBytes]:
@@ -102,7 +102,7 @@ def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
     if pressure is not MemoryPressure.CALM:
         loop.end_early()
         loop.slot_kv.drop_copies()
-    freed = FreedBytes(loop.slot_kv.memory.make_room(loop.slot_kv.live_bytes, pressure))
+    freed = FreedBytes(loop.slot_kv.prefix_cache.make_room(loop.slot_kv.live_bytes, pressure))
     loop.release_buffers()
     return freed
 
@@ -115,7 +115,7 @@ def _pin(slot_kv: SlotKVManager, name: str, tokens: Tokens, salt: str) -> Pinned
 
 
 def _pin_known(slot_kv: SlotKVManager, name: str, prefix_id: str) -> PinnedPrefix:
-    known = slot_kv.memory.retention.known(prefix_id)
+    known = slot_kv.prefix_cache.retention.known(prefix_id)
     if known is None:
         raise NotFound(f"no prefix has the id {prefix_id}; it may have been evicted")
     return _add_pin(slot_kv, PinnedPrefixName(name, known.keys, known.n_tokens, time.monotonic()))
@@ -129,25 +129,25 @@ def _pin_agent(slot_kv: SlotKVManager, agent: str) -> PinnedPrefix:
 
 
 def _add_pin(slot_kv: SlotKVManager, name: PinnedPrefixName) -> PinnedPrefix:
-    slot_kv.memory.retention.pin(name)
-    nodes = slot_kv.memory.index.nodes
+    slot_kv.prefix_cache.retention.pin(name)
+    nodes = slot_kv.prefix_cache.index.nodes
     n_bytes = sum(nodes[key].record.n_bytes for key in name.keys if key in nodes)
     return PinnedPrefix(name.name, name.n_tokens, n_bytes)
 
 
 def _unpin(slot_kv: SlotKVManager, name: str) -> None:
-    if not slot_kv.memory.retention.unpin(name):
+    if not slot_kv.prefix_cache.retention.unpin(name):
         raise NotFound(f"no prefix is called {name}")
 
 
 def _release_agent(slot_kv: SlotKVManager, agent: str, is_kept: bool) -> int:
     """Bytes that left memory."""
-    memory, keys = slot_kv.memory, slot_kv.lookup.keys_of(agent)
-    memory.retention.release(agent)
+    prefix_cache, keys = slot_kv.prefix_cache, slot_kv.lookup.keys_of(agent)
+    prefix_cache.retention.release(agent)
     if is_kept:
-        return memory.release([key for key in keys if memory.is_on_disk(key)])
+        return prefix_cache.release([key for key in keys if prefix_cache.is_on_disk(key)])
     slot_kv.lookup.forget(agent)
-    return memory.release(keys)
+    return prefix_cache.release(keys)
 
 
 def _park_nearest(slot_kv: SlotKVManager, tokens: Tokens, salt: str) -> None:
@@ -159,24 +159,24 @@ def _park_nearest(slot_kv: SlotKVManager, tokens: Tokens, salt: str) -> None:
 
 
 def _view(slot_kv: SlotKVManager, stats: EngineStats, limit: int) -> CacheView:
-    memory = slot_kv.memory
+    prefix_cache = slot_kv.prefix_cache
     now = time.monotonic()
-    totals = prefix_index_check.totals(memory.index)
+    totals = prefix_index_check.totals(prefix_cache.index)
     rates = stats.meters.rates(now)
     return CacheView(
-        is_enabled=memory.spec.enabled,
-        memory_bytes=slot_kv.live_bytes + memory.n_bytes,
-        memory_budget=memory.budget,
+        is_enabled=prefix_cache.spec.enabled,
+        memory_bytes=slot_kv.live_bytes + prefix_cache.n_bytes,
+        memory_budget=prefix_cache.budget,
         disk_bytes=totals.disk,
-        disk_budget=memory.spec.disk.max_bytes,
+        disk_budget=prefix_cache.spec.disk.max_bytes,
         n_entries=totals.n_entries,
-        max_entries=memory.spec.max_entries,
-        n_evicted=memory.index.n_evicted,
+        max_entries=prefix_cache.spec.max_entries,
+        n_evicted=prefix_cache.index.n_evicted,
         minute=_sums(rates.minute),
         hour=_sums(rates.hour),
         whole=_sums(rates.whole),
         shared=shared_kv(slot_kv.slots),
-        prefixes=tuple(_prefix(p, slot_kv) for p in memory.retention.top(now, limit)),
+        prefixes=tuple(_prefix(p, slot_kv) for p in prefix_cache.retention.top(now, limit)),
     )
 
 
@@ -192,10 +192,10 @@ def _sums(tally: RequestSums) -> WindowSums:
 
 
 def _prefix(prefix: PrefixStats, slot_kv: SlotKVManager) -> PrefixView:
-    known = slot_kv.memory.retention.known(prefix.key)
+    known = slot_kv.prefix_cache.retention.known(prefix.key)
     keys = known.keys if known else ()
     agents = slot_kv.lookup.sharing(keys)
-    nodes = [node for key in keys if (node := slot_kv.memory.index.nodes.get(key))]
+    nodes = [node for key in keys if (node := slot_kv.prefix_cache.index.nodes.get(key))]
     places = [p.value for p in StorageTier if nodes and all(p in node.tiers for node in nodes)]
     return PrefixView(
         id=prefix.key,

@@ -374,19 +374,19 @@ class EngineCore:
         target, n_beside = (
             (draft_model.target, draft_model.bytes_beside) if draft_model else (None, 0)
         )
-        memory, slots, runner, store = self._parts(
+        prefix_cache, slots, runner, store = self._parts(
             loaded.model, check, cache_factory, key, plan, target
         )
         runner.images = loaded.images
         self._disk_tier = DiskTier(
-            store, self._slot_files, memory, key, self._post, self._manifests
+            store, self._slot_files, prefix_cache, key, self._post, self._manifests
         )
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._disk_tier.open()
         pieces = BackgroundSteps(self._post, lambda: self._loop.batch.is_busy)
         slot_kv = SlotKVManager(
             slots,
-            memory,
+            prefix_cache,
             self._disk_tier,
             pieces,
             preset.agents.persist,
@@ -552,7 +552,7 @@ class EngineCore:
     def _check_index(self) -> None:
         """Log an inconsistent prefix index; serving continues."""
         try:
-            self._loop.slot_kv.memory.check()
+            self._loop.slot_kv.prefix_cache.check()
         except (AssertionError, KeyError) as broken:
             log.error("prefix index is inconsistent: %s; please report this bug", broken)
 
@@ -585,7 +585,7 @@ class EngineCore:
             now,
             is_batching=self._check.is_batching and self._preset.batch.enabled,
             why_not_batching=self._check.why_not,
-            kv_budget_bytes=self._loop.slot_kv.memory.budget,
+            kv_budget_bytes=self._loop.slot_kv.prefix_cache.budget,
             is_drafting=self._loop.is_drafting,
             draft_model=self._loop.draft_model,
         )

@@ -80,7 +80,7 @@ class EarlyPrefill:
         plan, _ = self._slot_kv.plan(request, slot, may_read=False)
         n_left = len(request.tokens) - 1 - plan.position
         history = self._history(request)
-        fits = self._slot_kv.need(request) <= self._slot_kv.memory.budget
+        fits = self._slot_kv.need(request) <= self._slot_kv.prefix_cache.budget
         # A tower would run for a prompt that may never come.
         is_text = all(image.end <= plan.position for image in request.images)
         if not (fits and is_text and may_begin(history, n_left, time.monotonic())):

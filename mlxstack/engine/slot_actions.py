@@ -36,12 +36,12 @@ class SlotActionRunner:
 
     def __init__(
         self,
-        turns: EngineLoop,
+        loop: EngineLoop,
         disk_tier: DiskTier,
         pieces: BackgroundSteps,
         publish: Callable[[], None],
     ) -> None:
-        self._loop = turns
+        self._loop = loop
         self._disk_tier = disk_tier
         self._pieces = pieces
         self._publish = publish

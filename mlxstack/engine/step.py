@@ -134,7 +134,7 @@ class EngineLoop:
         """Queue a request, or refuse it when the queue is full."""
         request = with_image_ends(request) if request.images else request
         queued = queued_request_of(request, self.slot_kv.need(request))
-        if queued.n_bytes > self.slot_kv.memory.budget:
+        if queued.n_bytes > self.slot_kv.prefix_cache.budget:
             self._refuse(request, self.slot_kv.too_big(request))
             return
         if scheduler.is_full(self._state, queued, time.monotonic(), self._limits):
@@ -155,7 +155,7 @@ class EngineLoop:
         assert request.slot is not None
         slot, last = self._state.slot(request.slot), self._last.get(request.slot)
         is_own = slot.state is SlotState.IDLE and last is not None and last.request.id == after
-        if is_own and len(self.slots[slot.id]) and self.slot_kv.memory.spec.enabled:
+        if is_own and len(self.slots[slot.id]) and self.slot_kv.prefix_cache.spec.enabled:
             turn = EarlyTurn(request.id, slot.id, len(request.tokens))
             self._state = scheduler_state.begin_early(self._state, turn)
             self._early.expect(with_image_ends(request), slot.id)
@@ -281,7 +281,7 @@ class EngineLoop:
 
     def snapshot(self) -> Snapshot:
         """Immutable state for other threads."""
-        n_evicted = self.slot_kv.memory.index.n_evicted
+        n_evicted = self.slot_kv.prefix_cache.index.n_evicted
         counters = replace(batch_counters(self.stats.counters, self.batch), n_evicted=n_evicted)
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
         return build_snapshot(self._state, self.slots, shown, counters, self.n_ctx, self._n_steps)

@@ -79,9 +79,9 @@ class QuotaKVStore:
         """Folder of the files."""
         return self._store.root
 
-    def heads(self, identity: str) -> Iterator[KVFileHeader]:
+    def headers(self, identity: str) -> Iterator[KVFileHeader]:
         """As `DiskKVStore.heads`."""
-        return self._store.heads(identity)
+        return self._store.headers(identity)
 
     def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> GCResult:
         """Free `n_bytes` under `max_bytes`, or delete nothing.

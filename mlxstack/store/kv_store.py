@@ -161,7 +161,7 @@ class DiskKVStore:
             _check_name(read_into(file, rows), (identity, key))
         touch(path)
 
-    def heads(self, identity: str) -> Iterator[KVFileHeader]:
+    def headers(self, identity: str) -> Iterator[KVFileHeader]:
         """Unchecked headers of one identity's files, without invalid ones.
 
         They are logged; damaged files are set aside as `head` does.

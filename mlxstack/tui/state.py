@@ -84,7 +84,7 @@ def reduce(before: DashboardState, news: StatusFrame | FeedLost | ListedModels) 
     return DashboardState(
         replace(news, past=()),
         Link(LinkState.LIVE),
-        _marks(seen, now),
+        _samples(seen, now),
         now,
         base,
         before.models,
@@ -123,10 +123,10 @@ def series(model: DashboardState, n_columns: int) -> tuple[Speeds, ...]:
     step = WINDOW_S / n_columns
     last = model.now.at // step
     edges = [(last - n_columns + 1 + i) * step for i in range(n_columns + 1)]
-    marks = [_at(model, min(edge, model.now.at)) for edge in edges]
+    samples = [_at(model, min(edge, model.now.at)) for edge in edges]
     return tuple(
         _speed(a, b) if edge > model.samples[0].at else UNSEEN
-        for a, b, edge in zip(marks, marks[1:], edges[1:], strict=False)
+        for a, b, edge in zip(samples, samples[1:], edges[1:], strict=False)
     )
 
 
@@ -185,14 +185,14 @@ def _remembering(
     return replace(before, samples=(*before.samples, *last, *told), now=told[-1])
 
 
-def _marks(before: DashboardState, now: CounterSample) -> tuple[CounterSample, ...]:
+def _samples(before: DashboardState, now: CounterSample) -> tuple[CounterSample, ...]:
     """Add a sample, and another where a pause begins."""
-    marks, last = before.samples, before.now
-    if not marks:
+    samples, last = before.samples, before.now
+    if not samples:
         return (now,)
-    if now.at < marks[-1].at + MARK_S:
-        return marks
-    if last.at > marks[-1].at and now.at >= last.at + MARK_S:
-        marks = (*marks, last)
+    if now.at < samples[-1].at + MARK_S:
+        return samples
+    if last.at > samples[-1].at and now.at >= last.at + MARK_S:
+        samples = (*samples, last)
     oldest = now.at - WINDOW_S - 2 * MARK_S
-    return (*(mark for mark in marks if mark.at >= oldest), now)
+    return (*(mark for mark in samples if mark.at >= oldest), now)

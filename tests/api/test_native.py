@@ -167,9 +167,9 @@ def test_tokens_and_pieces_are_looked_up_beside_the_loop(
 
         return act
 
-    maker = live.service.text_processor.prompt_maker
-    monkeypatch.setattr(maker, "piece", noted(maker.piece))
-    monkeypatch.setattr(maker, "detokenize", noted(maker.detokenize))
+    prompt_maker = live.service.text_processor.prompt_maker
+    monkeypatch.setattr(prompt_maker, "piece", noted(prompt_maker.piece))
+    monkeypatch.setattr(prompt_maker, "detokenize", noted(prompt_maker.detokenize))
     body = {"content": "once upon a time", "with_pieces": True}
     found = httpx.post(f"{live.url}/tokenize", json=body).json()["tokens"]
     ids = [one["id"] for one in found]

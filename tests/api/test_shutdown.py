@@ -65,7 +65,10 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
     stage: Stage, tmp_path: Path
 ) -> None:
     service, step_ends = stage.service, threading.Event()
-    maker, make = service.text_processor.prompt_maker, service.text_processor.prompt_maker.make
+    prompt_maker, make = (
+        service.text_processor.prompt_maker,
+        service.text_processor.prompt_maker.make,
+    )
     turn = await stage.http.post(
         "/v1/agents/ann/generate",
         json={"append": [{"role": "user", "content": "good day " * 99}], "max_tokens": 4},
@@ -84,7 +87,7 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
     await until(lambda: sum(slot.n_decoded > 0 for slot in service.engine.snapshot().slots) >= 3)
     # The step of a slow machine, and a tokenizer at work on a long prompt.
     service.engine._post(lambda: step_ends.wait(PATIENCE_S))  # type: ignore[attr-defined]
-    maker.make = lambda *told: (step_ends.wait(PATIENCE_S), make(*told))[1]  # type: ignore[method-assign]
+    prompt_maker.make = lambda *told: (step_ends.wait(PATIENCE_S), make(*told))[1]  # type: ignore[method-assign]
     answers["prepared"] = ask("/v1/chat/completions", LONG)
     answers["queued"] = ask("/completion", {"prompt": "hello", "n_predict": 4})
     await until(lambda: service.gate.n_inside == len(answers))

@@ -49,7 +49,7 @@ def test_requests_that_are_being_prepared_are_refused_after_a_swap(
     here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are in a thread of the tokenizer, the others wait for one."""
-    maker, is_changed = here.service.text_processor.prompt_maker, threading.Event()
+    prompt_maker, is_changed = here.service.text_processor.prompt_maker, threading.Event()
 
     def slow(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -59,7 +59,7 @@ def test_requests_that_are_being_prepared_are_refused_after_a_swap(
         return run
 
     for name in ("make", "plain", "tokenize"):
-        monkeypatch.setattr(maker, name, slow(getattr(maker, name)))
+        monkeypatch.setattr(prompt_maker, name, slow(getattr(prompt_maker, name)))
 
     def ask(door: str) -> httpx.Response:
         path, body = DOORS[door]
@@ -87,19 +87,19 @@ def test_requests_that_are_being_prepared_are_refused_after_a_swap(
 def test_tokens_are_counted_by_the_model_that_was_asked(
     here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maker, is_changed, begun = (
+    prompt_maker, is_changed, begun = (
         here.service.text_processor.prompt_maker,
         threading.Event(),
         threading.Event(),
     )
-    make = maker.make
+    make = prompt_maker.make
 
     def slow(*args: Any) -> Any:
         begun.set()
         assert is_changed.wait(PATIENCE_S)
         return make(*args)
 
-    monkeypatch.setattr(maker, "make", slow)
+    monkeypatch.setattr(prompt_maker, "make", slow)
     body = {"messages": TURN}
     with ThreadPoolExecutor(1) as pool:
         path = f"{here.url}/v1/messages/count_tokens"

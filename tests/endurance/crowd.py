@@ -54,7 +54,7 @@ def crowd(model: Path, home: Path, seconds: float, seed: int, n_tails: int = 24)
         while time.monotonic() < end or play.n_saved == 0 or play.n_compared <= LEAST_COMPARED:
             play.go_on()
         play.wait_for_all()
-        check_index(driver.engine._loop.slot_kv.memory.index)
+        check_index(driver.engine._loop.slot_kv.prefix_cache.index)
         _empty(driver)
         after = mx.get_active_memory()
     return Outcome(play.n_asks, play.n_compared, play.n_cancelled, play.n_saved, before, after)

@@ -57,7 +57,7 @@ def soak(
         while play.n_requests < n_requests:
             play.burst()
             play.weigh()
-        check_index(driver.engine._loop.slot_kv.memory.index)
+        check_index(driver.engine._loop.slot_kv.prefix_cache.index)
         counters = driver.engine.snapshot().counters
         share = counters.n_cached_tokens / (counters.n_cached_tokens + counters.n_prompt_tokens)
         return Outcome(

@@ -148,8 +148,8 @@ def _run(
     batch: Batch, makers: list[CacheFactory], prompts: list[tuple[int, ...]], n: int
 ) -> list[list[int]]:
     model: Any = batch.runner.model
-    for slot, (maker, tokens) in enumerate(zip(makers, prompts, strict=True)):
-        context = SlotContext(maker)
+    for slot, (cache_factory, tokens) in enumerate(zip(makers, prompts, strict=True)):
+        context = SlotContext(cache_factory)
         model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
         batch.join(BatchRow(slot, context, Sampler(SamplingParams(), tokens, 0), tokens[-1], n))

@@ -129,7 +129,7 @@ def test_without_room_nothing_is_drafted_and_nothing_is_refused(
     driver.engine.run_slot_command(EraseSlot(3)).result(timeout=WAIT_S)
     driver.engine.cache.reclaim(1).result(timeout=WAIT_S)
     monkeypatch.setattr(
-        slot_kv.memory, "budget", slot_kv.live_bytes + slot_kv.bytes_per_token * 512
+        slot_kv.prefix_cache, "budget", slot_kv.live_bytes + slot_kv.bytes_per_token * 512
     )
     assert driver.cold(tokens, 20, slot=3) == expected
     assert contexts(driver)[3].draft is None

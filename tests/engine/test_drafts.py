@@ -56,14 +56,14 @@ class Stand:
     def __init__(self, model: Any, kv: KVSpec, *, is_batching: bool = True) -> None:
         self.model = model
         self.runner = ModelRunner(model, is_batching=is_batching)
-        self.maker = CacheFactory(model, kv)
+        self.cache_factory = CacheFactory(model, kv)
         self.prompts = [tuple(t % VOCAB for t in prompt(n, seed=n)) for n in LENGTHS]
         self.references: dict[tuple[int, ...], SlotContext] = {}
         self.answers = [self.run([p], [None])[0][0] for p in self.prompts]
 
     def fed(self, tokens: tuple[int, ...]) -> SlotContext:
         """A context of these tokens: the prompt's in one pass, the answer's one by one."""
-        context = SlotContext(self.maker)
+        context = SlotContext(self.cache_factory)
         n = next(len(p) for p in self.prompts if p == tokens[: len(p)] or p[:-1] == tokens) - 1
         for a, b in pairwise([0, n, *range(n + 1, len(tokens) + 1)]):
             self.model(mx.array([tokens[a:b]]), cache=context.caches)

@@ -237,7 +237,7 @@ def test_a_memory_that_is_full_keeps_its_bound(model_of: ModelOf, tmp_path: Path
     spec = PrefixCacheSpec(memory_budget_pct=1, disk=DiskSpec(enabled=False))
     preset = preset_of(model_of("tiny"), slots=TWO, prefix_cache=spec)
     with running(preset, tmp_path, memory_bytes=200_000_000) as driver:
-        memory = driver.engine._loop.slot_kv.memory
+        memory = driver.engine._loop.slot_kv.prefix_cache
         for n in range(4):
             ask = answered(driver, f"agent {n}", prompt(500, seed=20 + n))
             expected = prompt(500, seed=20 + n)[:N_HEAD] + prompt(290, seed=30 + n)
@@ -261,7 +261,7 @@ def test_the_path_that_was_left_is_the_first_to_go(driver: Driver) -> None:
     driver.catch_up()
 
     def first_to_go(loop: EngineLoop, events: list[Event]) -> tuple[int, list[bool]]:
-        index = loop.slot_kv.memory.index
+        index = loop.slot_kv.prefix_cache.index
         records = eviction.entries(index)
         first = eviction.plan(records, eviction.EvictionGoal(1))
         return len(records), [index.nodes[key].was_left for key in first]

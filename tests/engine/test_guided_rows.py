@@ -66,10 +66,10 @@ def _run(
     model: Any, sampling: SamplingParams, *, is_guided: bool, is_ahead: bool
 ) -> list[list[int]]:
     """Three rows; the middle one may be guided."""
-    batch, maker = Batch(ModelRunner(model)), CacheFactory(model, KVSpec())
+    batch, cache_factory = Batch(ModelRunner(model)), CacheFactory(model, KVSpec())
     batch.is_ahead = is_ahead
     for slot, tokens in enumerate(PROMPTS):
-        context = SlotContext(maker)
+        context = SlotContext(cache_factory)
         model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
         walk = Stairs() if is_guided and slot == 1 else None

@@ -44,8 +44,8 @@ def stored(home: Path) -> list[tuple[KVFileHeader, Path]]:
     vault = DiskKVStore(home / "kv")
     paths = {entry.key: Path(entry.path) for entry in vault.entries()}
     (identity,) = {entry.identity for entry in vault.entries()}
-    heads = sorted(vault.heads(identity), key=lambda head: (head.start, head.end))
-    return [(head, paths[head.key]) for head in heads]
+    headers = sorted(vault.headers(identity), key=lambda head: (head.start, head.end))
+    return [(head, paths[head.key]) for head in headers]
 
 
 def flip(path: Path, at: int) -> None:

@@ -43,7 +43,7 @@ def test_f8_last_prompts_are_bounded_by_bytes_and_part_of_the_budget(
         assert all(isinstance(one.tokens, array) and one.tokens.itemsize == 4 for one in kept)
         n_bytes = sum(one.n_bytes for one in kept)
         assert 4 * N_TOKENS * len(kept) < n_bytes == finding.n_bytes == before
-        assert n_bytes <= seating.memory.budget / PROMPT_SHARE
+        assert n_bytes <= seating.prefix_cache.budget / PROMPT_SHARE
         for n in range(60):
             finding.forget(f"chat-{n}")
         assert finding.n_bytes == 0 == seating.live_bytes

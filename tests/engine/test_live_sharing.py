@@ -292,11 +292,11 @@ def test_forks_parks_and_resumes_copy_their_tail_alone(
         mx.eval(before)
         for context in slots:
             context.clear()
-        assert kv.shared_bytes == 0 < n_head * kv.bytes_per_token <= kv.memory.n_bytes
+        assert kv.shared_bytes == 0 < n_head * kv.bytes_per_token <= kv.prefix_cache.n_bytes
         source, n_bytes = prepare(loop, 1, (*first, 1))
         assert (source, n_bytes < tail) == (KVSource.PARKED, True)
         assert slots[1].n_shared == n_head
-        assert kv.memory.n_bytes < tail < kv.shared_bytes
+        assert kv.prefix_cache.n_bytes < tail < kv.shared_bytes
         each = zip(before, kv_arrays(slots[1]), strict=True)
         assert all(mx.array_equal(one, other) for one, other in each)
 
@@ -311,8 +311,8 @@ def test_auto_measures_from_which_length_on_sharing_pays(model_of: ModelOf, tmp_
         assert sharing.block_size == 64
         assert sharing.min_tokens is None or sharing.min_tokens >= MIN_TOKENS
         runner = driver.engine._loop.batch.runner
-        maker = CacheFactory(runner.model, KVSpec())
-        curve = driver.engine._do(lambda _: measure_sharing(runner, maker)).result(
+        cache_factory = CacheFactory(runner.model, KVSpec())
+        curve = driver.engine._do(lambda _: measure_sharing(runner, cache_factory)).result(
             timeout=PATIENCE_S
         )
     assert [costs.n_tokens for costs in curve] == list(LENGTHS)

@@ -62,7 +62,7 @@ def one(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
 
 
 def memory_of(driver: Driver) -> Any:
-    return driver.engine._loop.slot_kv.memory
+    return driver.engine._loop.slot_kv.prefix_cache
 
 
 def test_g10_parked_and_resumed_goes_on_as_if_alone(preset: Preset, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
         for n in range(40):
             driver.answer(prompt(200 + 10 * n, seed=n), 4)
             seating = driver.engine._loop.slot_kv
-            reported = seating.live_bytes + seating.memory.index.memory_bytes
+            reported = seating.live_bytes + seating.prefix_cache.index.memory_bytes
             assert reported <= budget
         assert memory_of(driver).index.n_evicted > 0
         mx.clear_cache()
@@ -184,7 +184,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
 def held_bytes(driver: Driver) -> int:
     """Bytes of live and parked KV."""
     seating = driver.engine._loop.slot_kv
-    return int(seating.live_bytes + seating.memory.index.memory_bytes)
+    return int(seating.live_bytes + seating.prefix_cache.index.memory_bytes)
 
 
 def test_d4_the_budget_holds_when_slots_are_restored(model_of: ModelOf, tmp_path: Path) -> None:
@@ -334,10 +334,10 @@ def test_when_the_first_of_a_chain_is_damaged_the_rest_goes_with_it(
         cold = driver.answer(longer)
     vault = DiskKVStore(tmp_path / "kv")
     (identity,) = {entry.identity for entry in vault.entries()}
-    heads = sorted(vault.heads(identity), key=lambda head: head.start)
-    assert len(heads) > 1
+    headers = sorted(vault.headers(identity), key=lambda head: head.start)
+    assert len(headers) > 1
     for entry in vault.entries():
-        if entry.key == heads[0].key:
+        if entry.key == headers[0].key:
             Path(entry.path).write_bytes(Path(entry.path).read_bytes() + b"!")
     with running(preset, tmp_path) as driver:
         assert driver.answer(longer) == cold

@@ -57,7 +57,7 @@ def test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece(
     preset = preset_of(model_of("tiny"), slots=SLOTS, prefix_cache=cache)
     with running(preset, tmp_path, memory_bytes=26_000_000) as driver:
         driver.answer(LONG, 4, slot=1)
-        memory = driver.engine._loop.slot_kv.memory
+        memory = driver.engine._loop.slot_kv.prefix_cache
         held = driver.context(1)
         assert driver.engine._loop.slot_kv.live_bytes < memory.budget
         other = driver.submit(prompt(20, seed=2), 200, slot=0)

@@ -267,11 +267,11 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_a_rank_that_stands_elsewhere_carries_out_nothing(llama: Preset, tmp_path: Path) -> None:
     model = loader.load(llama.model, llama.kv).model
-    maker = CacheFactory(model, llama.kv)
+    cache_factory = CacheFactory(model, llama.kv)
     with connected() as (here, _):
         disk = RankDisk(Home(tmp_path), llama, "ab" * 16, wire.Channel(here))
-        replica = Replica(ModelRunner(model), maker, disk)
-        start = digest_of([SlotContext(maker)])
+        replica = Replica(ModelRunner(model), cache_factory, disk)
+        start = digest_of([SlotContext(cache_factory)])
         replica.apply(wire.Record(1, (wire.NewContext(0), wire.Pass(start, ((0, (5, 6)),)))))
         with pytest.raises(Broken, match="diverged from rank 0 at record 2, with 2 tokens"):
             replica.apply(wire.Record(2, (wire.Pass(start, ((0, (7,)),)),)))

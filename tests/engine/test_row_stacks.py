@@ -41,7 +41,7 @@ class Rows:
     """A batch of rows of a model, which a test joins, touches and ends."""
 
     def __init__(self, model: Any, rules: StackingRules = AT_ONCE, is_ahead: bool = False) -> None:
-        self.model, self.maker = model, CacheFactory(model, KVSpec())
+        self.model, self.cache_factory = model, CacheFactory(model, KVSpec())
         self.asked: list[int] = []
         self.stacker = RowStacker(lambda n: not self.asked.append(n), rules)
         self.batch = Batch(ModelRunner(model), stacker=self.stacker)
@@ -52,7 +52,7 @@ class Rows:
     def join(self, slot: int) -> None:
         """The row of this slot decodes."""
         tokens = prompt_of(slot)
-        context = SlotContext(self.maker)
+        context = SlotContext(self.cache_factory)
         self.model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
         context.evaluate()
@@ -222,10 +222,10 @@ def test_neither_uneven_rows_nor_those_without_room_are_stacked(model_of: ModelO
 def test_a_model_whose_stacked_rows_differ_is_not_stacked(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maker = CacheFactory(model, KVSpec())
-    assert self_check(model, maker, VOCAB).can_stack
+    cache_factory = CacheFactory(model, KVSpec())
+    assert self_check(model, cache_factory, VOCAB).can_stack
     monkeypatch.setattr(StackedKVCache, "make_mask", lambda *_, **__: None)
-    check = self_check(model, maker, VOCAB)
+    check = self_check(model, cache_factory, VOCAB)
     assert check.is_batching
     assert not check.can_stack
 

@@ -175,8 +175,8 @@ class Groups(RuleBasedStateMachine):
         reported, active = self.measured()
         assert abs(active - self.idle - reported) < SLACK, (reported, active - self.idle)
         loop = self.driver.engine._loop
-        check_index(loop.slot_kv.memory.index)
-        loop.slot_kv.memory.check()
+        check_index(loop.slot_kv.prefix_cache.index)
+        loop.slot_kv.prefix_cache.check()
 
     def teardown(self) -> None:
         if hasattr(self, "idle"):
@@ -212,7 +212,7 @@ class Groups(RuleBasedStateMachine):
             mx.synchronize()
             kv = loop.slot_kv
             texts = kv.lookup.n_bytes + kv.siblings.n_bytes
-            return kv.live_bytes - texts + kv.memory.n_bytes, array_bytes()
+            return kv.live_bytes - texts + kv.prefix_cache.n_bytes, array_bytes()
 
         return self.driver.engine._do(measure).result(timeout=PATIENCE_S)
 

@@ -65,7 +65,7 @@ def test_g10_a_long_turn_of_an_agent_is_saved_whole(
         assert driver.seated(ask).source is KVSource.DISK
         assert driver.seated(ask).n_cached >= len(LONG)
         assert driver.tokens(ask) == cold
-        check_index(driver.engine._loop.slot_kv.memory.index)
+        check_index(driver.engine._loop.slot_kv.prefix_cache.index)
 
 
 @pytest.mark.parametrize("kind", ["tiny-swa", *in_soak("tiny", "tiny-hybrid")])
@@ -108,7 +108,7 @@ def test_d4_what_waits_for_the_disk_gives_way_when_memory_is_short(
     cache = PrefixCacheSpec(memory_budget_pct=20)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048), prefix_cache=cache)
     with running(preset, tmp_path, memory_bytes=16_000_000, disk=SlowDisk()) as driver:
-        memory = driver.engine._loop.slot_kv.memory
+        memory = driver.engine._loop.slot_kv.prefix_cache
         for n in range(5):
             tokens = prompt(1300, seed=n)
             answer = driver.answer(tokens, 4, agent=f"{n}")

@@ -103,7 +103,7 @@ def test_kv_room_is_allocated_once_for_the_whole_prompt(
         assert driver.engine.snapshot().kv_bytes == 3072 * seating.bytes_per_token + n_logits
         driver.answer(prompt(50, seed=1), 4)
         # The parked copy is of the tokens, without the room after them.
-        assert seating.memory.index.memory_bytes == 3003 * seating.bytes_per_token
+        assert seating.prefix_cache.index.memory_bytes == 3003 * seating.bytes_per_token
 
 
 def test_room_is_what_admission_counted(wide: Path, tmp_path: Path) -> None:

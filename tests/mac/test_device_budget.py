@@ -48,7 +48,7 @@ def budget_of(preset: Preset, home: Path) -> int:
     """What the engine gives to KV, as others see it."""
     with running(preset, home) as driver:
         budget = driver.engine.snapshot().kv_budget_bytes
-        assert budget == driver.engine._loop.slot_kv.memory.budget
+        assert budget == driver.engine._loop.slot_kv.prefix_cache.budget
         assert budget == driver.engine._loop._limits.max_bytes
     return budget
 
@@ -207,10 +207,10 @@ def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(
         for n in range(4):
             driver.answer(prompt(2000, seed=n + 1), 4)
         driver.catch_up()
-        assert seating.memory.index.memory_bytes > 3 * 2000 * seating.bytes_per_token
+        assert seating.prefix_cache.index.memory_bytes > 3 * 2000 * seating.bytes_per_token
         seating.array_limit = array_bytes() + 500 * seating.bytes_per_token
         assert driver.answer(prompt(2000), 4) == cold
-        assert seating.memory.index.memory_bytes < 3 * 2000 * seating.bytes_per_token
+        assert seating.prefix_cache.index.memory_bytes < 3 * 2000 * seating.bytes_per_token
 
 
 def test_a_refused_prompt_leaves_the_context_of_another_conversation(

@@ -129,19 +129,21 @@ def sampler_of(row: int, rules: Sequence[SamplingParams]) -> Sampler:
     return Sampler(rules[row], PROMPTS[row], 0, None if row % 2 else Alternating())
 
 
-def cold(model: Any, maker: CacheFactory, tokens: Tokens, n_tokens: int = N_STEPS) -> Tokens:
+def cold(
+    model: Any, cache_factory: CacheFactory, tokens: Tokens, n_tokens: int = N_STEPS
+) -> Tokens:
     """The answer of a fresh context."""
-    context = SlotContext(maker)
+    context = SlotContext(cache_factory)
     prefill(model, context, tokens)
     return decode(model, [context], [tokens], is_batching=False, n_tokens=n_tokens)[0]
 
 
 def check_batch(
-    model: Any, maker: CacheFactory, is_batching: bool, stacker: RowStacker | None = None
+    model: Any, cache_factory: CacheFactory, is_batching: bool, stacker: RowStacker | None = None
 ) -> None:
     """Rows of different length, past every window, get together what they get alone."""
-    alone = [cold(model, maker, tokens) for tokens in PROMPTS]
-    contexts = [SlotContext(maker) for _ in PROMPTS]
+    alone = [cold(model, cache_factory, tokens) for tokens in PROMPTS]
+    contexts = [SlotContext(cache_factory) for _ in PROMPTS]
     for context, tokens in zip(contexts, PROMPTS, strict=True):
         prefill(model, context, tokens)
     together = decode(model, contexts, PROMPTS, is_batching, stacker=stacker)
@@ -152,11 +154,11 @@ def check_batch(
             raise Wrong(f"the row of {n} tokens answers {other}, alone {one}")
 
 
-def check_stacks(model: Any, maker: CacheFactory) -> None:
+def check_stacks(model: Any, cache_factory: CacheFactory) -> None:
     """As `check_batch`, with rows that are stacked two steps after each change of the batch."""
     rules = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
     n_asked: list[int] = []
-    check_batch(model, maker, True, RowStacker(lambda n: not n_asked.append(n), rules))
+    check_batch(model, cache_factory, True, RowStacker(lambda n: not n_asked.append(n), rules))
     if not n_asked:
         raise Wrong("no rows were stacked")
 
@@ -194,7 +196,7 @@ class ScriptedDrafter(Drafter):
 
 def check_drafts(
     model: Any,
-    maker: CacheFactory,
+    cache_factory: CacheFactory,
     check: BatchingCheck,
     rules: Sequence[SamplingParams] = RULES,
 ) -> None:
@@ -205,10 +207,10 @@ def check_drafts(
     """
     n_tokens = 2 * N_STEPS
     runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=check.is_ragged)
-    alone = [_sampled(Batch(runner), maker, {row: None}, rules)[row] for row in ROWS]
+    alone = [_sampled(Batch(runner), cache_factory, {row: None}, rules)[row] for row in ROWS]
     batch = Batch(runner)
     drafters = {row: ScriptedDrafter(PROMPTS[row], alone[row], PATTERNS[row]) for row in ROWS}
-    answers = _sampled(batch, maker, drafters, rules)
+    answers = _sampled(batch, cache_factory, drafters, rules)
     for n, row in zip(LENGTHS, ROWS, strict=True):
         if alone[row] != answers[row]:
             raise Wrong(f"with drafts the row of {n} answers {answers[row]}, else {alone[row]}")
@@ -221,7 +223,7 @@ ROWS = range(len(PROMPTS))
 
 def _sampled(
     batch: Batch,
-    maker: CacheFactory,
+    cache_factory: CacheFactory,
     drafters: Mapping[int, Drafter | None],
     rules: Sequence[SamplingParams],
 ) -> dict[int, Tokens]:
@@ -230,13 +232,13 @@ def _sampled(
     answers: dict[int, Tokens] = {row: [] for row in drafters}
     coming = []
     for slot, drafter in drafters.items():
-        context = SlotContext(maker)
+        context = SlotContext(cache_factory)
         prefill(model, context, PROMPTS[slot])
         last = PROMPTS[slot][-1]
         sampler = sampler_of(slot, rules)
         coming.append(BatchRow(slot, context, sampler, last, 2 * N_STEPS, drafter))
     if len(coming) > 1:
-        leaving = SlotContext(maker)
+        leaving = SlotContext(cache_factory)
         prefill(model, leaving, PROMPTS[1])
         drafter = ScriptedDrafter(PROMPTS[1], PROMPTS[2], (0, 1))
         sampler = sampler_of(1, rules)
@@ -254,9 +256,9 @@ def _sampled(
     return answers
 
 
-def check_rewind(model: Any, maker: CacheFactory) -> str:
+def check_rewind(model: Any, cache_factory: CacheFactory) -> str:
     """Back to where a new prompt diverges, or to the checkpoint before; then as if cold."""
-    context = SlotContext(maker)
+    context = SlotContext(cache_factory)
     prefill(model, context, LONG)
     decode(model, [context], [LONG], is_batching=False)
     other = LONG[: CUT + 3] + prompt(20, seed=99)
@@ -265,14 +267,14 @@ def check_rewind(model: Any, maker: CacheFactory) -> str:
         raise Wrong(f"rewound to {at}")
     prefill(model, context, other)
     warm = decode(model, [context], [other], is_batching=False)[0]
-    if warm != cold(model, maker, other):
+    if warm != cold(model, cache_factory, other):
         raise Wrong(f"after a rewind to {at} it answers otherwise than cold")
     return {0: "no", CUT: "to checkpoints"}.get(at, "anywhere")
 
 
-def check_stored(model: Any, maker: CacheFactory) -> str:
+def check_stored(model: Any, cache_factory: CacheFactory) -> str:
     """Through bytes into a fresh context: it goes on as if uninterrupted, and rewinds as cold."""
-    context = SlotContext(maker)
+    context = SlotContext(cache_factory)
     prefill(model, context, LONG)
     if not context.is_storable:
         return "no"
@@ -284,7 +286,7 @@ def check_stored(model: Any, maker: CacheFactory) -> str:
     if at != CUT:
         raise Wrong(f"the restored context can be rewound to {at} only")
     prefill(model, fresh, LONG)
-    if decode(model, [fresh], [LONG], False)[0] != cold(model, maker, LONG):
+    if decode(model, [fresh], [LONG], False)[0] != cold(model, cache_factory, LONG):
         raise Wrong("restored and rewound it answers otherwise than cold")
     return "yes"
 

@@ -34,20 +34,20 @@ def examine(name: str) -> Row:
     try:
         model = build(name)
         caches = describe(make_prompt_cache(model))
-        maker = CacheFactory(model, checks.KV16)
-        verdict = self_check(model, maker, VOCAB)
+        cache_factory = CacheFactory(model, checks.KV16)
+        verdict = self_check(model, cache_factory, VOCAB)
     except Unbuildable as error:
         return Row(name, note=f"not built: {error}")
     except Exception as error:
         return Row(name, note=f"does not run: {_words(error)}")
     faults: list[str] = []
-    _try(faults, "batch", lambda: checks.check_batch(model, maker, verdict.is_batching))
+    _try(faults, "batch", lambda: checks.check_batch(model, cache_factory, verdict.is_batching))
     if verdict.can_stack:
-        _try(faults, "stacks", lambda: checks.check_stacks(model, maker))
+        _try(faults, "stacks", lambda: checks.check_stacks(model, cache_factory))
     if verdict.can_draft:
-        _try(faults, "drafts", lambda: checks.check_drafts(model, maker, verdict))
-    rewind = _try(faults, "rewind", lambda: checks.check_rewind(model, maker))
-    stored = _try(faults, "store", lambda: checks.check_stored(model, maker))
+        _try(faults, "drafts", lambda: checks.check_drafts(model, cache_factory, verdict))
+    rewind = _try(faults, "rewind", lambda: checks.check_rewind(model, cache_factory))
+    stored = _try(faults, "store", lambda: checks.check_stored(model, cache_factory))
     kv8, why_not_8 = examine_kv8(model, faults)
     return Row(
         name,
@@ -63,20 +63,22 @@ def examine(name: str) -> Row:
 
 def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
     """Whether all of it holds with 8-bit KV, and if not, why."""
-    maker = CacheFactory(model, checks.KV8)
-    if not any(isinstance(leaf, QuantizedKVCache) for leaf in leaves(maker.make())):
+    cache_factory = CacheFactory(model, checks.KV8)
+    if not any(isinstance(leaf, QuantizedKVCache) for leaf in leaves(cache_factory.make())):
         return "none", ""
     try:
-        verdict = self_check(model, maker, VOCAB)
+        verdict = self_check(model, cache_factory, VOCAB)
     except Exception as error:
         return "no", f"8-bit KV: {_words(error)}"
-    _try(faults, "kv8 batch", lambda: checks.check_batch(model, maker, verdict.is_batching))
+    _try(faults, "kv8 batch", lambda: checks.check_batch(model, cache_factory, verdict.is_batching))
     if verdict.can_draft:
         _try(
-            faults, "kv8 drafts", lambda: checks.check_drafts(model, maker, verdict, checks.GREEDY)
+            faults,
+            "kv8 drafts",
+            lambda: checks.check_drafts(model, cache_factory, verdict, checks.GREEDY),
         )
-    _try(faults, "kv8 rewind", lambda: checks.check_rewind(model, maker))
-    _try(faults, "kv8 store", lambda: checks.check_stored(model, maker))
+    _try(faults, "kv8 rewind", lambda: checks.check_rewind(model, cache_factory))
+    _try(faults, "kv8 store", lambda: checks.check_stored(model, cache_factory))
     if not verdict.is_batching:
         return "slot by slot", f"8-bit KV: {verdict.why_not}"
     return "yes", ""

@@ -91,26 +91,26 @@ def test_z11_a_precision_that_comes_later_is_checked_at_load() -> None:
 
 def test_f9_a_cache_of_unknown_kind_is_never_stored_or_rewound() -> None:
     model = build("deepseek_v41")
-    maker = CacheFactory(model, checks.KV16)
-    assert checks.check_stored(model, maker) == "no"
-    assert checks.check_rewind(model, maker) == "no"
+    cache_factory = CacheFactory(model, checks.KV16)
+    assert checks.check_stored(model, cache_factory) == "no"
+    assert checks.check_rewind(model, cache_factory) == "no"
 
 
 @pytest.mark.parametrize("at", [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 5])
 def test_f9_chunked_attention_goes_back_to_a_checkpoint_anywhere(at: int) -> None:
     model = build("llama4")
-    maker = CacheFactory(model, checks.KV16)
-    context = past_checkpoint(model, maker, at)
+    cache_factory = CacheFactory(model, checks.KV16)
+    context = past_checkpoint(model, cache_factory, at)
     other = [*checks.LONG[:at], *checks.prompt(30, seed=7)]
     assert context.rewind(at) == at
     checks.prefill(model, context, other)
     warm = checks.decode(model, [context], [other], is_batching=False)[0]
-    assert warm == checks.cold(model, maker, other)
+    assert warm == checks.cold(model, cache_factory, other)
 
 
-def past_checkpoint(model: Any, maker: CacheFactory, at: int) -> SlotContext:
+def past_checkpoint(model: Any, cache_factory: CacheFactory, at: int) -> SlotContext:
     """A context of LONG with a checkpoint after `at` tokens."""
-    context = SlotContext(maker)
+    context = SlotContext(cache_factory)
     for start, end in ((0, at), (at, len(checks.LONG) - 1)):
         model(mx.array([checks.LONG[start:end]]), cache=context.caches)
         context.extend(checks.LONG[start:end])

@@ -32,7 +32,7 @@ SHARING = (
     ),
     Mutant(
         "a shared prefix counts as live", "engine/slots/slot_kv_manager.py",
-        "marks + contexts + self.shared_bytes + ", "marks + contexts + ",
+        "checkpoints + contexts + self.shared_bytes + ", "checkpoints + contexts + ",
         "tests/engine/test_live_sharing.py::"
         "test_a_shared_prefix_counts_once_and_goes_with_its_last_holder",
     ),

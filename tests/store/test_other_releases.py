@@ -40,7 +40,7 @@ def test_c8_kv_of_another_version_is_a_miss_and_left_as_it_is(tmp_path: Path) ->
     vault.write(small_blob())
     (path,) = tmp_path.rglob("*.safetensors")
     data = to_next_version(path)
-    assert list(vault.heads(IDENTITY)) == []
+    assert list(vault.headers(IDENTITY)) == []
     for read in (vault.head, vault.read, lambda *key: vault.read_into(*key, [])):
         with pytest.raises(UnknownVersion, match="another release"):
             read(IDENTITY, KEY)

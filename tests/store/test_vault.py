@@ -136,7 +136,7 @@ def test_c8_a_damaged_head_is_told_and_set_aside_when_heads_are_listed(
     vault.write(small_blob("cdcd"))
     path = file_in(vault)
     path.write_bytes(path.read_bytes()[:40])
-    assert [head.key for head in vault.heads(IDENTITY)] == ["cdcd"]
+    assert [head.key for head in vault.headers(IDENTITY)] == ["cdcd"]
     assert path.name in caplog.text
     assert not vault.has(IDENTITY, KEY)
     assert path.with_name(f"{KEY}.damaged").exists()
@@ -186,7 +186,7 @@ def test_a_disk_that_fails_to_read_costs_no_file(tmp_path: Path) -> None:
     DiskKVStore(tmp_path).write(small_blob())
     with pytest.raises(Damaged, match="input/output error"):
         DiskKVStore(tmp_path, UnreadableDisk()).read(IDENTITY, KEY)
-    assert list(DiskKVStore(tmp_path, UnreadableDisk()).heads(IDENTITY)) == []
+    assert list(DiskKVStore(tmp_path, UnreadableDisk()).headers(IDENTITY)) == []
     assert DiskKVStore(tmp_path).read(IDENTITY, KEY) == small_blob()
 
 

@@ -93,8 +93,8 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
     for state in found["states"]:
         details = f"{state['n_tokens']} tokens, {size(state['n_bytes'])}, {state['place']}"
         typer.echo(f"{state['model']}: {details}")
-    heads = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "MISS")
-    table(heads, [_turn(turn) for turn in reversed(found["turns"])])
+    headings = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "MISS")
+    table(headings, [_turn(turn) for turn in reversed(found["turns"])])
 
 
 @app.command()

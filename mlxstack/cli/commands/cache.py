@@ -56,8 +56,8 @@ def top(name: Name = None, url: Url = None, json: Json = False) -> None:
     if json:
         as_json(view.prefixes)
         return
-    heads = ("NAME", "HITS", "TOKENS", "SIZE", "AGE", "PINNED")
-    table(heads, [_row(prefix) for prefix in view.prefixes])
+    headings = ("NAME", "HITS", "TOKENS", "SIZE", "AGE", "PINNED")
+    table(headings, [_row(prefix) for prefix in view.prefixes])
 
 
 @app.command()

@@ -65,8 +65,8 @@ def bench(
 def _show(found: "ServiceSpeed") -> None:
     typer.echo(f"{found.model} at {found.url}: {found.n_slots} slots x {found.n_ctx} tokens")
     typer.echo()
-    heads = ("PROMPT", "PREFILL", "DECODE", "FIRST TOKEN COLD", "WARM", "REUSED", "NEW")
-    table(heads, [_prompt_row(one) for one in found.prompts])
+    headings = ("PROMPT", "PREFILL", "DECODE", "FIRST TOKEN COLD", "WARM", "REUSED", "NEW")
+    table(headings, [_prompt_row(one) for one in found.prompts])
     typer.echo()
     rows = [(one.n_agents, f"{one.total_tps:.1f}", f"{one.each_tps:.1f}") for one in found.agents]
     table(("AGENTS", "DECODE, ALL", "EACH"), rows)

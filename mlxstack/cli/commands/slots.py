@@ -34,9 +34,9 @@ def show(name: Name = None, url: Url = None, json: Json = False) -> None:
     if json:
         as_json({"slots": found})
         return
-    heads = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
+    headings = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
     labels = _labels(name, url)
-    table(heads, [_row(one, labels) for one in found], ("CACHED", "TOKENS/S", "CONTEXT", "IDLE"))
+    table(headings, [_row(one, labels) for one in found], ("CACHED", "TOKENS/S", "CONTEXT", "IDLE"))
 
 
 @app.command()

@@ -128,7 +128,7 @@ def _print(found: "SystemStatus", show_all: bool) -> None:
         return
     typer.echo()
     rows = [row for one in shown for row in _rows(one, found.services)]
-    heads = (
+    headings = (
         "SERVICE",
         "STATE",
         "MODEL",
@@ -140,7 +140,7 @@ def _print(found: "SystemStatus", show_all: bool) -> None:
         "RESTARTS",
         "DETAIL",
     )
-    table(heads, rows, LEAST)
+    table(headings, rows, LEAST)
 
 
 def _rows(one: "ServiceStatus", every: "Sequence[ServiceStatus]") -> list[tuple[object, ...]]:

@@ -35,7 +35,7 @@ class RankDisk:
 
     def keys(self) -> wire.Keys:
         """Keys of all files of this shard."""
-        return tuple(h.key for h in self._store.heads(self._identity)) if self._is_on else ()
+        return tuple(h.key for h in self._store.headers(self._identity)) if self._is_on else ()
 
     def take(self, key: str) -> KVFile:
         """Take the file of one read of this key. Raises Broken when there is none."""

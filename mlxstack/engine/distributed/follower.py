@@ -95,8 +95,8 @@ class Replica:
             case wire.Pack(key, number, start, end):
                 self._parked[key] = segments.pack(self._contexts[number], start, end)
             case wire.Mark(key, number, position):
-                marks = self._contexts[number].checkpoints
-                self._parked[key] = next(m for m in marks if m.position == position)
+                checkpoints = self._contexts[number].checkpoints
+                self._parked[key] = next(m for m in checkpoints if m.position == position)
             case wire.Adopt(key):
                 self._parked[key] = self._read_part(key)
             case wire.Discard(key):
@@ -119,14 +119,16 @@ class Replica:
     def _load(self, load: wire.Load) -> None:
         context = self._contexts[load.context]
         part_of = self._read_part if load.is_from_disk else self._parked.__getitem__
-        parts, marks = ([part_of(k) for k in keys] for keys in (load.segments, load.checkpoints))
+        parts, checkpoints = (
+            [part_of(k) for k in keys] for keys in (load.segments, load.checkpoints)
+        )
         spans = segments.whole(
             context,
             [part for part in parts if isinstance(part, PackedSegment)],
             len(load.tokens),
             n_room=load.n_room,
         )
-        context.load(load.tokens, spans, [m for m in marks if isinstance(m, StateCheckpoint)])
+        context.load(load.tokens, spans, [m for m in checkpoints if isinstance(m, StateCheckpoint)])
 
     def _read_part(self, key: str) -> PackedSegment | StateCheckpoint:
         return segments.part_of(self._disk.take(key))

@@ -219,9 +219,9 @@ class MirroredStore:
         self._store.read_into(identity, key, rows)
         self._await(others)
 
-    def heads(self, identity: str) -> Iterator[KVFileHeader]:
+    def headers(self, identity: str) -> Iterator[KVFileHeader]:
         """Headers of the files that all ranks have."""
-        return (head for head in self._store.heads(identity) if head.key in self._group.keys)
+        return (head for head in self._store.headers(identity) if head.key in self._group.keys)
 
     def sweep(self, command: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """As `KVStore.sweep`; the other ranks collect by the same command."""

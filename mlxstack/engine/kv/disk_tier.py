@@ -41,21 +41,21 @@ class DiskTier:
         self,
         store: KVStore,
         slot_files: SlotFileStore,
-        memory: PrefixCache,
+        prefix_cache: PrefixCache,
         identity: str,
         post: CallSoon,
         manifests: AgentManifestStore | None = None,
     ) -> None:
-        is_written = memory.spec.enabled and memory.spec.disk.enabled
-        shared = SharedPrefixes(memory.spec.block_size, self._note if is_written else None)
-        self.parker = ContextParker(memory, shared)
+        is_written = prefix_cache.spec.enabled and prefix_cache.spec.disk.enabled
+        shared = SharedPrefixes(prefix_cache.spec.block_size, self._note if is_written else None)
+        self.parker = ContextParker(prefix_cache, shared)
         self._manifests = manifests
         self._store = store
         self._slot_files = slot_files
-        self._memory = memory
+        self._prefix_cache = prefix_cache
         self._identity = identity
         self._post = post
-        self._writing = WriteQueue(memory, store, identity, post)
+        self._writing = WriteQueue(prefix_cache, store, identity, post)
         self._has_deferred = False
         self.gc = self._writing.sweeping
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
@@ -66,9 +66,9 @@ class DiskTier:
         """Index the records of earlier runs on disk; how many."""
         self.parker.shared_prefixes.recall(self._store.noted(self._identity))
         now, n_known = time.monotonic(), 0
-        for head in sorted(self._store.heads(self._identity), key=parents_first):
+        for head in sorted(self._store.headers(self._identity), key=parents_first):
             try:
-                self._memory.on_disk(record_of(head), now)
+                self._prefix_cache.on_disk(record_of(head), now)
                 n_known += 1
             except (KeyError, AssertionError, Damaged) as error:
                 log.warning("the KV file %s is ignored: %s", head.key, error)
@@ -77,7 +77,7 @@ class DiskTier:
     def write(self, indexed: IndexedContext, *, is_deferred: bool = False) -> None:
         """Write in the background what of the context is in memory alone."""
         keys = (*indexed.segments, *indexed.checkpoints)
-        new = [key for key in keys if not self._memory.is_on_disk(key)]
+        new = [key for key in keys if not self._prefix_cache.is_on_disk(key)]
         self._writing.write(new, is_deferred=is_deferred)
         self._has_deferred |= is_deferred
 
@@ -88,7 +88,9 @@ class DiskTier:
 
     def write_rest(self) -> None:
         """Write all records in the background that lie in memory alone."""
-        self._writing.write([key for key in self._memory.index.nodes if self._is_unwritten(key)])
+        self._writing.write(
+            [key for key in self._prefix_cache.index.nodes if self._is_unwritten(key)]
+        )
 
     def is_foreign(self, agent: str) -> bool:
         """Whether this agent has saved KV, but of other models only."""
@@ -190,7 +192,7 @@ class DiskTier:
 
         Records that cannot be read are invalidated; `then` has to look again.
         """
-        self._memory.index.lock(keys)
+        self._prefix_cache.index.lock(keys)
         reading = self._reader.submit(self._read_all, keys)
         reading.add_done_callback(
             lambda done: self._post(lambda: self._loaded(keys, done.result(), then))
@@ -198,7 +200,7 @@ class DiskTier:
 
     def export(self, plan: ReusePlan, tokens: tuple[int, ...], salt: str) -> "Future[Manifest]":
         """Write a plan's KV for these tokens; returns its manifest."""
-        nodes = self._memory.index.nodes
+        nodes = self._prefix_cache.index.nodes
         begun = self._writing.promised(plan.keys)
         writes = self._writing.write([key for key in plan.keys if self._is_unwritten(key)])
         self._writing.hold(plan.keys)
@@ -235,7 +237,7 @@ class DiskTier:
         def insert(reading: "Future[list[KVFileHeader]]") -> None:
             try:
                 for record in records_of(manifest, reading.result()):
-                    self._memory.on_disk(record, time.monotonic())
+                    self._prefix_cache.on_disk(record, time.monotonic())
                 done.set_result(len(manifest.tokens))
             except StackError as error:
                 done.set_exception(error)
@@ -261,7 +263,7 @@ class DiskTier:
         self._writing.after(lambda: self._store.note(self._identity, data))
 
     def _anchor(self, context: SlotContext, manifest: Manifest) -> None:
-        if manifest.segments and manifest.segments[-1] in self._memory.index.nodes:
+        if manifest.segments and manifest.segments[-1] in self._prefix_cache.index.nodes:
             context.set_parent_segment(manifest.segments[-1])
 
     def _manifest(self, context: SlotContext, indexed: IndexedContext) -> Manifest:
@@ -271,7 +273,7 @@ class DiskTier:
             tokens=tuple(context.tokens),
             segments=indexed.segments,
             checkpoints=indexed.checkpoints,
-            n_bytes=sum(self._memory.index.nodes[key].record.n_bytes for key in keys),
+            n_bytes=sum(self._prefix_cache.index.nodes[key].record.n_bytes for key in keys),
             salt=context.salt,
         )
 
@@ -293,36 +295,36 @@ class DiskTier:
 
     def _invalidate(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._memory.invalidate(key)
+            self._prefix_cache.invalidate(key)
 
     def _is_invalidated(self, key: str) -> bool:
         """Whether the index has a file that is gone."""
-        return self._memory.get(key) is None and not self._store.has(self._identity, key)
+        return self._prefix_cache.get(key) is None and not self._store.has(self._identity, key)
 
     def _is_unwritten(self, key: str) -> bool:
         """Whether a record is in memory and neither on disk nor pending.
 
         A file that the index does not know may lack its parent: the store compares headers.
         """
-        if self._writing.promised((key,)) or self._memory.get(key) is None:
+        if self._writing.promised((key,)) or self._prefix_cache.get(key) is None:
             return False
-        return not (self._memory.is_on_disk(key) and self._store.has(self._identity, key))
+        return not (self._prefix_cache.is_on_disk(key) and self._store.has(self._identity, key))
 
     def _loaded(
         self, keys: Sequence[str], files: dict[str, KVFile | StackError], then: Callable[[], None]
     ) -> None:
-        self._memory.index.unlock(keys)
+        self._prefix_cache.index.unlock(keys)
         for key in keys:
             file = files.pop(key)  # its bytes go as soon as they are arrays
-            node = self._memory.index.nodes.get(key)
+            node = self._prefix_cache.index.nodes.get(key)
             if isinstance(file, KVFile):
                 if node is None:  # lost with what it continues
-                    self._memory.note_unused(key)
+                    self._prefix_cache.note_unused(key)
                 else:
-                    self._memory.put(node.record, part_of(file), time.monotonic())
+                    self._prefix_cache.put(node.record, part_of(file), time.monotonic())
             elif node is not None:
                 log.warning("KV could not be read: %s", file)
-                self._memory.invalidate(key)
+                self._prefix_cache.invalidate(key)
         then()
 
     def _read_all(self, keys: Sequence[str]) -> dict[str, KVFile | StackError]:

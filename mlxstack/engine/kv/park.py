@@ -37,19 +37,19 @@ class IndexedContext(Struct, frozen=True):
 class ContextParker:
     """Parks and restores contexts; `shared_prefixes` are kept longer than others."""
 
-    def __init__(self, memory: PrefixCache, shared_prefixes: SharedPrefixes) -> None:
+    def __init__(self, prefix_cache: PrefixCache, shared_prefixes: SharedPrefixes) -> None:
         self.shared_prefixes = shared_prefixes
-        self._memory = memory
+        self._prefix_cache = prefix_cache
 
     def park(self, context: SlotContext, now: float) -> IndexedContext:
         """Copy the unknown part of this context to memory."""
         indexed = self.index_context(context, now)
-        self._memory.pin_in_memory((*indexed.segments, *indexed.checkpoints))
+        self._prefix_cache.pin_in_memory((*indexed.segments, *indexed.checkpoints))
         self._recall(context, indexed, now)
         self._protect(context, indexed, now)
         if context.agent is not None and indexed.segments:
             mark = indexed.checkpoints[-1] if indexed.checkpoints else None
-            self._memory.retention.claim(context.agent, indexed.segments[-1], mark)
+            self._prefix_cache.retention.claim(context.agent, indexed.segments[-1], mark)
         return indexed
 
     def _protect(self, context: SlotContext, indexed: IndexedContext, now: float) -> None:
@@ -57,19 +57,19 @@ class ContextParker:
 
         Repeated for each context: the prefix may have been evicted since.
         """
-        retention, heads = self._memory.retention, self.shared_prefixes.named
+        retention, prefixes = self._prefix_cache.retention, self.shared_prefixes.named
         known = {name.name: name for name in retention.names}
         for name in known.values():
-            if name.is_learned and name.name not in heads:
+            if name.is_learned and name.name not in prefixes:
                 retention.unpin(name.name)
-        if not indexed.segments or not heads:
+        if not indexed.segments or not prefixes:
             return
-        keys = self._memory.chain_of(context).keys
-        for title, head in heads.items():
+        keys = self._prefix_cache.chain_of(context).keys
+        for title, head in prefixes.items():
             old = known.get(title)
             is_given = old is not None and not old.is_learned
             if not is_given and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
-                n_tokens = head.n_blocks * self._memory.spec.block_size
+                n_tokens = head.n_blocks * self._prefix_cache.spec.block_size
                 held = retention.held(indexed.segments[-1], n_tokens)
                 since = old.since if old else now
                 retention.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
@@ -79,32 +79,36 @@ class ContextParker:
 
         Where the context left a segment before its end, only the file has the rest.
         """
-        for step in prefix_index.reach(self._memory.index, _last(indexed.segments), len(context)):
-            record = self._memory.index.nodes[step.key].record
+        for step in prefix_index.reach(
+            self._prefix_cache.index, _last(indexed.segments), len(context)
+        ):
+            record = self._prefix_cache.index.nodes[step.key].record
             assert isinstance(record, prefix_index.SegmentMeta)
-            if self._memory.get(step.key) is None and step.upto == record.end:
+            if self._prefix_cache.get(step.key) is None and step.upto == record.end:
                 segment = segments.segment_of(context, record.start, record.end)
-                self._memory.put(record, segment, now)
+                self._prefix_cache.put(record, segment, now)
         for part, key in zip(context.checkpoints, indexed.checkpoints, strict=True):
-            if self._memory.get(key) is None:
-                self._memory.put(self._memory.index.nodes[key].record, part, now)
+            if self._prefix_cache.get(key) is None:
+                self._prefix_cache.put(self._prefix_cache.index.nodes[key].record, part, now)
 
     def index_context(self, context: SlotContext, now: float) -> IndexedContext:
         """Index the unknown part of this context, for writing only."""
         context.checkpoint()
-        chain = self._memory.chain_of(context)
-        known = self._memory.match(chain, context.tokens, self._trail(context))
+        chain = self._prefix_cache.chain_of(context)
+        known = self._prefix_cache.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context), context.n_shared)
         new = self._add_segments(context, chain, known, pieces, now)
         leaf = new[-1] if new else known.path[-1].key if known.path else None
         if leaf is None:
             return IndexedContext((), (), ())
         context.set_parent_segment(leaf)
-        path = prefix_index.reach(self._memory.index, leaf, len(context))
-        marks = [self._add_checkpoint(c, chain, context, path, now) for c in context.checkpoints]
-        keys = [key for key, _ in marks]
-        new += [key for key, is_new in marks if is_new]
-        self._memory.mark_write_through(new)
+        path = prefix_index.reach(self._prefix_cache.index, leaf, len(context))
+        checkpoints = [
+            self._add_checkpoint(c, chain, context, path, now) for c in context.checkpoints
+        ]
+        keys = [key for key, _ in checkpoints]
+        new += [key for key, is_new in checkpoints if is_new]
+        self._prefix_cache.mark_write_through(new)
         return IndexedContext(tuple(step.key for step in path), tuple(keys), tuple(new))
 
     def hold_in_prefix(
@@ -112,24 +116,26 @@ class ContextParker:
     ) -> None:
         """Rebase segments of the first `n_tokens` onto a context's shared prefix."""
         for step in prefix_index.cut_path(tuple(path), min(n_tokens, context.n_shared)):
-            node = self._memory.index.nodes[step.key]
+            node = self._prefix_cache.index.nodes[step.key]
             if step.upto == prefix_index.end_of(node.record) and not node.is_writing:
                 segment = segments.segment_of(context, step.start, step.upto)
-                self._memory.put(node.record, segment, now)
+                self._prefix_cache.put(node.record, segment, now)
 
     def path_of(self, context: SlotContext) -> tuple[PathStep, ...]:
         """The known segments of its tokens."""
-        chain = self._memory.chain_of(context)
-        return self._memory.match(chain, context.tokens, self._trail(context)).path
+        chain = self._prefix_cache.chain_of(context)
+        return self._prefix_cache.match(chain, context.tokens, self._trail(context)).path
 
     def index_next(self, context: SlotContext, now: float) -> bool:
         """Index one piece for `index_context`; False when at most one is left."""
-        chain = self._memory.chain_of(context)
-        known = self._memory.match(chain, context.tokens, self._trail(context))
+        chain = self._prefix_cache.chain_of(context)
+        known = self._prefix_cache.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context), context.n_shared)
         if len(pieces) < 2:
             return False
-        self._memory.mark_write_through(self._add_segments(context, chain, known, pieces[:1], now))
+        self._prefix_cache.mark_write_through(
+            self._add_segments(context, chain, known, pieces[:1], now)
+        )
         return True
 
     def restore_context(
@@ -147,7 +153,7 @@ class ContextParker:
         room for `n_room` tokens.
         """
         fresh = context.new_empty(plan.position)
-        parts = [self._memory.get(step.key) for step in plan.path]
+        parts = [self._prefix_cache.get(step.key) for step in plan.path]
         spans = segments.whole(
             fresh,
             [p for p in parts if isinstance(p, segments.Segment)],
@@ -155,7 +161,7 @@ class ContextParker:
             shared.n_tokens if shared else 0,
             fresh.room(n_room),
         )
-        marks = [self._memory.get(plan.checkpoint)] if plan.checkpoint else []
+        checkpoints = [self._prefix_cache.get(plan.checkpoint)] if plan.checkpoint else []
         fresh.note_sources(
             [step.key for step in plan.path],
             [plan.checkpoint] if plan.checkpoint else [],
@@ -164,14 +170,14 @@ class ContextParker:
         fresh.load(
             request.tokens[: plan.position],
             spans,
-            [m for m in marks if isinstance(m, StateCheckpoint)],
+            [m for m in checkpoints if isinstance(m, StateCheckpoint)],
             shared,
         )
         context.take_over(fresh)
         context.assign(request.salt, None)
         if plan.path:
             context.set_parent_segment(plan.path[-1].key)
-        self._memory.index.touch(plan.keys, now)
+        self._prefix_cache.index.touch(plan.keys, now)
 
     def _add_segments(
         self,
@@ -182,13 +188,13 @@ class ContextParker:
         now: float,
     ) -> list[str]:
         parent = known.path[-1].key if known.path else None
-        size, new = self._memory.spec.block_size, []
+        size, new = self._prefix_cache.spec.block_size, []
         for start, end in pieces:
             key = block_hash.segment_key(block_hash.hash_at(chain, context.tokens, end), start)
             segment = segments.segment_of(context, start, end)
             names = chain.keys[start // size : end // size]
             record = prefix_index.SegmentMeta(key, parent, start, end, segment.n_bytes, names)
-            self._memory.put_segment(record, segment, context.tokens[start:end], now)
+            self._prefix_cache.put_segment(record, segment, context.tokens[start:end], now)
             new.append(key)
             parent = key
         return new
@@ -203,11 +209,11 @@ class ContextParker:
     ) -> tuple[str, bool]:
         state = block_hash.hash_at(chain, context.tokens, part.position)
         key = block_hash.checkpoint_key(state)
-        if key in self._memory.index.nodes:
+        if key in self._prefix_cache.index.nodes:
             return key, False
         parent = next(step.key for step in path if step.start < part.position <= step.upto)
         record = prefix_index.CheckpointMeta(key, parent, part.position, part.n_bytes, state)
-        self._memory.put(record, part, now)
+        self._prefix_cache.put(record, part, now)
         return key, True
 
     def _trail(self, context: SlotContext) -> KnownPrefix | None:
@@ -217,7 +223,7 @@ class ContextParker:
         agent's, and would be stored and kept with it.
         """
         trail = context.parent_segment()
-        return trail if trail and trail.n_common >= self._memory.spec.block_size else None
+        return trail if trail and trail.n_common >= self._prefix_cache.spec.block_size else None
 
 
 def _last(keys: Sequence[str]) -> str | None:

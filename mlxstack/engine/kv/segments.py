@@ -275,13 +275,13 @@ def parents_first(head: KVFileHeader) -> tuple[bool, int, int]:
     return head.kind != SEGMENT, head.start, head.end
 
 
-def check_cover(name: str, manifest: Manifest, heads: Sequence[KVFileHeader]) -> None:
+def check_cover(name: str, manifest: Manifest, headers: Sequence[KVFileHeader]) -> None:
     """Raise Damaged unless segments cover 0 to the last token.
 
     Each one may begin before the end of the one before, which is used up to there.
     """
     at = 0
-    for head in heads:
+    for head in headers:
         if head.start > at:
             raise Damaged(f"the slot file {name} has a gap at token {at}")
         at = head.end

@@ -86,18 +86,18 @@ class TensorBuffer(Struct, frozen=True):
 class RestoreBuffers:
     """Buffers of a restore; other threads fill each segment's `rows`.
 
-    `heads` are those of the segments, ascending; each may begin before the end of the one before,
+    `headers` are those of the segments, ascending; each may begin before the end of the one before,
     which is used up to there. Raises Damaged when they do not fit together.
     """
 
-    def __init__(self, fresh: SlotContext, heads: Sequence[KVFileHeader], n_tokens: int) -> None:
+    def __init__(self, fresh: SlotContext, headers: Sequence[KVFileHeader], n_tokens: int) -> None:
         self._fresh = fresh
-        self._heads = heads
+        self._headers = headers
         self._n_tokens = n_tokens
         self._room = cache_adapters.with_room(n_tokens)
-        self._order: list[int] = json.loads(meta_of(heads[0].meta).layout) if heads else []
-        self._buffers = [_buffer(shape, self._room) for shape in self._parts(heads[:1])]
-        for head in heads:
+        self._order: list[int] = json.loads(meta_of(headers[0].meta).layout) if headers else []
+        self._buffers = [_buffer(shape, self._room) for shape in self._parts(headers[:1])]
+        for head in headers:
             self._check(head)
 
     def buffers(self, at: int) -> Iterator[memoryview]:
@@ -105,13 +105,13 @@ class RestoreBuffers:
 
         The last one also clears the room after its tokens.
         """
-        head = self._heads[at]
-        ends = [*(later.start for later in self._heads[at + 1 : at + 2]), self._n_tokens]
+        head = self._headers[at]
+        ends = [*(later.start for later in self._headers[at + 1 : at + 2]), self._n_tokens]
         for group in range(len(head.shapes)):
             for buffer, which in zip(self._buffers, self._order, strict=True):
                 if which == group:
                     yield from self._lines(buffer, head, min(ends[0], head.end))
-        if at == len(self._heads) - 1:
+        if at == len(self._headers) - 1:
             self._clear_room()
 
     def load(self, manifest: Manifest, checkpoints: Sequence[StateCheckpoint]) -> SlotContext:
@@ -125,9 +125,9 @@ class RestoreBuffers:
         self._fresh.load(manifest.tokens, parts, checkpoints)
         return self._fresh
 
-    def _parts(self, heads: Sequence[KVFileHeader]) -> Iterator[Shape]:
+    def _parts(self, headers: Sequence[KVFileHeader]) -> Iterator[Shape]:
         """The shape of every part, in the order of the layers."""
-        for head in heads:
+        for head in headers:
             for group in self._order:
                 yield head.shapes[group]
 
@@ -204,13 +204,13 @@ class RestoreSource(Struct, frozen=True):
     """Slot file with the headers of its segments and checkpoints."""
 
     manifest: Manifest
-    heads: tuple[KVFileHeader, ...]
-    checkpoint_heads: tuple[KVFileHeader, ...]
+    headers: tuple[KVFileHeader, ...]
+    checkpoint_headers: tuple[KVFileHeader, ...]
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(head.n_bytes for head in (*self.heads, *self.checkpoint_heads))
+        return sum(head.n_bytes for head in (*self.headers, *self.checkpoint_headers))
 
 
 class SlotRestore:
@@ -261,17 +261,17 @@ class SlotRestore:
                     "filename",
                 )
             request.room(found.n_bytes)
-            buffers = RestoreBuffers(request.context.new_empty(n_tokens), found.heads, n_tokens)
+            buffers = RestoreBuffers(request.context.new_empty(n_tokens), found.headers, n_tokens)
             reading = self._reader.submit(self._read_into, request.name, found, buffers)
             self._then(reading, lambda files: take_over(found, buffers, files), result)
 
         def take_over(
             found: RestoreSource, buffers: RestoreBuffers, files: Sequence[KVFile]
         ) -> None:
-            marks = [m for file in files if isinstance(m := part_of(file), StateCheckpoint)]
+            checkpoints = [m for file in files if isinstance(m := part_of(file), StateCheckpoint)]
             n_tokens, context = len(found.manifest.tokens), request.context
             if n_tokens:
-                context.take_over(buffers.load(found.manifest, marks))
+                context.take_over(buffers.load(found.manifest, checkpoints))
             else:
                 context.clear()
             # The salt is that of the tenant that saved it, not of the request that restores it.
@@ -309,12 +309,12 @@ class SlotRestore:
                 f"the slot file {name} was saved with another model, adapter, KV precision or "
                 "version of mlx-lm; compute the context again, or run what it was saved with"
             )
-        heads, marks = (
+        headers, checkpoints = (
             _each(name, keys, lambda key: store.head(identity, key))
             for keys in (manifest.segments, manifest.checkpoints)
         )
-        check_cover(name, manifest, heads)
-        return RestoreSource(manifest, heads, marks)
+        check_cover(name, manifest, headers)
+        return RestoreSource(manifest, headers, checkpoints)
 
     def _read_into(
         self, name: str, source: RestoreSource, buffers: RestoreBuffers
@@ -324,7 +324,7 @@ class SlotRestore:
         Files are read in parallel: one thread fills fresh memory too slowly.
         """
         store, identity = self._sources.store, self._sources.identity
-        keys, marks = source.manifest.segments, source.manifest.checkpoints
+        keys, checkpoints = source.manifest.segments, source.manifest.checkpoints
 
         def pour(at: int) -> None:
             store.read_into(identity, keys[at], buffers.buffers(at))
@@ -332,7 +332,7 @@ class SlotRestore:
         with _as_one(name), ThreadPoolExecutor(READERS, "pouring") as pool:
             for _ in pool.map(pour, range(len(keys))):
                 pass
-        return _each(name, marks, lambda key: store.read(identity, key))
+        return _each(name, checkpoints, lambda key: store.read(identity, key))
 
 
 def _each(name: str, keys: Sequence[str], read: Callable[[str], T]) -> tuple[T, ...]:

@@ -28,13 +28,13 @@ class DiskCollector:
 
     def __init__(
         self,
-        memory: PrefixCache,
+        prefix_cache: PrefixCache,
         store: KVStore,
         identity: str,
         writer: BackgroundWriter,
         post: CallSoon,
     ) -> None:
-        self._memory = memory
+        self._prefix_cache = prefix_cache
         self._store = store
         self._identity = identity
         self._writer = writer
@@ -42,7 +42,7 @@ class DiskCollector:
 
     def make_room(self, keys: Sequence[str]) -> "Future[GCResult]":
         """Make room for these records. Raises Busy; the future DiskFull."""
-        nodes = self._memory.index.nodes
+        nodes = self._prefix_cache.index.nodes
         known = [key for key in keys if key in nodes]
         n_bytes = sum(nodes[key].record.n_bytes for key in known)
         in_use = self._in_use(known)
@@ -60,7 +60,7 @@ class DiskCollector:
 
     def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
         """Records being read or written, or pinned, and all their ancestors."""
-        nodes = self._memory.index.nodes
+        nodes = self._prefix_cache.index.nodes
         busy = [k for k, node in nodes.items() if node.refs or node.is_writing or node.pins]
         found: set[str] = set()
         for key in (*keys, *busy):
@@ -79,7 +79,7 @@ class DiskCollector:
             return
         for victim in done.result().victims:
             if victim.ref is not None and victim.ref[0] == self._identity:
-                self._memory.invalidate(victim.ref[1])
+                self._prefix_cache.invalidate(victim.ref[1])
 
 
 log = logging.getLogger(__name__)
@@ -108,13 +108,15 @@ class WriteQueue:
     writes also wait until the engine is idle, because writing takes CPU time.
     """
 
-    def __init__(self, memory: PrefixCache, store: KVStore, identity: str, post: CallSoon) -> None:
-        self._memory = memory
+    def __init__(
+        self, prefix_cache: PrefixCache, store: KVStore, identity: str, post: CallSoon
+    ) -> None:
+        self._prefix_cache = prefix_cache
         self._store = store
         self._identity = identity
         self._post = post
         self._writer = BackgroundWriter(eased=self._on_capacity)
-        self.sweeping = DiskCollector(memory, store, identity, self._writer, post)
+        self.sweeping = DiskCollector(prefix_cache, store, identity, self._writer, post)
         self._due: deque[PendingWrite] = deque()
         self._promised: dict[str, Future[int]] = {}
         self._told = ""
@@ -146,7 +148,7 @@ class WriteQueue:
         """Keep these pending records from eviction until written."""
         for key in keys:
             if key in self._promised:
-                self._memory.index.set_writing(key, True)
+                self._prefix_cache.index.set_writing(key, True)
 
     def after(self, job: Callable[[], T], *, is_deferred: bool = False) -> Future[T]:
         """Run `job` on the writer thread after all pending writes."""
@@ -209,11 +211,11 @@ class WriteQueue:
             self._post(self._submit_due)
 
     def _start(self, key: str, room: "Future[Any]") -> Future[int]:
-        part = self._memory.get(key)
+        part = self._prefix_cache.get(key)
         if part is None:
             del self._promised[key]
             raise StackError("memory ran short before the disk could take it")
-        file = file_of(self._memory.index.nodes[key].record, part, self._identity)
+        file = file_of(self._prefix_cache.index.nodes[key].record, part, self._identity)
 
         def work() -> int:
             # One writer thread: that job is over.
@@ -227,7 +229,7 @@ class WriteQueue:
         if isinstance(part, PrefixSegment):
             self._count_copied(n_bytes)
             future.add_done_callback(lambda _: self._post(partial(self._count_copied, -n_bytes)))
-        self._memory.index.set_writing(key, True)
+        self._prefix_cache.index.set_writing(key, True)
         return future
 
     def _count_copied(self, n_bytes: int) -> None:
@@ -240,13 +242,13 @@ class WriteQueue:
         if self._promised.get(key) is not done:
             return
         del self._promised[key]
-        node = self._memory.index.nodes.get(key)
+        node = self._prefix_cache.index.nodes.get(key)
         if node is None:
             return
-        self._memory.index.set_writing(key, False)
+        self._prefix_cache.index.set_writing(key, False)
         error = done.exception()
         if error is None:
-            self._memory.on_disk(node.record, time.monotonic())
+            self._prefix_cache.on_disk(node.record, time.monotonic())
             self._told = ""
         elif str(error) != self._told:
             self._told = str(error)

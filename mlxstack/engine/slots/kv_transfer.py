@@ -47,7 +47,7 @@ class KVExchange:
 
     def export(self, tokens: Tokens, salt: str, result: "Future[Manifest]") -> None:
         """Write the cached KV of the first tokens; returns the manifest."""
-        spec = self._slot_kv.memory.spec
+        spec = self._slot_kv.prefix_cache.spec
         if not (spec.enabled and spec.disk.enabled):
             raise Unsupported(
                 "KV is exchanged as files: set prefix_cache.enabled and prefix_cache.disk.enabled"
@@ -88,7 +88,7 @@ class KVExchange:
         shared = [(common_prefix(context.tokens, tokens), context) for context in live]
         return max(shared, key=lambda one: one[0], default=(0, None))
 
-    def _records(self, manifest: Manifest, heads: Sequence[KVFileHeader]) -> list[Record]:
+    def _records(self, manifest: Manifest, headers: Sequence[KVFileHeader]) -> list[Record]:
         """Index records of sent files, parents first. Raises Damaged.
 
         They must be of this model, and of the tokens of the manifest as far as it goes.
@@ -96,23 +96,23 @@ class KVExchange:
         if manifest.identity != self._identity:
             raise Damaged("the KV is of another model, adapter, KV precision or version of mlx-lm")
         self._layouts = self._layouts or layouts(self._runner, self._cache_factory)
-        memory = self._slot_kv.memory
-        chains = memory.chains(manifest.tokens, manifest.salt)
+        prefix_cache = self._slot_kv.prefix_cache
+        chains = prefix_cache.chains(manifest.tokens, manifest.salt)
         names = {name for chain in chains for name in chain.keys}
-        segments = heads[: len(manifest.segments)]
+        segments = headers[: len(manifest.segments)]
         check_cover("of another service", manifest, segments)
         if len({*manifest.segments}) < len(segments):
             raise Damaged("the KV names a file twice")
         records: list[Record] = []
         for head in segments:
             record = record_of(head)
-            n_known = len(manifest.tokens) // memory.spec.block_size
-            n_known -= head.start // memory.spec.block_size
+            n_known = len(manifest.tokens) // prefix_cache.spec.block_size
+            n_known -= head.start // prefix_cache.spec.block_size
             is_ours = isinstance(record, SegmentMeta) and names.issuperset(record.blocks[:n_known])
             if not is_ours or layout_of_head(head) not in self._layouts:
                 raise Damaged(f"the KV file {head.key} is not of these tokens and this model")
             records.append(replace(record, parent=records[-1].key if records else None))
-        for head in heads[len(segments) :]:
+        for head in headers[len(segments) :]:
             record = record_of(head)
             parent = next((s.key for s in segments if s.start < head.end <= s.end), None)
             if not isinstance(record, CheckpointMeta) or parent is None:

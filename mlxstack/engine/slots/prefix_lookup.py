@@ -60,15 +60,15 @@ class PrefixLookup:
 
     def __init__(
         self,
-        memory: PrefixCache,
+        prefix_cache: PrefixCache,
         shared_prefixes: SharedPrefixes,
         is_foreign: Callable[[str], bool],
     ) -> None:
-        self._memory = memory
+        self._prefix_cache = prefix_cache
         self._shared_prefixes = shared_prefixes
         self._is_foreign = is_foreign
         self._prompts: OrderedDict[str, LastPrompt] = OrderedDict()
-        self._most_bytes = min(MOST_PROMPT_BYTES, memory.budget // PROMPT_SHARE)
+        self._most_bytes = min(MOST_PROMPT_BYTES, prefix_cache.budget // PROMPT_SHARE)
         self.n_bytes = 0
         """Bytes of all last prompts, a part of the KV budget."""
         self._hashed: tuple[Request, tuple[BlockHashes, ...]] | None = None
@@ -87,7 +87,7 @@ class PrefixLookup:
                 ReusePlan(), (), replace(clues, is_enabled=False)
             )
         options = [_live(slots[slot], KVSource.SLOT, slot, request)]
-        if self._memory.spec.enabled:
+        if self._prefix_cache.spec.enabled:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
             options += [_live(slots[i], KVSource.FORK, i, request) for i in others]
             stored = self._stored(request.tokens, chains, slots[slot])
@@ -97,7 +97,7 @@ class PrefixLookup:
 
     def kept(self, tokens: Sequence[int], salt: str, template: SlotContext) -> ReusePlan:
         """Longest cached prefix of these tokens beside the slots."""
-        chains = self._memory.chains(tokens, salt)
+        chains = self._prefix_cache.chains(tokens, salt)
         return reuse_plan.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
 
     def remember(self, request: Request) -> None:
@@ -115,7 +115,7 @@ class PrefixLookup:
 
     def locate(self, agent: str) -> AgentKVLocation:
         """Tier of the last prompt of this agent outside the slots."""
-        nodes = [self._memory.index.nodes[key] for key in self.keys_of(agent)]
+        nodes = [self._prefix_cache.index.nodes[key] for key in self.keys_of(agent)]
         return AgentKVLocation(
             agent=agent,
             n_tokens=max((prefix_index.end_of(node.record) for node in nodes), default=0),
@@ -132,18 +132,18 @@ class PrefixLookup:
         last = self._prompts.get(agent)
         if last is None:
             return ()
-        matches = [self._memory.match(chain, last.tokens, None) for chain in last.chains]
+        matches = [self._prefix_cache.match(chain, last.tokens, None) for chain in last.chains]
         longest = max(matches, key=lambda match: match.covered)
         return (*(step.key for step in longest.path), *(one.key for one in longest.checkpoints))
 
     def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
         """Agents whose last prompt begins with these records, the latest first. O(agents)."""
-        nodes = (self._memory.index.nodes.get(key) for key in keys)
+        nodes = (self._prefix_cache.index.nodes.get(key) for key in keys)
         known = [node.record for node in nodes if node is not None]
         held = [one for one in known if isinstance(one, prefix_index.SegmentMeta) and one.blocks]
         if not held:
             return ()
-        place, block = held[-1].end // self._memory.spec.block_size - 1, held[-1].blocks[-1]
+        place, block = held[-1].end // self._prefix_cache.spec.block_size - 1, held[-1].blocks[-1]
         return tuple(
             name
             for name, one in reversed(self._prompts.items())
@@ -162,20 +162,20 @@ class PrefixLookup:
     def _chains(self, request: Request) -> tuple[BlockHashes, ...]:
         """Block hashes of a request, computed once."""
         if self._hashed is None or self._hashed[0] is not request:
-            self._hashed = request, self._memory.chains(request.tokens, request.salt)
+            self._hashed = request, self._prefix_cache.chains(request.tokens, request.salt)
         return self._hashed[1]
 
     def _stored(
         self, tokens: Sequence[int], chains: Iterable[BlockHashes], template: SlotContext
     ) -> Iterable[ReuseSource]:
         """Reuse sources in memory and on disk; quantized KV only beyond `quantized_start`."""
-        free_from = self._memory.quantized_start
+        free_from = self._prefix_cache.quantized_start
         for chain in chains:
-            match = self._memory.match(chain, tokens, None)
+            match = self._prefix_cache.match(chain, tokens, None)
             if template.is_sliceable:
-                match = self._memory.match_in_block(match, chain, tokens)
+                match = self._prefix_cache.match_in_block(match, chain, tokens)
             for option in reuse_plan.stored(match, template.is_sliceable):
-                if option.source is KVSource.DISK and not self._memory.spec.disk.enabled:
+                if option.source is KVSource.DISK and not self._prefix_cache.spec.disk.enabled:
                     continue
                 yield replace(option, free_from=free_from) if template.is_sliceable else option
             free_from = 0
@@ -188,12 +188,12 @@ class PrefixLookup:
         return MissContext(
             n_prompt=len(request.tokens),
             is_new=request.is_first_turn and self._last(request) is None,
-            block_size=self._memory.spec.block_size,
+            block_size=self._prefix_cache.spec.block_size,
             is_foreign=is_new and self._is_foreign(name or ""),
             n_previous=len(before),
             n_common=common_prefix(before, request.tokens),
             is_guess=self._last(request) is None,
-            n_evicted=max(prefix_index.was_known(self._memory.index, c.keys) for c in chains),
+            n_evicted=max(prefix_index.was_known(self._prefix_cache.index, c.keys) for c in chains),
         )
 
     def _before(self, request: Request, slots: Sequence[SlotContext]) -> Sequence[int]:

@@ -46,7 +46,7 @@ class SlotKVManager:
     def __init__(
         self,
         slots: Sequence[SlotContext],
-        memory: PrefixCache,
+        prefix_cache: PrefixCache,
         disk_tier: DiskTier,
         pieces: BackgroundSteps,
         persist: Persist,
@@ -56,20 +56,22 @@ class SlotKVManager:
     ) -> None:
         self._pieces = pieces
         self._persist = persist
-        self.lookup = PrefixLookup(memory, disk_tier.parker.shared_prefixes, disk_tier.is_foreign)
+        self.lookup = PrefixLookup(
+            prefix_cache, disk_tier.parker.shared_prefixes, disk_tier.is_foreign
+        )
         self._parker = disk_tier.parker
         self.slots = slots
-        self.memory = memory
-        self.siblings = SiblingAnswers(min(MOST_BYTES, memory.budget // SIBLING_SHARE))
+        self.prefix_cache = prefix_cache
+        self.siblings = SiblingAnswers(min(MOST_BYTES, prefix_cache.budget // SIBLING_SHARE))
         self.disk_tier = disk_tier
         self._is_room_due = False
         self._storing: set[int] = set()
         self._idle: Sequence[int] = ()
         self.bytes_per_token = bytes_per_token
         self.array_limit = array_limit
-        self._planned = memory.budget
+        self._planned = prefix_cache.budget
         self.sharing = sharing
-        memory.live_prefixes = self._prefixes
+        prefix_cache.live_prefixes = self._prefixes
 
     @property
     def live_bytes(self) -> int:
@@ -78,13 +80,15 @@ class SlotKVManager:
         A checkpoint that is shared or parked too counts once, and so does a shared prefix.
         """
         own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
-        marks = sum(mark.n_bytes for mark in own.values() if not self.memory.contains(mark))
+        checkpoints = sum(
+            mark.n_bytes for mark in own.values() if not self.prefix_cache.contains(mark)
+        )
         contexts = sum(context.cache_bytes for context in self.slots)
         drafts = sum(context.draft_bytes for context in self.slots)
         texts = self.lookup.n_bytes + self.siblings.n_bytes
         written = self.disk_tier.n_copied
         images = self.images.n_bytes if self.images else 0
-        return marks + contexts + self.shared_bytes + drafts + texts + written + images
+        return checkpoints + contexts + self.shared_bytes + drafts + texts + written + images
 
     def _prefixes(self) -> set[LivePrefix]:
         return {one.prefix.whole for one in self.slots if one.prefix is not None}
@@ -96,7 +100,7 @@ class SlotKVManager:
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether `n_bytes` fit in addition to all live KV."""
-        is_within = self.live_bytes + n_bytes <= self.memory.budget
+        is_within = self.live_bytes + n_bytes <= self.prefix_cache.budget
         return is_within and not self._is_beyond_device(n_bytes)
 
     def drop_copies(self) -> None:
@@ -125,9 +129,8 @@ class SlotKVManager:
         """Error for a request beyond the KV budget, with numbers."""
         return OutOfMemory(
             f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the "
-            "whole "
-            f"budget is {self.memory.budget}; shorten it, raise prefix_cache.memory_budget_pct, or "
-            "use fewer kv.bits where the model can"
+            f"whole budget is {self.prefix_cache.budget}; shorten it, raise "
+            "prefix_cache.memory_budget_pct, or use fewer kv.bits where the model can"
         )
 
     def plan(
@@ -138,14 +141,14 @@ class SlotKVManager:
 
     def load(self, request: Request, plan: ReusePlan, then: Callable[[], None]) -> bool:
         """Start the plan's disk reads, if any; `then` follows."""
-        if self.memory.missing(plan):
+        if self.prefix_cache.missing(plan):
             for context in self.slots:
                 if context.n_shared and context.salt == request.salt:
                     n_common = common_prefix(context.tokens, request.tokens)
                     self._parker.hold_in_prefix(context, plan.path, n_common, time.monotonic())
-        missing = self.memory.missing(plan)
+        missing = self.prefix_cache.missing(plan)
         if missing:
-            nodes = self.memory.index.nodes
+            nodes = self.prefix_cache.index.nodes
             self._make_way(plan, sum(nodes[key].record.n_bytes for key in missing))
             self.disk_tier.load(missing, then)
         return bool(missing)
@@ -165,7 +168,7 @@ class SlotKVManager:
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
             parked = self.park(mine, spared=kept)
             if is_expected and parked is not None:
-                self.memory.retention.abandon(parked.new, plan.position)
+                self.prefix_cache.retention.abandon(parked.new, plan.position)
         end = plan.position
         if plan.source is KVSource.SLOT:
             if end == len(request.tokens) - 1 and not is_expected:
@@ -191,7 +194,7 @@ class SlotKVManager:
             self.lookup.remember(request)
         # What was copied may go now, and idle slots at the end of this step.
         self._is_room_due = True
-        self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
+        self.prefix_cache.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
 
     def _is_worth_parking(self, context: SlotContext, kept: int) -> bool:
         """Whether tokens after the first `kept` are many, or a whole conversation.
@@ -240,7 +243,7 @@ class SlotKVManager:
         self, donor: SlotContext, longest: int, n_tokens: int, path: Sequence[PathStep]
     ) -> LivePrefix | None:
         """Shared prefix in segments of `path` or the donor, if any."""
-        parked, n_parked = self.memory.prefix_of(path)
+        parked, n_parked = self.prefix_cache.prefix_of(path)
         n_parked = self.sharing.split_point(min(n_parked, n_tokens))
         is_new = longest > donor.n_shared
         if parked is not None and n_parked >= max(1, longest if is_new else longest + 1):
@@ -266,7 +269,7 @@ class SlotKVManager:
         """Existing prefix that `prepare_slot` will give this request."""
         plan, _ = self.plan(request, slot, may_read=True)
         mine = self.slots[slot]
-        if self.memory.missing(plan):
+        if self.prefix_cache.missing(plan):
             return None
         if plan.source is KVSource.SLOT:
             n_tokens = min(mine.n_shared, self.sharing.split_point(plan.position))
@@ -286,7 +289,7 @@ class SlotKVManager:
 
         The context keeps its checkpoint at position `spared`. None if it cannot be kept.
         """
-        spec = self.memory.spec
+        spec = self.prefix_cache.spec
         if not spec.enabled or not context.is_storable:
             return None
         context.checkpoint(spared)
@@ -304,22 +307,22 @@ class SlotKVManager:
 
     def limit(self, n_bytes: int) -> int:
         """Bound the budget that was planned at the load; the budget."""
-        self.memory.budget = min(self._planned, n_bytes)
+        self.prefix_cache.budget = min(self._planned, n_bytes)
         self._is_room_due = True
-        return self.memory.budget
+        return self.prefix_cache.budget
 
     def note_growth(self) -> None:
         """Note growth of an idle context; the step enforces the budget."""
         self._is_room_due = True
 
-    def maintain(self, turn: int, idle: Sequence[int], *, is_busy: bool = False) -> None:
+    def maintain(self, step: int, idle: Sequence[int], *, is_busy: bool = False) -> None:
         """Enforce the KV budget every few steps, and submit writes.
 
         Deferred writes wait while the engine is busy: it computes a prompt or decodes.
         """
         self._idle = idle
         self.disk_tier.submit_pending(is_busy=is_busy)
-        if self._is_room_due or turn % ROOM_EVERY == 0:
+        if self._is_room_due or step % ROOM_EVERY == 0:
             self.make_room(idle)
             self._is_room_due = False
 
@@ -328,11 +331,11 @@ class SlotKVManager:
 
         `idle` slots may go, in this order.
         """
-        if self.live_bytes + ahead > self.memory.budget:
+        if self.live_bytes + ahead > self.prefix_cache.budget:
             self.drop_copies()
-        self.memory.make_room(self.live_bytes + ahead)
+        self.prefix_cache.make_room(self.live_bytes + ahead)
         for slot in idle:
-            if self.live_bytes + ahead <= self.memory.budget:
+            if self.live_bytes + ahead <= self.prefix_cache.budget:
                 return
             self.flush_and_clear(self.slots[slot])
 
@@ -341,10 +344,10 @@ class SlotKVManager:
 
         Raises OutOfMemory when the budget can never hold it.
         """
-        if n_bytes > self.memory.budget:
+        if n_bytes > self.prefix_cache.budget:
             raise OutOfMemory(
                 f"the saved context has {n_bytes} bytes of KV, the whole budget is "
-                f"{self.memory.budget}; raise prefix_cache.memory_budget_pct"
+                f"{self.prefix_cache.budget}; raise prefix_cache.memory_budget_pct"
             )
         more = max(0, n_bytes - context.n_bytes)
         self.make_room(self._idle, more)
@@ -358,7 +361,7 @@ class SlotKVManager:
         more = n_bytes - context.cache_bytes - self.bytes_per_token * context.n_shared
         if not self.array_limit or more <= 0:
             return
-        self.memory.make_room(self.live_bytes + max(more, self._shortage(more)))
+        self.prefix_cache.make_room(self.live_bytes + max(more, self._shortage(more)))
         for slot in idle:
             if int(mx.get_active_memory()) + more <= self.array_limit:
                 break
@@ -367,18 +370,22 @@ class SlotKVManager:
 
     def _make_way(self, plan: ReusePlan, n_bytes: int) -> None:
         """Make room for `n_bytes` without evicting the plan."""
-        self.memory.index.lock(plan.keys)
-        self.memory.make_room(self.live_bytes + max(n_bytes, self._shortage(n_bytes)))
-        self.memory.index.unlock(plan.keys)
+        self.prefix_cache.index.lock(plan.keys)
+        self.prefix_cache.make_room(self.live_bytes + max(n_bytes, self._shortage(n_bytes)))
+        self.prefix_cache.index.unlock(plan.keys)
         self._refuse_beyond_device(n_bytes)
 
     def _shortage(self, n_bytes: int) -> int:
         """Bytes to free so that the device holds `n_bytes` more."""
         if not self.array_limit:
             return 0
-        parked = self.memory.n_bytes
+        parked = self.prefix_cache.n_bytes
         over = int(mx.get_active_memory()) + n_bytes - self.array_limit
-        return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
+        return (
+            min(over, parked) + self.prefix_cache.budget - self.live_bytes - parked
+            if over > 0
+            else 0
+        )
 
     def _refuse_beyond_device(self, n_bytes: int) -> None:
         """Raise OutOfMemory without device memory: the GPU would fail all rows."""
@@ -408,7 +415,7 @@ class SlotKVManager:
         held = [context for context in self.slots if len(context)]
         for context in held:
             self.store(context)
-        spec = self.memory.spec
+        spec = self.prefix_cache.spec
         if spec.enabled and spec.disk.enabled and self._persist is not Persist.NEVER:
             self.disk_tier.write_rest()
         self.disk_tier.catch_up()
@@ -449,7 +456,7 @@ class SlotKVManager:
         self._pieces.run(step, end)
 
     def _is_stored(self, context: SlotContext) -> bool:
-        spec = self.memory.spec
+        spec = self.prefix_cache.spec
         least = spec.block_size if context.agent is None else 1
         is_worth_it = len(context) >= least and context.is_storable
         return is_worth_it and spec.enabled and spec.disk.enabled and self._may_be_written(context)

@@ -96,13 +96,13 @@ class SharedPrefixes:
     def __init__(self, block_size: int, save: Callable[[bytes], None] | None = None) -> None:
         self._save = save
         self._block_size = block_size
-        self._heads = SharedPrefixDetector()
+        self._detector = SharedPrefixDetector()
         self._learned: dict[str, SharedPrefixTokens] = {}
 
     @property
     def named(self) -> dict[str, SharedPrefix]:
         """All shared prefixes by the names that protect them."""
-        return {f"learned-{head.key.hex()[:8]}": head for head in self._heads.hot}
+        return {f"learned-{head.key.hex()[:8]}": head for head in self._detector.hot}
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
@@ -111,11 +111,11 @@ class SharedPrefixes:
 
     def observe(self, conversation: str, chain: BlockHashes, request: Request) -> None:
         """A prompt with this chain arrived, in this conversation."""
-        head = self._heads.observe(conversation, chain.keys)
+        head = self._detector.observe(conversation, chain.keys)
         if head is None:
             return
-        if len(self._heads.hot) > MOST_HEADS:
-            self._forget(self._heads.hot[0])
+        if len(self._detector.hot) > MOST_HEADS:
+            self._forget(self._detector.hot[0])
         if not request.salt:
             tokens = request.tokens[: head.n_blocks * self._block_size]
             self._learned[head.key.hex()] = SharedPrefixTokens(head.key.hex(), tokens)
@@ -131,8 +131,8 @@ class SharedPrefixes:
             return
         self._learned = {one.key: one for one in known}
         lengths = [len(one.tokens) // self._block_size for one in known]
-        self._heads = SharedPrefixDetector(known=map(SharedPrefix, keys, lengths))
+        self._detector = SharedPrefixDetector(known=map(SharedPrefix, keys, lengths))
 
     def _forget(self, head: SharedPrefix) -> None:
-        self._heads.forget(head.key)
+        self._detector.forget(head.key)
         self._learned.pop(head.key.hex(), None)

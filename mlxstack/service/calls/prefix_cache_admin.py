@@ -91,8 +91,8 @@ async def warm(service: Service, prefix: Prefix) -> None:
 async def warm_learned(service: Service) -> int:
     """Recompute the shared prefixes of the last run; returns their number."""
     text_processor = service.text_processor
-    heads = await asyncio.wrap_future(service.cache.shared_prefixes())
-    fitting = [tokens for tokens in heads if len(tokens) < service.n_ctx]
+    prefixes = await asyncio.wrap_future(service.cache.shared_prefixes())
+    fitting = [tokens for tokens in prefixes if len(tokens) < service.n_ctx]
     for tokens in fitting:
         await warm(service, Prefix(tokens, text_processor))
         await service.change_cache(service.cache.retain(tokens))

@@ -30,10 +30,10 @@ async def warm_all(service: Service) -> None:
         except Exception as error:
             log.warning("the prefix %s was not warmed: %s", prefix.name, error)
     try:
-        n_heads = await prefix_cache_admin.warm_learned(service)
-        log.info("warmed %d heads that conversations shared", n_heads)
+        n_prefixes = await prefix_cache_admin.warm_learned(service)
+        log.info("warmed %d shared prefixes", n_prefixes)
     except Exception as error:
-        log.warning("learned heads were not warmed: %s", error)
+        log.warning("learned shared prefixes were not warmed: %s", error)
 
 
 async def _tokens(text_processor: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:

@@ -67,10 +67,10 @@ class GrammarCompiler:
 
         Raises BadRequest with what is wrong with it.
         """
-        words = self.load()
-        if words is None:
+        tokenizer = self.load()
+        if tokenizer is None:
             return None
-        matcher = self._matcher(words, grammar, param)
+        matcher = self._matcher(tokenizer, grammar, param)
         if matcher.is_error():
             raise BadRequest(f"{param}: {_reason(matcher.get_error())}", param)
         return matcher
@@ -80,14 +80,14 @@ class GrammarCompiler:
 
         Grammars that may take long, and those after the limit, count as none.
         """
-        words, left_s = self.load(), PROBING_S
+        tokenizer, left_s = self.load(), PROBING_S
 
         def is_compilable(grammar: str) -> bool:
             nonlocal left_s
-            if words is None or left_s <= 0 or not is_bounded(grammar):
+            if tokenizer is None or left_s <= 0 or not is_bounded(grammar):
                 return False
             began = time.thread_time()
-            is_error = LLMatcher(words, grammar, log_level=0).is_error()
+            is_error = LLMatcher(tokenizer, grammar, log_level=0).is_error()
             left_s -= time.thread_time() - began
             return not is_error
 
@@ -98,7 +98,7 @@ class GrammarCompiler:
         if self._check is not None:
             self._check.close()
 
-    def _matcher(self, words: LLTokenizer, grammar: str, param: str) -> LLMatcher:
+    def _matcher(self, tokenizer: LLTokenizer, grammar: str, param: str) -> LLMatcher:
         with self._lock:
             known = self._known.get(grammar)
             if known is not None:
@@ -107,7 +107,7 @@ class GrammarCompiler:
         if not is_bounded(grammar):
             self._checker().check(grammar, param)
         began = time.thread_time()
-        matcher = LLMatcher(words, grammar, log_level=0)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
         took_s = time.thread_time() - began
         n_bytes = len(grammar) * BYTES_PER_CHAR + int(took_s * BYTES_PER_S)
         self._keep(grammar, Compiled(matcher, n_bytes))
