@@ -13,7 +13,6 @@ from mlxstack.service.calls.admission import check, room, sampling
 from mlxstack.service.parts.generation_options import (
     GenerationOptions,
     SamplingOverrides,
-    ServiceBounds,
 )
 
 N_CTX = 512
@@ -110,11 +109,17 @@ def test_a_prompt_that_leaves_no_room_is_too_long() -> None:
 
 
 def test_slots_and_tokens_must_exist() -> None:
-    bounds = ServiceBounds(n_ctx=512, n_slots=3, n_vocab=100)
+    n_slots, n_vocab = 3, 100
     check(
-        GenerationOptions("a", slot=2, sampling=SamplingOverrides(logit_bias=((99, 1.0),))), bounds
+        GenerationOptions("a", slot=2, sampling=SamplingOverrides(logit_bias=((99, 1.0),))),
+        n_slots,
+        n_vocab,
     )
     with pytest.raises(BadRequest, match="slots 0 to 2"):
-        check(GenerationOptions("a", slot=3), bounds)
+        check(GenerationOptions("a", slot=3), n_slots, n_vocab)
     with pytest.raises(BadRequest, match="token 100"):
-        check(GenerationOptions("a", sampling=SamplingOverrides(logit_bias=((100, 1.0),))), bounds)
+        check(
+            GenerationOptions("a", sampling=SamplingOverrides(logit_bias=((100, 1.0),))),
+            n_slots,
+            n_vocab,
+        )

@@ -211,8 +211,8 @@ async def constraint_of(
     preset = Preset(model=ModelSpec(id="tiny"), structured_output=output)
     words = TextProcessor(tokenizer, preset, len(tokenizer))
     conversation = Conversation((Message(Role.USER, "go"),), tools=tools, thinking=False)
-    opening = admission.ConstraintInputs(conversation, await words.prompt(conversation))
-    return await admission.output_constraint(words, GenerationOptions("a-1", **more), opening)
+    options, prompt = GenerationOptions("a-1", **more), await words.prompt(conversation)
+    return await admission.output_constraint(words, options, tools, prompt)
 
 
 async def test_a_request_with_tools_has_their_grammar(chatml: Any) -> None:
@@ -241,8 +241,7 @@ async def test_a_call_is_required_where_only_the_prompt_opens_its_header() -> No
     prompt = await words.prompt(Conversation((Message(Role.USER, "go"),), tools=TOOLS))
     options = GenerationOptions("a-1", tool_choice=ToolChoiceMode.REQUIRED)
     assert admission._forced(words, options, prompt) == ()
-    opening = admission.ConstraintInputs(Conversation((), tools=TOOLS), prompt, ())
-    found = await admission.output_constraint(words, options, opening)
+    found = await admission.output_constraint(words, options, TOOLS, prompt, ())
     assert found is not None and found.has_grammar
 
 

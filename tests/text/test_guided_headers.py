@@ -21,10 +21,8 @@ BASH = Tool("bash", "Run a command.")
 async def guide_of(words: TextProcessor, *turns: Message, **more: Any) -> GrammarConstraint:
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
     prompt = await words.prompt(conversation)
-    opening = admission.ConstraintInputs(conversation, prompt)
-    guide = await admission.output_constraint(
-        words, GenerationOptions("a-1", response_format=CITY), opening
-    )
+    options = GenerationOptions("a-1", response_format=CITY)
+    guide = await admission.output_constraint(words, options, conversation.tools, prompt)
     assert guide is not None
     return guide
 

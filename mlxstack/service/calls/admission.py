@@ -15,7 +15,6 @@ from mlxstack.service.parts.generation_options import (
     UNLIMITED,
     GenerationOptions,
     SamplingOverrides,
-    ServiceBounds,
     ToolChoiceMode,
 )
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
@@ -55,6 +54,16 @@ class ParseConfig(Struct, frozen=True):
     n_replayed: int = 0
 
 
+class GuidedPrompt(Struct, frozen=True):
+    """A prompt, the answer that it asks for, and the first `forced` tokens of that."""
+
+    prompt: Prompt
+    parse_options: ParseOptions
+    constraint: GrammarConstraint | None = None
+    forced: tuple[int, ...] = ()
+    prediction: tuple[int, ...] = ()
+
+
 class AdmittedRequest(Struct, frozen=True):
     """Request that passed all checks.
 
@@ -83,14 +92,15 @@ async def admit(
     """Render, tokenize, check. Raises BadRequest, TooLong, Busy, Loading."""
     text_processor = service.text_processor
     options = await _with_biases(text_processor, options)
-    check(options, _bounds(service))
+    check(options, service.preset.slots.count, service.facts.n_vocab)
     _check_tool_choice(options, conversation.tools)
     prompt = await text_processor.prompt(conversation, _scope(service, conversation, options))
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
     forced = _forced(text_processor, options, prompt)
-    opening = ConstraintInputs(conversation, prompt, forced)
-    constraint = await output_constraint(text_processor, options, opening)
+    constraint = await output_constraint(
+        text_processor, options, conversation.tools, prompt, forced
+    )
     prediction = await _prediction(service, text_processor, options)
     service.require_model(text_processor)
     parse_options = ParseOptions(
@@ -100,24 +110,8 @@ async def admit(
         before=prompt.before,
         has_grammar=forced is None and constraint is not None and constraint.has_grammar,
     )
-    is_first_turn = all(message.role is not Role.ASSISTANT for message in conversation.messages)
-    options = structs.replace(options, is_first_turn=is_first_turn)
-    parsing = ParseConfig(
-        parse_options, forced or (), anchor=prompt.anchor, n_replayed=prompt.n_replayed
-    )
-    admitted = _admitted(service, prompt, parsing, options)
-    admitted = structs.replace(
-        admitted, request=structs.replace(admitted.request, prediction=prediction)
-    )
-    if options.agent is None:
-        name = service.agent_registry.name(conversation, options.session_hint, options.salt)
-        service.agent_registry.entitle(name, conversation, options.session_hint)
-        admitted = _named(service, admitted, structs.replace(options, display_name=name))
-    admitted = structs.replace(_guided(service, admitted, constraint), conversation=conversation)
-    if not conversation.tools:
-        return admitted
-    tools = _callable_tools(options, conversation.tools)
-    return structs.replace(admitted, loose_schemas=text_processor.loose_schemas.of(tools))
+    made = GuidedPrompt(prompt, parse_options, constraint, forced or (), prediction)
+    return _admitted(service, options, made, conversation)
 
 
 async def admit_text(
@@ -139,16 +133,14 @@ async def _admit_text(
 ) -> AdmittedRequest:
     text_processor = service.text_processor
     options = await _with_biases(text_processor, options)
-    check(options, _bounds(service))
+    check(options, service.preset.slots.count, service.facts.n_vocab)
     made = await text_processor.raw(prompt)
     if not made.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
     parse_options = ParseOptions(stops=options.stop, before=made.before, is_raw=True)
     constraint = await _text_constraint(text_processor, options)
     service.require_model(text_processor)
-    return _guided(
-        service, _admitted(service, made, ParseConfig(parse_options), options), constraint
-    )
+    return _admitted(service, options, GuidedPrompt(made, parse_options, constraint))
 
 
 def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
@@ -160,13 +152,16 @@ def _scope(service: Service, conversation: Conversation, options: GenerationOpti
 
 
 def _admitted(
-    service: Service, prompt: Prompt, parsing: ParseConfig, options: GenerationOptions
+    service: Service,
+    options: GenerationOptions,
+    made: GuidedPrompt,
+    conversation: Conversation | None = None,
 ) -> AdmittedRequest:
+    """The request, named after everything that can refuse it. Raises Busy, TooLong."""
     _refuse_if_full(service)
     if options.agent is not None:
         agents.check_room(service, options.agent)
-    tokens = prompt.tokens + parsing.forced
-    now = time.monotonic()
+    prompt, tokens = made.prompt, made.prompt.tokens + made.forced
     wished = options.max_tokens
     if wished is None:
         wished = service.preset.sampling.max_tokens
@@ -175,59 +170,63 @@ def _admitted(
     # The engine always samples one token; a prefill does not return it.
     is_prefill = wished == 0
     max_tokens = room(len(tokens), 1 if is_prefill else wished, service.n_ctx)
+    parsing = ParseConfig(
+        made.parse_options,
+        made.forced,
+        call_prefix=options.call_prefix,
+        may_fill_context=wished is None or wished > max_tokens,
+        is_one_call=options.is_one_call,
+        has_progress=options.has_progress,
+        is_prefill=is_prefill,
+        anchor=prompt.anchor,
+        n_replayed=prompt.n_replayed,
+    )
+    tools = _callable_tools(options, conversation.tools) if conversation else ()
     return AdmittedRequest(
-        request=Request(
-            id=options.id,
-            tokens=tokens,
-            max_tokens=max_tokens,
-            sampling=_sampling(service, options),
-            eos=frozenset() if options.ignore_eos else service.facts.eos,
-            slot=options.slot,
-            agent=options.agent,
-            session_hint=options.session_hint,
-            client=options.client,
-            display_name=options.agent or options.display_name,
-            is_first_turn=options.is_first_turn,
-            priority=_priority(service, options),
-            use_cache=options.use_cache,
-            checkpoint_positions=prompt.checkpoint_positions,
-            images=prompt.images,
-            salt=options.salt,
-            request_id=options.request,
-            arrived=now,
-            deadline=now + service.preset.queue.timeout_s,
-        ),
-        parsing=structs.replace(
-            parsing,
-            call_prefix=options.call_prefix,
-            may_fill_context=wished is None or wished > max_tokens,
-            is_one_call=options.is_one_call,
-            has_progress=options.has_progress,
-            is_prefill=is_prefill,
-        ),
+        request=_request(service, options, made, max_tokens, conversation),
+        parsing=parsing,
         text_processor=service.text_processor,
+        conversation=conversation,
+        loose_schemas=service.text_processor.loose_schemas.of(tools) if tools else (),
     )
 
 
-def _named(
-    service: Service, admitted: AdmittedRequest, options: GenerationOptions
-) -> AdmittedRequest:
-    """Set the display name, after everything that can refuse the request."""
-    request = structs.replace(
-        admitted.request, display_name=options.display_name, priority=_priority(service, options)
-    )
-    return structs.replace(admitted, request=request)
-
-
-def _guided(
-    service: Service, admitted: AdmittedRequest, constraint: GrammarConstraint | None
-) -> AdmittedRequest:
-    """Add the constraint; a grammar that has ended ends the answer."""
-    if constraint is None:
-        return admitted
-    eos = service.facts.eos if constraint.has_grammar else admitted.request.eos
-    return structs.replace(
-        admitted, request=structs.replace(admitted.request, constraint=constraint, eos=eos)
+def _request(
+    service: Service,
+    options: GenerationOptions,
+    made: GuidedPrompt,
+    max_tokens: int,
+    conversation: Conversation | None,
+) -> Request:
+    now, name = time.monotonic(), options.agent or options.display_name
+    if conversation is not None and options.agent is None:
+        name = service.agent_registry.name(conversation, options.session_hint, options.salt)
+        service.agent_registry.entitle(name, conversation, options.session_hint)
+    # A grammar that has ended ends the answer.
+    ends = made.constraint is not None and made.constraint.has_grammar
+    messages = conversation.messages if conversation else None
+    return Request(
+        id=options.id,
+        tokens=made.prompt.tokens + made.forced,
+        max_tokens=max_tokens,
+        sampling=_sampling(service, options),
+        eos=frozenset() if options.ignore_eos and not ends else service.facts.eos,
+        slot=options.slot,
+        agent=options.agent,
+        session_hint=options.session_hint,
+        client=options.client,
+        display_name=name,
+        is_first_turn=messages is not None and all(m.role is not Role.ASSISTANT for m in messages),
+        priority=_priority(service, name, options.priority),
+        use_cache=options.use_cache,
+        checkpoint_positions=made.prompt.checkpoint_positions,
+        images=made.prompt.images,
+        salt=options.salt,
+        prediction=made.prediction,
+        request_id=options.request,
+        constraint=made.constraint,
+        arrived=now,
+        deadline=now + service.preset.queue.timeout_s,
     )
 
 
@@ -304,16 +303,10 @@ def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
     return structs.replace(chosen, logit_bias=(*chosen.logit_bias, *biases))
 
 
-def _priority(service: Service, options: GenerationOptions) -> Priority:
+def _priority(service: Service, name: str | None, priority: Priority) -> Priority:
     """Priority of endpoint or key, else the one set for the agent."""
-    record = service.agent_registry.find(options.agent or options.display_name or "")
-    if record is None or options.priority is not Priority.NORMAL:
-        return options.priority
-    return record.priority
-
-
-def _bounds(service: Service) -> ServiceBounds:
-    return ServiceBounds(service.n_ctx, service.preset.slots.count, service.facts.n_vocab)
+    record = service.agent_registry.find(name or "")
+    return priority if record is None or priority is not Priority.NORMAL else record.priority
 
 
 def _refuse_if_full(service: Service) -> None:
@@ -347,16 +340,16 @@ def sampling(overrides: SamplingOverrides, defaults: SamplingParams, n_ctx: int)
     )
 
 
-def check(options: GenerationOptions, bounds: ServiceBounds) -> None:
+def check(options: GenerationOptions, n_slots: int, n_vocab: int) -> None:
     """Raises BadRequest for options that cannot work, before anything is computed."""
-    if options.slot is not None and not 0 <= options.slot < bounds.n_slots:
+    if options.slot is not None and not 0 <= options.slot < n_slots:
         raise BadRequest(
             f"id_slot {options.slot} does not exist, this service has slots 0 to "
-            f"{bounds.n_slots - 1}; -1 takes any",
+            f"{n_slots - 1}; -1 takes any",
             "id_slot",
         )
     for token, _ in options.sampling.logit_bias:
-        if not 0 <= token < bounds.n_vocab:
+        if not 0 <= token < n_vocab:
             raise BadRequest(f"token {token} is not in the vocabulary", "logit_bias")
 
 
@@ -376,26 +369,25 @@ def _seed(seed: int | None) -> int | None:
     return None if seed is None or seed < 0 else seed % 2**63
 
 
-class ConstraintInputs(Struct, frozen=True):
-    """Start of a constrained answer: `prompt`, then `forced` tokens of a call."""
-
-    conversation: Conversation
-    prompt: Prompt
-    forced: tuple[int, ...] | None = None
-
-
 async def output_constraint(
-    text_processor: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+    text_processor: TextProcessor,
+    options: GenerationOptions,
+    tools: tuple[Tool, ...],
+    prompt: Prompt,
+    forced: tuple[int, ...] | None = None,
 ) -> GrammarConstraint | None:
-    """Constraint of an answer, if any. Raises BadRequest for a bad grammar."""
-    if opening.forced is not None:
-        return await _call_guide(text_processor, options, opening.conversation.tools)
+    """Constraint of an answer, if any, after `forced` tokens of a call.
+
+    Raises BadRequest for a bad grammar.
+    """
+    if forced is not None:
+        return await _call_guide(text_processor, options, tools)
     rules = (
         None
         if options.response_format is None
         else await text_processor.shape_rules(options.response_format)
     )
-    layout = await _layout(text_processor, options, opening)
+    layout = await _layout(text_processor, options, tools, prompt)
     if rules is None and options.thinking_budget is None and not (layout.forbidden or layout.calls):
         return None
     return GrammarConstraint(layout, rules)
@@ -459,30 +451,33 @@ async def _call_guide(
 
 
 async def _layout(
-    text_processor: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+    text_processor: TextProcessor,
+    options: GenerationOptions,
+    tools: tuple[Tool, ...],
+    prompt: Prompt,
 ) -> ConstraintLayout:
     output_format = text_processor.output_format
-    has_tools = bool(opening.conversation.tools) and options.tool_choice is not ToolChoiceMode.NONE
-    may_think, has_headers = opening.prompt.may_think, _has_headers(output_format, opening.prompt)
+    has_tools = bool(tools) and options.tool_choice is not ToolChoiceMode.NONE
+    may_think, has_headers = prompt.may_think, _has_headers(output_format, prompt)
     before = ConstraintLayout(
         n_vocab=text_processor.n_vocab,
         eos=output_format.eos,
-        is_in_thinking=opening.prompt.is_in_thinking or (has_headers and may_think),
+        is_in_thinking=prompt.is_in_thinking or (has_headers and may_think),
         closes=output_format.answer_tokens,
         escapes=output_format.call_tokens if has_tools else frozenset(),
         budget=options.thinking_budget,
         may_end=has_headers and has_tools,
         headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
-        forbidden=_forbidden(text_processor, options, opening),
-        before=opening.prompt.tokens[-N_TAIL:],
+        forbidden=_forbidden(text_processor, options, tools),
+        before=prompt.tokens[-N_TAIL:],
         calls=await text_processor.free_calls(
-            _callable_tools(options, opening.conversation.tools), is_single=options.is_one_call
+            _callable_tools(options, tools), is_single=options.is_one_call
         )
         if has_tools
         else None,
         banned=_banned(options),
     )
-    if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
+    if before.is_in_thinking or not may_think or closed(before, prompt.tokens[-N_TAIL:]):
         return before
     return replace(before, opens=output_format.thought_tokens, may_end=False)
 
@@ -499,9 +494,9 @@ def _headers(output_format: OutputFormat, has_tools: bool) -> tuple[tuple[int, .
 
 
 def _forbidden(
-    text_processor: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+    text_processor: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...]
 ) -> tuple[tuple[int, ...], ...]:
     """Token sequences that open a call, where calls are forbidden."""
-    if options.tool_choice is not ToolChoiceMode.NONE or not opening.conversation.tools:
+    if options.tool_choice is not ToolChoiceMode.NONE or not tools:
         return ()
     return text_processor.output_format.call_sequences

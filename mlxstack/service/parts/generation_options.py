@@ -50,8 +50,7 @@ class GenerationOptions(Struct, frozen=True):
     for the conversation, `client` the program that sent the request, `display_name` the shown name
     of one without an explicit agent. `is_one_call` ends the reply after its first tool call, whose
     id begins with `call_prefix`. `has_progress` adds the progress of the prompt as parts.
-    `is_first_turn`: the conversation holds no answer yet. `predicted_text` is the answer that the
-    client expects.
+    `predicted_text` is the answer that the client expects.
     """
 
     id: str
@@ -64,7 +63,6 @@ class GenerationOptions(Struct, frozen=True):
     session_hint: str | None = None
     client: str = ""
     display_name: str | None = None
-    is_first_turn: bool = False
     use_cache: bool = True
     tool_choice: ToolChoiceMode = ToolChoiceMode.AUTO
     forced_tool: str | None = None
@@ -78,11 +76,3 @@ class GenerationOptions(Struct, frozen=True):
     salt: str = ""
     predicted_text: str = ""
     request: str = ""
-
-
-class ServiceBounds(Struct, frozen=True):
-    """Limits of this service: tokens per slot, slots, size of the vocabulary."""
-
-    n_ctx: int
-    n_slots: int
-    n_vocab: int
