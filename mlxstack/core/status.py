@@ -62,7 +62,8 @@ class MissSums(Struct, frozen=True):
 class WindowSums(Struct, frozen=True):
     """Sums over the requests of one window.
 
-    They took `ttft_s` seconds to their first tokens, and `saved_s` more without the cache.
+    `n_cached` of `n_prompt` tokens were reused in `n_hits` requests. They took `ttft_s` seconds to
+    their first tokens, and `saved_s` more without the cache.
     """
 
     n_requests: int = 0

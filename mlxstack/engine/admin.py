@@ -7,13 +7,12 @@ from typing import Protocol, TypeVar
 
 from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pin_of
 from mlxstack.core.errors import NotFound
-from mlxstack.core.status import CacheView, PrefixView, WindowSums
+from mlxstack.core.status import CacheView, PrefixView
 from mlxstack.engine.kv.slot_context import shared_kv
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.kv import prefix_index_check
-from mlxstack.policy.kv.cache_stats import RequestSums
 from mlxstack.policy.kv.eviction import MemoryPressure
 from mlxstack.policy.kv.prefix_index import StorageTier, common_prefix
 from mlxstack.policy.kv.retention import PinnedPrefixName, PrefixStats
@@ -172,22 +171,11 @@ def _view(slot_kv: SlotKVManager, stats: EngineStats, limit: int) -> CacheView:
         n_entries=totals.n_entries,
         max_entries=prefix_cache.spec.max_entries,
         n_evicted=prefix_cache.index.n_evicted,
-        minute=_sums(rates.minute),
-        hour=_sums(rates.hour),
-        whole=_sums(rates.whole),
+        minute=rates.minute,
+        hour=rates.hour,
+        whole=rates.whole,
         shared=shared_kv(slot_kv.slots),
         prefixes=tuple(_prefix(p, slot_kv) for p in prefix_cache.retention.top(now, limit)),
-    )
-
-
-def _sums(tally: RequestSums) -> WindowSums:
-    return WindowSums(
-        n_requests=tally.n_requests,
-        n_hits=tally.n_hits,
-        n_prompt=tally.n_prompt,
-        n_cached=tally.n_cached,
-        saved_s=tally.saved_s,
-        ttft_s=tally.ttft_s,
     )
 
 

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFinished, RequestTimings
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
 from mlxstack.core.image import n_computed
+from mlxstack.core.status import WindowSums
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
 from mlxstack.engine.slots.request_state import RequestState
-from mlxstack.policy.kv.cache_stats import CacheStats, RequestSums
+from mlxstack.policy.kv.cache_stats import CacheStats
 from mlxstack.policy.scheduling.chunked_prefill import (
     ThroughputModel,
     observe_decode,
@@ -69,7 +70,7 @@ class EngineStats:
     def served(self, work: RequestTimings, seconds: float) -> None:
         """Record a request that left its slot."""
         self.seconds_per_request = 0.8 * self.seconds_per_request + 0.2 * seconds
-        tally = RequestSums(
+        tally = WindowSums(
             n_requests=1,
             n_hits=int(work.n_cached > 0),
             n_prompt=work.n_prompt,

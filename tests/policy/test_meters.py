@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.kv.cache_stats import HOUR_S, CacheStats, RequestSums, SlidingWindow
+from mlxstack.core.status import WindowSums
+from mlxstack.policy.kv.cache_stats import HOUR_S, CacheStats, SlidingWindow
 
-HIT = RequestSums(n_requests=1, n_hits=1, n_prompt=100, n_cached=80, ttft_s=0.1)
-MISS = RequestSums(n_requests=1, n_prompt=100, ttft_s=0.5)
+HIT = WindowSums(n_requests=1, n_hits=1, n_prompt=100, n_cached=80, ttft_s=0.1)
+MISS = WindowSums(n_requests=1, n_prompt=100, ttft_s=0.5)
 
 
 def test_d15_rates_count_requests_and_tokens() -> None:
@@ -27,7 +28,7 @@ def test_d15_old_hits_leave_after_sixty_minutes() -> None:
     assert meters.rates(3609.0).hour.n_hits == 1
     assert meters.rates(3610.0).hour.n_hits == 0
     later = meters.rates(3610.0)
-    assert later.minute == RequestSums()
+    assert later.minute == WindowSums()
     assert later.whole.n_hits == 1
 
 
@@ -39,7 +40,7 @@ def test_d15_a_window_is_the_sum_of_what_is_young(gaps: list[float], wait: float
     window, now, times = SlidingWindow(HOUR_S), 0.0, []
     for gap in gaps:
         now += gap
-        window.add(now, RequestSums(n_requests=1))
+        window.add(now, WindowSums(n_requests=1))
         times.append(now)
     total = window.total(now + wait).n_requests
     oldest = now + wait - HOUR_S
