@@ -76,8 +76,7 @@ def list_agents(
 @app.command()
 def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Show an agent: its KV, its cost and its latest turns."""
-    _path(agent)
-    agent = id_of(agent, _listed(name, url))
+    agent = _known(agent, name, url)
     found = _request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
     if json:
         as_json(found)
@@ -100,9 +99,7 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
 @app.command()
 def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Print the messages of an agent."""
-    _path(agent)
-    agent = id_of(agent, _listed(name, url))
-    path = _path(agent, "history")
+    path = _path(_known(agent, name, url), "history")
     try:
         found = _request(name, url, lambda client: client.get(path, dict[str, Any]))
     except NotFound as why:
@@ -130,8 +127,7 @@ def remove(
 
     `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
     """
-    _path(agent)
-    agent = id_of(agent, _listed(name, url))
+    agent = _known(agent, name, url)
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = _request(name, url, lambda client: client.delete(path))
     _show(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)
@@ -146,9 +142,7 @@ def fork(
     json: Json = False,
 ) -> None:
     """Fork an agent; its KV is shared, not copied."""
-    _path(agent)
-    agent = id_of(agent, _listed(name, url))
-    done = _request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
+    agent, done = _post(agent, "fork", {"id": new}, name, url)
     _show(done, f"{new} is a fork of {agent}", json)
 
 
@@ -162,10 +156,7 @@ def move(
     json: Json = False,
 ) -> None:
     """Move an agent to a peer, with its history and its KV."""
-    _path(agent)
-    agent = id_of(agent, _listed(name, url))
-    body = {"to": to, "is_kept": keep}
-    done = _request(name, url, lambda client: client.post(_path(agent, "move"), body))
+    agent, done = _post(agent, "move", {"to": to, "is_kept": keep}, name, url)
     kv = f"KV of {done['n_tokens']} tokens" if done["n_tokens"] else "no KV"
     _show(done, f"{agent} is at {to}, with {kv}; {done['n_sent']} bytes were sent", json)
 
@@ -179,10 +170,7 @@ def rewind(
     json: Json = False,
 ) -> None:
     """Go back to an earlier message."""
-    _path(agent)
-    agent = id_of(agent, _listed(name, url))
-    body = {"n_messages": n_messages}
-    done = _request(name, url, lambda client: client.post(_path(agent, "rewind"), body))
+    agent, done = _post(agent, "rewind", {"n_messages": n_messages}, name, url)
     _show(done, f"{agent} has {n_messages} messages", json)
 
 
@@ -195,9 +183,7 @@ def pin(
     json: Json = False,
 ) -> None:
     """Pin an agent: its KV is never evicted from memory."""
-    _path(agent)
-    agent = id_of(agent, _listed(name, url))
-    done = _request(name, url, lambda client: client.post(_path(agent), {"is_pinned": not off}))
+    agent, done = _post(agent, "", {"is_pinned": not off}, name, url)
     _show(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
 
 
@@ -210,15 +196,27 @@ def priority(
     json: Json = False,
 ) -> None:
     """Set the priority of an agent: high, normal or low."""
-    _path(agent)
-    agent = id_of(agent, _listed(name, url))
-    done = _request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
+    agent, done = _post(agent, "", {"priority": level}, name, url)
     _show(done, f"{agent} has priority {level}", json)
 
 
 def _request(name: str | None, url: str | None, question: Question[T]) -> T:
     """Send one request about agents; a gateway knows the member of each."""
     return call_service(name, url, question, is_of_all=True)
+
+
+def _known(agent: str, name: str | None, url: str | None) -> str:
+    """Id of the agent that was meant. Raises Misuse, NotFound."""
+    _path(agent)
+    return id_of(agent, _listed(name, url))
+
+
+def _post(
+    agent: str, verb: str, body: dict[str, Any], name: str | None, url: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Id of an agent, and the answer to a change of it."""
+    agent = _known(agent, name, url)
+    return agent, _request(name, url, lambda client: client.post(_path(agent, verb), body))
 
 
 def _listed(name: str | None, url: str | None) -> list[Found]:

@@ -1,9 +1,10 @@
 """Prometheus metrics: llama-server's names, and ours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from litestar import Response, get
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -12,7 +13,6 @@ from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.kv_transfer import PeerView
-from mlxstack.core.status import MissSums
 from mlxstack.service.parts.stats import decode_rate, n_processing, prompt_rate
 from mlxstack.service.service import Service
 from mlxstack.text.rendering.renderers import RENDERERS
@@ -23,27 +23,54 @@ MEDIA_TYPE = "text/plain; version=0.0.4"
 Numbers = tuple[tuple[str, str, float], ...]
 
 
-def llama_counters(now: Counters) -> Numbers:
-    """Counters of llama-server: (name, help, value)."""
-    return (
-        (
-            "prompt_tokens_total",
-            "Prompt tokens processed, without cached ones",
-            now.n_prompt_tokens,
-        ),
-        ("prompt_tokens_cached_total", "Prompt tokens reused from the cache", now.n_cached_tokens),
-        ("prompt_seconds_total", "Time spent processing prompts", now.prompt_s),
-        ("tokens_predicted_total", "Generated tokens", now.n_generated_tokens),
-        ("tokens_predicted_seconds_total", "Time spent generating tokens", now.decode_s),
-        ("n_decode_total", "Decode calls of the model", now.n_decode_calls),
-        ("spec_decode_num_draft_tokens_total", "Speculative: drafted tokens", now.n_drafted_tokens),
-        (
-            "spec_decode_num_accepted_tokens_total",
-            "Speculative: accepted tokens",
-            now.n_accepted_tokens,
-        ),
-        ("spec_decode_num_drafts_total", "Speculative: verification steps", now.n_drafts),
-    )
+Table = tuple[tuple[str, str, str], ...]
+"""Name, help, and field of the struct that holds the number."""
+
+LLAMA_COUNTERS: Table = (
+    ("prompt_tokens_total", "Prompt tokens processed, without cached ones", "n_prompt_tokens"),
+    ("prompt_tokens_cached_total", "Prompt tokens reused from the cache", "n_cached_tokens"),
+    ("prompt_seconds_total", "Time spent processing prompts", "prompt_s"),
+    ("tokens_predicted_total", "Generated tokens", "n_generated_tokens"),
+    ("tokens_predicted_seconds_total", "Time spent generating tokens", "decode_s"),
+    ("n_decode_total", "Decode calls of the model", "n_decode_calls"),
+    ("spec_decode_num_draft_tokens_total", "Speculative: drafted tokens", "n_drafted_tokens"),
+    ("spec_decode_num_accepted_tokens_total", "Speculative: accepted tokens", "n_accepted_tokens"),
+    ("spec_decode_num_drafts_total", "Speculative: verification steps", "n_drafts"),
+)
+OWN_COUNTERS: Table = (
+    ("evictions", "KV segments evicted from memory or disk", "n_evicted"),
+    ("image_encodes", "Images that went through the vision tower", "n_image_encodes"),
+    ("image_tokens_prefilled", "Prompt tokens of images computed", "n_image_tokens"),
+    ("model_calls", "Forward passes of the model", "n_model_calls"),
+    ("decode_rows", "Rows in all decode calls", "n_decode_rows"),
+    ("requests", "Requests submitted to the engine", "n_asks"),
+    ("requests_completed", "Completed requests", "n_completed"),
+    ("requests_cancelled", "Requests ended by a disconnect or a stop sequence", "n_cancelled"),
+    ("draft_model_tokens", "Tokens of the draft model", "n_model_drafted_tokens"),
+    (
+        "draft_model_tokens_accepted",
+        "Accepted tokens of the draft model",
+        "n_model_accepted_tokens",
+    ),
+    ("early_tokens", "Tokens of early prefill", "n_early_tokens"),
+    ("early_tokens_used", "Tokens of early prefill used by the next request", "n_early_used"),
+    ("early_tokens_wasted", "Tokens of early prefill not used", "n_early_wasted"),
+    ("rank_records", "Records that rank 0 sent, one per forward pass", "n_rank_records"),
+    ("rank_bytes", "Bytes of records sent to the other ranks", "n_rank_bytes"),
+    ("requests_failed", "Failed requests", "n_failed"),
+    ("requests_refused", "Requests refused at a full queue", "n_refused"),
+)
+MISS_COUNTERS: Table = (
+    ("cache_misses", "Requests that reused less KV than had existed", "n_misses"),
+    ("cache_lost_tokens", "Tokens computed again after a miss", "n_lost"),
+    ("cache_lost_seconds", "Prefill time of those tokens", "lost_s"),
+)
+PEER_COUNTERS: Table = (
+    ("peer_fetched_tokens", "Prompt tokens fetched from a peer", "n_fetched_tokens"),
+    ("peer_fetched_bytes", "Bytes of KV files fetched from a peer", "n_fetched_bytes"),
+    ("peer_prefills", "Prompts that a peer was asked to compute", "n_prefills"),
+    ("peer_failures", "Calls of a peer that failed or took too long", "n_failures"),
+)
 
 
 def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
@@ -60,46 +87,15 @@ def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
     )
 
 
-def own_counters(now: Counters, service: Service) -> Numbers:
-    """Counters that llama-server does not have."""
+def service_counters(service: Service) -> Numbers:
+    """Counters that outlive an engine."""
+    stats = service.stats
+    overruns = "Renderings of a chat template that exceeded a limit"
     return (
-        ("evictions", "KV segments evicted from memory or disk", now.n_evicted),
-        ("image_encodes", "Images that went through the vision tower", now.n_image_encodes),
-        ("image_tokens_prefilled", "Prompt tokens of images computed", now.n_image_tokens),
-        ("saved_bytes", "Bytes newly written by saving slots", service.stats.n_saved_bytes),
-        ("restored_bytes", "Bytes read by restoring slots", service.stats.n_restored_bytes),
-        ("model_calls", "Forward passes of the model", now.n_model_calls),
-        ("decode_rows", "Rows in all decode calls", now.n_decode_rows),
-        ("requests", "Requests submitted to the engine", now.n_asks),
-        ("requests_completed", "Completed requests", now.n_completed),
-        (
-            "requests_cancelled",
-            "Requests ended by a disconnect or a stop sequence",
-            now.n_cancelled,
-        ),
-        ("draft_model_tokens", "Tokens of the draft model", now.n_model_drafted_tokens),
-        (
-            "draft_model_tokens_accepted",
-            "Accepted tokens of the draft model",
-            now.n_model_accepted_tokens,
-        ),
-        ("early_tokens", "Tokens of early prefill", now.n_early_tokens),
-        ("early_tokens_used", "Tokens of early prefill used by the next request", now.n_early_used),
-        ("early_tokens_wasted", "Tokens of early prefill not used", now.n_early_wasted),
-        ("rank_records", "Records that rank 0 sent, one per forward pass", now.n_rank_records),
-        ("rank_bytes", "Bytes of records sent to the other ranks", now.n_rank_bytes),
-        ("requests_failed", "Failed requests", now.n_failed),
-        ("requests_refused", "Requests refused at a full queue", now.n_refused),
-        (
-            "unparsed_calls",
-            "Malformed tool calls returned as text",
-            service.stats.n_unparsed_calls,
-        ),
-        (
-            "template_overruns",
-            "Renderings of a chat template that exceeded a limit",
-            RENDERERS.n_overruns,
-        ),
+        ("saved_bytes", "Bytes newly written by saving slots", stats.n_saved_bytes),
+        ("restored_bytes", "Bytes read by restoring slots", stats.n_restored_bytes),
+        ("unparsed_calls", "Malformed tool calls returned as text", stats.n_unparsed_calls),
+        ("template_overruns", overruns, RENDERERS.n_overruns),
     )
 
 
@@ -113,41 +109,12 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
     )
 
 
-def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
-    """Prefix cache misses by reason, with the tokens and seconds lost."""
-    rows = (
-        (
-            "cache_misses",
-            "Requests that reused less KV than had existed",
-            [m.n_misses for m in losses],
-        ),
-        ("cache_lost_tokens", "Tokens computed again after a miss", [m.n_lost for m in losses]),
-        ("cache_lost_seconds", "Prefill time of those tokens", [m.lost_s for m in losses]),
-    )
-    for name, help_text, values in rows:
-        family = CounterMetricFamily("mlxstack_" + name, help_text, labels=("reason",))
-        for one, value in zip(losses, values, strict=True):
-            family.add_metric((one.reason,), value)
-        yield family
-
-
-def peer_metrics(peers: tuple[PeerView, ...]) -> Iterator[Metric]:
-    """KV fetched from each peer, and prefills on it."""
-    counts = (
-        ("fetched_tokens", "Prompt tokens fetched from a peer", "n_fetched_tokens"),
-        ("fetched_bytes", "Bytes of KV files fetched from a peer", "n_fetched_bytes"),
-        ("prefills", "Prompts that a peer was asked to compute", "n_prefills"),
-        ("failures", "Calls of a peer that failed or took too long", "n_failures"),
-    )
-    for name, help_text, field in counts:
-        counter = CounterMetricFamily("mlxstack_peer_" + name, help_text, labels=("peer",))
-        for peer in peers:
-            counter.add_metric((peer.url,), getattr(peer, field))
-        yield counter
+def peer_gauge(peers: tuple[PeerView, ...]) -> Metric:
+    """Whether each peer answers."""
     gauge = GaugeMetricFamily("mlxstack_peer_up", "0 after a failure", labels=("peer",))
     for peer in peers:
         gauge.add_metric((peer.url,), not peer.trouble)
-    yield gauge
+    return gauge
 
 
 class Metrics(Collector):
@@ -161,13 +128,15 @@ class Metrics(Collector):
         """Every family: one sample, or one per reason of a miss."""
         snapshot = self._service.snapshot()
         before, self._before = self._before, snapshot.counters
-        yield from _families(CounterMetricFamily, "llamacpp:", llama_counters(snapshot.counters))
+        yield from _families(CounterMetricFamily, "llamacpp:", _read(LLAMA_COUNTERS, self._before))
         yield from _families(GaugeMetricFamily, "llamacpp:", llama_gauges(snapshot, before))
-        ours = own_counters(snapshot.counters, self._service)
+        ours = (*_read(OWN_COUNTERS, self._before), *service_counters(self._service))
         yield from _families(CounterMetricFamily, "mlxstack_", ours)
-        yield from miss_counters(self._service.request_log.losses)
+        losses = {loss.reason: loss for loss in self._service.request_log.losses}
+        yield from _labelled("reason", MISS_COUNTERS, losses)
         if peers := self._service.peer_views:
-            yield from peer_metrics(peers)
+            yield from _labelled("peer", PEER_COUNTERS, {peer.url: peer for peer in peers})
+            yield peer_gauge(peers)
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
 
 
@@ -191,3 +160,16 @@ def metrics_route(service: Service) -> Any:
 def _families(kind: type[Any], prefix: str, numbers: Numbers) -> Iterator[Metric]:
     for name, help_text, value in numbers:
         yield kind(prefix + name, help_text, value=value)
+
+
+def _read(table: Table, source: Struct) -> Numbers:
+    return tuple((name, help_text, getattr(source, field)) for name, help_text, field in table)
+
+
+def _labelled(label: str, table: Table, sources: Mapping[str, Struct]) -> Iterator[Metric]:
+    """Counters with one sample for each value of a label."""
+    for name, help_text, field in table:
+        family = CounterMetricFamily("mlxstack_" + name, help_text, labels=(label,))
+        for value, source in sources.items():
+            family.add_metric((value,), getattr(source, field))
+        yield family
