@@ -11,10 +11,10 @@ from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
 from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
-    TableColumn,
     TableData,
     TableRow,
     TextCell,
+    columns_of,
     fitted,
     title,
 )
@@ -30,15 +30,9 @@ def agents(model: DashboardState, width: int) -> TableData:
     found = model.frame.agents
     is_wide = width >= WIDE
     columns = (
-        TableColumn("agent", 12, is_wide=True),
-        TableColumn("where", 8),
-        TableColumn("tokens", 7, is_right=True),
-        TableColumn("requests", 8, is_right=True),
-        TableColumn("reused", 6, is_right=True),
-        TableColumn("saved", 7, is_right=True),
-        TableColumn("idle", 6, is_right=True),
-        *((TableColumn("priority", 8), TableColumn("size", 9, is_right=True)) if is_wide else ()),
-        *((TableColumn("last miss", 16, is_wide=True),) if is_wide else ()),
+        *columns_of("agent *12, where 8, tokens >7, requests >8, reused >6, saved >7, idle >6"),
+        *columns_of("priority 8, size >9" if is_wide else ""),
+        *columns_of("last miss *16" if is_wide else ""),
     )
     rows = tuple(TableRow(one.id, _agent(one, model, is_wide)) for one in found or ())
     note = NOT_YET if found is None else "No agent yet. Start one: mlx-stack run claude"
@@ -84,12 +78,7 @@ def last_miss(miss: MissView) -> Line:
 
 def states(one: AgentView, width: int) -> TableData:
     """KV of an agent per model."""
-    columns = (
-        TableColumn("model", 16, is_wide=True),
-        TableColumn("tokens", 7, is_right=True),
-        TableColumn("size", 9, is_right=True),
-        TableColumn("where", 8),
-    )
+    columns = columns_of("model *16, tokens >7, size >9, where 8")
     rows = tuple(
         TableRow(
             state.model,
@@ -107,14 +96,7 @@ def states(one: AgentView, width: int) -> TableData:
 
 def turns(one: AgentView, width: int) -> TableData:
     """Its latest turns as bars of tokens: reused, computed, generated."""
-    columns = (
-        TableColumn("age", 6, is_right=True),
-        TableColumn("ttft", 7, is_right=True),
-        TableColumn("reused", 6, is_right=True),
-        TableColumn("tokens", 7, is_right=True),
-        TableColumn("bar", 20, is_wide=True),
-        TableColumn("why not more", 12),
-    )
+    columns = columns_of("age >6, ttft >7, reused >6, tokens >7, bar *20, why not more 12")
     shown = fitted(columns, width)
     largest = max((_n_tokens(turn) for turn in one.turns), default=0)
     rows = tuple(

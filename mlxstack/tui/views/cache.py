@@ -9,10 +9,10 @@ from mlxstack.tui.views.overview import WIDE, joined
 from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
-    TableColumn,
     TableData,
     TableRow,
     TextCell,
+    columns_of,
     fitted,
     title,
 )
@@ -42,14 +42,8 @@ def budget(model: DashboardState, width: int) -> tuple[Line, ...]:
 def rates(model: DashboardState, width: int) -> TableData:
     """Hit rates by requests and tokens, and time saved."""
     cache = model.frame.cache
-    columns = (
-        TableColumn("window", 12),
-        TableColumn("requests", 9, is_right=True),
-        TableColumn("hits", 6, is_right=True),
-        TableColumn("prompt", 8, is_right=True),
-        TableColumn("reused", 8, is_right=True),
-        TableColumn("of tokens", 9, is_right=True),
-        TableColumn("time saved", 10, is_right=True),
+    columns = columns_of(
+        "window 12, requests >9, hits >6, prompt >8, reused >8, of tokens >9, time saved >10"
     )
     rows: tuple[TableRow, ...] = ()
     if cache is not None and cache.is_enabled:
@@ -62,13 +56,8 @@ def prefixes(model: DashboardState, width: int) -> TableData:
     """The prefixes that are worth most."""
     cache = model.frame.cache
     columns = (
-        TableColumn("prefix", 14, is_wide=True),
-        TableColumn("hits", 6, is_right=True),
-        TableColumn("tokens", 7, is_right=True),
-        TableColumn("size", 8, is_right=True),
-        TableColumn("age", 6, is_right=True),
-        TableColumn("shared by", 15, is_wide=True),
-        *((TableColumn("kept in", 12),) if width >= WIDE else ()),
+        *columns_of("prefix *14, hits >6, tokens >7, size >8, age >6, shared by *15"),
+        *columns_of("kept in 12" if width >= WIDE else ""),
     )
     rows = (
         tuple(TableRow(one.id, _prefix(one, model, width)) for one in cache.prefixes)
@@ -82,14 +71,7 @@ def prefixes(model: DashboardState, width: int) -> TableData:
 def misses(model: DashboardState, width: int) -> TableData:
     """Misses of the latest requests, the largest loss first."""
     cache = model.frame.cache
-    columns = (
-        TableColumn("lost", 6, is_right=True),
-        TableColumn("tokens", 6, is_right=True),
-        TableColumn("agent", 12, is_wide=True),
-        TableColumn("reason", 16),
-        TableColumn("cached -> sent", 18, is_wide=True),
-        TableColumn("age", 6, is_right=True),
-    )
+    columns = columns_of("lost >6, tokens >6, agent *12, reason 16, cached -> sent *18, age >6")
     found = sorted(cache.misses, key=lambda one: (-one.lost_s, one.age_s)) if cache else ()
     rows = tuple(TableRow(one.request, _miss(one, model)) for one in found)
     note = _why_not(cache) or "No request missed anything yet."

@@ -10,10 +10,10 @@ from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
     CellStyle,
-    TableColumn,
     TableData,
     TableRow,
     TextCell,
+    columns_of,
     fitted,
     title,
 )
@@ -36,12 +36,7 @@ class Cost(Struct, frozen=True):
 
 def costs(model: DashboardState, width: int) -> TableData:
     """Losses now, then those of the last ten minutes, the largest first."""
-    columns = (
-        TableColumn("lost", 6, is_right=True),
-        TableColumn("agent", 24 if width >= WIDE else 14),
-        TableColumn("why", 38, is_wide=True),
-        TableColumn("age", 6, is_right=True),
-    )
+    columns = columns_of(f"lost >6, agent {24 if width >= WIDE else 14}, why *38, age >6")
     found = ranked(model)
     rows = tuple(TableRow(one.request, _row(one, model)) for one in found)
     now, past = (

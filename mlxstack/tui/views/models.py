@@ -8,10 +8,10 @@ from mlxstack.tui.views.overview import is_active
 from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
-    TableColumn,
     TableData,
     TableRow,
     TextCell,
+    columns_of,
     fitted,
     title,
 )
@@ -29,15 +29,8 @@ STYLES = {
 
 def models(model: DashboardState, width: int) -> TableData:
     """Members of a gateway, or the one model of a service."""
-    columns = (
-        TableColumn("model", 12, is_wide=True),
-        TableColumn("state", 11),
-        TableColumn("memory", 9, is_right=True),
-        TableColumn("context", 7, is_right=True),
-        TableColumn("slots", 5, is_right=True),
-        TableColumn("requests", 8, is_right=True),
-        TableColumn("waiting", 7, is_right=True),
-        TableColumn("idle", 6, is_right=True),
+    columns = columns_of(
+        "model *12, state 11, memory >9, context >7, slots >5, requests >8, waiting >7, idle >6"
     )
     found = members(model)
     if found:

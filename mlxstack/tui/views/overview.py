@@ -12,10 +12,10 @@ from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
-    TableColumn,
     TableData,
     TableRow,
     TextCell,
+    columns_of,
     fitted,
     title,
 )
@@ -162,15 +162,11 @@ def slots(model: DashboardState, width: int) -> TableData:
     views = model.frame.snapshot.slots
     n_busy = sum(is_active(view) for view in views)
     columns = (
-        TableColumn("slot", 4, is_right=True),
-        TableColumn("agent", 12, is_wide=True),
-        TableColumn("state", 33),
-        TableColumn("context", 11, is_right=True),
-        TableColumn("reused", 6, is_right=True),
-        *((TableColumn("images", 14),) if _shows_images(model, width) else ()),
-        *((TableColumn("elapsed", 7, is_right=True),) if width >= MEDIUM else ()),
-        *((TableColumn("memory", 9, is_right=True),) if width >= VERY_WIDE else ()),
-        *((TableColumn("why not more", 12, is_wide=True),) if width >= WIDE else ()),
+        *columns_of("slot >4, agent *12, state 33, context >11, reused >6"),
+        *columns_of("images 14" if _shows_images(model, width) else ""),
+        *columns_of("elapsed >7" if width >= MEDIUM else ""),
+        *columns_of("memory >9" if width >= VERY_WIDE else ""),
+        *columns_of("why not more *12" if width >= WIDE else ""),
     )
     return TableData(
         title("Slots", f"{n_busy} of {len(views)} busy" if views else ""),
@@ -187,13 +183,7 @@ def _shows_images(model: DashboardState, width: int) -> bool:
 def queue(model: DashboardState, width: int) -> TableData:
     """Waiting requests in their order, and what each waits for."""
     waiting = model.frame.snapshot.waiting
-    columns = (
-        TableColumn("agent", 12, is_wide=True),
-        TableColumn("waits for", 31, is_wide=True),
-        TableColumn("since", 7, is_right=True),
-        TableColumn("prompt", 7, is_right=True),
-        TableColumn("priority", 8),
-    )
+    columns = columns_of("agent *12, waits for *31, since >7, prompt >7, priority 8")
     rows = tuple(TableRow(view.request, _waiting(i, view, model)) for i, view in enumerate(waiting))
     note = "No request waits." if model.has_frame else ""
     return TableData(title("Queue"), fitted(columns, width), rows, note)

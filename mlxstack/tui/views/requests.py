@@ -9,10 +9,10 @@ from mlxstack.tui.views.overview import WIDE
 from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
-    TableColumn,
     TableData,
     TableRow,
     TextCell,
+    columns_of,
     fitted,
     title,
 )
@@ -27,22 +27,14 @@ def requests(model: DashboardState, width: int) -> TableData:
     found = model.frame.requests
     is_wide = width >= WIDE
     columns = (
-        TableColumn("age", 6, is_right=True),
-        TableColumn("agent", 8, is_wide=True),
-        TableColumn("prompt", 6, is_right=True),
-        TableColumn("reused", 6, is_right=True),
-        TableColumn("out", 5, is_right=True),
-        TableColumn("queue", 6, is_right=True),
-        TableColumn("prefill", 7, is_right=True),
-        TableColumn("decode", 6, is_right=True),
-        TableColumn("ttft", 6, is_right=True),
+        *columns_of(
+            "age >6, agent *8, prompt >6, reused >6, out >5, queue >6, prefill >7, "
+            "decode >6, ttft >6"
+        ),
         *(
             (
-                *((TableColumn("images", 14),) if _has_images(model) else ()),
-                TableColumn("saved", 7, is_right=True),
-                TableColumn("slot", 4, is_right=True),
-                TableColumn("from", 6),
-                TableColumn("ended", 9),
+                *columns_of("images 14" if _has_images(model) else ""),
+                *columns_of("saved >7, slot >4, from 6, ended 9"),
             )
             if is_wide
             else ()

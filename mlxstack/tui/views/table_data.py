@@ -2,6 +2,7 @@
 
 import re
 from enum import StrEnum
+from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,6 +48,16 @@ class TableColumn(Struct, frozen=True):
     width: int
     is_right: bool = False
     is_wide: bool = False
+
+
+@cache
+def columns_of(text: str) -> tuple[TableColumn, ...]:
+    """Columns of "title 8, title >6, title *12": their widths; `>` is right, `*` wide."""
+    parts = (part.rpartition(" ") for part in text.split(", ") if part)
+    return tuple(
+        TableColumn(name, int(size.lstrip(">*")), size.startswith(">"), size.startswith("*"))
+        for name, _, size in parts
+    )
 
 
 class TableRow(Struct, frozen=True):
