@@ -54,7 +54,7 @@ def engine(
     model = model_of(kind.removesuffix("-8bit"))
     preset = preset_of(model, kv=kv, slots=FOUR, prefix_cache=NO_DISK)
     with running(preset, tmp_path_factory.mktemp(kind)) as one:
-        assert one.engine._verdict.can_share
+        assert one.engine._check.can_share
         kv_of(one).sharing = FORCED
         yield one
 
@@ -195,7 +195,7 @@ def test_kinds_that_do_not_share_copy_as_before(
     with running(
         preset_of(model_of("tiny"), kv=kv, slots=FOUR, prefix_cache=cache), tmp_path
     ) as driver:
-        assert driver.engine._verdict.can_share == (name == "off")
+        assert driver.engine._check.can_share == (name == "off")
         assert kv_of(driver).sharing == NO_SHARING
         for i in range(2):
             tokens = HEAD + prompt(20, seed=i)

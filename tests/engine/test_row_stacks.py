@@ -237,7 +237,7 @@ def test_an_engine_stacks_no_model_that_fails_the_check(
     monkeypatch.setattr(core, "self_check", self_check)
     prompts = [prompt_of(slot) for slot in range(2)]
     with running(preset_of(model_of("tiny-swa"), slots=TWO), tmp_path) as driver:
-        assert driver.engine._verdict.is_batching
+        assert driver.engine._check.is_batching
         cold = [driver.cold(tokens, 30) for tokens in prompts]
         asks = [driver.submit(tokens, 30, use_cache=False) for tokens in prompts]
         for ask, answer in zip(asks, cold, strict=True):
