@@ -353,10 +353,10 @@ class EngineCore:
     def _load(self) -> ModelFacts:
         preset = self._preset
         loaded = self._load_model()
-        cache_factory = CacheFactory(loaded.model, preset.kv)
+        factory = CacheFactory(loaded.model, preset.kv)
         log.info("self-check: batched decoding and rewinding of %s", preset.model.id)
         self._device_memory.apply()
-        check = self_check(loaded.model, cache_factory, loaded.facts.n_vocab)
+        check = self_check(loaded.model, factory, loaded.facts.n_vocab)
         # Its random KV is as long as the model's windows.
         device.release()
         facts = self._identified(loaded.facts, check)
@@ -367,36 +367,31 @@ class EngineCore:
         n_bytes, limits = facts.n_bytes + n_draft_bytes, self._device_memory.limits()
         plan = memory_plan(preset, replace(facts, n_bytes=n_bytes), self._memory, limits)
         alone = ModelRunner(loaded.model)
-        bytes_per_token = kv_bytes_per_token(alone, cache_factory)
+        bytes_per_token = kv_bytes_per_token(alone, factory)
         if self._ranks is not None:
             plan = self._ranks.agree(check, plan, bytes_per_token, is_measured=is_drafting)
-        costs = measure_widths(alone, cache_factory) if is_drafting else UNMEASURED
-        target, n_beside = (
-            (draft_model.target, draft_model.bytes_beside) if draft_model else (None, 0)
-        )
-        prefix_cache, slots, runner, store = self._parts(
-            loaded.model, check, cache_factory, key, plan, target
-        )
+        costs = measure_widths(alone, factory) if is_drafting else UNMEASURED
+        target = draft_model.target if draft_model else None
+        n_beside = draft_model.bytes_beside if draft_model else 0
+        parked, slots, runner, store = self._parts(loaded.model, check, factory, key, plan, target)
         runner.images = loaded.images
-        self._disk_tier = DiskTier(
-            store, self._slot_files, prefix_cache, key, self._post, self._manifests
-        )
+        tier = DiskTier(store, self._slot_files, parked, key, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
-            self._disk_tier.open()
+            tier.open()
         pieces = BackgroundSteps(self._post, lambda: self._loop.batch.is_busy)
         slot_kv = SlotKVManager(
             slots,
-            prefix_cache,
-            self._disk_tier,
+            parked,
+            tier,
             pieces,
             preset.agents.persist,
             bytes_per_token + n_beside,
             plan.array_limit,
-            _sharing(preset, runner, cache_factory) if check.can_share else NO_SHARING,
+            _sharing(preset, runner, factory) if check.can_share else NO_SHARING,
         )
         slot_kv.images = loaded.images
-        self._exchange = KVExchange(slot_kv, pieces, runner, cache_factory, key)
-        rules = self._rules(plan, alone, cache_factory)
+        self._exchange = KVExchange(slot_kv, pieces, runner, factory, key)
+        rules = self._rules(plan, alone, factory)
         self._loop = EngineLoop(
             Batch(runner, costs, draft_model, rules.pace, _stacker(check, runner, slot_kv)),
             slot_kv,
@@ -406,7 +401,8 @@ class EngineCore:
             is_drafting=is_drafting,
             remote=RemotePrefill(self._remote, self._post) if self._remote is not None else None,
         )
-        self._actions = SlotActionRunner(self._loop, self._disk_tier, pieces, self._publish)
+        self._disk_tier = tier
+        self._actions = SlotActionRunner(self._loop, tier, pieces, self._publish)
         if check.why_not:
             log.warning("decoding slot by slot: %s", check.why_not)
         self._check = check
@@ -414,13 +410,11 @@ class EngineCore:
         self._publish()
         return facts
 
-    def _rules(
-        self, plan: MemoryPlan, runner: ModelRunner, cache_factory: CacheFactory
-    ) -> SchedulerLimits:
+    def _rules(self, plan: MemoryPlan, alone: ModelRunner, made: CacheFactory) -> SchedulerLimits:
         attention = PrefillAttention(plan.score_bytes)
         # A follower of another generation computes the same chunks with other kernels.
         if self._ranks is None:
-            attention = choose_kernels(runner, cache_factory, attention)
+            attention = choose_kernels(alone, made, attention)
         return limits_of(self._preset, plan.kv_budget, attention)
 
     def _identified(self, facts: ModelFacts, check: BatchingCheck) -> ModelFacts:
@@ -433,22 +427,22 @@ class EngineCore:
         self,
         model: Any,
         check: BatchingCheck,
-        cache_factory: CacheFactory,
+        factory: CacheFactory,
         key: str,
         plan: MemoryPlan,
         parts: ModelParts | None,
     ) -> tuple[PrefixCache, list[SlotContext], ModelRunner, KVStore]:
         """Prefix cache, contexts, runner and store, mirrored on other ranks."""
         spec, budget, ranks = self._preset.prefix_cache, plan.kv_budget, self._ranks
-        each, start = range(self._preset.slots.count), cache_factory.quantized_start
+        each, start = range(self._preset.slots.count), factory.quantized_start
         if ranks is None:
             is_batching, is_ragged = check.is_batching, check.is_ragged
             runner = ModelRunner(model, is_batching=is_batching, is_ragged=is_ragged, parts=parts)
             cache = PrefixCache(key, spec, budget, start)
-            return cache, [SlotContext(cache_factory) for _ in each], runner, self._store
+            return cache, [SlotContext(factory) for _ in each], runner, self._store
         return (
             MirroredPrefixCache(ranks, key, spec, budget, start),
-            [MirroredContext(cache_factory, ranks) for _ in each],
+            [MirroredContext(factory, ranks) for _ in each],
             MirroredRunner(model, ranks, is_batching=check.is_batching, is_ragged=check.is_ragged),
             MirroredStore(self._store, ranks),
         )
@@ -477,12 +471,12 @@ class EngineCore:
             n_bytes = sum(a.nbytes for _, a in tree_flatten(head.parameters()))
             return MTPDrafter(head, check, loaded.facts.n_vocab), n_bytes
         draft = loader.load_draft(spec, loaded)
-        cache_factory = CacheFactory(draft.model, KVSpec())
-        check = self_check(draft.model, cache_factory, draft.facts.n_vocab)
+        factory = CacheFactory(draft.model, KVSpec())
+        check = self_check(draft.model, factory, draft.facts.n_vocab)
         device.release()
         runner = ModelRunner(draft.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
         n_vocab = min(loaded.facts.n_vocab, draft.facts.n_vocab)
-        return DraftModel(spec.draft, runner, cache_factory, n_vocab), draft.facts.n_bytes
+        return DraftModel(spec.draft, runner, factory, n_vocab), draft.facts.n_bytes
 
     def _serve(self) -> None:
         n_failures = 0
@@ -598,9 +592,9 @@ def _stacker(
     return RowStacker(slot_kv.has_room) if can_stack else None
 
 
-def _sharing(preset: Preset, runner: ModelRunner, cache_factory: CacheFactory) -> LiveSharing:
+def _sharing(preset: Preset, runner: ModelRunner, factory: CacheFactory) -> LiveSharing:
     """Live sharing from the prefix length where attention is no slower."""
     spec = preset.prefix_cache
     if not spec.enabled or spec.live_sharing is LiveSharingMode.OFF:
         return NO_SHARING
-    return LiveSharing(spec.block_size, least_shared(measure_sharing(runner, cache_factory)))
+    return LiveSharing(spec.block_size, least_shared(measure_sharing(runner, factory)))

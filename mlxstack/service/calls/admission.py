@@ -55,7 +55,10 @@ class ParseConfig(Struct, frozen=True):
 
 
 class GuidedPrompt(Struct, frozen=True):
-    """A prompt, the answer that it asks for, and the first `forced` tokens of that."""
+    """A prompt with the rules of its answer.
+
+    The answer begins with the `forced` tokens.
+    """
 
     prompt: Prompt
     parse_options: ParseOptions

@@ -52,7 +52,10 @@ class TableColumn(Struct, frozen=True):
 
 @cache
 def columns_of(text: str) -> tuple[TableColumn, ...]:
-    """Columns of "title 8, title >6, title *12": their widths; `>` is right, `*` wide."""
+    """Columns of a text such as `name *12, state 8, tokens >7`.
+
+    A number is a width; `>` is right-aligned, `*` takes what the others leave.
+    """
     parts = (part.rpartition(" ") for part in text.split(", ") if part)
     return tuple(
         TableColumn(name, int(size.lstrip(">*")), size.startswith(">"), size.startswith("*"))
