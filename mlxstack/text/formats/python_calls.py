@@ -14,7 +14,7 @@ from mlxstack.text.formats.argument_values import (
 )
 from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import PythonBody
-from mlxstack.text.grammar.schema_types import SchemaTypes
+from mlxstack.text.schema_types import SchemaTypes
 
 _HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")
 _KEY = re.compile(r"[\s,]*(\w+)(?:\s+=\s*|=)")
