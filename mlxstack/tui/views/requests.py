@@ -31,14 +31,8 @@ def requests(model: DashboardState, width: int) -> TableData:
             "age >6, agent *8, prompt >6, reused >6, out >5, queue >6, prefill >7, "
             "decode >6, ttft >6"
         ),
-        *(
-            (
-                *columns_of("images 14" if _has_images(model) else ""),
-                *columns_of("saved >7, slot >4, from 6, ended 9"),
-            )
-            if is_wide
-            else ()
-        ),
+        *columns_of("images 14" if is_wide and _has_images(model) else ""),
+        *columns_of("saved >7, slot >4, from 6, ended 9" if is_wide else ""),
     )
     rows = tuple(TableRow(one.id, _request(one, model, is_wide)) for one in found or ())
     note = NOT_YET if found is None else "No request has finished yet."
