@@ -15,7 +15,7 @@ IMAGES = (
     ),
     Mutant(
         "an image beside decoding requests has the seconds of the bound", "engine/step.py",
-        "free_s = stall_left(self.ledger.speed, pace) if self.batch.is_busy else pace.patience_s",
+        "free_s = stall_left(self.stats.speed, pace) if self.batch.is_busy else pace.patience_s",
         "free_s = pace.patience_s",
         "tests/engine/vision/test_image_stall.py::"
         "test_three_agents_decode_on_while_an_image_joins",
