@@ -194,5 +194,7 @@ def _slot(
         n_drafted=live.drafter.n_drafted if live.drafter else 0,
         n_accepted=live.drafter.n_accepted if live.drafter else 0,
         n_images=len(live.request.images),
-        n_images_computed=n_computed(live.request.images, live.n_cached),
+        n_images_computed=n_computed(live.request.images, live.n_cached)
+        if live.request.images
+        else 0,
     )

@@ -125,7 +125,7 @@ def _view(
             view,
             n_cached=timings.n_cached,
             n_images=len(request.images),
-            n_images_computed=n_computed(request.images, timings.n_cached),
+            n_images_computed=n_computed(request.images, timings.n_cached) if request.images else 0,
             n_generated=timings.n_generated,
             queued_s=timings.queued_s,
             prefill_s=timings.prefill_s,
