@@ -25,7 +25,7 @@ from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
-from mlxstack.text.template.rendering import render_chat
+from mlxstack.text.rendering.renderers import render_chat
 from tests.text.formats import FORMATS, Format, made_tokenizer, respelled, template_of
 from tests.text.invented import INVENTED
 from tests.text.test_forced import PERSON, assert_valid, written
