@@ -201,8 +201,8 @@ class SlotKVManager:
 
         Of layers that cannot be cut a short one has as much state as a long one.
         """
-        if kept or len(context) >= self.memory.spec.block_size:
-            return len(context) - kept >= self.memory.spec.block_size
+        if kept or len(context) >= self.prefix_cache.spec.block_size:
+            return len(context) - kept >= self.prefix_cache.spec.block_size
         is_named = context.agent is not None and len(context) > 0
         return is_named or (len(context) >= LEAST_PARKED and context.is_sliceable)
 
