@@ -23,7 +23,7 @@ from tests.patience import PATIENCE_S
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 MOST_FILES_OF_A_CHAT = 73
-MOST_FILES_OF_A_PARKED_TURN = 83
+MOST_FILES_OF_A_PARKED_TURN = 84
 
 PACKAGE = Path(mlxstack.__file__).parent
 
