@@ -34,7 +34,7 @@ $(BIN)/activate:
 	@$(PYTHON) -m venv --clear $(VENV)
 
 $(VENV)/installed: pyproject.toml | $(BIN)/activate
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[vision]'
 	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
@@ -47,7 +47,7 @@ $(VENV)/ready: pyproject.toml | $(BIN)/activate
 
 setup: $(VENV)/ready ## Install the package and the developers' tools into .venv
 
-up: $(VENV)/installed ## Install the package alone and start the demo service in the background
+up: $(VENV)/installed ## Install the package with images and start the demo service in the background
 	@$(BIN)/mlx-stack up demo --port $(PORT) --if-needed
 
 down: $(VENV)/installed ## Stop the demo service
@@ -167,7 +167,7 @@ sbom: $(VENV)/audit/ready ## dist/sbom.json: what the tested set is made of, as 
 wheel: setup ## Build the wheel, install it into an empty environment, walk through the README
 	@rm -rf $(VENV)/wheel && $(BIN)/python -m pip wheel --quiet --no-deps -w $(VENV)/wheel .
 	@$(BIN)/python -m venv $(VENV)/wheel/env
-	@$(VENV)/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check $(VENV)/wheel/*.whl
+	@$(VENV)/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo $(VENV)/wheel/*.whl)[vision]"
 	@$(FAST) MLX_STACK_BIN=$(CURDIR)/$(VENV)/wheel/env/bin $(BIN)/python -m pytest -q tests/test_readme.py
 
 release: setup $(VENV)/audit/ready ## dist/: wheel, sdist, SBOM, formula, checksums, each installed with uv, pipx and pip and tried

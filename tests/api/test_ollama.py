@@ -225,7 +225,7 @@ def test_the_client_lists_and_shows(client: ollama.Client, http: httpx.Client) -
     assert shown.modelinfo is not None
     family = shown.modelinfo["general.architecture"]
     assert shown.modelinfo[f"{family}.context_length"] == 1024
-    assert shown.capabilities == ["completion", "tools", "thinking"]
+    assert shown.capabilities == ["completion", "tools", "thinking", "vision"]
     assert shown.template == http.get("/props").json()["chat_template"]
     # Clients refuse an older Ollama.
     assert Version(http.get("/api/version").json()["version"]) >= Version("0.6.4")

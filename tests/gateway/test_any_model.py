@@ -113,5 +113,5 @@ def test_three_clients_switch_between_twelve_models(site: AnySite) -> None:
 
 
 def test_abilities_are_read_from_the_template_alone() -> None:
-    assert capabilities(MODEL_DIR) == ("completion", "tools", "thinking")
+    assert capabilities(MODEL_DIR) == ("completion", "tools", "thinking", "vision")
     assert capabilities(MODEL_DIR / "missing") == ()
