@@ -3,6 +3,7 @@
 A request that touches few files can be read in one sitting. The limits only ever fall.
 """
 
+import shutil
 import sys
 import threading
 from collections import defaultdict
@@ -16,6 +17,8 @@ import httpx
 import pytest
 
 import mlxstack
+from mlxstack.demo import MODEL_DIR
+from mlxstack.text.images.checkpoint import TOWER
 from tests.api.running import running
 from tests.one_chat import PRESET, let_intervals_rest, stream, user
 from tests.patience import PATIENCE_S
@@ -68,8 +71,10 @@ def counter() -> Iterator[FileCounter]:
 def http(
     counter: FileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[httpx.Client]:
-    """The demo model with one slot; periodic work, which no request causes, rests."""
+    """The demo without its tower, one slot; periodic work, which no request causes, rests."""
     let_intervals_rest(monkeypatch)
+    text = shutil.copytree(MODEL_DIR, tmp_path / "text", ignore=shutil.ignore_patterns(TOWER))
+    monkeypatch.setattr("mlxstack.engine.model.loader.MODEL_DIR", text)
     assert sys.getprofile() is None
     with (
         running(PRESET, tmp_path) as live,

@@ -46,7 +46,7 @@ def test_presets_tell_the_modalities_of_what_is_downloaded(tmp_path: Path, folde
     preset(Home(tmp_path), folder)
     listed = json.loads(run(tmp_path, "presets", "--json").stdout)["presets"]
     by_name = {one["name"]: one["modalities"] for one in listed}
-    assert (by_name["vl"], by_name["demo"]) == ("text, image", "text")
+    assert (by_name["vl"], by_name["demo"]) == ("text, image", "text, image")
 
 
 def test_doctor_and_gateway_tell_whether_a_checkpoint_takes_images(
