@@ -7,7 +7,7 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor
 from mlxstack.core.model_info import Weights
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.models.model_files import ModelFiles
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 from mlxstack.text.images.families import FAMILIES, expected_files, family_of, why_not_served
@@ -47,7 +47,7 @@ def vision_plan(preset: Preset, files: ModelFiles) -> VisionPlan:
 
 def _served(preset: Preset, files: VisionFiles | None) -> VisionPlan:
     """Images of a preset whose model has a whole tower. Raises SetupError."""
-    if files is None:
+    if files is None or preset.kind is ServiceKind.EMBEDDING:
         return VisionPlan()
     if preset.hosts:
         return VisionPlan(why_not="several machines serve no images")

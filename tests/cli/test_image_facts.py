@@ -117,6 +117,7 @@ def test_presets_that_take_images_are_told_before_the_download(tmp_path: Path) -
     listed = json.loads(run(tmp_path, "presets", "--json").stdout)["presets"]
     seeing = {one["name"] for one in listed if one["modalities"] == "text, image"}
     assert seeing == {
+        "demo",
         "devstral-small-2",
         "gemma4-26b-a4b",
         "qwen3.5-4b",
