@@ -84,7 +84,6 @@ from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
 Message = Callable[[], None]
 
 MOST_FAILURES = 3
@@ -115,9 +114,8 @@ class EngineCore:
         ranks: RankGroup | None = None,
     ) -> None:
         self._preset = preset
-        here = this_memory(os.environ) if memory_bytes is None else memory_of(memory_bytes)
-        self._memory = here
-        self._device_memory = DeviceMemory(here.total)
+        self._memory = this_memory(os.environ) if memory_bytes is None else memory_of(memory_bytes)
+        self._device_memory = DeviceMemory(self._memory.total)
         self._store = store
         self._slot_files = slot_files
         self._manifests = manifests
@@ -244,14 +242,16 @@ class EngineCore:
         return self._stopped
 
     def _do(self, work: Callable[[EngineLoop], T]) -> Future[T]:
-        """Run `work` between two steps. An engine that has ended fails it."""
+        """Run `work` between two steps; publish a snapshot, then set its result."""
         future: Future[T] = Future()
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(work(self._loop))
+                result = work(self._loop)
+                self._publish()
+                future.set_result(result)
             except Exception as error:
                 future.set_exception(error)
                 raise_device_error(error)
