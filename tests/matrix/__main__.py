@@ -46,7 +46,7 @@ def main(names: list[str]) -> int:
     for row in broken:
         print(row.name, *row.faults, sep="\n  ")  # noqa: T201
     if not names and not broken:
-        table.PAGE.write_text(table.page(rows))
+        table.PAGE.write_text(table.page(rows, table.PAGE.read_text()))
     return len(broken)
 
 

@@ -1,6 +1,7 @@
 """The page docs/models.md, drawn from rows and read back."""
 
 import platform
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,50 +15,11 @@ from tests.matrix.reasons import REASONS
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 COLUMNS = ("type", "caches", "batched", "rewind", "saved", "8-bit KV", "why not")
 
-ABOUT = """\
-# Models
+BY_PRODUCT = re.compile(
+    r"\| model \| type \| preset \|.*?^Not in mlx-lm yet:[^\n]*", re.DOTALL | re.MULTILINE
+)
 
-Any model of these types is served by its hub id or folder: `mlx-stack up ORG/NAME`. A preset says
-more than the planner knows: sampling of the model's card, and switches of its template.
-
-{products}
-
-## Multi-token prediction heads
-
-With `speculation: auto` and no `model.draft`, the MTP head of a checkpoint drafts for all slots;
-the output stays the same. `/props` and the dashboard then name `MTP head` as the draft model.
-Heads are read from any safetensors file of the model's folder:
-
-| model type | tensors |
-| --- | --- |
-| `qwen3_next`, `qwen3_5`, `qwen3_5_moe` | `mtp.*` |
-| `glm4_moe`, `glm4_moe_lite`, `deepseek_v3` | `model.layers.N.*`, N being the number of layers |
-
-Conversions by mlx-lm drop these tensors. `model.mtp` of a preset names the checkpoint that a model
-was converted from: of that one only the weight files of its head are downloaded, and the head gets
-the quantization of the model. No published head was measured here.
-
-```sh
-mlx-stack up mlx-community/Qwen3.6-27B-4bit --set model.mtp=Qwen/Qwen3.6-27B --set speculation=auto
-```
-
-## Draft models
-
-`mlx-stack up MODEL --draft SMALL` (in a preset `model.draft` and `speculation: auto`) loads a small
-model of the same vocabulary that drafts tokens; the output stays the same. Published siblings, as
-suggestions that were not measured here; the vocabulary is compared at load:
-
-| model | draft model |
-| --- | --- |
-| Qwen3.6 35B-A3B, Qwen3.6 27B, Qwen3.5 9B | Qwen3.5 0.8B |
-| Qwen3-Coder 30B-A3B, Qwen3 | Qwen3 0.6B |
-| Devstral Small 2 | Mistral Small 3.1 DRAFT 0.5B |
-| GPT-OSS 120B | GPT-OSS 20B |
-| Llama 3.1 and 3.3, 8B and 70B | Llama 3.2 1B |
-
-Models with few active parameters gain least: a pass of theirs is hardly slower than one of the
-draft model.
-
+TYPES = """\
 ## Model types
 
 Every model type that mlx-lm has a file for, built tiny with random weights and run through the
@@ -76,7 +38,8 @@ engine. This page is written by `make matrix` (`python -m tests.matrix`); {versi
 * **8-bit KV**: all of that with the full KV quantized to 8 bits; *none*: there is no full KV. A
   preset that asks for it where it is *no* is refused at start.
 
-Vision and audio towers are not built: mlx-lm serves the language model of such types.
+Vision and audio towers are not built for this table; [images](images.md) names the families
+that take images.
 """
 
 
@@ -108,11 +71,13 @@ def reason(row: Row) -> str:
     return "" if is_full else REASONS.get(row.name, row.note).replace("|", "\\|")
 
 
-def page(rows: Sequence[Row]) -> str:
-    """The whole page."""
+def page(rows: Sequence[Row], text: str) -> str:
+    """The page `text` with its table by product and its last section written anew."""
     batched = {row.name: row.batched or "not here" for row in rows}
-    about = ABOUT.format(products=product_table(batched), versions=versions(), counts=counts(rows))
+    before = text.partition(TYPES.partition("\n")[0])[0]
+    about = TYPES.format(versions=versions(), counts=counts(rows))
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     names = [f"`{new}` is served as `{old}`" for new, old in sorted(MODEL_REMAPPING.items())]
     other = "Other names of these types: " + ", ".join(names) + "."
-    return "\n".join([about, *head, *map(line, rows), "", other, ""])
+    types = "\n".join([about, *head, *map(line, rows), "", other, ""])
+    return BY_PRODUCT.sub(lambda _: product_table(batched), before) + types

@@ -10,7 +10,7 @@ from mlxstack.engine.model.model_shape import known_types
 from tests.matrix import products, table
 from tests.matrix.builder import model_types
 from tests.matrix.configs import VARIANTS
-from tests.matrix.examine import examine
+from tests.matrix.examine import Row, examine
 from tests.matrix.reasons import NO_METAL, REASONS
 from tests.repetition import in_soak
 
@@ -58,6 +58,14 @@ def test_z11_the_page_gives_a_reason_for_everything_not_served_in_full() -> None
     short = {row[0] for row in lines() if row[2] != "yes" or row[5] not in {"yes", "none"}}
     without_metal = {name for name, why in REASONS.items() if why == NO_METAL}
     assert set(REASONS) - without_metal <= short <= set(REASONS)
+
+
+def test_a_new_page_keeps_what_is_not_drawn() -> None:
+    text = table.PAGE.read_text(encoding="utf-8")
+    rows = [Row(name=row[0], caches=row[1], batched=row[2]) for row in lines()]
+    cut = text.replace("| Llama 3, SmolLM2 |", "| Llama |")
+    before, new = (one.partition("## Model types")[0] for one in (text, table.page(rows, cut)))
+    assert new == before
 
 
 def test_the_table_by_product_names_types_of_mlx_lm_and_listed_presets() -> None:
