@@ -74,7 +74,7 @@ def run_on_text(stage: Sandbox, plan: DraftsPlan) -> Results:
         )
         found = measure(stage, [trial])[0]
         raw |= {f"{setting} {one.who} {one.what}": one.values for one in found.samples}
-        rows += [(setting, *_row_on_text(found, scene)) for scene in scenes]
+        rows += [(setting, *_row(found, scene)) for scene in scenes]
         worst = min(_speedup(found, scene) for scene in scenes)
         targets.append(at_least(f"{setting}: worst scene, against off", worst, ALL_BUT_NOTHING))
     heads = ("Setting", "Scene", "Token off", "Token auto", "Speedup", "Passes", "Accepted")
@@ -84,7 +84,7 @@ def run_on_text(stage: Sandbox, plan: DraftsPlan) -> Results:
     )
 
 
-def _row_on_text(found: BenchResult, scene: str) -> tuple[str, ...]:
+def _row(found: BenchResult, scene: str) -> tuple[str, ...]:
     return (
         scene,
         lasting(found.of("off", f"{scene}: token_s")),
@@ -101,15 +101,7 @@ def run(stage: Sandbox, plan: DraftsPlan) -> Results:
     trial = Drafts(plan.scenes, plan.n_prompt, plan.n_tokens, plan.passes)
     found = measure(stage, [trial])[0]
     rows = tuple(
-        (
-            scene,
-            lasting(found.of("off", f"{scene}: token_s")),
-            lasting(found.of("on", f"{scene}: token_s")),
-            times(_speedup(found, scene)),
-            times(_passes(found, scene)),
-            f"{_sum(found, scene, 'accepted'):.0f} of {_sum(found, scene, 'drafted'):.0f}",
-            times(_gap(found, scene)) if "prose" in texts else "-",
-        )
+        (*_row(found, scene), times(_gap(found, scene)) if "prose" in texts else "-")
         for scene, texts in plan.scenes.items()
     )
     heads = ("Scene", "Token without", "Token with", "Speedup", "Passes", "Accepted", "p99 gap")
