@@ -9,9 +9,14 @@ DRAFTS = "tests/engine/vision/test_images_and_drafts.py::"
 IMAGES = (
     Mutant(
         "blocks of a tower keep to the bound on stalls", "engine/vision/encoder.py",
-        "n_blocks = blocks_within(seconds, self._block_s)", "n_blocks = 27",
+        "n_steps = steps_within(seconds, self._step_s)", "n_steps = 27",
         "tests/engine/vision/test_image_stall.py::"
         "test_three_agents_decode_on_while_an_image_joins",
+    ),
+    Mutant(
+        "a block over many patches is cut", "engine/vision/tower.py",
+        "step = n if n <= MAX_QUERIES else SLICE", "step = n",
+        "tests/engine/vision/test_image_stall.py::test_a_block_longer_than_the_bound_is_cut",
     ),
     Mutant(
         "an image beside decoding requests has the seconds of the bound", "engine/step.py",

@@ -1,4 +1,4 @@
-"""Image encoder: pixels from threads, features by blocks of a tower."""
+"""Image encoder: pixels from threads, features by steps of a tower."""
 
 import time
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from mlxstack.engine.model.runner import SlotTokens
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.seam import ImageModel, image_model
 from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
-from mlxstack.policy.scheduling.chunked_prefill import blocks_within
+from mlxstack.policy.scheduling.chunked_prefill import steps_within
 from mlxstack.text.images.bounds import RefusedImage, decoded
 from mlxstack.text.images.families import processor_of
 
@@ -39,7 +39,7 @@ class ImageEncoder:
         self._encodings: dict[bytes, Encoding] = {}
         self._features: OrderedDict[bytes, Features] = OrderedDict()
         self._needed_by: dict[bytes, set[str]] = {}
-        self._block_s = 0.0
+        self._step_s = 0.0
         self.n_encodes = 0
         self.n_prefilled = 0
         """Tokens of images in prefill chunks."""
@@ -85,7 +85,7 @@ class ImageEncoder:
         return image.digest in self._features
 
     def work(self, request_id: str, image: ImageSpan, seconds: float) -> None:
-        """Encode for about `seconds`, one block at least. Raises BadRequest, SetupError.
+        """Encode for about `seconds`, one step at least. Raises BadRequest, SetupError.
 
         The image is kept until `release`. Without seconds pixels are not waited for.
         """
@@ -93,11 +93,11 @@ class ImageEncoder:
         encoding = self._encodings.get(image.digest) or self._begin(image, seconds)
         if encoding is None:
             return
-        n_blocks = blocks_within(seconds, self._block_s)
+        n_steps = steps_within(seconds, self._step_s)
         began = time.perf_counter()
-        is_complete = encoding.advance(n_blocks)
-        # Images differ in size: the next one begins with one block again.
-        self._block_s = 0.0 if is_complete else (time.perf_counter() - began) / n_blocks
+        is_complete = encoding.advance(n_steps)
+        # Images differ in size: the next one begins with one step again.
+        self._step_s = 0.0 if is_complete else (time.perf_counter() - began) / n_steps
         if is_complete:
             assert encoding.features is not None
             del self._encodings[image.digest]

@@ -11,7 +11,7 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import VisionTower, attention, patch_matrix
+from mlxstack.engine.vision.tower import VisionBlock, VisionTower, patch_matrix
 
 
 class TextWidth(Struct, frozen=True):
@@ -36,7 +36,7 @@ class Gemma3Vision(Struct, frozen=True):
 
 
 class SiglipAttention(nn.Module):  # type: ignore[misc]
-    """Attention of all patches to all."""
+    """Projections of the attention."""
 
     def __init__(self, config: Gemma3Vision) -> None:
         super().__init__()
@@ -47,14 +47,12 @@ class SiglipAttention(nn.Module):  # type: ignore[misc]
         self.v_proj = nn.Linear(n, n)
         self.out_proj = nn.Linear(n, n)
 
-    def __call__(self, hidden: mx.array) -> Any:
-        n = hidden.shape[0]
+    def __call__(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         q, k, v = (
-            project(hidden).reshape(1, n, self.n_heads, -1).transpose(0, 2, 1, 3)
+            project(hidden).reshape(1, len(hidden), self.n_heads, -1).transpose(0, 2, 1, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out = attention(q, k, v, q.shape[-1] ** -0.5)
-        return self.out_proj(out[0].transpose(1, 0, 2).reshape(n, -1))
+        return q, k, v
 
 
 class SiglipMLP(nn.Module):  # type: ignore[misc]
@@ -69,7 +67,7 @@ class SiglipMLP(nn.Module):  # type: ignore[misc]
         return self.fc2(nn.gelu_approx(self.fc1(hidden)))
 
 
-class SiglipBlock(nn.Module):  # type: ignore[misc]
+class SiglipBlock(VisionBlock):
     """Attention and MLP, each after a norm."""
 
     def __init__(self, config: Gemma3Vision) -> None:
@@ -80,8 +78,13 @@ class SiglipBlock(nn.Module):  # type: ignore[misc]
         self.layer_norm2 = nn.LayerNorm(n, eps=eps)
         self.mlp = SiglipMLP(config)
 
-    def __call__(self, hidden: mx.array, beside: Any) -> Any:
-        mixed = hidden + self.self_attn(self.layer_norm1(hidden))
+    def inputs(self, hidden: mx.array, beside: Any) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys, values."""
+        return self.self_attn(self.layer_norm1(hidden))  # type: ignore[no-any-return]
+
+    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        """Hidden states with both sums."""
+        mixed = hidden + self.self_attn.out_proj(attended)
         return mixed + self.mlp(self.layer_norm2(mixed))
 
 
@@ -141,7 +144,7 @@ class SiglipTower(VisionTower):
         self.multi_modal_projector = Gemma3Projector(config)
 
     @property
-    def steps(self) -> list[Any]:
+    def sequence(self) -> list[VisionBlock]:
         """Blocks in order."""
         return list(self.encoder.layers)
 

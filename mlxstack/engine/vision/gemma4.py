@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
 from mlxstack.engine.vision.gemma3 import TextWidth
-from mlxstack.engine.vision.tower import VisionTower, attention, rotated
+from mlxstack.engine.vision.tower import Rotation, VisionBlock, VisionTower, rotated
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
@@ -63,7 +63,7 @@ class ClippedLinear(nn.Module):  # type: ignore[misc]
 
 
 class Gemma4Attention(nn.Module):  # type: ignore[misc]
-    """Unscaled attention of all patches to all."""
+    """Projections of the attention, normed, with a rotation of each half."""
 
     def __init__(self, config: Gemma4Vision) -> None:
         super().__init__()
@@ -77,15 +77,13 @@ class Gemma4Attention(nn.Module):  # type: ignore[misc]
         self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
-    def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
-        n = hidden.shape[0]
+    def __call__(self, hidden: mx.array, rope: Rotation) -> tuple[mx.array, mx.array, mx.array]:
         q, k, v = (
-            project(hidden).reshape(1, n, -1, self.head).transpose(0, 2, 1, 3)
+            project(hidden).reshape(1, len(hidden), -1, self.head).transpose(0, 2, 1, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = _turned(self.q_norm(q), *rope), _turned(self.k_norm(k), *rope)
-        out = attention(q, k, mx.fast.rms_norm(v, None, self.eps), 1.0)
-        return self.o_proj(out[0].transpose(1, 0, 2).reshape(n, -1))
+        return q, k, mx.fast.rms_norm(v, None, self.eps)
 
 
 class Gemma4MLP(nn.Module):  # type: ignore[misc]
@@ -102,7 +100,7 @@ class Gemma4MLP(nn.Module):  # type: ignore[misc]
         return self.down_proj(nn.gelu_approx(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
-class Gemma4Block(nn.Module):  # type: ignore[misc]
+class Gemma4Block(VisionBlock):
     """Attention and MLP, each between two norms."""
 
     def __init__(self, config: Gemma4Vision) -> None:
@@ -115,9 +113,13 @@ class Gemma4Block(nn.Module):  # type: ignore[misc]
         self.mlp = Gemma4MLP(config)
         self.post_feedforward_layernorm = nn.RMSNorm(n, eps=eps)
 
-    def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
-        attended = self.self_attn(self.input_layernorm(hidden), rope)
-        mixed = hidden + self.post_attention_layernorm(attended)
+    def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
+        """Rotated queries and keys, and values."""
+        return self.self_attn(self.input_layernorm(hidden), beside)  # type: ignore[no-any-return]
+
+    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        """Hidden states with both sums."""
+        mixed = hidden + self.post_attention_layernorm(self.self_attn.o_proj(attended))
         wide = self.mlp(self.pre_feedforward_layernorm(mixed))
         return mixed + self.post_feedforward_layernorm(wide)
 
@@ -165,6 +167,8 @@ class Gemma4Projector(nn.Module):  # type: ignore[misc]
 class Gemma4Tower(VisionTower):
     """Patches of an image by rows to features."""
 
+    is_scaled = False
+
     def __init__(self, config: Gemma4Vision) -> None:
         super().__init__()
         self.config = config
@@ -176,7 +180,7 @@ class Gemma4Tower(VisionTower):
         self.embed_vision = Gemma4Projector(config)
 
     @property
-    def steps(self) -> list[Any]:
+    def sequence(self) -> list[VisionBlock]:
         """Blocks in order."""
         return list(self.encoder.layers)
 

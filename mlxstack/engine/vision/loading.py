@@ -60,7 +60,6 @@ def load_tower(folder: Path) -> VisionTower | None:
         tower.set_dtype(mx.float32)
     tower.fingerprint = files.fingerprint
     tower.eval()
-    mx.eval(tower.parameters())
     return tower
 
 

@@ -12,7 +12,7 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import VisionTower, attention, patch_matrix, rotated
+from mlxstack.engine.vision.tower import Rotation, VisionBlock, VisionTower, patch_matrix, rotated
 
 EPS = 1e-5
 
@@ -50,7 +50,7 @@ class PixtralVision(Struct, frozen=True):
 
 
 class PixtralAttention(nn.Module):  # type: ignore[misc]
-    """Attention of all patches to all, with a rotation of two halves."""
+    """Projections of the attention, with a rotation of two halves."""
 
     def __init__(self, config: PixtralVision) -> None:
         super().__init__()
@@ -61,14 +61,12 @@ class PixtralAttention(nn.Module):  # type: ignore[misc]
         self.v_proj = nn.Linear(n, n, bias=False)
         self.o_proj = nn.Linear(n, n, bias=False)
 
-    def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
-        n = hidden.shape[0]
+    def __call__(self, hidden: mx.array, rope: Rotation) -> tuple[mx.array, mx.array, mx.array]:
         q, k, v = (
-            project(hidden).reshape(1, n, self.n_heads, -1).transpose(0, 2, 1, 3)
+            project(hidden).reshape(1, len(hidden), self.n_heads, -1).transpose(0, 2, 1, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out = attention(rotated(q, *rope), rotated(k, *rope), v, q.shape[-1] ** -0.5)
-        return self.o_proj(out[0].transpose(1, 0, 2).reshape(n, -1))
+        return rotated(q, *rope), rotated(k, *rope), v
 
 
 class PixtralMLP(nn.Module):  # type: ignore[misc]
@@ -86,7 +84,7 @@ class PixtralMLP(nn.Module):  # type: ignore[misc]
         return self.down_proj(self.act(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
-class PixtralBlock(nn.Module):  # type: ignore[misc]
+class PixtralBlock(VisionBlock):
     """Attention and MLP, each after a norm."""
 
     def __init__(self, config: PixtralVision) -> None:
@@ -96,8 +94,13 @@ class PixtralBlock(nn.Module):  # type: ignore[misc]
         self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=EPS)
         self.feed_forward = PixtralMLP(config)
 
-    def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
-        mixed = hidden + self.attention(self.attention_norm(hidden), rope)
+    def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
+        """Rotated queries and keys, and values."""
+        return self.attention(self.attention_norm(hidden), beside)  # type: ignore[no-any-return]
+
+    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        """Hidden states with both sums."""
+        mixed = hidden + self.attention.o_proj(attended)
         return mixed + self.feed_forward(self.ffn_norm(mixed))
 
 
@@ -152,7 +155,7 @@ class PixtralTower(VisionTower):
         self.multi_modal_projector = PixtralProjector(config)
 
     @property
-    def steps(self) -> list[Any]:
+    def sequence(self) -> list[VisionBlock]:
         """Blocks in order."""
         return list(self.transformer.layers)
 

@@ -12,7 +12,7 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import VisionTower, attention, patch_matrix, rotated
+from mlxstack.engine.vision.tower import Rotation, VisionBlock, VisionTower, patch_matrix, rotated
 
 EPS = 1e-6
 ROPE_BASE = 10000.0
@@ -35,7 +35,7 @@ class QwenVision(Struct, frozen=True):
 
 
 class QwenAttention(nn.Module):  # type: ignore[misc]
-    """Attention of all patches to all, with a rotation of two halves."""
+    """Projections of the attention, with a rotation of two halves."""
 
     def __init__(self, config: QwenVision) -> None:
         super().__init__()
@@ -43,12 +43,9 @@ class QwenAttention(nn.Module):  # type: ignore[misc]
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
-        n = hidden.shape[0]
-        qkv = self.qkv(hidden).reshape(n, 3, self.n_heads, -1).transpose(1, 2, 0, 3)
-        q, k, v = rotated(qkv[0:1], *rope), rotated(qkv[1:2], *rope), qkv[2:3]
-        out = attention(q, k, v, q.shape[-1] ** -0.5)
-        return self.proj(out[0].transpose(1, 0, 2).reshape(n, -1))
+    def __call__(self, hidden: mx.array, rope: Rotation) -> tuple[mx.array, mx.array, mx.array]:
+        qkv = self.qkv(hidden).reshape(len(hidden), 3, self.n_heads, -1).transpose(1, 2, 0, 3)
+        return rotated(qkv[0:1], *rope), rotated(qkv[1:2], *rope), qkv[2:3]
 
 
 class QwenMLP(nn.Module):  # type: ignore[misc]
@@ -63,7 +60,7 @@ class QwenMLP(nn.Module):  # type: ignore[misc]
         return self.linear_fc2(nn.gelu_approx(self.linear_fc1(hidden)))
 
 
-class QwenBlock(nn.Module):  # type: ignore[misc]
+class QwenBlock(VisionBlock):
     """Attention and MLP, each after a norm."""
 
     def __init__(self, config: QwenVision) -> None:
@@ -73,9 +70,14 @@ class QwenBlock(nn.Module):  # type: ignore[misc]
         self.attn = QwenAttention(config)
         self.mlp = QwenMLP(config)
 
-    def __call__(self, hidden: mx.array, rope: tuple[mx.array, mx.array]) -> Any:
-        hidden = hidden + self.attn(self.norm1(hidden), rope)
-        return hidden + self.mlp(self.norm2(hidden))
+    def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
+        """Rotated queries and keys, and values."""
+        return self.attn(self.norm1(hidden), beside)  # type: ignore[no-any-return]
+
+    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        """Hidden states with both sums."""
+        mixed = hidden + self.attn.proj(attended)
+        return mixed + self.mlp(self.norm2(mixed))
 
 
 class QwenMerger(nn.Module):  # type: ignore[misc]
@@ -127,7 +129,7 @@ class QwenTower(VisionTower):
         ]
 
     @property
-    def steps(self) -> list[Any]:
+    def sequence(self) -> list[VisionBlock]:
         """Blocks in order."""
         return list(self.blocks)
 

@@ -1,5 +1,7 @@
 """Vision tower, and stepwise encoding of one image."""
 
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import mlx.core as mx
@@ -12,8 +14,12 @@ from mlxstack.core.image import ImageSize
 FUSED_HEADS = (64, 80, 128)
 """Sizes of a head for which MLX's attention keeps no scores in memory."""
 MAX_QUERIES = 4096
-"""Queries of one attention; more are computed in slices."""
+"""Patches whose blocks are computed whole; those of more are cut into slices of rows."""
 SLICE = 1024
+
+
+Rotation = tuple[mx.array, mx.array]
+"""Cosines and sines (n, dim)."""
 
 
 class Features(Struct, frozen=True):
@@ -37,13 +43,27 @@ class Features(Struct, frozen=True):
         return self.embeddings.nbytes + sum(level.nbytes for level in self.deepstack)
 
 
+class VisionBlock(nn.Module):  # type: ignore[misc]
+    """Block of a tower. All but its attention is computed row by row."""
+
+    def inputs(self, hidden: mx.array, beside: Any) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys, values (1, heads, n, dim) of hidden states (n, width)."""
+        raise NotImplementedError
+
+    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        """Hidden states after the block, of some rows (n, width) and (n, heads * dim)."""
+        raise NotImplementedError
+
+
 class VisionTower(nn.Module):  # type: ignore[misc]
-    """Tower of one checkpoint; families implement `steps`, `enter`, `leave`."""
+    """Tower of one checkpoint; families implement `sequence`, `enter`, `leave`."""
 
     fingerprint: str = ""
+    is_scaled = True
+    """Whether scores are divided by the root of a head's size."""
 
     @property
-    def steps(self) -> list[Any]:
+    def sequence(self) -> list[VisionBlock]:
         """Blocks in order."""
         raise NotImplementedError
 
@@ -60,11 +80,6 @@ class VisionTower(nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
     @property
-    def n_blocks(self) -> int:
-        """Blocks that an encoding goes through."""
-        return len(self.steps)
-
-    @property
     def n_bytes(self) -> int:
         """Bytes of the weights."""
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
@@ -75,52 +90,72 @@ class VisionTower(nn.Module):  # type: ignore[misc]
 
 
 class Encoding:
-    """One image on its way through a tower."""
+    """One image on its way through a tower.
+
+    A step is a block, or `SLICE` rows of one for more than `MAX_QUERIES` patches. How an image is
+    cut follows its size alone, so that its features do not depend on what runs beside it.
+    """
 
     features: Features | None = None
     """Evaluated features, once `advance` has said True."""
 
     def __init__(self, tower: VisionTower, pixels: Any, size: ImageSize) -> None:
         self._tower, self._size = tower, size
-        self._hidden, self._beside = tower.enter(mx.array(pixels), size)
-        self._taps: list[mx.array] = []
-        self._n_done = 0
+        self._live: tuple[mx.array, ...] = (mx.array(pixels),)
+        self._steps = self._encode(*self._live)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the hidden states and features so far."""
-        return self._hidden.nbytes + sum(tapped.nbytes for tapped in self._taps)
+        """Bytes of the arrays that the next steps need."""
+        return sum(array.nbytes for array in self._live)
 
-    def advance(self, n_blocks: int) -> bool:
-        """Evaluate the next `n_blocks` blocks; True when the features are complete."""
-        last = min(self._n_done + n_blocks, self._tower.n_blocks)
-        for index in range(self._n_done, last):
-            self._hidden = self._tower.steps[index](self._hidden, self._beside)
-            if (tapped := self._tower.tap(index, self._hidden)) is not None:
-                self._taps.append(tapped)
-        self._n_done = last
-        if last < self._tower.n_blocks:
-            mx.eval(self._hidden, self._taps)
-            return False
-        embeddings = self._tower.leave(self._hidden, self._size)
-        mx.eval(embeddings, self._taps)
-        self.features = Features(embeddings, tuple(self._taps))
-        return True
+    def advance(self, n_steps: int) -> bool:
+        """Evaluate the next `n_steps` steps; True when the features are complete."""
+        for live in islice(self._steps, n_steps):
+            self._live = live
+        mx.eval(self._live)
+        return self.features is not None
+
+    def _encode(self, pixels: mx.array) -> Iterator[tuple[mx.array, ...]]:
+        """Arrays to evaluate and to keep after each step."""
+        hidden, beside = self._tower.enter(pixels, self._size)
+        n = hidden.shape[0]
+        step = n if n <= MAX_QUERIES else SLICE
+        taps: list[mx.array] = []
+        for index, block in enumerate(self._tower.sequence):
+            qkv = block.inputs(hidden, beside)
+            if step < n:
+                yield hidden, *qkv, *taps
+            attend = _attention(*qkv, self._tower.is_scaled)
+            rows: list[mx.array] = []
+            for i in range(0, n, step):
+                rows.append(block.output(hidden[i : i + step], attend(i, i + step)))
+                yield hidden, *qkv, *rows, *taps
+            hidden = mx.concatenate(rows)
+            if (tapped := self._tower.tap(index, hidden)) is not None:
+                taps.append(tapped)
+        embeddings = self._tower.leave(hidden, self._size)
+        self.features = Features(embeddings, tuple(taps))
+        yield embeddings, *taps
 
 
-def attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """Attention of all to all, (1, heads, n, dim) each."""
-    dim, n = q.shape[-1], q.shape[2]
+def _attention(
+    q: mx.array, k: mx.array, v: mx.array, is_scaled: bool
+) -> Callable[[int, int], mx.array]:
+    """Attention (n, heads * dim) of the rows `[first, last)` to all."""
+    dim = q.shape[-1]
     more = next((fused for fused in FUSED_HEADS if fused >= dim), dim) - dim
     if more:
         wider = [(0, 0)] * 3 + [(0, more)]
         q, k, v = mx.pad(q, wider), mx.pad(k, wider), mx.pad(v, wider)
-    step = n if n <= MAX_QUERIES else SLICE
-    parts = [
-        mx.fast.scaled_dot_product_attention(q[:, :, i : i + step], k, v, scale=scale)
-        for i in range(0, n, step)
-    ]
-    return mx.concatenate(parts, axis=2)[..., :dim]
+    scale = dim**-0.5 if is_scaled else 1.0
+
+    def attend(first: int, last: int) -> mx.array:
+        rows = q[:, :, first:last]
+        out = mx.fast.scaled_dot_product_attention(rows, k, v, scale=scale)[0, ..., :dim]
+        return out.transpose(1, 0, 2).flatten(1)
+
+    return attend
 
 
 def rotated(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:

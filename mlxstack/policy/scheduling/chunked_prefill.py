@@ -193,12 +193,12 @@ def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
     return HEADROOM * pace.max_stall_s - speed.decode_s
 
 
-def blocks_within(seconds: float, block_s: float) -> int:
-    """Blocks of a vision tower that take `seconds`, one at least.
+def steps_within(seconds: float, step_s: float) -> int:
+    """Steps of a vision tower that take `seconds`, one at least.
 
-    `block_s` is 0 before one was measured.
+    `step_s` is 0 before one was measured.
     """
-    return max(1, int(seconds / block_s)) if block_s else 1
+    return max(1, int(seconds / step_s)) if step_s else 1
 
 
 def draft_bound(

@@ -11,10 +11,10 @@ from mlxstack.core.preset import PositiveInt
 from mlxstack.policy.scheduling import scheduler, scheduler_state
 from mlxstack.policy.scheduling.chunked_prefill import (
     ThroughputModel,
-    blocks_within,
     observe_decode,
     observe_prefill,
     stall_left,
+    steps_within,
 )
 from mlxstack.policy.scheduling.scheduler import (
     AssignSlot,
@@ -226,7 +226,7 @@ class _Simulation:
         """Blocks of the tower in place of a chunk."""
         pace = self._limits.pace
         free_s = stall_left(self._speed, pace) if self._rows else pace.patience_s
-        n_blocks = min(live.n_blocks, blocks_within(free_s, live.block_s))
+        n_blocks = min(live.n_blocks, steps_within(free_s, live.block_s))
         live.block_s = self._machine.block_s
         live.n_blocks -= n_blocks
         self._now += n_blocks * self._machine.block_s

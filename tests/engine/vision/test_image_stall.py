@@ -10,7 +10,8 @@ pytest.importorskip("PIL")
 from mlxstack.core.image import ImageSpan
 from mlxstack.core.preset import PrefillSpec, SlotSpec
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.vision.tower import Encoding
+from mlxstack.engine.vision import tower
+from mlxstack.engine.vision.qwen import QwenBlock
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 from tests.engine.vision.test_image_memory import done
@@ -19,18 +20,21 @@ from tests.engine.vision.test_images_in_slots import Pictures, png
 pytestmark = pytest.mark.mlx
 
 N_BLOCKS = 27
+MERGED = 4
+"""Patches of a feature."""
 STEP_S = 0.025
 BOUND_S = PrefillSpec().max_stall_ms / 1000
 
 
 class Clock:
-    """Seconds that decode steps and blocks of the tower have taken."""
+    """Seconds that decode steps and rows of the tower's blocks have taken."""
 
-    def __init__(self, block_s: float) -> None:
+    def __init__(self, block_s: float, n_patches: int) -> None:
         self.now = 0.0
         self.block_s = block_s
-        self.n_blocks: list[int] = []
-        """Blocks between two decode steps."""
+        self.n_patches = n_patches
+        self.n_rows: list[int] = []
+        """Rows of blocks between two decode steps."""
         self.longest_s = self._decoded_at = 0.0
 
     def decoded(self) -> None:
@@ -38,12 +42,12 @@ class Clock:
         self.now += STEP_S
         self.longest_s = max(self.longest_s, self.now - self._decoded_at)
         self._decoded_at = self.now
-        self.n_blocks.append(0)
+        self.n_rows.append(0)
 
-    def encoded(self, n_blocks: int) -> None:
-        """Blocks of a tower are computed."""
-        self.now += n_blocks * self.block_s
-        self.n_blocks[-1] += n_blocks
+    def encoded(self, n_rows: int) -> None:
+        """Rows of a block are computed."""
+        self.now += n_rows * self.block_s / self.n_patches
+        self.n_rows[-1] += n_rows
 
 
 @pytest.fixture(scope="module")
@@ -55,34 +59,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def moved(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let steps and blocks move the clock, and the engine read it."""
-    step, advance = Batch.step, Encoding.advance
+    step, output = Batch.step, QwenBlock.output
 
     def decode(batch: Batch, **more: Any) -> Any:
         tokens = step(batch, **more)
         clock.decoded()
         return tokens
 
-    def encode(encoding: Encoding, n_blocks: int) -> bool:
-        before = encoding._n_done
-        is_complete = advance(encoding, n_blocks)
-        clock.encoded(encoding._n_done - before)
-        return is_complete
+    def computed(block: QwenBlock, hidden: Any, attended: Any) -> Any:
+        clock.encoded(len(hidden))
+        return output(block, hidden, attended)
 
     monkeypatch.setattr(Batch, "step", decode)
-    monkeypatch.setattr(Encoding, "advance", encode)
+    monkeypatch.setattr(QwenBlock, "output", computed)
     monkeypatch.setattr("time.perf_counter", lambda: clock.now)
 
 
-@pytest.mark.parametrize(("block_s", "most"), [(0.174, 1), (0.056, 3), (0.016, 12)])
-def test_three_agents_decode_on_while_an_image_joins(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_s: float, most: int
-) -> None:
-    """A block of 4 megapixels, 1080p and 720p at 10 TFLOPS; as many fit into the bound."""
-    clock = Clock(block_s)
+def joined(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, block_s: float) -> Clock:
+    """Clock after an image joined three requests that decode."""
     preset = preset_of(folder, slots=SlotSpec(count=4, n_ctx=1024))
-    with running(preset, tmp_path) as engine:
+    with running(preset, home) as engine:
         scene = Pictures(folder)(prompt(60, 4), png(1), prompt(9, 5))
-        let_pixels_be_known(engine, scene["images"][0])
+        image = scene["images"][0]
+        clock = Clock(block_s, image.size.n_features * MERGED)
+        let_pixels_be_known(engine, image)
         moved(clock, monkeypatch)
         three = [engine.submit(prompt(30, seed), 900) for seed in range(3)]
         engine.finish(engine.submit(**scene, n=1))
@@ -90,9 +90,27 @@ def test_three_agents_decode_on_while_an_image_joins(
         monkeypatch.undo()
         for one in three:
             engine.engine.cancel(one)
-    assert sum(clock.n_blocks) == N_BLOCKS
-    assert max(clock.n_blocks) == most
+    assert sum(clock.n_rows) == N_BLOCKS * clock.n_patches
     assert all(n_answered), "the three decode meanwhile"
+    return clock
+
+
+@pytest.mark.parametrize(("block_s", "most"), [(0.174, 1), (0.056, 3), (0.016, 12)])
+def test_three_agents_decode_on_while_an_image_joins(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_s: float, most: int
+) -> None:
+    """A block of 4 megapixels, 1080p and 720p at 10 TFLOPS; as many fit into the bound."""
+    clock = joined(folder, tmp_path, monkeypatch, block_s)
+    assert max(clock.n_rows) == most * clock.n_patches
+    assert clock.longest_s <= BOUND_S
+
+
+def test_a_block_longer_than_the_bound_is_cut(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tower, "MAX_QUERIES", 4)
+    monkeypatch.setattr(tower, "SLICE", 1)
+    clock = joined(folder, tmp_path, monkeypatch, 4 * BOUND_S)
     assert clock.longest_s <= BOUND_S
 
 
