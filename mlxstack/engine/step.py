@@ -207,20 +207,20 @@ class EngineLoop:
             # A first token that needed no pass waits for none.
             self.flush(deliver)
         speed, pace = self.stats.speed, self._limits.pace
-        self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, pace)
+        self._state, chunks = scheduler.next_prefill_chunks(self._state, speed, pace)
         self._state, early = scheduler.next_early_chunk(self._state, speed, pace)
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()
-        is_prefilling = chunk is not None or early is not None
+        is_prefilling = bool(chunks) or early is not None
         self._decode(partial(self.batch.step, is_prefilling=is_prefilling), deliver)
         if is_prefilling:
             # Before the chunk, so that it does not delay these tokens.
             self.flush(deliver)
-        if chunk is not None:
+        for chunk in chunks:
             self._prefill(chunk.slot, chunk.n_tokens)
-        elif early is not None:
+        if early is not None:
             self._compute_early(early)
-        else:
+        elif not chunks:
             self._prefill_draft(deliver)
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()

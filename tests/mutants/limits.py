@@ -201,4 +201,20 @@ LIMITS = (
         "if self._was_killed():", "if False:",
         "tests/gateway/test_killed_supervisor.py",
     ),
+    Mutant(
+        "newcomers begin to decode together", "policy/scheduling/chunked_prefill.py",
+        "return short if len(short) > 1 else []", "return []",
+        "tests/engine/test_newcomers.py::test_newcomers_begin_to_decode_in_one_step",
+    ),
+    Mutant(
+        "a long prompt keeps no newcomer waiting", "policy/scheduling/chunked_prefill.py",
+        "and prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S", "",
+        "tests/policy/test_newcomers.py::test_a_long_prompt_is_not_waited_for",
+    ),
+    Mutant(
+        "newcomers wait for each other where a step is slow", "policy/scheduling/chunked_prefill.py",
+        "    if 4 * speed.decode_s <= HEADROOM * pace.max_stall_s:\n        return []\n", "",
+        "tests/policy/test_newcomers.py::"
+        "test_newcomers_begin_to_decode_together_where_a_step_is_slow",
+    ),
 )  # fmt: skip

@@ -114,6 +114,10 @@ DRAFT_SHARE = 0.05
 """Share of the seconds of a prefill chunk by which drafts may prolong the decode step beside it."""
 
 
+TOGETHER_S = 2.0
+"""Prefill seconds up to which a newcomer's prompt is waited for by others."""
+
+
 class PrefillPolicy(Struct, frozen=True):
     """Bounds of a prefill chunk.
 
@@ -144,6 +148,29 @@ def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
     if first.n_passed >= pace.max_passed:
         return first
     return min(slots, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
+
+
+def newcomers(slots: Sequence[Slot], speed: ThroughputModel, pace: PrefillPolicy) -> list[Slot]:
+    """Slots, of those that prefill, whose requests begin to decode together; none decodes yet.
+
+    Once one decodes, a step within the bound has a decode step and the fixed cost of a second pass,
+    about as much, beside the tokens of its chunk. Where both take half of the step, prompts take
+    twice as long as before: all first tokens come sooner on average if the first one waits.
+    """
+    if 4 * speed.decode_s <= HEADROOM * pace.max_stall_s:
+        return []
+    first = min(map(_priority, slots))
+    short = [
+        slot
+        for slot in slots
+        if _priority(slot) == first and prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S
+    ]
+    return short if len(short) > 1 else []
+
+
+def last_chunk_size(slot: Slot, n_slots: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
+    """Largest last chunk of `slot`, where those of `n_slots` newcomers share a step."""
+    return max(FINEST, _budget(slot, 0, speed, pace) // n_slots)
 
 
 def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:

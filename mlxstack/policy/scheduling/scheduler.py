@@ -17,6 +17,8 @@ from mlxstack.policy.scheduling.chunked_prefill import (
     PrefillPolicy,
     ThroughputModel,
     chunk_size,
+    last_chunk_size,
+    newcomers,
     next_to_prefill,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
@@ -228,7 +230,7 @@ def schedule(
     promise: SharedPrefillFn = no_shared_prefill,
     saved: SavedBytesFn = no_saved_bytes,
 ) -> tuple[SchedulerState, list[Action]]:
-    """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
+    """Expire and admit requests, and start slot actions; see `next_prefill_chunks` for prefill.
 
     Work conserving: while the batch has a free row and an idle slot without an older action, a
     request waits only for its pinned slot, its agent, a shared prefix being computed, or memory.
@@ -260,17 +262,30 @@ def schedule(
     return state, actions
 
 
-def next_prefill_chunk(
+def next_prefill_chunks(
     state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
-) -> tuple[SchedulerState, PrefillChunk | None]:
-    """Prefill chunk of this step, None without a prompt to compute."""
+) -> tuple[SchedulerState, tuple[PrefillChunk, ...]]:
+    """Prefill chunks of this step, none without a prompt to compute.
+
+    There are several for `newcomers`: their last chunks, kept back until each has only that left.
+    """
     slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
-    if not slots:
-        return state, None
     n_decoding = sum(s.state is SlotState.RUNNING for s in state.slots)
-    slot = next_to_prefill(slots, pace)
-    n_tokens = chunk_size(slot, n_decoding, speed, pace)
-    return skip(state, slot.id), PrefillChunk(slot.id, n_tokens)
+    together = newcomers(slots, speed, pace) if slots and not n_decoding else []
+    n_last = {s.id: last_chunk_size(s, len(together), speed, pace) for s in together}
+    others = [s for s in slots if s.n_left > n_last.get(s.id, -1)]
+    if together and all(s.n_left <= n_last[s.id] for s in together):
+        chunks = tuple(PrefillChunk(s.id, s.n_left) for s in together)
+    elif others:
+        slot = next_to_prefill(others, pace)
+        n_kept = n_last.get(slot.id, 0) // 2
+        n_tokens = min(chunk_size(slot, n_decoding, speed, pace), slot.n_left - n_kept)
+        chunks = (PrefillChunk(slot.id, n_tokens),)
+    else:
+        chunks = ()
+    for chunk in chunks:
+        state = skip(state, chunk.slot)
+    return state, chunks
 
 
 def may_compute_early(state: SchedulerState) -> bool:

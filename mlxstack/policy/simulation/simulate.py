@@ -21,7 +21,7 @@ from mlxstack.policy.scheduling.scheduler import (
     PrefillChunk,
     SchedulerLimits,
     is_full,
-    next_prefill_chunk,
+    next_prefill_chunks,
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import QueuedRequest, SlotState
@@ -33,13 +33,14 @@ class SimulatedMachine(Struct, frozen=True):
     """A machine and its slots.
 
     Prefill runs at `prefill_tps` tokens per second at position 0; each token before a token makes
-    it slower by the share `slowdown`. A decode step takes `step_s` plus `row_s` per row, a block of
-    the vision tower `block_s`.
+    it slower by the share `slowdown`. A chunk takes `pass_s` beside, a decode step `step_s` plus
+    `row_s` per row, a block of the vision tower `block_s`.
     """
 
     n_slots: PositiveInt = 8
     prefill_tps: Annotated[float, Meta(gt=0)] = 1500.0
     slowdown: Annotated[float, Meta(ge=0)] = 0.0
+    pass_s: Annotated[float, Meta(ge=0)] = 0.0
     step_s: Annotated[float, Meta(gt=0)] = 0.020
     row_s: Annotated[float, Meta(ge=0)] = 0.002
     block_s: Annotated[float, Meta(gt=0)] = 0.1
@@ -47,7 +48,7 @@ class SimulatedMachine(Struct, frozen=True):
     def chunk_s(self, start: int, n_tokens: int) -> float:
         """Seconds to prefill `n_tokens` from position `start` on."""
         middle = start + n_tokens / 2
-        return n_tokens / self.prefill_tps * (1.0 + self.slowdown * middle)
+        return self.pass_s + n_tokens / self.prefill_tps * (1.0 + self.slowdown * middle)
 
     def decode_s(self, n_rows: int) -> float:
         """Seconds of one step for `n_rows` rows."""
@@ -121,10 +122,10 @@ class _Simulation:
         if not self._is_settled:
             self._slot()
         began = self._now
-        self._state, chunk = next_prefill_chunk(self._state, self._speed, self._limits.pace)
+        self._state, chunks = next_prefill_chunks(self._state, self._speed, self._limits.pace)
         if self._rows:
-            self._decode(1 if chunk else self._n_uneventful())
-        if chunk:
+            self._decode(1 if chunks else self._n_uneventful())
+        for chunk in chunks:
             self._prefill(chunk)
         self._busy += self._now - began
 

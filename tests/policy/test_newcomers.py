@@ -1,0 +1,130 @@
+"""Newcomers: prompts that arrive together, where a decode step is long for the bound on stalls."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.core.request import Priority
+from mlxstack.policy.scheduling import scheduler
+from mlxstack.policy.scheduling.chunked_prefill import (
+    FINEST,
+    HEADROOM,
+    TOGETHER_S,
+    PrefillPolicy,
+    ThroughputModel,
+    prefill_s,
+)
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits, next_prefill_chunks
+from mlxstack.policy.scheduling.scheduler_state import SchedulerState, SlotState, advance
+from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
+from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
+from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
+from tests.policy.desk_states import desk_of, ticket, turn
+
+TPS = 200.0
+SLOW = ThroughputModel(TPS, decode_s=0.09)
+QUICK = ThroughputModel(TPS, decode_s=0.03)
+PACE = PrefillPolicy()
+
+
+def joined(n_prompts: list[int], priorities: dict[int, Priority] | None = None) -> SchedulerState:
+    """Requests with prompts of these lengths, each in the slot of its place."""
+    named = priorities or {}
+    tickets = [
+        ticket(str(i), float(i), named.get(i, Priority.NORMAL), n_prompt=n, pin=i)
+        for i, n in enumerate(n_prompts)
+    ]
+    desk, _ = turn(desk_of(len(tickets), *tickets), limits=SchedulerLimits(max_active=len(tickets)))
+    return desk
+
+
+def order(desk: SchedulerState, speed: ThroughputModel) -> list[set[int]]:
+    """Slots that begin to decode in the same step, in order."""
+    begun: list[set[int]] = []
+    while any(s.state is SlotState.PREFILLING for s in desk.slots):
+        before = {s.id for s in desk.slots if s.state is SlotState.PREFILLING}
+        desk, chunks = next_prefill_chunks(desk, speed, PACE)
+        assert chunks
+        for chunk in chunks:
+            assert chunk.n_tokens >= 1
+            desk = advance(desk, chunk.slot, desk.slot(chunk.slot).position + chunk.n_tokens)
+        begun.append(before - {s.id for s in desk.slots if s.state is SlotState.PREFILLING})
+    return [slots for slots in begun if slots]
+
+
+def test_newcomers_begin_to_decode_together_where_a_step_is_slow() -> None:
+    assert order(joined([201] * 4), SLOW) == [{0, 1, 2, 3}]
+    assert order(joined([201] * 4), QUICK) == [{0}, {1}, {2}, {3}]
+    assert order(joined([201] * 4), ThroughputModel()) == [{0}, {1}, {2}, {3}]
+
+
+def test_a_long_prompt_is_not_waited_for() -> None:
+    assert order(joined([201, 20_001, 201]), SLOW) == [{0, 2}, {1}]
+
+
+def test_an_urgent_request_waits_for_no_other() -> None:
+    assert order(joined([201, 201, 201], {1: Priority.HIGH}), SLOW)[0] == {1}
+
+
+def test_newcomers_beside_a_decoding_request_go_one_by_one() -> None:
+    desk = joined([2, 201, 201])
+    desk = advance(desk, 0, 1)
+    assert order(desk, SLOW) == [{1}, {2}]
+
+
+@given(
+    st.lists(st.integers(2, 3000), min_size=1, max_size=8),
+    st.floats(20.0, 5000.0),
+    st.floats(0.0, 0.5),
+    st.floats(0.0, 1e-3),
+)
+def test_every_prompt_ends_and_last_chunks_keep_to_the_patience(
+    n_prompts: list[int], tps: float, decode_s: float, slowdown: float
+) -> None:
+    speed, desk = ThroughputModel(tps, decode_s, slowdown), joined(n_prompts)
+    for _ in range(sum(n_prompts)):
+        desk, chunks = next_prefill_chunks(desk, speed, PACE)
+        if not chunks:
+            break
+        if len(chunks) > 1:
+            assert 4 * decode_s > HEADROOM * PACE.max_stall_s
+            assert not any(s.state is SlotState.RUNNING for s in desk.slots)
+            long = [chunk for chunk in chunks if chunk.n_tokens > FINEST]
+            places = {chunk.slot: desk.slot(chunk.slot).position for chunk in long}
+            seconds = sum(prefill_s(speed, places[c.slot], c.n_tokens) for c in long)
+            assert seconds <= PACE.patience_s + 1e-9
+        for chunk in chunks:
+            slot = desk.slot(chunk.slot)
+            assert len(chunks) == 1 or prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S
+            desk = advance(desk, chunk.slot, slot.position + chunk.n_tokens)
+    assert all(s.state is SlotState.RUNNING for s in desk.slots)
+
+
+@pytest.mark.parametrize("n_agents", [3, 4, 8])
+@pytest.mark.parametrize("step_s", [0.07, 0.1, 0.15])
+def test_first_tokens_come_sooner(
+    n_agents: int, step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk has a fixed cost: that of a decode step, which a request long before has measured."""
+    machine = SimulatedMachine(n_slots=n_agents, prefill_tps=TPS, pass_s=step_s, step_s=step_s)
+    before = SimulatedAgent("before", (PlannedRequest(0.0, 300, 2),), Priority.HIGH)
+    ask = PlannedRequest(60.0, 201, 128)
+    agents = [before, *(SimulatedAgent(str(i), (ask,)) for i in range(n_agents))]
+
+    waits: list[list[float]] = []
+
+    def noted(samples: Sequence[SimulatedRequest], **measured: float) -> SimulationReport:
+        waits.append([sample.ttft_s for sample in samples if sample.n_prompt == ask.n_prompt])
+        return report_of(samples, **measured)
+
+    monkeypatch.setattr("mlxstack.policy.simulation.simulate.report_of", noted)
+    simulate(agents, machine, SchedulerLimits())
+    monkeypatch.setattr(scheduler, "newcomers", lambda *_: [])
+    simulate(agents, machine, SchedulerLimits())
+    together, alone = waits
+    assert len(together) == len(alone) == n_agents
+    assert max(together) < max(alone)
+    assert fmean(together) < fmean(alone)
