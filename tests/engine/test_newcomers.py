@@ -1,4 +1,4 @@
-"""Requests that arrive together: their last prefill chunks share a step, and tokens stay the same."""
+"""Requests that arrive together share a step for their last prefill chunks."""
 
 import time
 from pathlib import Path

@@ -212,7 +212,7 @@ LIMITS = (
         "tests/policy/test_newcomers.py::test_a_long_prompt_is_not_waited_for",
     ),
     Mutant(
-        "newcomers wait for each other where a step is slow", "policy/scheduling/chunked_prefill.py",
+        "newcomers wait where a step is slow", "policy/scheduling/chunked_prefill.py",
         "    if 4 * speed.decode_s <= HEADROOM * pace.max_stall_s:\n        return []\n", "",
         "tests/policy/test_newcomers.py::"
         "test_newcomers_begin_to_decode_together_where_a_step_is_slow",

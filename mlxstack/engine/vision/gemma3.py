@@ -80,12 +80,13 @@ class SiglipBlock(VisionBlock):
 
     def inputs(self, hidden: mx.array, beside: Any) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, keys, values."""
-        return self.self_attn(self.layer_norm1(hidden))  # type: ignore[no-any-return]
+        return self.self_attn(self.layer_norm1(hidden))
 
     def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
         """Hidden states with both sums."""
         mixed = hidden + self.self_attn.out_proj(attended)
-        return mixed + self.mlp(self.layer_norm2(mixed))
+        states: mx.array = mixed + self.mlp(self.layer_norm2(mixed))
+        return states
 
 
 class SiglipEncoder(nn.Module):  # type: ignore[misc]

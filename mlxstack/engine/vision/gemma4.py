@@ -115,13 +115,14 @@ class Gemma4Block(VisionBlock):
 
     def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
         """Rotated queries and keys, and values."""
-        return self.self_attn(self.input_layernorm(hidden), beside)  # type: ignore[no-any-return]
+        return self.self_attn(self.input_layernorm(hidden), beside)
 
     def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
         """Hidden states with both sums."""
         mixed = hidden + self.post_attention_layernorm(self.self_attn.o_proj(attended))
         wide = self.mlp(self.pre_feedforward_layernorm(mixed))
-        return mixed + self.post_feedforward_layernorm(wide)
+        states: mx.array = mixed + self.post_feedforward_layernorm(wide)
+        return states
 
 
 class Gemma4Encoder(nn.Module):  # type: ignore[misc]

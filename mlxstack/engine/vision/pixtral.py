@@ -96,12 +96,13 @@ class PixtralBlock(VisionBlock):
 
     def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
         """Rotated queries and keys, and values."""
-        return self.attention(self.attention_norm(hidden), beside)  # type: ignore[no-any-return]
+        return self.attention(self.attention_norm(hidden), beside)
 
     def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
         """Hidden states with both sums."""
         mixed = hidden + self.attention.o_proj(attended)
-        return mixed + self.feed_forward(self.ffn_norm(mixed))
+        states: mx.array = mixed + self.feed_forward(self.ffn_norm(mixed))
+        return states
 
 
 class PixtralBlocks(nn.Module):  # type: ignore[misc]

@@ -72,12 +72,13 @@ class QwenBlock(VisionBlock):
 
     def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
         """Rotated queries and keys, and values."""
-        return self.attn(self.norm1(hidden), beside)  # type: ignore[no-any-return]
+        return self.attn(self.norm1(hidden), beside)
 
     def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
         """Hidden states with both sums."""
         mixed = hidden + self.attn.proj(attended)
-        return mixed + self.mlp(self.norm2(mixed))
+        states: mx.array = mixed + self.mlp(self.norm2(mixed))
+        return states
 
 
 class QwenMerger(nn.Module):  # type: ignore[misc]
