@@ -1,6 +1,5 @@
 """Requests that arrive together share a step for their last prefill chunks."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,7 @@ PROMPTS = [prompt(n, seed=n) for n in (90, 150, 300, 305)]
 
 def together(driver: Driver) -> list[str]:
     """Ids of requests that the engine gets between two steps."""
-    asks = [
-        Request(f"new-{i}", tokens, 16, arrived=time.monotonic(), use_cache=False)
-        for i, tokens in enumerate(PROMPTS)
-    ]
+    asks = [Request(f"new-{i}", tokens, 16, use_cache=False) for i, tokens in enumerate(PROMPTS)]
 
     def submit(loop: EngineLoop) -> None:
         for ask in asks:

@@ -44,14 +44,17 @@ class Features(Struct, frozen=True):
 
 
 class VisionBlock(nn.Module):  # type: ignore[misc]
-    """Block of a tower. All but its attention is computed row by row."""
+    """Block of a tower; all but its attention works by rows."""
 
     def inputs(self, hidden: mx.array, beside: Any) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, keys, values (1, heads, n, dim) of hidden states (n, width)."""
         raise NotImplementedError
 
     def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
-        """Hidden states after the block, of some rows (n, width) and (n, heads * dim)."""
+        """Hidden states after the block, for some rows.
+
+        `hidden` is (n, width), `attended` (n, heads * dim).
+        """
         raise NotImplementedError
 
 

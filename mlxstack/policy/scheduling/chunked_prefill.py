@@ -151,11 +151,11 @@ def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
 
 
 def newcomers(slots: Sequence[Slot], speed: ThroughputModel, pace: PrefillPolicy) -> list[Slot]:
-    """Slots, of those that prefill, whose requests begin to decode together; none decodes yet.
+    """Prefilling slots whose requests begin to decode together.
 
-    Once one decodes, a step within the bound has a decode step and the fixed cost of a second pass,
-    about as much, beside the tokens of its chunk. Where both take half of the step, prompts take
-    twice as long as before: all first tokens come sooner on average if the first one waits.
+    None decodes yet. Once one does, a step within the bound has a decode step and the fixed cost of
+    a second pass, about as much, beside the tokens of its chunk. Where both take half of the step,
+    prompts take twice as long: first tokens come sooner on average if the first one waits.
     """
     if 4 * speed.decode_s <= HEADROOM * pace.max_stall_s:
         return []
@@ -169,7 +169,7 @@ def newcomers(slots: Sequence[Slot], speed: ThroughputModel, pace: PrefillPolicy
 
 
 def last_chunk_size(slot: Slot, n_slots: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
-    """Largest last chunk of `slot`, where those of `n_slots` newcomers share a step."""
+    """Largest last chunk of `slot`, one of `n_slots` newcomers."""
     return max(FINEST, _budget(slot, 0, speed, pace) // n_slots)
 
 
