@@ -1,6 +1,8 @@
 """Shared by all tests: tiny models, built and checked once; an interrupt for every process."""
 
+import functools
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -37,6 +39,12 @@ settings.load_profile("untimed")
 # Without a limit of its own, a request of the tests ends after 5 s.
 for phase in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)
+
+# Each client would read all certificates of the web again; none of the tests leaves this machine.
+# `httpx2` is that of the SDKs.
+for name in filter(importlib.util.find_spec, ("httpx", "httpx2")):
+    transports = importlib.import_module(f"{name}._transports.default")
+    transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 
 @pytest.fixture(scope="session")

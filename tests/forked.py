@@ -2,8 +2,12 @@
 
 A program with an interpreter of its own spends most of its time on imports. After `install`,
 `subprocess.Popen` forks those of this repository: a test process asks a process of this file,
-whose grandchild becomes its child; a forked program forks itself, until it has an engine. On a
-Mac, and where a program is run in another way or with other libraries, Popen starts it as ever.
+whose grandchild becomes its child; a forked program forks itself, and asks a process that it
+forked before once it has an engine. On a Mac, and where a program is run in another way or with
+other libraries, Popen starts it as ever.
+
+Variables of the hub are read by imports: a program for which they differ imports those modules
+anew, unless it is started within `preloaded`. What models are like is computed once (`remembered`).
 """
 
 import atexit
@@ -24,11 +28,14 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from msgspec import Struct
+
+from tests import remembered
 
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.prefix, "bin", "mlx-stack")
@@ -43,6 +50,9 @@ MODULES = (
     "mlxstack.text.grammar.grammar_worker",
 )
 """Modules beside those of the commands."""
+SHAPES = str(ROOT / "mlxstack" / "engine" / "model" / "model_shape.py")
+WITHOUT_HUB = {SHAPES, "mlxstack.text.rendering.worker", "mlxstack.text.grammar.grammar_worker"}
+"""Programs that use no client of the hub."""
 AT_START = ("GLIBC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that are read when a process starts; `LATER` are obeyed in a forked one too."""
 LATER = {"PYTHONUNBUFFERED", "PYTHONUTF8", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}
@@ -57,11 +67,18 @@ TITLE = 45, 46
 ROOM = " " * 4000
 """An argument that gives the command lines of forked programs room."""
 
+HubVariables = frozenset[tuple[str, str]]
 Popen = Any
 EXECUTE: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 """Popen's own way to start a program."""
 _env = {**os.environ, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 _of_commands: set[str] = set()
+_servers: dict[HubVariables, socket.socket] = {}
+_helpers: list[socket.socket] = []
+"""In a program with an engine, one: the process that forks others for it."""
+
+Start = Callable[["Program", Sequence[int]], int | None]
+"""Starts a program and returns its process; None if that has to be done by Popen."""
 
 
 class Program(Struct):
@@ -110,6 +127,8 @@ class Program(Struct):
                 main = name, f"{name}.__main__"
                 _forget([one for one in main if not hasattr(sys.modules.get(one), "__path__")])
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
+            elif name == SHAPES:
+                remembered.answer_shapes()
             else:
                 runpy.run_path(name, run_name="__main__")
             code = 0
@@ -130,14 +149,11 @@ class Program(Struct):
             if fd not in {-1, target}:
                 os.dup2(fd, target)
         os.closerange(N_STREAMS, os.sysconf("SC_OPEN_MAX"))
-        signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGINT}:
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
+        _forget_signals()
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(self.cwd)
-        if differs(self.env, OF_HUB):
+        if differs(self.env, OF_HUB) and self.parts[1] not in WITHOUT_HUB:
             later = [name for name in sys.modules if name not in _of_commands]
             _forget([name for name in later if name.partition(".")[0] in HUB_USERS])
         os.environ.clear()
@@ -156,13 +172,42 @@ def differs(env: Mapping[str, str], prefixes: tuple[str, ...]) -> bool:
     return any(env[name] != _env.get(name) for name in names)
 
 
+def of_hub(env: Mapping[str, str]) -> HubVariables:
+    """Variables that the hub's client reads when it is imported."""
+    return frozenset((name, value) for name, value in env.items() if _is_of_hub(name))
+
+
+def _is_of_hub(name: str) -> bool:
+    return name.startswith(OF_HUB) and name not in LATER
+
+
+@contextmanager
+def preloaded(env: Mapping[str, str]) -> Iterator[None]:
+    """Import once what programs with these variables of the hub need, for several programs."""
+    if sys.platform != "linux":
+        yield
+        return
+    hub = of_hub(env)
+    others = {name: value for name, value in _env.items() if not _is_of_hub(name)}
+    server, process = _start(others | dict(hub))
+    _servers[hub] = server
+    try:
+        yield
+    finally:
+        del _servers[hub]
+        server.close()
+        process.wait()
+
+
 def install() -> None:
     """Let Popen ask for forked programs in this process."""
     if sys.platform == "linux":
-        subprocess.Popen._execute_child = _popen(_ask)  # type: ignore[attr-defined]
+        subprocess.Popen._execute_child = _popen(_ask_server)  # type: ignore[attr-defined]
 
 
-def _popen(start: Callable[[Program, Sequence[int]], int]) -> Callable[..., None]:
+def _popen(start: Start) -> Callable[..., None]:
+    """Popen's way to start programs."""
+
     def execute_child(  # noqa: PLR0917
         self: Popen, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Any,
         cwd: Any, env: Any, startupinfo: Any, creationflags: Any, shell: bool,
@@ -183,9 +228,10 @@ def _popen(start: Callable[[Program, Sequence[int]], int]) -> Callable[..., None
             start_new_session,
             process_group,
         )
-        if not program.can_be_forked or any(one.name == "mlx" for one in threading.enumerate()):
+        pid = start(program, (p2cread, c2pwrite, errwrite)) if program.can_be_forked else None
+        if pid is None:
             return EXECUTE(self, args, executable, *rest, *pipes, *last)
-        self.pid = start(program, (p2cread, c2pwrite, errwrite))
+        self.pid = pid
         self._child_created = True
         self._close_pipe_fds(*pipes)
         return None
@@ -196,35 +242,54 @@ def _popen(start: Callable[[Program, Sequence[int]], int]) -> Callable[..., None
 _lock = threading.Lock()
 
 
-def _ask(program: Program, streams: Sequence[int]) -> int:
-    """Have a program forked; it is a child of this process, to which its parent leaves it."""
+def _ask_server(program: Program, streams: Sequence[int]) -> int:
+    return _ask(_servers.get(of_hub(program.env)) or _server(), program, streams)
+
+
+def _ask(server: socket.socket, program: Program, streams: Sequence[int]) -> int:
+    """Have a program forked; it is a child of this process, to which its parent leaves it.
+
+    Raises OSError or ValueError when the other process has ended.
+    """
     libc = ctypes.CDLL(None)
     with _lock:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        fds = [own if fd == -1 else fd for own, fd in enumerate(streams)]
-        words = program.words, program.cwd, program.env, program.is_leader, program.group
-        socket.send_fds(_server(), [json.dumps(words).encode()], fds)
-        pid = max(int(_server().recv(MOST_BYTES)) for _ in range(2))
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
-    return pid
+        try:
+            fds = [own if fd == -1 else fd for own, fd in enumerate(streams)]
+            words = program.words, program.cwd, program.env, program.is_leader, program.group
+            socket.send_fds(server, [json.dumps(words).encode()], fds)
+            return max(int(server.recv(MOST_BYTES)) for _ in range(2))
+        finally:
+            libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 @functools.cache
 def _server() -> socket.socket:
     """The connection to the process that forks, which ends with this one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from tests import forked; forked.serve()", ROOM],
-            env=_env,
-            cwd=ROOT,
-            stdin=theirs,
-        )
+    ours, process = _start(_env)
     atexit.register(process.wait, 10)
     atexit.register(ours.close)
     return ours
+
+
+def _start(env: Mapping[str, str]) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """A process that forks, until the connection to it is closed."""
+    ours, theirs = _pair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from tests import forked; forked.serve()", ROOM],
+            env=env,
+            cwd=ROOT,
+            stdin=theirs,
+        )
+    return ours, process
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
+    return pair
 
 
 def serve() -> None:
@@ -237,7 +302,12 @@ def serve() -> None:
     resource.setrlimit = lambda *_: None
     _preload()
     resource.setrlimit = set_limit
-    subprocess.Popen._execute_child = _popen(_fork)  # type: ignore[attr-defined]
+    subprocess.Popen._execute_child = _popen(_start_from_program)  # type: ignore[attr-defined]
+    _fork_for(connection)
+
+
+def _fork_for(connection: socket.socket) -> None:
+    """Fork what is asked for, as orphans, until the other end is closed."""
     while True:
         data, streams, _, _ = socket.recv_fds(connection, MOST_BYTES, N_STREAMS)
         if not data:
@@ -256,11 +326,43 @@ def serve() -> None:
             os.close(fd)
 
 
+def _start_from_program(program: Program, streams: Sequence[int]) -> int | None:
+    if not any(one.name == "mlx" for one in threading.enumerate()):
+        return _fork(program, streams)
+    if not _helpers:
+        return None
+    try:
+        return _ask(_helpers[0], program, streams)
+    except (OSError, ValueError):
+        return None
+
+
+def _fork_helper() -> None:
+    """Fork a process that forks others, while this one has no engine yet."""
+    if _helpers:
+        return
+    ours, theirs = _pair()
+    _flush()
+    if os.fork():
+        theirs.close()
+        _helpers.append(ours)
+        return
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for target, fd in enumerate((null, null, null, theirs.fileno())):
+            os.dup2(fd, target)
+        os.closerange(N_STREAMS + 1, os.sysconf("SC_OPEN_MAX"))
+        _forget_signals()
+        _entitle(["forks", "programs"])
+        _fork_for(socket.socket(fileno=N_STREAMS))
+    finally:
+        os._exit(0)
+
+
 def _fork(program: Program, streams: Sequence[int]) -> int:
     """Fork a program from this one."""
     is_placed, told = os.pipe()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    _flush()
     pid = os.fork()
     if not pid:
         program.place()
@@ -269,6 +371,20 @@ def _fork(program: Program, streams: Sequence[int]) -> int:
     os.read(is_placed, 1)
     os.close(is_placed)
     return pid
+
+
+def _flush() -> None:
+    """Write what a fork would write again."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _forget_signals() -> None:
+    """Handle signals, but Ctrl-C, as a new process does."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGINT}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _preload() -> None:
@@ -284,6 +400,17 @@ def _preload() -> None:
     assert not {"huggingface_hub", "mlx"} & _of_commands
     for name in MODULES:
         importlib.import_module(name)
+    from mlxstack.engine import core
+    from tests.self_checks import remembered_check
+
+    core.self_check = remembered_check
+    begin = core.EngineCore.start
+
+    def start(engine: core.EngineCore) -> Any:
+        _fork_helper()
+        return begin(engine)
+
+    core.EngineCore.start = start  # type: ignore[method-assign]
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()

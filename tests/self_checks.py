@@ -1,4 +1,4 @@
-"""The engine's self-check, run once per process for each model, cache precision and vocabulary.
+"""The engine's self-check, run once for each model, cache precision and vocabulary.
 
 Engines of the tests load the same few models again and again, and the check is most of such a
 start. Its own tests, and those of each kind of model, call it directly.
@@ -12,21 +12,30 @@ from xxhash import xxh3_128_hexdigest
 
 from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory
-
-_verdicts: dict[tuple[object, ...], BatchingCheck] = {}
+from tests.remembered import remembered
 
 
 def remembered_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
     """The verdict of `self_check` on a model of these weights; an error is not remembered."""
+    kind = type(model)
+    # A class in a file of the model is another one in each folder. Passes of a model that is
+    # divided between ranks are collectives: none may be left out.
+    if not kind.__module__.startswith("mlx_lm.models.") or is_divided(model):
+        return self_check(model, maker, n_vocab)
     weights = tuple(
-        (name, weight.shape, weight.dtype, _digest(weight))
+        (name, weight.shape, str(weight.dtype), _digest(weight))
         for name, weight in tree_flatten(model.parameters())
     )
-    # The class of a model in a file of its own is another one at each load.
-    key = (type(model), repr(getattr(model, "args", None)), weights, repr(maker._kv), n_vocab)
-    if key not in _verdicts:
-        _verdicts[key] = self_check(model, maker, n_vocab)
-    return _verdicts[key]
+    args = repr(getattr(model, "args", None))
+    question = kind.__module__, args, weights, repr(maker._kv), n_vocab
+    return remembered(question, BatchingCheck, lambda: self_check(model, maker, n_vocab))
+
+
+def is_divided(model: Any) -> bool:
+    """Whether other ranks have parts of this model."""
+    names = (type(module).__name__ for _, module in model.named_modules())
+    stages = getattr(getattr(model, "model", None), "pipeline_size", 1)
+    return stages > 1 or any("Sharded" in name for name in names)
 
 
 def _digest(weight: mx.array) -> str:

@@ -44,7 +44,10 @@ def suite(folder: Path, *options: str) -> tuple[int, str, str]:
     ended = subprocess.run(
         [sys.executable, "-c", code, str(flaky), *options],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        # Most of a start is the import of plugins.
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        | {"PYTEST_PLUGINS": "xdist.plugin"},
         capture_output=True,
         text=True,
         check=False,

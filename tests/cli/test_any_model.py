@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from mlxstack.core.preset import BatchSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.policy.sampling import SHAPES, described
-from tests import hub
+from tests import forked, hub
 from tests.cli.terminal import Shell
 from tests.conftest import ModelOf
 from tests.patience import PATIENCE_S
@@ -56,15 +57,22 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     del shell.env["MLX_STACK_WORKER"]
     folder = model_of("tiny")
     files = hub.files_of(folder) | {"generation_config.json": b'{"temperature": 0.5, "top_k": 7}'}
-    with hub.serving(files, NAME) as here:
-        shell.env |= here.env(shell.folder / "hf")
-        plan = json.loads(shell.run("plan", NAME, "--json").stdout)
-        assert plan["spec"]["weights_from"] == "estimated"
-        assert plan["wanted"]["fits"]
-        assert "model.safetensors" not in here.fetched
-        up = shell.run("up", NAME, "--port", str(shell.port), "--ctx", "1k", "--slots", "2")
-        assert up.returncode == 0, up.stderr
-    rows = {line.split()[0]: line for line in up.stdout.splitlines() if line.strip()}
+    with ExitStack() as stack:
+        with hub.serving(files, NAME) as here:
+            shell.env |= here.env(shell.folder / "hf")
+            stack.enter_context(forked.preloaded(shell.env))
+            plan = json.loads(shell.run("plan", NAME, "--json").stdout)
+            assert plan["spec"]["weights_from"] == "estimated"
+            assert plan["wanted"]["fits"]
+            assert "model.safetensors" not in here.fetched
+            up = shell.run("up", NAME, "--port", str(shell.port), "--ctx", "1k", "--slots", "2")
+            assert up.returncode == 0, up.stderr
+        check_downloaded(shell, up.stdout, folder)
+
+
+def check_downloaded(shell: Shell, told: str, folder: Path) -> None:
+    """Check a model that was started as `told`, without its hub; swap it with `folder`."""
+    rows = {line.split()[0]: line for line in told.splitlines() if line.strip()}
     assert rows["slots.n_ctx"].split()[1:3] == ["1024", "given"]
     assert rows["slots.count"].split()[1:3] == ["2", "given"]
     assert "temperature 0.5, top_k 7" in rows["sampling"]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.api.running import Running
@@ -72,13 +73,27 @@ class Terminal:
         return code
 
 
-@pytest.fixture
-def demo(shell: Shell) -> Shell:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("demo"))
     del shell.env["MLX_STACK_WORKER"]
     shell.preset.write_text(shell.preset.read_text().replace("1024", "4096"))
     up = shell.up()
     assert up.returncode == 0, up.stderr
-    return shell
+    yield shell
+    shell.run("down")
+    for process in shell.own_processes():
+        process.kill()
+
+
+@pytest.fixture
+def demo(service: Shell) -> Shell:
+    """The demo model, without KV of what was said before."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{service.port}", timeout=PATIENCE_S) as client:
+        for slot in range(3):
+            client.post(f"/slots/{slot}?action=erase").raise_for_status()
+        client.post("/cache/clear", json={}).raise_for_status()
+    return service
 
 
 def figures(text: str) -> tuple[int, int, int]:
@@ -247,10 +262,10 @@ SCRIPT = [
 ]
 
 
-@pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A model whose answers depend on the prompt."""
-    with playing(tmp_path / "scripted", SCRIPT, 65536) as found:
+    with playing(tmp_path_factory.mktemp("scripted"), SCRIPT, 65536) as found:
         yield found
 
 
@@ -265,12 +280,13 @@ def scripted(tmp_path: Path) -> Iterator[Running]:
     ids=["bracketed paste", "alt-enter", "quotes", "quotes on lines of their own"],
 )
 def test_several_lines_are_one_prompt(scripted: Running, shell: Shell, keys: bytes) -> None:
+    n_before = len(scripted.service.request_log.requests())
     chat = Terminal(shell, "chat", "--url", scripted.url, **XTERM)
     chat.until("> ")
     chat.press(keys)
     assert "three lines came" in chat.until("tok/s]")
     assert chat.close() == 0
-    assert len(scripted.service.request_log.requests()) == 1
+    assert len(scripted.service.request_log.requests()) == n_before + 1
 
 
 def test_edit_opens_the_editor(scripted: Running, shell: Shell) -> None:
@@ -316,8 +332,8 @@ def test_an_answer_that_repeats_itself_is_stopped_with_a_remark(
     assert len(done.stdout) < len("the same again, ") * 200
 
 
-def test_an_answer_is_bounded(slow: Running, shell: Shell) -> None:
-    done = shell.run("chat", "--url", slow.url, "-p", "go", "--max-tokens", "7")
+def test_an_answer_is_bounded(scripted: Running, shell: Shell) -> None:
+    done = shell.run("chat", "--url", scripted.url, "-p", "long", "--max-tokens", "7")
     assert "7 tokens generated" in done.stderr
     assert "cut there, --max-tokens N allows more" in done.stderr
 

@@ -17,7 +17,7 @@ from mlxstack.demo import MODEL_DIR
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.home import Home
 from mlxstack.host.service_state import read_json
-from tests import named_models
+from tests import forked, named_models
 from tests.gateway.site import own_processes
 from tests.patience import PATIENCE_S
 from tests.ports import unused_port
@@ -82,14 +82,15 @@ def any_site(folder: Path, memory: str, keys: list[object]) -> Iterator[AnySite]
     }
     env.pop("MLX_STACK_WORKER", None)
     home = Home(folder / "home")
-    try:
-        done = run(env, "up", "--any-model", "--port", str(port))
-        assert done.returncode == 0, done.stdout + done.stderr
-        yield AnySite(f"http://127.0.0.1:{port}", told, home, env, done.stdout + done.stderr)
-    finally:
-        run(env, "down")
-        for one in own_processes(home):
-            one.kill()
+    with forked.preloaded(env):
+        try:
+            done = run(env, "up", "--any-model", "--port", str(port))
+            assert done.returncode == 0, done.stdout + done.stderr
+            yield AnySite(f"http://127.0.0.1:{port}", told, home, env, done.stdout + done.stderr)
+        finally:
+            run(env, "down")
+            for one in own_processes(home):
+                one.kill()
 
 
 def run(env: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":

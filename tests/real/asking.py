@@ -43,6 +43,8 @@ class Asker(Struct, frozen=True):
     live: Running
     client: httpx.Client
     tokenizer: Tokenizer
+    colds: dict[tuple[Ids, int], Ids]
+    """Cold answers by prompt and number of tokens: nothing changes them."""
 
     def ids(self, text: str, n: int) -> Ids:
         """First `n` tokens of a text that is repeated as often as needed."""
@@ -59,10 +61,12 @@ class Asker(Struct, frozen=True):
         return Answer(tuple(reply["tokens"]), reply["timings"]["cache_n"])
 
     def cold(self, ids: Ids, n: int) -> Ids:
-        """The answer computed from nothing; nobody else may ask."""
-        found = self.answer(ids, n, cache_prompt=False)
-        assert found.n_cached == 0
-        return found.tokens
+        """The answer computed from nothing, once; nobody else may ask."""
+        if (ids, n) not in self.colds:
+            found = self.answer(ids, n, cache_prompt=False)
+            assert found.n_cached == 0
+            self.colds[ids, n] = found.tokens
+        return self.colds[ids, n]
 
     def together(self, prompts: Sequence[Ids], n: int) -> list[Answer]:
         """Answers of prompts that are sent at once."""
@@ -104,4 +108,4 @@ def asking(folder: Path, home: Path, **sections: Any) -> Iterator[Asker]:
         running(replace(plain, **sections), home) as live,
         httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client,
     ):
-        yield Asker(live, client, tokenizer)
+        yield Asker(live, client, tokenizer, {})

@@ -1,6 +1,7 @@
 """A forced call has a tool's name and valid arguments, in the words of every family."""
 
 import json
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters, ForcedCalls, call_grammar
 from mlxstack.text.output_format import forced_opening
 from mlxstack.text.tokens.special_tokens import nameless
+from tests.repetition import in_soak
 from tests.text.syntaxes import FORMATS
 
 pytestmark = pytest.mark.slow
@@ -56,13 +58,22 @@ PERSON = {
 DEFINITIONS = {"Colour": {"type": "string", "enum": ["red", "green"]}}
 
 
+def values(*, is_flat: bool) -> list[dict[str, Any]]:
+    """Schemas of an argument."""
+    return LEAVES if is_flat else [*LEAVES, *NESTED]
+
+
 def parameters(random: Random, *, is_flat: bool) -> dict[str, Any]:
-    leaves = LEAVES if is_flat else [*LEAVES, *NESTED]
     keys = [f"key_{i}" for i in range(random.randrange(4))]
+    return with_properties({key: random.choice(values(is_flat=is_flat)) for key in keys}, random)
+
+
+def with_properties(properties: dict[str, Any], random: Random) -> dict[str, Any]:
+    """An object of which about half of the properties are required."""
     return {
         "type": "object",
-        "properties": {key: random.choice(leaves) for key in keys},
-        "required": [key for key in keys if random.random() < 0.5],
+        "properties": properties,
+        "required": [key for key in properties if random.random() < 0.5],
         "additionalProperties": False,
         "$defs": DEFINITIONS,
     }
@@ -115,15 +126,24 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.parametrize("n_schemas", [8, *in_soak(20)])
 @ALL
-def test_every_walk_is_a_call_with_valid_arguments(tokenizer: Any, name: str) -> None:
+def test_every_walk_is_a_call_with_valid_arguments(
+    tokenizer: Any, name: str, n_schemas: int
+) -> None:
+    """Tools of none to three arguments; eight pairs have each kind of value at least once."""
     grammars = GrammarCompiler(tokenizer, len(tokenizer))
     marks = marks_of(name, nameless(tokenizer))
-    for seed in range(20):
+    kinds = values(is_flat=name == "function_gemma")
+    dealt = cycle(Random(name).sample(kinds, len(kinds)))
+    for seed in range(n_schemas):
         random = Random(f"{name} {seed}")
+        properties = [
+            {f"key_{i}": next(dealt) for i in range((2 * seed + at) % 4)} for at in range(2)
+        ]
         tools = tuple(
-            Tool(tool, "", parameters(random, is_flat=name == "function_gemma"))
-            for tool in ("greet", "visit")
+            Tool(tool, "", with_properties(each, random))
+            for tool, each in zip(("greet", "visit"), properties, strict=True)
         )
         rules = grammars.compile(call_grammar(ForcedCalls(tools, marks, is_single=True)), "tools")
         assert rules is not None
