@@ -243,7 +243,9 @@ _lock = threading.Lock()
 
 
 def _ask_server(program: Program, streams: Sequence[int]) -> int:
-    return _ask(_servers.get(of_hub(program.env)) or _server(), program, streams)
+    with _lock:
+        server = _servers.get(of_hub(program.env)) or _server()
+    return _ask(server, program, streams)
 
 
 def _ask(server: socket.socket, program: Program, streams: Sequence[int]) -> int:

@@ -92,6 +92,8 @@ def demo(service: Shell) -> Shell:
     with httpx.Client(base_url=f"http://127.0.0.1:{service.port}", timeout=PATIENCE_S) as client:
         for slot in range(3):
             client.post(f"/slots/{slot}?action=erase").raise_for_status()
+        for agent in client.get("/v1/agents").raise_for_status().json()["data"]:
+            client.delete(f"/v1/agents/{agent['id']}").raise_for_status()
         client.post("/cache/clear", json={}).raise_for_status()
     return service
 
@@ -221,17 +223,25 @@ def test_the_chat_imports_no_engine() -> None:
     assert not {"mlx", "mlx_lm", "litestar", "textual"} & set(told.stdout.split())
 
 
-@pytest.mark.parametrize("words", [("chat", "-p", REMEMBER), ("status", "--watch")], ids=" ".join)
-def test_a_reader_that_leaves_ends_it_quietly(demo: Shell, words: tuple[str, ...]) -> None:
+def leave(shell: Shell, *words: str) -> None:
+    """Read a letter and close the pipe: the command ends without a word."""
     process = subprocess.Popen(
-        [*CLI, *words], env=demo.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*CLI, *words], env=shell.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.read(1)
-    process.stdout.close()
-    with process.stderr:
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.wait(PATIENCE_S) == 141
+        assert process.wait(PATIENCE_S) == 141
+
+
+def test_a_reader_that_leaves_ends_a_chat_quietly(slow: Running, shell: Shell) -> None:
+    leave(shell, "chat", "--url", slow.url, "-p", "tell me everything", "--max-tokens", "60000")
+
+
+def test_a_reader_that_leaves_ends_a_watch_quietly(demo: Shell) -> None:
+    leave(demo, "status", "--watch")
 
 
 def test_piped_input_that_is_not_utf8_is_refused_with_the_place(demo: Shell) -> None:
