@@ -147,7 +147,8 @@ def test_piped_input_is_one_prompt_and_only_the_answer_is_on_stdout(demo: Shell)
     done = piped(REMEMBER, "tiny")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1 and "tutorialdemo" in done.stdout
-    assert figures(done.stderr)[0] == 0
+    reused, new, made = figures(done.stderr)
+    assert reused + new > 0 and made > 0
     empty = piped("  \n")
     assert (empty.returncode, empty.stderr) == (2, "error: the prompt is empty\n")
     flagged = demo.run("chat", "-p", REMEMBER, "--system", "You are short.")
