@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -247,3 +248,10 @@ async def test_a_silent_feed_is_lost() -> None:
             lost = await anext(feed)
             assert isinstance(lost, FeedLost)
             await feed.aclose()
+
+
+@pytest.mark.parametrize("url", ["https://other.example", "HTTPS://other.example"])
+async def test_certificates_are_checked_wherever_there_is_tls(url: str) -> None:
+    async with Client(url) as client:
+        pool = client._http._transport._pool  # type: ignore[attr-defined]
+        assert pool._ssl_context.verify_mode is ssl.CERT_REQUIRED

@@ -11,6 +11,11 @@ SWAPS = "tests/api/test_swap_limits.py::"
 
 LIMITS = (
     Mutant(
+        "certificates are checked", "client/client.py",
+        "verify=not is_plain", "verify=False",
+        "tests/cli/test_client.py::test_certificates_are_checked_wherever_there_is_tls",
+    ),
+    Mutant(
         "a client names no preset file", "service/engine_factory.py",
         "if wanted not in known or presets.is_path(wanted):", "if not wanted:",
         LOAD + "test_a_client_cannot_run_code_with_a_preset_of_its_own",
