@@ -109,7 +109,8 @@ test: ## Everything that CI runs; says at its end how long each phase took
 	cat $(VENV)/flaky 2>/dev/null; exit $$code
 
 fast: setup ## The pure rooms only, in seconds
-	@$(FAST) $(BIN)/python -m pytest -q -m 'not mlx and not slow and not net' tests/policy tests/text
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-m 'not mlx and not slow and not net' tests/policy tests/text
 
 $(VENV)/real/lib/ready: tests/real/requirements.txt | $(BIN)/activate
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(@D) -r $< && touch $@
