@@ -5,7 +5,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from msgspec import Struct
 
@@ -13,14 +13,16 @@ from mlxstack.api.guards import Connection, apply_key_policy
 from mlxstack.core.conversation import Message, Role
 from mlxstack.core.errors import BadRequest, UnknownModel
 from mlxstack.core.image import MediaText
+from mlxstack.core.request import SamplingParams
 from mlxstack.service.parts.generation_options import (
     MAX_TOP_LOGPROBS,
     UNLIMITED,
     GenerationOptions,
-    SamplingOverrides,
 )
 from mlxstack.service.service import Service
 from mlxstack.text.grammar.response_format import ResponseConstraint
+
+T = TypeVar("T")
 
 # An agent id is a path segment, and clients remove `.` and `..` from paths.
 AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
@@ -35,6 +37,7 @@ MOST_TOOLS = 4_000
 MOST_BIASES = 300_000
 """More than any vocabulary has tokens."""
 
+LEAST_TOP_P = 1e-6
 MOST_BIAS_TEXTS = 1000
 LONGEST_BIAS_TEXT = 1000
 TOKEN_ID = re.compile(r"[+-]?[0-9]{1,18}")
@@ -106,17 +109,19 @@ class Fields(Struct, kw_only=True):
 
 
 def options(
-    body: Fields, request: str, n_logprobs: int | None, caller: Connection
+    body: Fields, request: str, n_logprobs: int | None, caller: Connection, service: Service
 ) -> GenerationOptions:
     """Generation options of a body, as far as the caller's key allows.
 
     Raises BadRequest with the name of the field that cannot work, Forbidden for what the caller's
     key does not give.
     """
+    max_tokens, biases = limit(body), _biases(body.logit_bias)
     options = GenerationOptions(
         id=request,
-        max_tokens=limit(body),
-        sampling=_sampling_overrides(body, n_logprobs),
+        max_tokens=max_tokens,
+        sampling=sampling(body, service.default_sampling, service.n_ctx, biases, n_logprobs),
+        bias_texts=tuple((key, value) for key, value in biases if isinstance(key, str)),
         stop=stops(body.stop, "stop"),
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
@@ -186,7 +191,18 @@ def top_logprobs(n_top: int | None, name: str) -> int | None:
     return n_top
 
 
-def _sampling_overrides(body: Fields, n_logprobs: int | None) -> SamplingOverrides:
+def sampling(
+    body: Fields,
+    defaults: SamplingParams,
+    n_ctx: int,
+    biases: Sequence[tuple[int | str, float]] = (),
+    n_logprobs: int | None = None,
+) -> SamplingParams:
+    """Sampling parameters: the request's, else those of requests that set none.
+
+    As for llama-server, penalties look at the whole context for a window of -1, and are off for one
+    of 0. Raises BadRequest.
+    """
     repetition, name = (
         (body.repetition_penalty, "repetition_penalty")
         if body.repeat_penalty is None
@@ -194,22 +210,32 @@ def _sampling_overrides(body: Fields, n_logprobs: int | None) -> SamplingOverrid
     )
     if repetition is not None and repetition <= 0:
         raise BadRequest(f"{name} is {repetition}; it must be above 0, and 1 is neutral", name)
-    window = body.repeat_last_n if body.repeat_last_n is not None else body.repetition_context_size
-    biases = _biases(body.logit_bias)
-    return SamplingOverrides(
-        temperature=body.temperature,
-        top_p=_share(body.top_p, "top_p"),
-        top_k=body.top_k,
-        min_p=_share(body.min_p, "min_p"),
-        seed=body.seed,
-        repetition_penalty=repetition,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        window=window,
+    window = _given(body.repeat_last_n, _given(body.repetition_context_size, defaults.window))
+    has_penalties = window != 0
+    return SamplingParams(
+        temperature=max(0.0, _given(body.temperature, defaults.temperature)),
+        top_p=max(_given(_share(body.top_p, "top_p"), defaults.top_p), LEAST_TOP_P),
+        top_k=max(0, _given(body.top_k, defaults.top_k)),
+        min_p=_given(_share(body.min_p, "min_p"), defaults.min_p),
+        seed=_seed(body.seed),
+        repetition_penalty=_given(repetition, defaults.repetition_penalty)
+        if has_penalties
+        else 1.0,
+        presence_penalty=(body.presence_penalty or 0.0) if has_penalties else 0.0,
+        frequency_penalty=(body.frequency_penalty or 0.0) if has_penalties else 0.0,
+        window=n_ctx if window < 0 else min(max(window, 1), n_ctx),
         logit_bias=tuple((key, value) for key, value in biases if isinstance(key, int)),
-        bias_texts=tuple((key, value) for key, value in biases if isinstance(key, str)),
         top_logprobs=n_logprobs,
     )
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _seed(seed: int | None) -> int | None:
+    """Seed as 64 bits, or None for a random (negative) one."""
+    return None if seed is None or seed < 0 else seed % 2**63
 
 
 def _share(value: float | None, name: str) -> float | None:

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from mlxstack.core.engine_events import RequestTimings
+from mlxstack.core.engine_events import RequestTimings, SlotAssigned, TokenSampled
 from mlxstack.core.response_parts import (
     ArgumentsPart,
     ContentPart,
     GenerationFinished,
-    GenerationStarted,
     ReasoningPart,
     ResponsePart,
-    TokenLogprob,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +99,7 @@ class Stopwatch:
         """Count a part."""
         now = self._clock()
         match part:
-            case GenerationStarted():
+            case SlotAssigned():
                 self._began = now
                 self._work = RequestTimings(n_prompt=part.n_prompt, n_cached=part.n_cached)
             case ReasoningPart() | ContentPart() | ArgumentsPart():
@@ -184,7 +182,7 @@ class LegacyLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
-def logprobs(notes: tuple[TokenLogprob, ...], text_processor: "TextProcessor") -> Logprobs | None:
+def logprobs(notes: tuple[TokenSampled, ...], text_processor: "TextProcessor") -> Logprobs | None:
     """Logprobs of chat completions, None when there are none."""
     chosen = tuple(
         _chosen(note, note.logprob, text_processor) for note in notes if note.logprob is not None
@@ -193,7 +191,7 @@ def logprobs(notes: tuple[TokenLogprob, ...], text_processor: "TextProcessor") -
 
 
 def legacy(
-    notes: tuple[TokenLogprob, ...], text_processor: "TextProcessor", offset: int
+    notes: tuple[TokenSampled, ...], text_processor: "TextProcessor", offset: int
 ) -> LegacyLogprobs | None:
     """`offset` is the length of the text before these tokens, in characters."""
     own = [note.logprob for note in notes if note.logprob is not None]
@@ -213,7 +211,7 @@ def legacy(
     )
 
 
-def _chosen(note: TokenLogprob, logprob: float, text_processor: "TextProcessor") -> SampledLogprob:
+def _chosen(note: TokenSampled, logprob: float, text_processor: "TextProcessor") -> SampledLogprob:
     own = _alternative(note.token, logprob, text_processor)
     return SampledLogprob(
         id=own.id,

@@ -31,13 +31,12 @@ from mlxstack.api.streaming import (
     streamed,
     until_disconnect,
 )
-from mlxstack.core.engine_events import CacheMiss, EarlyUse, RequestTimings
+from mlxstack.core.engine_events import CacheMiss, EarlyUse, RequestTimings, SlotAssigned
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import n_computed
 from mlxstack.core.request import Request as EngineRequest
 from mlxstack.core.response_parts import (
     CollectedResponse,
-    GenerationStarted,
     ResponsePart,
     gather,
 )
@@ -76,7 +75,7 @@ async def answer_whole(
         await cancel(working)
         raise
     if not is_done:
-        known = cache_headers(orders[0].request, None, None)
+        known = cache_headers(orders[0], None, None)
         return streamed(_early(request, working, shape), known, "application/json")
     replies = working.result()
     first = replies[0]
@@ -196,20 +195,21 @@ def _headers(
     headers = {
         PREFIX + key: _line(", ".join(names))[:MAX_HEADER] for key, names in lists.items() if names
     }
-    return cache_headers(admitted.request, first, work) | headers
+    return cache_headers(admitted, first, work) | headers
 
 
 def cache_headers(
-    request: EngineRequest, first: ResponsePart | None, work: RequestTimings | None
+    admitted: AdmittedRequest, first: ResponsePart | None, work: RequestTimings | None
 ) -> dict[str, str]:
-    """Cache headers of a response whose first part is GenerationStarted."""
+    """Cache headers of a response whose first part is SlotAssigned."""
+    request, n_replayed = admitted.request, admitted.prompt.n_replayed
     agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
-    if not isinstance(first, GenerationStarted) or work is None:
+    if not isinstance(first, SlotAssigned) or work is None:
         return agent
     miss = _miss_headers(first, first.miss, work) if first.miss else {}
     early = {PREFIX + "begun-early": _begun(first.early)} if first.early else {}
     images = {PREFIX + "images": _images(request, first.n_cached)} if request.images else {}
-    replayed = {PREFIX + "replayed": str(first.n_replayed)} if first.n_replayed else {}
+    replayed = {PREFIX + "replayed": str(n_replayed)} if n_replayed else {}
     return {
         PREFIX + "cache-hit": "true" if first.n_cached else "false",
         PREFIX + "cache-prefix-tokens": str(first.n_cached),
@@ -232,9 +232,7 @@ def _begun(early: EarlyUse) -> str:
     return f"{early.n_begun} tokens, used {early.n_used}"
 
 
-def _miss_headers(
-    first: GenerationStarted, miss: CacheMiss, work: RequestTimings
-) -> dict[str, str]:
+def _miss_headers(first: SlotAssigned, miss: CacheMiss, work: RequestTimings) -> dict[str, str]:
     return {
         PREFIX + "cache-miss-reason": _line(_reason(miss)),
         PREFIX + "cache-lost-tokens": str(first.n_lost),

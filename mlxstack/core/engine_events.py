@@ -74,25 +74,24 @@ class EarlyUse(Struct, frozen=True):
     n_used: int
 
 
-class RequestQueued(Struct, frozen=True):
-    """The request was accepted; `position` 0 gets the next slot."""
-
-    request: str
-    position: int
-
-
 class SlotAssigned(Struct, frozen=True):
-    """Slot for the request; `n_cached` prompt tokens need no prefill.
+    """Slot for the request; `n_cached` of its `n_prompt` tokens need no prefill.
 
     `early`: its agent's next turn was begun early, rightly or not.
     """
 
     request: str
     slot: int
+    n_prompt: int
     n_cached: int
     source: KVSource = KVSource.NONE
     miss: CacheMiss | None = None
     early: EarlyUse | None = None
+
+    @property
+    def n_lost(self) -> int:
+        """Computed tokens that could have been reused."""
+        return self.miss.n_recomputed(self.n_prompt - self.n_cached) if self.miss else 0
 
 
 class PrefillProgress(Struct, frozen=True):
@@ -127,6 +126,4 @@ class RequestFailed(Struct, frozen=True):
     error: StackError
 
 
-Event = (
-    RequestQueued | SlotAssigned | PrefillProgress | TokenSampled | RequestFinished | RequestFailed
-)
+Event = SlotAssigned | PrefillProgress | TokenSampled | RequestFinished | RequestFailed

@@ -6,35 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.core.engine_events import CacheMiss, EarlyUse, KVSource, RequestTimings
-
-
-class TokenLogprob(Struct, frozen=True):
-    """Sampled token; logprob and best (token, logprob) pairs only on request."""
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-class GenerationStarted(Struct, frozen=True):
-    """Request has its `slot`; `n_cached` of its `n_prompt` tokens are reused.
-
-    `n_replayed` answers and calls of the prompt are the sampled tokens, not the template's.
-    """
-
-    slot: int
-    n_prompt: int
-    n_cached: int
-    n_replayed: int = 0
-    source: KVSource = KVSource.NONE
-    miss: CacheMiss | None = None
-    early: EarlyUse | None = None
-
-    @property
-    def n_lost(self) -> int:
-        """Computed tokens that could have been reused."""
-        return self.miss.n_recomputed(self.n_prompt - self.n_cached) if self.miss else 0
+from mlxstack.core.engine_events import RequestTimings, SlotAssigned, TokenSampled
 
 
 class PrefillProgressed(Struct, frozen=True):
@@ -55,12 +27,12 @@ class KeepAlive(Struct, frozen=True):
 
 class ReasoningPart(Struct, frozen=True):
     text: str
-    notes: tuple[TokenLogprob, ...] = ()
+    notes: tuple[TokenSampled, ...] = ()
 
 
 class ContentPart(Struct, frozen=True):
     text: str
-    notes: tuple[TokenLogprob, ...] = ()
+    notes: tuple[TokenSampled, ...] = ()
 
 
 class ToolCallStarted(Struct, frozen=True):
@@ -74,7 +46,7 @@ class ArgumentsPart(Struct, frozen=True):
     """Piece of the JSON text of a call's arguments."""
 
     text: str
-    notes: tuple[TokenLogprob, ...] = ()
+    notes: tuple[TokenSampled, ...] = ()
 
 
 class ToolCallPart(Struct, frozen=True):
@@ -119,25 +91,25 @@ class GenerationFinished(Struct, frozen=True):
     slot: int
     n_reasoning: int = 0
     stop_string: str | None = None
-    notes: tuple[TokenLogprob, ...] = ()
+    notes: tuple[TokenSampled, ...] = ()
     n_unparsed: int = 0
 
 
 NotedPart = ReasoningPart | ContentPart | ArgumentsPart
 SpokenPart = ReasoningPart | ContentPart | ToolCallPart
 AnswerPart = SpokenPart | ToolCallStarted | ArgumentsPart
-ResponsePart = GenerationStarted | PrefillProgressed | KeepAlive | AnswerPart | GenerationFinished
+ResponsePart = SlotAssigned | PrefillProgressed | KeepAlive | AnswerPart | GenerationFinished
 
 
 class CollectedResponse(Struct, frozen=True):
     """Whole reply: sorted by kind, and in order as `spoken`."""
 
-    started: GenerationStarted
+    started: SlotAssigned
     ended: GenerationFinished
     reasoning: str = ""
     content: str = ""
     calls: tuple[ToolCallPart, ...] = ()
-    notes: tuple[TokenLogprob, ...] = ()
+    notes: tuple[TokenSampled, ...] = ()
     spoken: tuple[SpokenPart, ...] = ()
 
     @property
@@ -148,14 +120,14 @@ class CollectedResponse(Struct, frozen=True):
 
 async def gather(parts: AsyncIterable[ResponsePart]) -> CollectedResponse:
     """Collect the whole reply."""
-    started: GenerationStarted | None = None
+    started: SlotAssigned | None = None
     spoken: list[SpokenPart] = []
-    notes: list[TokenLogprob] = []
+    notes: list[TokenSampled] = []
     async for part in parts:
         if isinstance(part, NotedPart | GenerationFinished):
             notes += part.notes
         match part:
-            case GenerationStarted():
+            case SlotAssigned():
                 started = part
             case ReasoningPart() | ContentPart() | ToolCallPart():
                 spoken.append(part)
@@ -166,10 +138,10 @@ async def gather(parts: AsyncIterable[ResponsePart]) -> CollectedResponse:
 
 
 def _whole(
-    started: GenerationStarted,
+    started: SlotAssigned,
     spoken: list[SpokenPart],
     ended: GenerationFinished,
-    notes: tuple[TokenLogprob, ...],
+    notes: tuple[TokenSampled, ...],
 ) -> CollectedResponse:
     return CollectedResponse(
         started=started,

@@ -19,7 +19,6 @@ from mlxstack.core.engine_events import (
     PrefillProgress,
     RequestFailed,
     RequestFinished,
-    RequestQueued,
     SlotAssigned,
     TokenSampled,
 )
@@ -144,7 +143,6 @@ class EngineLoop:
             return
         self._live[request.id] = RequestState(request)
         self.stats.count(n_asks=1)
-        self._emit(RequestQueued(request.id, len(self._state.waiting)))
         self._state = scheduler_state.enqueue(self._state, queued)
 
     def begin_early(self, request: Request, after: str) -> None:
@@ -343,8 +341,9 @@ class EngineLoop:
         if early is not None and early.n_used == early.n_begun:
             # The prompt differs from the last one as it was expected to.
             live.miss = None
-        assigned = SlotAssigned(live.request.id, slot, live.n_cached, live.source, live.miss, early)
-        self._emit(assigned)
+        n_prompt, n_cached = len(live.request.tokens), live.n_cached
+        found = live.source, live.miss, early
+        self._emit(SlotAssigned(live.request.id, slot, n_prompt, n_cached, *found))
         self._advance(live, plan.position)
 
     def _is_loading(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
@@ -467,8 +466,8 @@ class EngineLoop:
             runner, drafter = self.batch.runner, live.drafter
             row = row_of(runner, live.request, live.slot, context, self.n_ctx, drafter)
             self.stats.count(n_prompt_tokens=len(live.request.tokens) - len(context))
-            for first in self.batch.join(row, context.logits_after(live.request.tokens)):
-                if last := self._receive(first):
+            for _, first in self.batch.join(row, context.logits_after(live.request.tokens)):
+                if last := self._receive(row.slot, first):
                     self._end(live, last)
 
     def _decode(self, advance: Advance, deliver: Deliver | None = None) -> None:
@@ -487,9 +486,9 @@ class EngineLoop:
         seconds = time.perf_counter() - began
         self.stats.decoded(seconds, len(sampled), self.batch.plain_share)
         ended: dict[int, RequestFinished] = {}
-        for one in sampled:
-            if one.row.slot not in ended and (last := self._receive(one)):
-                ended[one.row.slot] = last
+        for row, token in sampled:
+            if row.slot not in ended and (last := self._receive(row.slot, token)):
+                ended[row.slot] = last
         for last in ended.values():
             self._end(self._live[last.request], last, deliver)
         for row, reason in self.batch.take_broken():
@@ -505,17 +504,16 @@ class EngineLoop:
             admit = partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
             self._guard(queued.request, admit)
 
-    def _receive(self, one: RowToken) -> RequestFinished | None:
+    def _receive(self, slot: int, sampled: TokenSampled) -> RequestFinished | None:
         """Emit a wanted token; the request's end if it was the last."""
-        slot = self._state.slot(one.row.slot)
-        live = self._live.get(slot.queued.request) if slot.queued else None
-        if live is None or slot.state is not SlotState.RUNNING:
+        live = self._live.get(sampled.request)
+        if live is None or self._state.slot(slot).state is not SlotState.RUNNING:
             return None
         now = time.monotonic()
-        reason = live.choose(one.token, now, self.n_ctx)
+        reason = live.choose(sampled.token, now, self.n_ctx)
         self.stats.count(n_generated_tokens=1)
         if reason is not FinishReason.EOS:
-            self._emit(TokenSampled(live.request.id, one.token, one.logprob, one.top))
+            self._emit(sampled)
         return None if reason is None else live.finish(reason, now)
 
     def _end(self, live: RequestState, last: LastEvent, deliver: Deliver | None = None) -> None:

@@ -26,8 +26,9 @@ from mlxstack.core.errors import (
 from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
-from mlxstack.core.request import Request
+from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.sleep import SleepAssertion, caffeinate
+from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.parts.agent_registry import AgentRegistry, restore_agents
 from mlxstack.service.parts.agent_store import AgentLocks, AgentStore, in_thread
 from mlxstack.service.parts.early_turns import EarlyTurns
@@ -211,6 +212,11 @@ class Service:
         self.require_facts()
         assert self._facts is not None
         return self._facts
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """Sampling of a request that sets nothing. Raises as `require_facts` does."""
+        return default_sampling(self.preset.sampling, self.facts.defaults)
 
     @property
     def template(self) -> TemplateFacts:

@@ -18,16 +18,8 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
     ToolCallStarted,
 )
-from mlxstack.text.formats.answer_reader import (
-    Break,
-    Calls,
-    Content,
-    Cut,
-    Spoken,
-    Thought,
-    Unparsed,
-)
-from mlxstack.text.formats.call_writer import CallArguments, CallEnded, CallEvent, CallOpened
+from mlxstack.text.formats.answer_reader import Break, Calls, Cut, Spoken, Unparsed
+from mlxstack.text.formats.call_writer import CallEvent
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.prompt.tool_call_replay import Block
@@ -147,15 +139,15 @@ class OutputParser:
 
     def _part(self, stretch: Spoken) -> list[AnswerPart]:
         match stretch:
-            case Thought():
+            case ReasoningPart():
                 thought = self._thoughts.push(stretch.text)
                 return [ReasoningPart(thought)] if thought else []
-            case Content():
+            case ContentPart():
                 return _content(self._saying.push(unescape(stretch.text)))
             case Break():
                 self._thoughts.finish()
                 return _content(self._saying.leave())
-            case CallOpened() | CallArguments() | CallEnded():
+            case ToolCallStarted() | ArgumentsPart() | ToolCallPart():
                 return [self._call_part(stretch)]
             case Calls():
                 self._end_block(stretch)
@@ -167,28 +159,23 @@ class OutputParser:
                     name,
                     stretch.raw,
                 )
-                return self._part(Content(stretch.raw))
+                return self._part(ContentPart(stretch.raw))
             case Cut():
                 self.is_cut = True
         return []
 
     def _call_part(self, event: CallEvent) -> AnswerPart:
+        """The part with an id that is unique in this answer."""
         match event:
-            case CallOpened():
+            case ToolCallStarted():
                 self._call_id = self._unique(event.id)
-                return ToolCallStarted(self._call_id, event.name)
-            case CallArguments():
-                return ArgumentsPart(event.text)
-            case CallEnded():
-                call = msgspec.structs.replace(event.call, id=self._call_id)
-                if event.is_cut:
-                    self.is_cut = True
-                else:
-                    self._calls.append(call)
-                assert isinstance(call.arguments, dict)
-                return ToolCallPart(
-                    call.id, call.name, call.arguments, event.arguments_json, event.is_cut
-                )
+            case ToolCallPart():
+                self.is_cut = self.is_cut or event.is_cut
+                if not event.is_cut:
+                    self._calls.append(ToolCall(self._call_id, event.name, event.arguments))
+            case ArgumentsPart():
+                return event
+        return msgspec.structs.replace(event, id=self._call_id)
 
     def _end_block(self, stretch: Calls) -> None:
         self.n_blocks += 1

@@ -82,7 +82,9 @@ def test_the_command_reports_and_ends_with_its_verdict(
 
 def said(*tokens: int, logprobs: tuple[float, ...] = (0.0, 0.0, 0.0)) -> GreedyResponse:
     tops = tuple(((token, -0.7), (9, -0.8)) for token in tokens)
-    return GreedyResponse(tokens, logprobs, tops, SlotAssigned("x", 0, 0), RequestTimings(), MARKS)
+    return GreedyResponse(
+        tokens, logprobs, tops, SlotAssigned("x", 0, 0, 0), RequestTimings(), MARKS
+    )
 
 
 @pytest.mark.parametrize(

@@ -83,11 +83,17 @@ class Driver:
         self.engine = engine
         self.listener = listener
         self._ids = (f"ask-{n}" for n in itertools.count())
+        self._n_submitted = 0
 
     def submit(self, tokens: tuple[int, ...], n: int = 16, **more: Any) -> str:
         ask = Request(next(self._ids), tokens, n, arrived=time.monotonic(), **more)
         self.engine.submit(ask)
+        self._n_submitted += 1
         return ask.id
+
+    def until_accepted(self) -> None:
+        """Wait until all that was submitted has a slot or is in the queue."""
+        wait_until(lambda: self.engine.snapshot().counters.n_asks >= self._n_submitted)
 
     def expect(self, tokens: tuple[int, ...], after: str, slot: int = 0, **more: Any) -> None:
         """Begin the next turn after an ask early."""

@@ -155,6 +155,6 @@ def _run(
         batch.join(BatchRow(slot, context, Sampler(SamplingParams(), tokens, 0), tokens[-1], n))
     answers: list[list[int]] = [[] for _ in prompts]
     while min(len(answer) for answer in answers) < n:
-        for one in batch.step():
-            answers[one.row.slot].append(one.token)
+        for row, one in batch.step():
+            answers[row.slot].append(one.token)
     return answers

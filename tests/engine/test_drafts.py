@@ -91,8 +91,8 @@ class Stand:
             batch.join(BatchRow(slot, context, sampler, tokens[-1], N_TOKENS, drafter))
         answers: list[list[int]] = [[] for _ in prompts]
         while batch.is_in_flight or any(row.n_left for row in batch.rows):
-            for one in batch.step():
-                answers[one.row.slot].append(one.token)
+            for row, one in batch.step():
+                answers[row.slot].append(one.token)
         return answers, contexts, batch
 
 

@@ -76,7 +76,7 @@ def _run(
         batch.join(BatchRow(slot, context, Sampler(sampling, tokens, 0, walk), tokens[-1], N))
     answers: list[list[int]] = [[] for _ in PROMPTS]
     while min(map(len, answers)) < N:
-        for one in batch.step():
-            answers[one.row.slot].append(one.token)
+        for row, one in batch.step():
+            answers[row.slot].append(one.token)
     assert not batch.take_broken()
     return answers

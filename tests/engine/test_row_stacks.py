@@ -62,14 +62,14 @@ class Rows:
     def step(self, n: int = 1) -> None:
         """Decode so many tokens of every row."""
         for _ in range(n):
-            for one in self.batch.step():
-                self.answers[one.row.slot].append(one.token)
+            for row, one in self.batch.step():
+                self.answers[row.slot].append(one.token)
 
     def leave(self, slot: int) -> SlotContext:
         """End a row; its context holds all its KV."""
         if self.batch.is_in_flight:
-            for one in self.batch.sync():
-                self.answers[one.row.slot].append(one.token)
+            for row, one in self.batch.sync():
+                self.answers[row.slot].append(one.token)
         self.batch.leave(slot)
         context = self.contexts.pop(slot)
         context.detach()

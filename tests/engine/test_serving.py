@@ -15,7 +15,6 @@ from mlxstack.core.engine_events import (
     KVSource,
     PrefillProgress,
     RequestFinished,
-    RequestQueued,
     SlotAssigned,
     TokenSampled,
 )
@@ -74,7 +73,7 @@ def test_b7_the_fourth_waits_and_is_served(driver: Driver) -> None:
     for ask in asks:
         driver.until(ask, TokenSampled)
     fourth = driver.submit(prompt(20, seed=9), 5)
-    driver.until(fourth, RequestQueued)
+    driver.until_accepted()
     assert not driver.events(fourth, SlotAssigned)
     driver.finish(fourth)
     assert any(driver.events(ask, RequestFinished) for ask in asks)
@@ -114,7 +113,7 @@ def test_d22_a_cancelled_prefill_keeps_what_it_computed(model_of: ModelOf, tmp_p
 def test_e11_cancelled_while_waiting(driver: Driver) -> None:
     busy = [driver.submit(prompt(20, seed=n), 100) for n in range(3)]
     ask = driver.submit(prompt(20, seed=7), 5)
-    driver.until(ask, RequestQueued)
+    driver.until_accepted()
     driver.engine.cancel(ask)
     assert driver.finish(ask).reason is FinishReason.CANCELLED
     assert not driver.events(ask, SlotAssigned)

@@ -90,10 +90,10 @@ def decode(
         if step < len(contexts):
             chooser = Sampler(SamplingParams(), prompts[step], 0)
             batch.join(BatchRow(step, contexts[step], chooser, prompts[step][-1]))
-        for one in batch.step():
-            answers[one.row.slot].append(one.token)
-            if len(answers[one.row.slot]) == n_tokens:
-                batch.leave(one.row.slot)
+        for row, one in batch.step():
+            answers[row.slot].append(one.token)
+            if len(answers[row.slot]) == n_tokens:
+                batch.leave(row.slot)
     batch.sync()
     return answers
 
@@ -248,11 +248,11 @@ def _sampled(
             batch.join(coming.pop(0))
         else:
             batch.leave(LEAVING)
-        for one in batch.step():
-            answer = answers.setdefault(one.row.slot, [])
+        for row, one in batch.step():
+            answer = answers.setdefault(row.slot, [])
             answer.append(one.token)
             if len(answer) >= N_STEPS:
-                one.row.drafter = None
+                row.drafter = None
     return answers
 
 

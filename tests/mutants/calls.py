@@ -19,8 +19,8 @@ CALLS = (
     ),
     Mutant(
         "a cut call ends as it was sent", "text/formats/call_writer.py",
-        "self._emit(CallEnded(call, self._written, is_cut=True))",
-        "self._emit(CallEnded(call, arguments_json(arguments), is_cut=True))",
+        "self._emit(_ended(call, self._written, is_cut=True))",
+        "self._emit(_ended(call, arguments_json(arguments), is_cut=True))",
         STREAMED + "test_a_call_cut_in_its_arguments_is_what_was_sent",
     ),
     Mutant(

@@ -50,8 +50,8 @@ FIRST_AID = (
     ),
     Mutant(
         "a guided answer goes on after its prefill", "service/calls/admission.py",
-        "return output_format.has_headers and not prompt.before",
-        "return output_format.has_headers",
+        "has_headers = output_format.has_headers and not prompt.before",
+        "has_headers = output_format.has_headers",
         HEADERS + "test_the_grammar_begins_at_once_after_a_prefill",
     ),
     Mutant(
@@ -80,8 +80,7 @@ FIRST_AID = (
     ),
     Mutant(
         "a guided answer opens no thought while thinking is off", "service/calls/admission.py",
-        "if before.is_in_thinking or not may_think or closed(",
-        "if before.is_in_thinking or closed(",
+        "may_open = may_think and not is_in_thinking", "may_open = not is_in_thinking",
         "tests/api/test_structured_thinking.py::test_chat_completions_begin_with_the_grammar",
     ),
     Mutant(
@@ -133,7 +132,7 @@ FIRST_AID = (
     ),
     Mutant(
         "no limit of tokens is the context", "service/calls/admission.py",
-        "    if wished == UNLIMITED:\n", "    if wished == -2:\n",
+        "return None if limit == UNLIMITED else limit", "return limit",
         LLAMA + "test_no_limit_of_a_preset_or_a_request_is_the_context",
     ),
     Mutant(

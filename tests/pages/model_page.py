@@ -13,8 +13,8 @@ from typing import Any
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.response_parts import ArgumentsPart
 from mlxstack.text.formats.answer_reader import AnswerReader
-from mlxstack.text.formats.call_writer import CallArguments
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.prompt.report import TemplateReport, report
@@ -110,7 +110,7 @@ def _n_pieces(made: OutputFormat, maker: PromptMaker) -> int:
     text = _written(made, maker, Message(Role.ASSISTANT, "", tool_calls=(call,)))
     reader = AnswerReader(made.description, TOOLS)
     spoken = [part for at in range(0, len(text), 4) for part in reader.feed(text[at : at + 4])]
-    return sum(isinstance(part, CallArguments) for part in spoken)
+    return sum(isinstance(part, ArgumentsPart) for part in spoken)
 
 
 def _written(made: OutputFormat, maker: PromptMaker, answer: Message) -> str:

@@ -22,7 +22,6 @@ from mlxstack.core.engine_events import (
     PrefillProgress,
     RequestFailed,
     RequestFinished,
-    RequestQueued,
     RequestTimings,
     SlotAssigned,
     TokenSampled,
@@ -86,7 +85,7 @@ class StandIn:
         if self.is_full:
             self._later((RequestFailed(ask.id, Busy("the queue is full", 3)),))
             return
-        seated = (RequestQueued(ask.id, 0), SlotAssigned(ask.id, 0, 0))
+        seated = (SlotAssigned(ask.id, 0, len(ask.tokens), 0),)
         if self.script is None:
             self._later(seated)
             return

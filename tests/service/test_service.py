@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
-from mlxstack.core.engine_events import TokenSampled
+from mlxstack.core.engine_events import SlotAssigned, TokenSampled
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, TooLong
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
@@ -16,7 +16,6 @@ from mlxstack.core.response_parts import (
     CollectedResponse,
     FinishCause,
     GenerationFinished,
-    GenerationStarted,
     KeepAlive,
     PrefillProgressed,
     ReasoningPart,
@@ -89,7 +88,7 @@ async def submitted(engine: StandIn) -> None:
 
 async def test_parts_come_in_order(pair: Pair) -> None:
     answer, parts = await say(pair, "good day")
-    assert isinstance(parts[0], GenerationStarted)
+    assert isinstance(parts[0], SlotAssigned)
     assert isinstance(parts[-1], GenerationFinished)
     assert answer.content == "good day"
     assert answer.ended.ending is FinishCause.EOS
@@ -170,7 +169,7 @@ async def test_x20_silence_is_broken_by_quiet(pair: Pair) -> None:
     parts = stream_response(service, admitted, 0.2, 0.02)
     found = [await anext(parts) for _ in range(4)]
     await parts.aclose()
-    assert isinstance(found[0], GenerationStarted)
+    assert isinstance(found[0], SlotAssigned)
     assert found[1:] == [KeepAlive(0, len(admitted.request.tokens))] * 3
     assert engine.cancelled == ["a-1"]
 

@@ -16,14 +16,16 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.request import Request
-from mlxstack.service.calls.admission import ParseConfig
+from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import ResponseAssembler
+from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
+WORDS: Any = None  # The assembler is given what it needs of a text processor.
 USER, ASSISTANT, TOOL = Role.USER, Role.ASSISTANT, Role.TOOL
 ACT = Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}})
 # Opens every answer with a thought, and never writes one back.
@@ -64,8 +66,7 @@ class Model:
         )  # fmt: skip
         parse = ParseOptions(tools=(ACT,), is_in_thinking=prompt.is_in_thinking)
         assembler = ResponseAssembler(
-            request,
-            ParseConfig(parse, anchor=prompt.anchor),
+            AdmittedRequest(request, GenerationOptions("r"), prompt, parse, WORDS),
             self.output_format,
             self.maker.replay,
             self.maker.answers,

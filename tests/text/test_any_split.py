@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.engine_events import FinishReason
-from mlxstack.core.response_parts import AnswerPart, ContentPart, ReasoningPart, ToolCallPart
+from mlxstack.core.response_parts import (
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ReasoningPart,
+    ToolCallPart,
+)
 from mlxstack.text.formats import DerivedFormat
-from mlxstack.text.formats.answer_reader import AnswerReader, Content, Spoken, Thought
-from mlxstack.text.formats.call_writer import CallArguments, CallEnded
+from mlxstack.text.formats.answer_reader import AnswerReader, Spoken
 from mlxstack.text.formats.description import pieces
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.grammar.compiler import GrammarCompiler
@@ -61,8 +66,8 @@ def calls(chatml: Any) -> dict[str, str]:
 
 def joined(spoken: list[Spoken]) -> tuple[str, str, list[Any]]:
     """Thought, content, and everything else in its order."""
-    thought = "".join(one.text for one in spoken if isinstance(one, Thought))
-    content = "".join(one.text for one in spoken if isinstance(one, Content))
+    thought = "".join(one.text for one in spoken if isinstance(one, ReasoningPart))
+    content = "".join(one.text for one in spoken if isinstance(one, ContentPart))
     return thought, content, in_one_piece(spoken)
 
 
@@ -70,21 +75,21 @@ def in_one_piece(spoken: Iterable[Spoken]) -> list[Any]:
     """All but the text; the pieces of each call as one, which they add up to."""
     others: list[Any] = []
     for one in spoken:
-        if isinstance(one, CallArguments) and isinstance(others[-1], CallArguments):
-            others[-1] = CallArguments(others[-1].text + one.text)
-        elif not isinstance(one, Thought | Content):
-            if isinstance(one, CallEnded):
-                check_whole(one, others[-1].text if isinstance(others[-1], CallArguments) else "")
+        if isinstance(one, ArgumentsPart) and isinstance(others[-1], ArgumentsPart):
+            others[-1] = ArgumentsPart(others[-1].text + one.text)
+        elif not isinstance(one, ReasoningPart | ContentPart):
+            if isinstance(one, ToolCallPart):
+                check_whole(one, others[-1].text if isinstance(others[-1], ArgumentsPart) else "")
             others.append(one)
     return others
 
 
-def check_whole(ended: CallEnded, text: str) -> None:
+def check_whole(ended: ToolCallPart, text: str) -> None:
     """The pieces are the call; only those of a cut call are no whole object."""
     assert text == ended.arguments_json
     if not ended.is_cut:
-        assert json.loads(text) == ended.call.arguments
-        assert text.encode() == msgspec.json.encode(ended.call.arguments)
+        assert json.loads(text) == ended.arguments
+        assert text.encode() == msgspec.json.encode(ended.arguments)
 
 
 def broken(found: DerivedFormat, text: str, data: Any) -> str:

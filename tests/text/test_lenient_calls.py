@@ -7,8 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
+from mlxstack.core.response_parts import ContentPart
 from mlxstack.text.formats import DerivedFormat, derive_format, read_answer
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Cut, Unparsed
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Cut, Unparsed
 from mlxstack.text.formats.families import FAMILIES
 from tests.text.formats import EACH, Format, made_tokenizer, tokenizer_of
 from tests.text.invented import INVENTED
@@ -51,7 +52,7 @@ def cut(output_format: DerivedFormat, raw: str) -> str:
     reader = AnswerReader(output_format, TOOLS)
     spoken = [*reader.feed(raw), *reader.finish(is_whole=False)]
     assert not [one for one in spoken if isinstance(one, Calls | Unparsed)]
-    return "".join(one.text for one in spoken if isinstance(one, Content))
+    return "".join(one.text for one in spoken if isinstance(one, ContentPart))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_call_cut_in_its_closing_mark_is_whole(marked: DerivedFormat) -> None:
     reader = AnswerReader(marked, TOOLS)
     raw = f"So: <tool_call>\n{CALL}\n</tool"
     spoken = [*reader.feed(raw), *reader.finish(is_whole=False)]
-    assert "".join(one.text for one in spoken if isinstance(one, Content)).strip() == "So:"
+    assert "".join(one.text for one in spoken if isinstance(one, ContentPart)).strip() == "So:"
     (calls,) = (one for one in spoken if isinstance(one, Calls))
     assert [(call.name, call.arguments) for call in calls.calls] == [LS]
     assert not calls.is_closed
@@ -158,7 +159,7 @@ def test_a_cut_call_without_its_first_mark_is_no_content() -> None:
     reader = AnswerReader(coder, TOOLS)
     spoken = [*reader.feed("<function=bash>\n<parameter=comm"), *reader.finish(is_whole=False)]
     assert any(isinstance(one, Cut) for one in spoken)
-    assert not any(isinstance(one, Content) for one in spoken)
+    assert not any(isinstance(one, ContentPart) for one in spoken)
 
 
 def test_all_calls_that_end_an_open_thought_count() -> None:

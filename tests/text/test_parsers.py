@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from mlx_lm import tool_parsers
 
 from mlxstack.core.conversation import Tool, ToolCall
+from mlxstack.core.response_parts import ContentPart
 from mlxstack.text.formats import read_answer
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Unparsed
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Unparsed
 from mlxstack.text.formats.checked_calls import parse_calls, tool_schemas
 from tests.text import syntaxes
 
@@ -175,7 +176,7 @@ def hear(name: str, text: str, *, is_whole: bool = True) -> tuple[Any, str]:
     reader = AnswerReader(syntaxes.FORMATS[name], TOOLS)
     spoken = [*reader.feed(text), *reader.finish(is_whole=is_whole)]
     calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
-    words = [one.text for one in spoken if isinstance(one, Content)]
+    words = [one.text for one in spoken if isinstance(one, ContentPart)]
     words += [one.raw for one in spoken if isinstance(one, Unparsed)]
     return [(call.name, call.arguments) for call in calls], "".join(words)
 

@@ -20,14 +20,16 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-from mlxstack.service.calls.admission import ParseConfig
+from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import ResponseAssembler
+from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import respelled
 
+WORDS: Any = None  # The assembler is given what it needs of a text processor.
 USER, ASSISTANT, TOOL = Role.USER, Role.ASSISTANT, Role.TOOL
 ACT = Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}})
 OTHER = Tool("other", "Does something else.", {"type": "object", "properties": {}})
@@ -95,9 +97,9 @@ class Spoken:
         tokens = respelled(self.tokenizer, text, lambda: self.random.randint(1, answer.width))
         eos = frozenset(self.tokenizer.eos_token_ids)
         parse = ParseOptions(tools=(ACT,), is_in_thinking=prompt.is_in_thinking)
+        request = Request(id="r", tokens=prompt.tokens, max_tokens=9999, eos=eos)
         assembler = ResponseAssembler(
-            Request(id="r", tokens=prompt.tokens, max_tokens=9999, eos=eos),
-            ParseConfig(parse, anchor=prompt.anchor),
+            AdmittedRequest(request, GenerationOptions("r"), prompt, parse, WORDS),
             self.output_format,
             self.maker.replay,
             self.maker.answers,

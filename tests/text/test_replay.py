@@ -12,14 +12,16 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-from mlxstack.service.calls.admission import ParseConfig
+from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts import openai_messages
+from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from mlxstack.text.prompt.tool_call_replay import CALL_BYTES, Block, Scope, ToolCallReplay
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
+WORDS: Any = None  # The assembler is given what it needs of a text processor.
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 SCHEMA = {
     "type": "object",
@@ -60,7 +62,8 @@ class Chat:
         manner = ParseOptions(
             tools=TOOLS, is_in_thinking=prompt.is_in_thinking, before=prompt.before
         )
-        ear = ResponseAssembler(ask, ParseConfig(manner), self.voice, self.maker.replay)
+        admitted = AdmittedRequest(ask, GenerationOptions("a"), prompt, manner, WORDS)
+        ear = ResponseAssembler(admitted, self.voice, self.maker.replay)
         events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]
         parts = [part for event in events for part in ear.on_event(event)]
         parts += ear.on_event(RequestFinished("a", FinishReason.EOS, RequestTimings()))

@@ -13,8 +13,9 @@ from typing import Any
 import mlx.core as mx
 from msgspec import Struct
 
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.engine.decode.draft_model import DraftModel, DraftPlan
-from mlxstack.engine.decode.drafter import Drafter, DraftSource
+from mlxstack.engine.decode.drafter import NO_OFFER, Drafter, DraftSource
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
 from mlxstack.engine.device import has_gpu
@@ -43,7 +44,8 @@ NO_DRAFT: tuple[int, ...] = ()
 class BatchRow:
     """Slot in the running batch; `input_token` (1,) may be lazy.
 
-    `n_left` tokens at most are still to be sampled. Positions are indices plus `shift`.
+    `n_left` tokens at most are still to be sampled. Positions are indices plus `shift`. `request`
+    is the id in the events of its tokens.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class BatchRow:
         n_left: float = inf,
         drafter: Drafter | None = None,
         shift: int = 0,
+        request: str = "",
     ) -> None:
         self.slot = slot
+        self.request = request
         self.shift = shift
         self.n_left = n_left
         self.context = context
@@ -74,7 +78,7 @@ class BatchRow:
 
     def expected(self) -> DraftOffer:
         """The draft that may be possible once the token in flight is known."""
-        return self.drafter.expected(self.sampler.is_ruled) if self.drafter else DraftOffer()
+        return self.drafter.expected(self.sampler.is_ruled) if self.drafter else NO_OFFER
 
     @property
     def known(self) -> list[int]:
@@ -90,8 +94,10 @@ class BatchRow:
 
         KV is quantized between passes, so a draft ends at the latest where that is due.
         """
-        if self.drafter is None or self.replay:
+        if self.replay:
             return DraftOffer(n_known=len(self.replay) + 1)
+        if self.drafter is None:
+            return NO_OFFER
         return self.drafter.propose(self.sampler.forced_tokens(), self.most_drafted)
 
     @property
@@ -107,13 +113,8 @@ class BatchRow:
         self.pending, self.replay = None, []
 
 
-class RowToken(Struct, frozen=True):
-    """Token that a row sampled in one step."""
-
-    row: BatchRow
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+RowToken = tuple[BatchRow, TokenSampled]
+"""Token that a row sampled in one step."""
 
 
 class FedRow(Struct, frozen=True):
@@ -346,7 +347,7 @@ class Batch:
             1 if i in landed.modeled else 1 + len(fed.draft) for i, fed in enumerate(landed.fed)
         ]
         plan = DraftPlan(counts, self.costs, self._layout(landed.fed[0].row))
-        chosen = Counter(id(one.row) for one in tokens)
+        chosen = Counter(id(row) for row, _ in tokens)
         n_drafted = sum(len(landed.fed[i].draft) for i in landed.modeled)
         n_accepted = sum(chosen[id(landed.fed[i].row)] - 1 for i in landed.modeled)
         self.draft_model.settle(n_drafted, n_accepted, seconds, plan)
@@ -467,7 +468,7 @@ class Batch:
                 )
             if is_running:
                 each = zip(tokens, fed.choices, strict=False)
-                sampled += [RowToken(row, token, *_numbers(choice)) for token, choice in each]
+                sampled += [(row, _event(row, token, choice)) for token, choice in each]
         return sampled
 
 
@@ -482,7 +483,7 @@ def _first_token(row: BatchRow, logits: mx.array) -> RowToken:
     row.is_at_prompt = False
     if row.drafter is not None:
         row.drafter.settle([row.pending], 0)
-    return RowToken(row, row.pending, *_numbers(chosen[0]))
+    return row, _event(row, row.pending, chosen[0])
 
 
 def _keep_logits(
@@ -551,10 +552,10 @@ def _arrays(choice: SampledToken) -> list[mx.array]:
     return [choice.token, *extra, *(choice.top or ())]
 
 
-def _numbers(choice: SampledToken) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+def _event(row: BatchRow, token: int, choice: SampledToken) -> TokenSampled:
     logprob = None if choice.logprob is None else float(choice.logprob.item().real)
     if choice.top is None:
-        return logprob, ()
+        return TokenSampled(row.request, token, logprob)
     tokens: Any = choice.top[0].tolist()
     values: Any = choice.top[1].tolist()
-    return logprob, tuple(zip(tokens, values, strict=True))
+    return TokenSampled(row.request, token, logprob, tuple(zip(tokens, values, strict=True)))

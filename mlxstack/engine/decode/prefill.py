@@ -114,7 +114,7 @@ def row_of(
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
     images = runner.images if request.images else None
     shift = images.shift(request.images, len(tokens)) if images is not None else 0
-    return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter, shift)
+    return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter, shift, request.id)
 
 
 def drafter_of(request: Request, siblings: SiblingAnswers) -> Drafter:

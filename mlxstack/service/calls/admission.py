@@ -1,92 +1,63 @@
 """Admission of requests: options checked, prompt tokenized, output constrained."""
 
 import time
-from typing import TypeVar
 
 from msgspec import Struct, structs
-from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Role, Tool
 from mlxstack.core.errors import BadRequest, Busy, TooLong
 from mlxstack.core.request import Priority, Request, SamplingParams
-from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.calls import agents
 from mlxstack.service.parts.generation_options import (
     UNLIMITED,
     GenerationOptions,
-    SamplingOverrides,
     ToolChoiceMode,
 )
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
 from mlxstack.service.service import Service
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
-from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.output_parser import ParseOptions
-from mlxstack.text.prompt.answer_replay import AnswerAnchor
 from mlxstack.text.prompt.prompt import Prompt, TokenizeOptions
 from mlxstack.text.prompt.tool_call_replay import Scope
 
-T = TypeVar("T")
-LEAST_TOP_P = 1e-6
 N_TAIL = 16
 
 FORBIDDEN = float("-inf")
-
-
-class ParseConfig(Struct, frozen=True):
-    """Options of the response parser.
-
-    `forced` are tokens of the answer that the prompt ends with. `may_fill_context`: the request set
-    no limit below the remaining context. `is_prefill`: only the prompt is computed. `anchor`: the
-    place of the answer in the prompt, if the answer is to be replayed. `n_replayed`: replayed
-    answers and calls of the prompt.
-    """
-
-    parse_options: ParseOptions
-    forced: tuple[int, ...] = ()
-    call_prefix: str = "call_"
-    may_fill_context: bool = False
-    is_one_call: bool = False
-    has_progress: bool = False
-    is_prefill: bool = False
-    anchor: AnswerAnchor | None = None
-    n_replayed: int = 0
-
-
-class GuidedPrompt(Struct, frozen=True):
-    """A prompt with the rules of its answer.
-
-    The answer begins with the `forced` tokens.
-    """
-
-    prompt: Prompt
-    parse_options: ParseOptions
-    constraint: GrammarConstraint | None = None
-    forced: tuple[int, ...] = ()
-    prediction: tuple[int, ...] = ()
 
 
 class AdmittedRequest(Struct, frozen=True):
     """Request that passed all checks.
 
     `text_processor` is that of the model whose tokens these are; no other model may answer.
+    `forced` are tokens of the answer that the prompt ends with. `limit` is the maximum of tokens
+    that the request or the preset set, None without one; 0 only computes the prompt.
     `conversation` is the source of the prompt, unless that was plain text or tokens.
     `loose_schemas` are parts of the tools' schemas that no grammar enforces, `omitted_tools` the
     tools of a vendor's servers, which are not offered to the model.
     """
 
     request: Request
-    parsing: ParseConfig
+    options: GenerationOptions
+    prompt: Prompt
+    parse_options: ParseOptions
     text_processor: TextProcessor
+    forced: tuple[int, ...] = ()
+    limit: int | None = None
     conversation: Conversation | None = None
     loose_schemas: tuple[str, ...] = ()
     omitted_tools: tuple[str, ...] = ()
 
     @property
-    def stop(self) -> tuple[str, ...]:
-        """Stop strings of the request."""
-        return self.parsing.parse_options.stops
+    def is_prefill(self) -> bool:
+        """Whether only the prompt is computed."""
+        return self.limit == 0
+
+    @property
+    def may_fill_context(self) -> bool:
+        """Whether no limit below the remaining context was set."""
+        return self.limit is None or self.limit > self.request.max_tokens
 
 
 async def admit(
@@ -106,15 +77,32 @@ async def admit(
     )
     prediction = await _prediction(service, text_processor, options)
     service.require_model(text_processor)
-    parse_options = ParseOptions(
-        tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
-        stops=options.stop,
-        is_in_thinking=prompt.is_in_thinking,
-        before=prompt.before,
-        has_grammar=forced is None and constraint is not None and constraint.has_grammar,
+    tools = _callable_tools(options, conversation.tools)
+    return AdmittedRequest(
+        request=_request(
+            service,
+            options,
+            prompt,
+            conversation,
+            forced=forced or (),
+            constraint=constraint,
+            prediction=prediction,
+        ),
+        options=options,
+        prompt=prompt,
+        parse_options=ParseOptions(
+            tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
+            stops=options.stop,
+            is_in_thinking=prompt.is_in_thinking,
+            before=prompt.before,
+            has_grammar=forced is None and constraint is not None and constraint.has_grammar,
+        ),
+        text_processor=text_processor,
+        forced=forced or (),
+        limit=_limit(service, options),
+        conversation=conversation,
+        loose_schemas=text_processor.loose_schemas.of(tools) if tools else (),
     )
-    made = GuidedPrompt(prompt, parse_options, constraint, forced or (), prediction)
-    return _admitted(service, options, made, conversation)
 
 
 async def admit_text(
@@ -140,10 +128,16 @@ async def _admit_text(
     made = await text_processor.raw(prompt)
     if not made.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
-    parse_options = ParseOptions(stops=options.stop, before=made.before, is_raw=True)
     constraint = await _text_constraint(text_processor, options)
     service.require_model(text_processor)
-    return _admitted(service, options, GuidedPrompt(made, parse_options, constraint))
+    return AdmittedRequest(
+        request=_request(service, options, made, constraint=constraint),
+        options=options,
+        prompt=made,
+        parse_options=ParseOptions(stops=options.stop, before=made.before, is_raw=True),
+        text_processor=text_processor,
+        limit=_limit(service, options),
+    )
 
 
 def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
@@ -154,63 +148,41 @@ def _scope(service: Service, conversation: Conversation, options: GenerationOpti
     return Scope(options.salt, name or "")
 
 
-def _admitted(
-    service: Service,
-    options: GenerationOptions,
-    made: GuidedPrompt,
-    conversation: Conversation | None = None,
-) -> AdmittedRequest:
-    """The request, named after everything that can refuse it. Raises Busy, TooLong."""
-    _refuse_if_full(service)
-    if options.agent is not None:
-        agents.check_room(service, options.agent)
-    prompt, tokens = made.prompt, made.prompt.tokens + made.forced
-    wished = options.max_tokens
-    if wished is None:
-        wished = service.preset.sampling.max_tokens
-    if wished == UNLIMITED:
-        wished = None
-    # The engine always samples one token; a prefill does not return it.
-    is_prefill = wished == 0
-    max_tokens = room(len(tokens), 1 if is_prefill else wished, service.n_ctx)
-    parsing = ParseConfig(
-        made.parse_options,
-        made.forced,
-        call_prefix=options.call_prefix,
-        may_fill_context=wished is None or wished > max_tokens,
-        is_one_call=options.is_one_call,
-        has_progress=options.has_progress,
-        is_prefill=is_prefill,
-        anchor=prompt.anchor,
-        n_replayed=prompt.n_replayed,
-    )
-    tools = _callable_tools(options, conversation.tools) if conversation else ()
-    return AdmittedRequest(
-        request=_request(service, options, made, max_tokens, conversation),
-        parsing=parsing,
-        text_processor=service.text_processor,
-        conversation=conversation,
-        loose_schemas=service.text_processor.loose_schemas.of(tools) if tools else (),
-    )
+def _limit(service: Service, options: GenerationOptions) -> int | None:
+    """Maximum tokens of the answer by the request or the preset; None without one."""
+    limit = options.max_tokens
+    if limit is None:
+        limit = service.preset.sampling.max_tokens
+    return None if limit == UNLIMITED else limit
 
 
 def _request(
     service: Service,
     options: GenerationOptions,
-    made: GuidedPrompt,
-    max_tokens: int,
-    conversation: Conversation | None,
+    prompt: Prompt,
+    conversation: Conversation | None = None,
+    *,
+    forced: tuple[int, ...] = (),
+    constraint: GrammarConstraint | None = None,
+    prediction: tuple[int, ...] = (),
 ) -> Request:
+    """The request, named after everything that can refuse it. Raises Busy, TooLong."""
+    _refuse_if_full(service)
+    if options.agent is not None:
+        agents.check_room(service, options.agent)
+    tokens, limit = prompt.tokens + forced, _limit(service, options)
+    # The engine always samples one token; a prefill does not return it.
+    max_tokens = room(len(tokens), 1 if limit == 0 else limit, service.n_ctx)
     now, name = time.monotonic(), options.agent or options.display_name
     if conversation is not None and options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         service.agent_registry.entitle(name, conversation, options.session_hint)
     # A grammar that has ended ends the answer.
-    ends = made.constraint is not None and made.constraint.has_grammar
+    ends = constraint is not None and constraint.has_grammar
     messages = conversation.messages if conversation else None
     return Request(
         id=options.id,
-        tokens=made.prompt.tokens + made.forced,
+        tokens=tokens,
         max_tokens=max_tokens,
         sampling=_sampling(service, options),
         eos=frozenset() if options.ignore_eos and not ends else service.facts.eos,
@@ -222,12 +194,12 @@ def _request(
         is_first_turn=messages is not None and all(m.role is not Role.ASSISTANT for m in messages),
         priority=_priority(service, name, options.priority),
         use_cache=options.use_cache,
-        checkpoint_positions=made.prompt.checkpoint_positions,
-        images=made.prompt.images,
+        checkpoint_positions=prompt.checkpoint_positions,
+        images=prompt.images,
         salt=options.salt,
-        prediction=made.prediction,
+        prediction=prediction,
         request_id=options.request,
-        constraint=made.constraint,
+        constraint=constraint,
         arrived=now,
         deadline=now + service.preset.queue.timeout_s,
     )
@@ -259,16 +231,14 @@ async def _with_biases(
     text_processor: TextProcessor, options: GenerationOptions
 ) -> GenerationOptions:
     """Replace biases of texts by token biases; special tokens get none."""
-    overrides = options.sampling
-    if not overrides.bias_texts:
+    if not options.bias_texts:
         return options
-    biases = list(overrides.logit_bias)
-    for text, bias in overrides.bias_texts:
+    biases = list(options.sampling.logit_bias)
+    for text, bias in options.bias_texts:
         tokens = await text_processor.tokenize(text, TokenizeOptions(parse_special=False))
         biases += [(token, bias) for token in tokens]
-    return structs.replace(
-        options, sampling=structs.replace(overrides, logit_bias=tuple(biases), bias_texts=())
-    )
+    chosen = structs.replace(options.sampling, logit_bias=tuple(biases))
+    return structs.replace(options, sampling=chosen, bias_texts=())
 
 
 async def _prediction(
@@ -297,8 +267,7 @@ def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
 
     An opening of several tokens is up to the constraint; one that is no mark may begin any text.
     """
-    defaults = default_sampling(service.preset.sampling, service.facts.defaults)
-    chosen = sampling(options.sampling, defaults, service.n_ctx)
+    chosen = options.sampling
     if options.tool_choice is not ToolChoiceMode.NONE:
         return chosen
     banned = service.text_processor.output_format.mark_tokens
@@ -317,30 +286,6 @@ def _refuse_if_full(service: Service) -> None:
     n_waiting, limit = len(service.engine.snapshot().waiting), service.preset.queue.max_waiting
     if 0 < limit <= n_waiting:
         raise Busy(f"{n_waiting} requests are waiting already, no more are queued")
-
-
-def sampling(overrides: SamplingOverrides, defaults: SamplingParams, n_ctx: int) -> SamplingParams:
-    """Sampling parameters: the request's, else those of requests that set none.
-
-    As for llama-server, penalties look at the whole context for a window of -1, and are off for one
-    of 0.
-    """
-    window = _first(overrides.window, defaults.window)
-    has_penalties = window != 0
-    repetition = _first(overrides.repetition_penalty, defaults.repetition_penalty)
-    return SamplingParams(
-        temperature=max(0.0, _first(overrides.temperature, defaults.temperature)),
-        top_p=max(_first(overrides.top_p, defaults.top_p), LEAST_TOP_P),
-        top_k=max(0, _first(overrides.top_k, defaults.top_k)),
-        min_p=_first(overrides.min_p, defaults.min_p),
-        seed=_seed(overrides.seed),
-        repetition_penalty=repetition if has_penalties else 1.0,
-        presence_penalty=(overrides.presence_penalty or 0.0) if has_penalties else 0.0,
-        frequency_penalty=(overrides.frequency_penalty or 0.0) if has_penalties else 0.0,
-        window=n_ctx if window < 0 else min(max(window, 1), n_ctx),
-        logit_bias=overrides.logit_bias,
-        top_logprobs=overrides.top_logprobs,
-    )
 
 
 def check(options: GenerationOptions, n_slots: int, n_vocab: int) -> None:
@@ -363,15 +308,6 @@ def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
     return n_ctx - n_prompt if max_tokens is None else min(max_tokens, n_ctx - n_prompt)
 
 
-def _first(given: T | None, default: T) -> T:
-    return default if given is None else given
-
-
-def _seed(seed: int | None) -> int | None:
-    """Seed as 64 bits, or None for a random (negative) one."""
-    return None if seed is None or seed < 0 else seed % 2**63
-
-
 async def output_constraint(
     text_processor: TextProcessor,
     options: GenerationOptions,
@@ -390,9 +326,14 @@ async def output_constraint(
         if options.response_format is None
         else await text_processor.shape_rules(options.response_format)
     )
-    layout = await _layout(text_processor, options, tools, prompt)
-    if rules is None and options.thinking_budget is None and not (layout.forbidden or layout.calls):
+    has_tools = bool(tools) and options.tool_choice is not ToolChoiceMode.NONE
+    calls, forbidden = None, _forbidden(text_processor, options, tools)
+    if has_tools:
+        offered = _callable_tools(options, tools)
+        calls = await text_processor.free_calls(offered, is_single=options.is_one_call)
+    if rules is None and options.thinking_budget is None and not (forbidden or calls):
         return None
+    layout = _layout(text_processor, options, prompt, forbidden, calls, has_tools=has_tools)
     return GrammarConstraint(layout, rules)
 
 
@@ -453,47 +394,37 @@ async def _call_guide(
     return None if rules is None else GrammarConstraint(layout, rules)
 
 
-async def _layout(
+def _layout(
     text_processor: TextProcessor,
     options: GenerationOptions,
-    tools: tuple[Tool, ...],
     prompt: Prompt,
+    forbidden: tuple[tuple[int, ...], ...],
+    calls: CallTrigger | None,
+    *,
+    has_tools: bool,
 ) -> ConstraintLayout:
-    output_format = text_processor.output_format
-    has_tools = bool(tools) and options.tool_choice is not ToolChoiceMode.NONE
-    may_think, has_headers = prompt.may_think, _has_headers(output_format, prompt)
-    before = ConstraintLayout(
+    output_format, tail = text_processor.output_format, prompt.tokens[-N_TAIL:]
+    may_think = prompt.may_think
+    # The answer begins with the header of a message.
+    has_headers = output_format.has_headers and not prompt.before
+    is_in_thinking = prompt.is_in_thinking or (has_headers and may_think)
+    may_open = may_think and not is_in_thinking and not closed(output_format.answer_tokens, tail)
+    openings = (output_format.call_opening,) if has_tools else ()
+    return ConstraintLayout(
         n_vocab=text_processor.n_vocab,
         eos=output_format.eos,
-        is_in_thinking=prompt.is_in_thinking or (has_headers and may_think),
+        is_in_thinking=is_in_thinking,
+        opens=output_format.thought_tokens if may_open else frozenset(),
         closes=output_format.answer_tokens,
         escapes=output_format.call_tokens if has_tools else frozenset(),
         budget=options.thinking_budget,
-        may_end=has_headers and has_tools,
-        headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
-        forbidden=_forbidden(text_processor, options, tools),
-        before=prompt.tokens[-N_TAIL:],
-        calls=await text_processor.free_calls(
-            _callable_tools(options, tools), is_single=options.is_one_call
-        )
-        if has_tools
-        else None,
+        may_end=has_headers and has_tools and not may_open,
+        headers=(output_format.answer_tokens, *openings) if has_headers and not may_think else (),
+        forbidden=forbidden,
+        before=tail,
+        calls=calls,
         banned=_banned(options),
     )
-    if before.is_in_thinking or not may_think or closed(before, prompt.tokens[-N_TAIL:]):
-        return before
-    return replace(before, opens=output_format.thought_tokens, may_end=False)
-
-
-def _has_headers(output_format: OutputFormat, prompt: Prompt) -> bool:
-    """True if the answer begins with the header of a message."""
-    return output_format.has_headers and not prompt.before
-
-
-def _headers(output_format: OutputFormat, has_tools: bool) -> tuple[tuple[int, ...], ...]:
-    """Openings of an answer without reasoning."""
-    calls = (output_format.call_opening,) if has_tools else ()
-    return (output_format.answer_tokens, *calls)
 
 
 def _forbidden(

@@ -19,22 +19,19 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.errors import Busy
 from mlxstack.core.preset import Anticipation
-from mlxstack.core.request import Request
 from mlxstack.core.response_parts import (
     AnswerPart,
     FinishCause,
     GenerationFinished,
-    GenerationStarted,
     KeepAlive,
     NotedPart,
     PrefillProgressed,
     ResponsePart,
     SpokenPart,
-    TokenLogprob,
     ToolCallPart,
 )
 from mlxstack.service.calls import agents
-from mlxstack.service.calls.admission import AdmittedRequest, ParseConfig
+from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.parts.early_turns import Pause
 from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.service.service import Service, ServiceHealth
@@ -60,8 +57,7 @@ async def stream_response(
     """
     clock = asyncio.get_running_loop().time
     assembler = ResponseAssembler(
-        admitted.request,
-        admitted.parsing,
+        admitted,
         admitted.text_processor.output_format,
         admitted.text_processor.prompt_maker.replay,
         admitted.text_processor.prompt_maker.answers,
@@ -122,33 +118,34 @@ class ResponseAssembler:
 
     def __init__(
         self,
-        request: Request,
-        parsing: ParseConfig,
+        admitted: AdmittedRequest,
         output_format: OutputFormat,
         replay: ToolCallReplay,
         answers: AnswerReplay | None = None,
     ) -> None:
         self.is_enough = False
         self.answer: Message | None = None
-        self._request = request
-        self._parsing = parsing
+        self._admitted = admitted
+        self._options = admitted.options
+        self._request = request = admitted.request
+        self._anchor = admitted.prompt.anchor
         self._replay = replay
         self._answers = answers
         self._scope = Scope(request.salt, request.display_name or "")
-        self._tokens = list(parsing.forced)
+        self._tokens = list(admitted.forced)
         self._spoken: list[SpokenPart] = []
         self._parser = OutputParser(
             output_format,
-            parsing.parse_options,
-            lambda: f"{parsing.call_prefix}{uuid.uuid4().hex[:24]}",
+            admitted.parse_options,
+            lambda: f"{admitted.options.call_prefix}{uuid.uuid4().hex[:24]}",
         )
-        self._opening = [part for token in parsing.forced for part in self._parser.push(token)]
-        self._started = GenerationStarted(slot=-1, n_prompt=len(request.tokens), n_cached=0)
+        self._opening = [part for token in admitted.forced for part in self._parser.push(token)]
+        self._started = SlotAssigned(request.id, slot=-1, n_prompt=len(request.tokens), n_cached=0)
         self._assigned_at = 0.0
         self._n_done = 0
         self._n_tokens = 0
         self._has_call = False
-        self._notes: list[TokenLogprob] = []
+        self._notes: list[TokenSampled] = []
 
     def on_event(self, event: Event | None) -> list[ResponsePart]:
         """Parts that an event adds. Raises Busy for a cancelled request."""
@@ -156,7 +153,8 @@ class ResponseAssembler:
             case TokenSampled():
                 return [] if self.is_enough else self._on_token(event)
             case SlotAssigned():
-                return [self._on_slot_assigned(event), *self._progress(event.n_cached)]
+                self._started, self._assigned_at = event, time.monotonic()
+                return [event, *self._progress(event.n_cached)]
             case PrefillProgress():
                 return self._progress(event.n_done)
             case RequestFinished():
@@ -167,22 +165,9 @@ class ResponseAssembler:
         """KeepAlive part with the progress of the prompt."""
         return KeepAlive(self._n_done, len(self._request.tokens))
 
-    def _on_slot_assigned(self, assigned: SlotAssigned) -> GenerationStarted:
-        self._assigned_at, self._n_done = time.monotonic(), assigned.n_cached
-        self._started = GenerationStarted(
-            slot=assigned.slot,
-            n_prompt=len(self._request.tokens),
-            n_cached=assigned.n_cached,
-            n_replayed=self._parsing.n_replayed,
-            source=assigned.source,
-            miss=assigned.miss,
-            early=assigned.early,
-        )
-        return self._started
-
     def _progress(self, n_done: int) -> list[ResponsePart]:
         self._n_done = n_done
-        if not self._parsing.has_progress:
+        if not self._options.has_progress:
             return []
         elapsed_ms = round((time.monotonic() - self._assigned_at) * 1000)
         return [
@@ -196,12 +181,12 @@ class ResponseAssembler:
         """
         n_prompt = len(self._request.tokens)
         done = self._progress(n_prompt) if self._n_done < n_prompt else []
-        if self._parsing.is_prefill:
+        if self._admitted.is_prefill:
             self.is_enough = True
             return done
         self._n_tokens += 1
         if chosen.token not in self._request.eos:
-            self._notes.append(TokenLogprob(chosen.token, chosen.logprob, chosen.top))
+            self._notes.append(chosen)
             self._tokens.append(chosen.token)
         opening, self._opening = self._opening, []
         return [*done, *self._answered([*opening, *self._parser.push(chosen.token)])]
@@ -210,7 +195,7 @@ class ResponseAssembler:
         """The parts to send, with the tokens sampled since the last ones."""
         answered: list[AnswerPart] = []
         for part in parts:
-            if self._parsing.is_one_call and self._has_call:
+            if self._options.is_one_call and self._has_call:
                 # Only the marks after the one call are still of interest.
                 self.is_enough = True
                 break
@@ -220,18 +205,18 @@ class ResponseAssembler:
         for block in self._parser.blocks:
             self._replay.remember(self._scope, block)
         self._parser.blocks.clear()
-        is_last = self._parsing.is_one_call and self._parser.n_blocks > 0
+        is_last = self._options.is_one_call and self._parser.n_blocks > 0
         self.is_enough = self.is_enough or is_last or self._parser.stop is not None
-        if self._parsing.anchor is not None:
+        if self._anchor is not None:
             self._spoken += [part for part in answered if isinstance(part, SpokenPart)]
         return answered
 
-    def _take_notes(self) -> tuple[TokenLogprob, ...]:
+    def _take_notes(self) -> tuple[TokenSampled, ...]:
         notes, self._notes = tuple(self._notes), []
         return notes
 
     def _finish(self, finished: RequestFinished) -> list[ResponsePart]:
-        is_over = self.is_enough or self._parsing.is_prefill
+        is_over = self.is_enough or self._admitted.is_prefill
         parts = [] if is_over else self._answered(self._parser.finish(finished.reason))
         self._remember(finished.reason)
         work = finished.timings
@@ -250,9 +235,9 @@ class ResponseAssembler:
 
     def _remember(self, reason: FinishReason) -> None:
         """Keep a complete answer, all of which was parsed, for later prompts."""
-        is_complete = reason is FinishReason.EOS or (self.is_enough and self._parsing.is_one_call)
-        is_complete = is_complete and not self._parsing.is_prefill
-        anchor = self._parsing.anchor
+        is_complete = reason is FinishReason.EOS or (self.is_enough and self._options.is_one_call)
+        is_complete = is_complete and not self._admitted.is_prefill
+        anchor = self._anchor
         if anchor is None or self._answers is None or not is_complete:
             return
         if self._parser.stop is None and not self._parser.n_unparsed and not self._parser.is_cut:
@@ -264,9 +249,9 @@ class ResponseAssembler:
         if self._parser.stop is not None:
             return FinishCause.WORD
         if self.is_enough:
-            return FinishCause.LENGTH if self._parsing.is_prefill else FinishCause.EOS
+            return FinishCause.LENGTH if self._admitted.is_prefill else FinishCause.EOS
         if reason is FinishReason.CANCELLED:
             raise Busy("the request was cancelled by the service, which may be stopping")
-        if reason is FinishReason.LENGTH and self._parsing.may_fill_context:
+        if reason is FinishReason.LENGTH and self._admitted.may_fill_context:
             return FinishCause.CONTEXT
         return ENDINGS[reason]

@@ -1,35 +1,15 @@
-"""Options of a request: sampling overrides, tool choice, limits."""
+"""Options of a request: sampling, tool choice, limits."""
 
 from enum import StrEnum
 
 from msgspec import Struct
 
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Priority, SamplingParams
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 MAX_TOP_LOGPROBS = 20
 UNLIMITED = -1
 """Token limit that means the context alone, as in llama-server."""
-
-
-class SamplingOverrides(Struct, frozen=True):
-    """Sampling fields of a request, None where it has none.
-
-    `bias_texts` are biases of each token of a text, in addition to `logit_bias` of token ids.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    window: int | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    bias_texts: tuple[tuple[str, float], ...] = ()
-    top_logprobs: int | None = None
 
 
 class ToolChoiceMode(StrEnum):
@@ -43,6 +23,7 @@ class ToolChoiceMode(StrEnum):
 class GenerationOptions(Struct, frozen=True):
     """Options of a request, all but its messages.
 
+    `bias_texts` are biases of each token of a text, in addition to those of `sampling`.
     `forced_tool` is the tool that a required call must name, `allowed_tools` the only ones that
     calls may name if there are any, `thinking_budget` the most tokens of reasoning. `max_tokens`
     None takes the preset's, UNLIMITED runs until the model ends or the context is full, 0 only
@@ -55,7 +36,8 @@ class GenerationOptions(Struct, frozen=True):
 
     id: str
     max_tokens: int | None = None
-    sampling: SamplingOverrides = SamplingOverrides()
+    sampling: SamplingParams = SamplingParams()
+    bias_texts: tuple[tuple[str, float], ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     slot: int | None = None

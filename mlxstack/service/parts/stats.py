@@ -10,7 +10,7 @@ from mlxstack.core.commands import SlotCommandResult, SlotRestoreResult, SlotSav
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot
 from mlxstack.core.request import Request
-from mlxstack.core.response_parts import GenerationStarted, ResponsePart
+from mlxstack.core.response_parts import ResponsePart
 from mlxstack.core.status import ThroughputSample
 
 START = Counters()
@@ -116,7 +116,7 @@ def decode_rate(now: Counters, before: Counters = START) -> float:
 def expected_timings(snapshot: Snapshot, part: ResponsePart) -> RequestTimings:
     """Prefill times of a starting reply, at the measured speed."""
     rate = prompt_rate(snapshot.counters)
-    if not isinstance(part, GenerationStarted) or rate <= 0:
+    if not isinstance(part, SlotAssigned) or rate <= 0:
         return RequestTimings()
     return RequestTimings(
         n_prompt=part.n_prompt,

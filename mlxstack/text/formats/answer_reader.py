@@ -8,9 +8,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool, ToolCall
+from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallStarted
 from mlxstack.text.formats.call_parts import ReadCalls
 from mlxstack.text.formats.call_reader import CallReader
-from mlxstack.text.formats.call_writer import CallEvent, CallOpened
+from mlxstack.text.formats.call_writer import CallEvent
 from mlxstack.text.formats.description import (
     Channels,
     DerivedFormat,
@@ -46,18 +47,6 @@ MAX_IN_VAIN = 64
 """Maximum calls searched for up to the end of a text."""
 
 
-class Thought(Struct, frozen=True):
-    """A stretch of reasoning."""
-
-    text: str
-
-
-class Content(Struct, frozen=True):
-    """A stretch of the answer."""
-
-    text: str
-
-
 class Break(Struct, frozen=True):
     """End of a stretch, with white space of the template around."""
 
@@ -83,7 +72,7 @@ class Cut(Struct, frozen=True):
     """A call that the end of the text cut."""
 
 
-Spoken = Thought | Content | Break | CallEvent | Calls | Unparsed | Cut
+Spoken = ReasoningPart | ContentPart | Break | CallEvent | Calls | Unparsed | Cut
 
 
 class AnswerReader:
@@ -191,7 +180,7 @@ class AnswerReader:
             if text.isspace():
                 return
             text, self._prefix = self._prefix + text, ""
-        self._spoken.append(Thought(text) if self.is_reasoning else Content(text))
+        self._spoken.append(ReasoningPart(text) if self.is_reasoning else ContentPart(text))
         if not text.isspace():
             self._has_thought = self._has_thought or self.is_reasoning
             self._has_said = self._has_said or not self.is_reasoning
@@ -392,7 +381,7 @@ class AnswerReader:
         return section
 
     def _on_call(self, event: CallEvent) -> None:
-        if isinstance(event, CallOpened):
+        if isinstance(event, ToolCallStarted):
             self._spoken.append(Break())
         self._spoken.append(event)
 
@@ -525,9 +514,9 @@ def read_answer(
     text, thought, calls, n_unparsed = "", "", list[ToolCall](), 0
     for stretch in [*reader.feed(raw), *reader.finish()]:
         match stretch:
-            case Content():
+            case ContentPart():
                 text += content.push(stretch.text)
-            case Thought():
+            case ReasoningPart():
                 thought += thoughts.push(stretch.text)
             case Calls():
                 calls += stretch.calls

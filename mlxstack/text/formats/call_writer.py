@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
+from mlxstack.core.response_parts import ArgumentsPart, ToolCallPart, ToolCallStarted
 from mlxstack.text.formats.argument_values import ArgumentTypes
 from mlxstack.text.formats.checked_calls import plain
 from mlxstack.text.formats.text_feed import MarkSet, TextFeed
@@ -17,31 +17,8 @@ DECIDING = 64
 """The most characters that decide whether a value is text."""
 
 
-class CallOpened(Struct, frozen=True):
-    """Call whose name is certain; `id` is the model's own or ""."""
-
-    name: str
-    id: str
-
-
-class CallArguments(Struct, frozen=True):
-    """Piece of the JSON text of the arguments of the open call."""
-
-    text: str
-
-
-class CallEnded(Struct, frozen=True):
-    """End of the open call; `arguments_json` sums up its pieces.
-
-    The end of the answer cut the arguments of a call that `is_cut`.
-    """
-
-    call: ToolCall
-    arguments_json: str
-    is_cut: bool = False
-
-
-CallEvent = CallOpened | CallArguments | CallEnded
+CallEvent = ToolCallStarted | ArgumentsPart | ToolCallPart
+"""Part of a call; its id is the model's own or ""."""
 
 
 class TextCopier:
@@ -95,7 +72,7 @@ class CallWriter:
         self._feed = feed
         self._emit = emit
         self._types = types
-        self._open: CallOpened | None = None
+        self._open: ToolCallStarted | None = None
         self._written = ""
         self._keys: set[str] = set()
         self._copier: Copier | None = None
@@ -117,7 +94,7 @@ class CallWriter:
         name = self._types.name(name)
         if self.is_quiet or self._open is not None or not self._types.has(name):
             return False
-        self._open = CallOpened(name, call_id)
+        self._open = ToolCallStarted(call_id, name)
         self._written, self._keys = "", set()
         self._copier, self._is_members = None, True
         self._emit(self._open)
@@ -203,14 +180,14 @@ class CallWriter:
         arguments = json.loads(self._written + self._closing(at))
         call = ToolCall(self._open.id, self._open.name, arguments)
         self._open = None
-        self._emit(CallEnded(call, self._written, is_cut=True))
+        self._emit(_ended(call, self._written, is_cut=True))
 
     def tell(self, call: ToolCall) -> None:
         """Tell a whole call."""
         text = arguments_json(call.arguments)
-        self._emit(CallOpened(call.name, call.id))
-        self._emit(CallArguments(text))
-        self._emit(CallEnded(call, text))
+        self._emit(ToolCallStarted(call.id, call.name))
+        self._emit(ArgumentsPart(text))
+        self._emit(_ended(call, text))
 
     @property
     def position(self) -> int:
@@ -232,13 +209,13 @@ class CallWriter:
         call = ToolCall(self._open.id, self._open.name, arguments)
         self._open, self._copier = None, None
         self.calls.append(call)
-        self._emit(CallEnded(call, self._written))
+        self._emit(_ended(call, self._written))
         return call
 
     def _write(self, text: str) -> None:
         if self._open is not None and text:
             self._written += text
-            self._emit(CallArguments(text))
+            self._emit(ArgumentsPart(text))
 
 
 class BoundCopy:
@@ -257,6 +234,11 @@ class BoundCopy:
             self._end = -1 if mark is None else mark.start
         self._copier.read(text[: self._scan], is_final=False)
         self._writer.advance()
+
+
+def _ended(call: ToolCall, text: str, *, is_cut: bool = False) -> ToolCallPart:
+    assert isinstance(call.arguments, dict)
+    return ToolCallPart(call.id, call.name, call.arguments, text, is_cut)
 
 
 def arguments_json(arguments: Any) -> str:

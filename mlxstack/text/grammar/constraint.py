@@ -262,11 +262,11 @@ def _first(layout: ConstraintLayout) -> ConstraintPhase:
     return ConstraintPhase.THINKING if layout.is_in_thinking else ConstraintPhase.BEGINNING
 
 
-def closed(layout: ConstraintLayout, tokens: Sequence[int]) -> bool:
-    """Whether the end of a thought is among the last `tokens`."""
-    n = len(layout.closes)
+def closed(closes: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether the end `closes` of a thought is among the last `tokens`."""
+    n = len(closes)
     return n > 0 and any(
-        tuple(tokens[i : i + n]) == layout.closes for i in range(len(tokens) - n + 1)
+        tuple(tokens[i : i + n]) == tuple(closes) for i in range(len(tokens) - n + 1)
     )
 
 

@@ -116,17 +116,6 @@ class Prompt(Struct, frozen=True):
     images: tuple[ImageSpan, ...] = ()
 
 
-class EncodedConversation(Struct, frozen=True):
-    """Conversation as tokens; messages end at `end`."""
-
-    conversation: Conversation
-    inputs: TemplateInputs
-    encoded: Encoded
-    end: int | None
-    cuts: tuple[int, ...]
-    images: tuple[ImageSpan, ...] = ()
-
-
 class TokenizeOptions(Struct, frozen=True):
     """Special tokens: `add_special` adds BOS and EOS, `parse_special` reads them."""
 
@@ -184,19 +173,7 @@ class PromptMaker:
 
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
-        done = self._encoded(conversation, scope)
-        conversation, encoded, end = done.conversation, done.encoded, done.end
-        return Prompt(
-            tokens=encoded.tokens,
-            text=unescape(encoded.text),
-            checkpoint_positions=done.cuts,
-            is_in_thinking=self._is_in_thinking(encoded.text[0 if end is None else end :]),
-            before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
-            may_think=self._may_think(conversation),
-            anchor=self._anchor(conversation, done.inputs, encoded, end),
-            n_replayed=encoded.n_replaced - len(done.images),
-            images=done.images,
-        )
+        return self._made(conversation, scope)[0]
 
     def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
@@ -205,14 +182,17 @@ class PromptMaker:
 
         The tokens are the same whatever the client says next. Raises as `make` does.
         """
-        done = self._encoded(_continued(conversation, answer), scope)
-        known = done.encoded.text.find(UNKNOWN)
+        prompt, encoded = self._made(_continued(conversation, answer), scope, is_expected=True)
+        known = encoded.text.find(UNKNOWN)
         # A template that drops the last message says nothing about where it would stand.
-        n_known = self._encoder.place(done.encoded, known) if known >= 0 else 0
-        cuts = tuple(cut for cut in done.cuts if cut < n_known)
-        return Prompt(tokens=done.encoded.tokens[:n_known], checkpoint_positions=cuts)
+        n_known = self._encoder.place(encoded, known) if known >= 0 else 0
+        cuts = tuple(cut for cut in prompt.checkpoint_positions if cut < n_known)
+        return Prompt(tokens=encoded.tokens[:n_known], checkpoint_positions=cuts)
 
-    def _encoded(self, conversation: Conversation, scope: Scope) -> EncodedConversation:
+    def _made(
+        self, conversation: Conversation, scope: Scope, *, is_expected: bool = False
+    ) -> tuple[Prompt, Encoded]:
+        """Prompt and its encoded text; one that is only expected has no anchor."""
         conversation = self._with_images(conversation)
         self._refuse_too_long(_heard(conversation))
         conversation = self._normalized(conversation)
@@ -228,8 +208,18 @@ class PromptMaker:
         encoded = self._encoder.encode(marked, splices)
         spans = spans_in(encoded, images) if images else ()
         end = self._messages_end(marked, inputs)
-        cuts = self._cuts(conversation, messages, encoded, end)
-        return EncodedConversation(conversation, inputs, encoded, end, cuts, spans)
+        prompt = Prompt(
+            tokens=encoded.tokens,
+            text=unescape(encoded.text),
+            checkpoint_positions=self._cuts(conversation, messages, encoded, end),
+            is_in_thinking=self._is_in_thinking(encoded.text[0 if end is None else end :]),
+            before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
+            may_think=self._may_think(conversation),
+            anchor=None if is_expected else self._anchor(conversation, inputs, encoded, end),
+            n_replayed=encoded.n_replaced - len(spans),
+            images=spans,
+        )
+        return prompt, encoded
 
     def _with_images(self, conversation: Conversation) -> Conversation:
         """Conversation whose images the template takes where they are."""

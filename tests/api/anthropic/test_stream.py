@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds, message
-from mlxstack.core.engine_events import RequestTimings
+from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
     FinishCause,
     GenerationFinished,
-    GenerationStarted,
     KeepAlive,
     ReasoningPart,
     ResponsePart,
@@ -60,7 +59,7 @@ def said(*parts: ResponsePart) -> list[dict[str, Any]]:
 def test_a30_any_reply_streams_in_order_and_adds_up(
     before: list[KeepAlive], parts: list[SpokenPart | KeepAlive], ending: FinishCause
 ) -> None:
-    started = GenerationStarted(slot=0, n_prompt=9, n_cached=4)
+    started = SlotAssigned("a", slot=0, n_prompt=9, n_cached=4)
     ended = GenerationFinished(
         ending, RequestTimings(n_prompt=9, n_cached=4, n_generated=7), slot=0
     )
@@ -85,7 +84,7 @@ def test_x21_pings_may_come_before_the_answer_begins() -> None:
 
 
 def test_a34_no_empty_text_between_thoughts_and_call() -> None:
-    started = GenerationStarted(slot=0, n_prompt=9, n_cached=4)
+    started = SlotAssigned("a", slot=0, n_prompt=9, n_cached=4)
     found = said(started, ReasoningPart("hm"), called({}))
     kinds = [e["content_block"]["type"] for e in found if e["type"] == "content_block_start"]
     assert kinds == ["thinking", "tool_use"]

@@ -69,7 +69,7 @@ def _options(
     service: Service, body: MessagesBody, parsed: Conversation, request: AnyRequest
 ) -> GenerationOptions:
     """Generation options, with the fields that only Anthropic has."""
-    options = request_fields.options(body, f"msg_{uuid4().hex[:24]}", None, request)
+    options = request_fields.options(body, f"msg_{uuid4().hex[:24]}", None, request, service)
     default = service.preset.sampling.max_tokens or MAX_TOKENS
     choice = body.tool_choice
     return structs.replace(

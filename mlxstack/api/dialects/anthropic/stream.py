@@ -28,7 +28,7 @@ from mlxstack.api.dialects.anthropic.response_schema import (
     ToolUseBlock,
 )
 from mlxstack.api.error_bodies import anthropic_error
-from mlxstack.core.engine_events import RequestTimings
+from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
     ArgumentsPart,
@@ -36,7 +36,6 @@ from mlxstack.core.response_parts import (
     ContentPart,
     FinishCause,
     GenerationFinished,
-    GenerationStarted,
     KeepAlive,
     ReasoningPart,
     ResponsePart,
@@ -81,7 +80,7 @@ class MessageStream(streaming.Renderer):
     def _events(self, part: ResponsePart) -> Iterator[Event]:
         """Events of one part; before the start of the message only pings."""
         match part:
-            case GenerationStarted():
+            case SlotAssigned():
                 yield MessageStart(_begun(part, self._names))
             case KeepAlive():
                 yield Ping()
@@ -151,7 +150,7 @@ def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
     )
 
 
-def _begun(started: GenerationStarted, names: ResponseIds) -> MessageResponse:
+def _begun(started: SlotAssigned, names: ResponseIds) -> MessageResponse:
     """Message at its start; Anthropic counts one output token from there."""
     work = RequestTimings(n_prompt=started.n_prompt, n_cached=started.n_cached, n_generated=1)
     return MessageResponse(id=names.response_id, model=names.model, content=(), usage=usage(work))

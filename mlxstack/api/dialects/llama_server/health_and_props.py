@@ -12,7 +12,6 @@ from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.api.web_page import page_or
 from mlxstack.core.errors import Loading, StackError, Unsupported
 from mlxstack.core.image import MEDIA_MARKER
-from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.service import Service, ServiceHealth
 
 
@@ -66,10 +65,12 @@ def _swapping(service: Service) -> dict[str, str]:
 async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """Properties as llama-server reports them, and the way this engine decodes."""
     snapshot, template, facts = service.engine.snapshot(), service.template, service.facts
-    defaults = default_sampling(service.preset.sampling, facts.defaults)
     limit = service.preset.sampling.max_tokens or -1
     return {
-        "default_generation_settings": {"params": params(defaults, limit), "n_ctx": service.n_ctx},
+        "default_generation_settings": {
+            "params": params(service.default_sampling, limit),
+            "n_ctx": service.n_ctx,
+        },
         "total_slots": service.preset.slots.count,
         "model_alias": service.name,
         "model_ftype": f"KV {service.preset.kv.bits} bit",

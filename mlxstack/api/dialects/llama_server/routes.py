@@ -34,7 +34,7 @@ async def completion(
     prompts = request_fields.prompts(data.prompt)
     check_all(len(prompts), 1, service)
     n_top = request_fields.top_logprobs(data.n_probs, "n_probs") or None
-    options = request_fields.options(data, "", n_top, request)
+    options = request_fields.options(data, "", n_top, request, service)
     options = structs.replace(options, has_progress=bool(data.return_progress))
     name = f"cmpl-{uuid4().hex}"
     orders = [

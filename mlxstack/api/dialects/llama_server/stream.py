@@ -15,6 +15,7 @@ from mlxstack.api.dialects.llama_server.response_schema import (
 from mlxstack.api.error_bodies import llama_error
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import StackError
 from mlxstack.core.image import MediaText
 from mlxstack.core.response_parts import (
@@ -25,7 +26,6 @@ from mlxstack.core.response_parts import (
     KeepAlive,
     PrefillProgressed,
     ResponsePart,
-    TokenLogprob,
 )
 from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.service import Service
@@ -104,7 +104,7 @@ class PromptRenderer:
         pace = {"timings": self._watch.timings()} if self._body.timings_per_token else {}
         return {**self._partial(part.text, part.notes), **self._probabilities(part.notes), **pace}
 
-    def _partial(self, text: str, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    def _partial(self, text: str, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:
         return {
             "index": self._index,
             "content": text,
@@ -127,7 +127,7 @@ class PromptRenderer:
             "tokens_predicted": work.n_generated,
             "tokens_evaluated": work.n_prompt,
             "generation_settings": generation_settings(
-                self._admitted.request, self._admitted.stop, bool(self._body.stream)
+                self._admitted.request, self._admitted.options.stop, bool(self._body.stream)
             ),
             "prompt": self._prompt,
             "has_new_line": self._has_new_line,
@@ -146,7 +146,7 @@ class PromptRenderer:
         found = {path: _at(plain, path) for path in self._body.response_fields}
         return {path: value for path, value in found.items() if value is not UNSET}
 
-    def _probabilities(self, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    def _probabilities(self, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:
         result = logprobs(notes, self._admitted.text_processor)
         return {"completion_probabilities": result.content} if result else {}
 

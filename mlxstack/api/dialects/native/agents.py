@@ -41,7 +41,6 @@ from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.service.parts.stats import expected_timings
 from mlxstack.service.service import Service
-from mlxstack.text.images.reader import ImageReader
 
 AGENT = PREFIX + "agent"
 NO = (None, "", "0", "false")
@@ -230,9 +229,7 @@ async def generate_for_agent(
     model = resolve_model(service, data.model)
     agent = checked(agent, "agent")
     text_processor = service.text_processor
-    turn = await text_processor.read(
-        lambda: _turn_request(agent, data, request, text_processor.image_reader())
-    )
+    turn = await text_processor.read(lambda: _turn_request(service, agent, data, request))
     wants = stream_config(data, turn.options.id, model)
     if data.stream:
         return await _stream(service, agent, turn, wants)
@@ -249,7 +246,7 @@ async def _whole(
     work = reply.ended.work
     completion = stream.whole((reply,), wants, orders[0].text_processor)
     note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
-    headers = cache_headers(orders[0].request, reply.started, work)
+    headers = cache_headers(orders[0], reply.started, work)
     return Response(
         AgentCompletion(**structs.asdict(completion), agent=note),
         headers=headers,
@@ -268,21 +265,21 @@ async def _stream(
     headers = {AGENT: agent}
     if orders:
         work = expected_timings(service.engine.snapshot(), first)
-        headers = cache_headers(orders[0].request, first, work)
+        headers = cache_headers(orders[0], first, work)
     renderer = stream.ChatRenderer(wants, text_processor)
     return streamed(frames(first, interleaved([parts]), renderer), headers)
 
 
 def _turn_request(
-    agent: str, body: GenerateBody, request: AnyRequest, images: ImageReader
+    service: Service, agent: str, body: GenerateBody, request: AnyRequest
 ) -> AgentTurnRequest:
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
     request_fields.only_one(body.n)
     whole = structs.replace(body, messages=body.append) if body.append else body
     return AgentTurnRequest(
-        conversation=to_conversation.conversation(whole, images),
-        options=structs.replace(options(body, request), agent=agent),
+        conversation=to_conversation.conversation(whole, service.text_processor.image_reader()),
+        options=structs.replace(options(body, request, service), agent=agent),
         is_added=bool(body.append),
         is_patient=bool(body.queue),
     )

@@ -74,7 +74,7 @@ async def chat(
     conversation = await text_processor.read(
         lambda: to_conversation.chat_conversation(data, text_processor.image_reader())
     )
-    admitted = await admit(service, conversation, _options(data, request))
+    admitted = await admit(service, conversation, _options(data, request, service))
     return await _answer(request, service, admitted, data, renderer)
 
 
@@ -91,7 +91,7 @@ async def generate(
     conversation = await text_processor.read(
         lambda: to_conversation.prompt_conversation(data, text_processor.image_reader())
     )
-    options = _options(data, request)
+    options = _options(data, request, service)
     admitted = (
         await admit_text(service, data.prompt, options)
         if data.raw
@@ -216,7 +216,9 @@ def _model(service: Service, name: str | None) -> str:
     return name or service.name
 
 
-def _options(body: OllamaGenerationBody, request: AnyRequest) -> GenerationOptions:
+def _options(
+    body: OllamaGenerationBody, request: AnyRequest, service: Service
+) -> GenerationOptions:
     """Generation options; as for Ollama, a `num_predict` below 1 is no limit."""
     sent = body.options or OllamaOptions()
     n_top = (
@@ -224,7 +226,7 @@ def _options(body: OllamaGenerationBody, request: AnyRequest) -> GenerationOptio
         if body.logprobs
         else None
     )
-    options = request_fields.options(sent, f"ollama-{uuid4().hex}", n_top, request)
+    options = request_fields.options(sent, f"ollama-{uuid4().hex}", n_top, request, service)
     limit = sent.num_predict
     return structs.replace(
         options,

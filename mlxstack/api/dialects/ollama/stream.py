@@ -21,6 +21,7 @@ from mlxstack.api.dialects.ollama.response_schema import (
 from mlxstack.api.dialects.openai_chat.stream import finish_reason
 from mlxstack.api.error_bodies import OLLAMA_HEARTBEAT, ollama_error
 from mlxstack.api.response_fields import logprobs
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
     CollectedResponse,
@@ -29,7 +30,6 @@ from mlxstack.core.response_parts import (
     KeepAlive,
     ReasoningPart,
     ResponsePart,
-    TokenLogprob,
     ToolCallPart,
 )
 
@@ -96,7 +96,7 @@ class OllamaRenderer(streaming.Renderer):
             eval_duration=nanoseconds(work.decode_s),
         )
 
-    def _noted(self, answer: OllamaAnswer, notes: tuple[TokenLogprob, ...]) -> OllamaAnswer:
+    def _noted(self, answer: OllamaAnswer, notes: tuple[TokenSampled, ...]) -> OllamaAnswer:
         chosen = logprobs(notes, self._text_processor)
         return answer if chosen is None else structs.replace(answer, logprobs=chosen.content)
 

@@ -29,6 +29,7 @@ from mlxstack.api.run_generation import (
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions
+from mlxstack.service.service import Service
 
 
 @post(
@@ -46,7 +47,7 @@ async def chat_completions(
     conversation = await text_processor.read(
         lambda: to_conversation.conversation(data, text_processor.image_reader())
     )
-    admitted = await admit(service, conversation, options(data, request))
+    admitted = await admit(service, conversation, options(data, request, service))
     admitted = structs.replace(admitted, omitted_tools=to_conversation.omitted_tools(data))
     wants = stream_config(data, admitted.request.id, model)
     text_processor, orders = admitted.text_processor, copies(admitted, n)
@@ -73,7 +74,7 @@ async def chat_input_tokens(data: JSONBody[ChatBody], service: TheService) -> In
     return InputTokens(len(prompt.tokens))
 
 
-def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
+def options(body: ChatBody, request: AnyRequest, service: Service) -> GenerationOptions:
     """Generation options of a chat body. Raises BadRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
@@ -82,7 +83,8 @@ def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
         if body.logprobs
         else None
     )
-    common = request_fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
+    request_id = f"chatcmpl-{uuid4().hex}"
+    common = request_fields.options(body, request_id, n_top, request, service)
     return structs.replace(
         common,
         tool_choice=to_conversation.tool_choice_mode(to_conversation.tool_choice(body)),

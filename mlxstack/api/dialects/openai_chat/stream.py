@@ -24,6 +24,7 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
 )
 from mlxstack.api.error_bodies import openai_error
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
     ArgumentsPart,
@@ -35,7 +36,6 @@ from mlxstack.core.response_parts import (
     PrefillProgressed,
     ReasoningPart,
     ResponsePart,
-    TokenLogprob,
     ToolCallPart,
     ToolCallStarted,
 )
@@ -196,14 +196,14 @@ class ChatStream:
     def _call(self, **fields: Any) -> Delta:
         return Delta(tool_calls=(ChatToolCall(index=self._n_calls - 1, **fields),))
 
-    def _say(self, delta: Delta, notes: tuple[TokenLogprob, ...] = ()) -> bytes:
+    def _say(self, delta: Delta, notes: tuple[TokenSampled, ...] = ()) -> bytes:
         chunk = self._chunk(self._choice(delta, notes))
         if self._wants.has_pace:
             chunk = structs.replace(chunk, timings=self._watch.timings())
         return streaming.frame(chunk)
 
     def _choice(
-        self, delta: Delta, notes: tuple[TokenLogprob, ...] = (), reason: str | None = None
+        self, delta: Delta, notes: tuple[TokenSampled, ...] = (), reason: str | None = None
     ) -> ChunkChoice:
         return ChunkChoice(
             delta,

@@ -26,6 +26,7 @@ from mlxstack.api.run_generation import (
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit_text
 from mlxstack.service.parts.generation_options import GenerationOptions
+from mlxstack.service.service import Service
 
 
 @post(
@@ -40,7 +41,7 @@ async def completions(
     prompts = request_fields.prompts(data.prompt)
     check_all(len(prompts), n_choices(data.n, service.preset.slots.count), service)
     shape = CompletionRenderer(service, resolve_model(service, data.model), data, len(prompts))
-    options = _options(data, request)
+    options = _options(data, request, service)
     orders = [
         await admit_text(service, prompt, structs.replace(options, id=f"{shape.id}-{i}"))
         for i, prompt in enumerate(prompts)
@@ -51,14 +52,15 @@ async def completions(
     return await answer_whole(request, service, tuple(chain(*groups)), shape.whole)
 
 
-def _options(body: CompletionBody, request: AnyRequest) -> GenerationOptions:
+def _options(body: CompletionBody, request: AnyRequest, service: Service) -> GenerationOptions:
     for name in ("echo", "suffix"):
         if getattr(body, name):
             raise BadRequest(f"{name} is not supported", name)
     if body.best_of not in (None, body.n or 1):
         raise BadRequest("best_of is not supported; n gives that many choices", "best_of")
     n_top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
-    return request_fields.options(body, "", request_fields.top_logprobs(n_top, "logprobs"), request)
+    n_top = request_fields.top_logprobs(n_top, "logprobs")
+    return request_fields.options(body, "", n_top, request, service)
 
 
 DIALECT = structs.replace(OPENAI, routes=(completions,), prefixes=())

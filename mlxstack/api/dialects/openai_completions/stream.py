@@ -16,6 +16,7 @@ from mlxstack.api.dialects.openai_completions.response_schema import (
 from mlxstack.api.error_bodies import openai_error
 from mlxstack.api.response_fields import Stopwatch, legacy, timings, usage
 from mlxstack.api.run_generation import n_choices
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
     CollectedResponse,
@@ -23,7 +24,6 @@ from mlxstack.core.response_parts import (
     GenerationFinished,
     KeepAlive,
     ResponsePart,
-    TokenLogprob,
 )
 from mlxstack.service.service import Service
 
@@ -81,7 +81,7 @@ class CompletionRenderer(streaming.Renderer):
                 spent = UNSET if self._has_usage else timings(part.work)
                 yield streaming.frame(structs.replace(self._completion((last,)), timings=spent))
 
-    def _choice(self, text: str, index: int, notes: tuple[TokenLogprob, ...]) -> CompletionChoice:
+    def _choice(self, text: str, index: int, notes: tuple[TokenSampled, ...]) -> CompletionChoice:
         """Choice of a stream; its text offsets continue the previous part's."""
         noted = legacy(notes, self._text_processor, self._offsets[index])
         if noted is not None:

@@ -43,7 +43,7 @@ async def responses(
 ) -> HttpResponse[Response] | Stream:
     """Answer a list of items, whole or as server-sent events."""
     model, box = resolve_model(service, data.model), toolbox(data.tools)
-    data, options = _resolved(data, request), _options(data, request, box)
+    data, options = _resolved(data, request), _options(data, request, service, box)
     text_processor = service.text_processor
     conversation = await text_processor.read(
         lambda: to_conversation.conversation(data, box, text_processor.image_reader())
@@ -105,11 +105,13 @@ async def _admit(
         raise
 
 
-def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> GenerationOptions:
+def _options(
+    body: ResponsesBody, request: AnyRequest, service: Service, box: ToolNames
+) -> GenerationOptions:
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     n_top = request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
     common = request_fields.options(
-        body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request
+        body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request, service
     )
     return structs.replace(
         common,

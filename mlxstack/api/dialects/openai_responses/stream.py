@@ -34,7 +34,7 @@ from mlxstack.api.dialects.openai_responses.to_conversation import (
 )
 from mlxstack.api.errors import LOADING_RETRY_S
 from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings
-from mlxstack.core.engine_events import RequestTimings
+from mlxstack.core.engine_events import RequestTimings, TokenSampled
 from mlxstack.core.errors import BadRequest, Busy, Loading, StackError, TooLong
 from mlxstack.core.response_parts import (
     ArgumentsPart,
@@ -45,7 +45,6 @@ from mlxstack.core.response_parts import (
     KeepAlive,
     ReasoningPart,
     ResponsePart,
-    TokenLogprob,
     ToolCallPart,
     ToolCallStarted,
     in_pieces,
@@ -333,7 +332,7 @@ class ResponseStream(streaming.Renderer):
         last = events.IncompleteEvent if is_cut else events.Completed
         yield last(response=self.response)
 
-    def _logprobs(self, notes: tuple[TokenLogprob, ...]) -> tuple[SampledLogprob, ...]:
+    def _logprobs(self, notes: tuple[TokenSampled, ...]) -> tuple[SampledLogprob, ...]:
         result = logprobs(notes, self._text_processor)
         return result.content if result else ()
 
