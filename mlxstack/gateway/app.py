@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.api import guards
-from mlxstack.api.host_rules import host_rules
+from mlxstack.api.guards import host_rules
 from mlxstack.api.json_body import decode_body
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.request_body import BodyBudget, RequestBody

@@ -10,8 +10,7 @@ from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
-from mlxstack.store.agent_history import AgentFolders
-from mlxstack.store.agent_locks import AgentLockFiles
+from mlxstack.store.agent_history import AgentFolders, AgentLockFiles
 from mlxstack.store.kv_store import DiskKVStore
 
 

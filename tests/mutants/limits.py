@@ -105,7 +105,7 @@ LIMITS = (
         CONNECTIONS + "test_the_limit_leaves_descriptors_for_files",
     ),
     Mutant(
-        "names of containers count from near peers only", "api/host_rules.py",
+        "names of containers count from near peers only", "api/guards.py",
         "return (mapped or address).is_private", "return True",
         "tests/api/test_guards.py::test_names_of_this_machine",
     ),
@@ -151,7 +151,7 @@ LIMITS = (
         + "test_c14_a_context_of_another_version_is_spared_with_the_kv_of_its_identity",
     ),
     Mutant(
-        "turns of two services exclude each other", "store/agent_locks.py",
+        "turns of two services exclude each other", "store/agent_history.py",
         "fcntl.flock(fd, how | fcntl.LOCK_NB)", "pass",
         "tests/api/test_two_services.py::test_a_turn_in_one_service_refuses_those_of_the_other",
     ),

@@ -88,23 +88,23 @@ DOORS_AND_FILES = (
         GUARDS + "test_e9_an_agent_is_not_made_more_urgent_than_the_key",
     ),
     Mutant(
-        "the Host is checked", "api/host_rules.py",
+        "the Host is checked", "api/guards.py",
         "if not (known.fullmatch(host) or _is_address(host)):", "if not host:",
         GUARDS + "test_hosts_against_dns_rebinding",
     ),
     Mutant(
-        "the Origin is checked", "api/host_rules.py",
+        "the Origin is checked", "api/guards.py",
         "if origin is not None and not _is_friend(origin, host, known):", 'if origin == "":',
         GUARDS + "test_origins_of_foreign_pages",
     ),
     Mutant(
-        "an Origin that is no URL is a stranger's", "api/host_rules.py",
+        "an Origin that is no URL is a stranger's", "api/guards.py",
         "except ValueError:\n        return False\n    if",
         "except KeyError:\n        return False\n    if",
         GUARDS + "test_origins_of_foreign_pages",
     ),
     Mutant(
-        "a zone is no address", "api/host_rules.py",
+        "a zone is no address", "api/guards.py",
         'return "%" not in host', "return True",
         GUARDS + "test_hosts_against_dns_rebinding",
     ),

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.errors import BadRequest, StackError
-from mlxstack.store.agent_locks import AgentLockFiles
+from mlxstack.store.agent_history import AgentLockFiles
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from mlxstack.store.agent_locks import AgentLockFiles
+from mlxstack.store.agent_history import AgentLockFiles
 held = AgentLockFiles(Path(sys.argv[1])).turn("Bob:1")
 print(held is not None, flush=True)
 time.sleep(60)

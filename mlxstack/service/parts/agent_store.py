@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.ports import Manifest
-from mlxstack.store.agent_history import AgentFolders, History
-from mlxstack.store.agent_locks import AgentLock, AgentLockFiles
+from mlxstack.store.agent_history import AgentFolders, AgentLock, AgentLockFiles, History
 
 log = logging.getLogger("mlxstack.agents")
 
