@@ -1,4 +1,4 @@
-"""Access control: rules for Host and Origin against DNS rebinding, API keys and scopes.
+"""Access control: rules for Host and Origin, API keys and their scopes.
 
 Guards are coroutines because Litestar sends plain functions through a thread, each time.
 """

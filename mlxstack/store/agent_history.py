@@ -1,4 +1,4 @@
-"""Agent folders: history and saved contexts, and the locks between processes of a home.
+"""Agent folders: history and saved contexts; locks between processes.
 
 <root>/<agent>/history.json             readable, for any model
 <root>/<agent>/<model>/manifest.json    the saved context of one model

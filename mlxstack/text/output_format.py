@@ -9,7 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats.answer_reader import AnswerReader
 from mlxstack.text.formats.call_reader import strict_marks, trigger_marks
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.description import (
@@ -29,24 +28,6 @@ from mlxstack.text.grammar.forced_tool_call import CallDelimiters
 from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
 from mlxstack.text.tokens.cached_tokenizer import TokenBytes
 from mlxstack.text.tokens.special_tokens import nameless
-
-
-class ParseOptions(Struct, frozen=True):
-    """Options for parsing one answer.
-
-    `tools` are all offered tools, deferred ones too; without any, the marks of a tool call are
-    words, as llama-server has it. `stops` count in the answer, not in thoughts or calls.
-    `is_in_thinking` and `before` come from the prompt. `is_raw` gives a text completion:
-    nothing is a marker and nothing is trimmed. `has_grammar`: a grammar rules the content, in
-    which only tokens that no grammar spells are marks.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    stops: tuple[str, ...] = ()
-    is_in_thinking: bool = False
-    before: tuple[int, ...] = ()
-    is_raw: bool = False
-    has_grammar: bool = False
 
 
 class ModelMarkers(Struct, frozen=True):
@@ -189,15 +170,6 @@ class OutputFormat:
         known = marks.forced if channels is None else channels.starts
         texts = tuple(named_opening(self.description, tool.name).encode() for tool in tools)
         return CallOpening(texts, len(known.encode()), rules)
-
-    def reader(self, parse_options: ParseOptions) -> AnswerReader:
-        """The reader of one answer."""
-        return AnswerReader(
-            DerivedFormat() if parse_options.is_raw else self.description,
-            parse_options.tools,
-            is_in_thinking=parse_options.is_in_thinking and not parse_options.is_raw,
-            is_open=bool(parse_options.before),
-        )
 
 
 def markers_of_format(description: DerivedFormat) -> ModelMarkers:

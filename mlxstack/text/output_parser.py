@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 from mlx_lm.generate import TextStateMachine
+from msgspec import Struct
 
-from mlxstack.core.conversation import ToolCall
+from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.response_parts import (
     AnswerPart,
@@ -18,17 +19,41 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
     ToolCallStarted,
 )
-from mlxstack.text.formats.answer_reader import Break, Calls, Cut, Spoken, Unparsed
+from mlxstack.text.formats.answer_reader import (
+    AnswerReader,
+    Break,
+    Calls,
+    Cut,
+    Spoken,
+    Unparsed,
+)
 from mlxstack.text.formats.call_writer import CallEvent
+from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer
-from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.tool_call_replay import Block
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 
 log = logging.getLogger(__name__)
 NORMAL = "normal"
 
-__all__ = ["OutputParser", "ParseOptions"]
+
+class ParseOptions(Struct, frozen=True):
+    """Options for parsing one answer.
+
+    `tools` are all offered tools, deferred ones too; without any, the marks of a tool call are
+    words, as llama-server has it. `stops` count in the answer, not in thoughts or calls.
+    `is_in_thinking` and `before` come from the prompt. `is_raw` gives a text completion:
+    nothing is a marker and nothing is trimmed. `has_grammar`: a grammar rules the content, in
+    which only tokens that no grammar spells are marks.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    stops: tuple[str, ...] = ()
+    is_in_thinking: bool = False
+    before: tuple[int, ...] = ()
+    is_raw: bool = False
+    has_grammar: bool = False
 
 
 class OutputParser:
@@ -52,8 +77,13 @@ class OutputParser:
         self._ids: set[str] = set()
         self._calls: list[ToolCall] = []
         self._call_id = ""
-        self._reader = output_format.reader(parse_options)
         is_open = bool(parse_options.before)
+        self._reader = AnswerReader(
+            DerivedFormat() if parse_options.is_raw else output_format.description,
+            parse_options.tools,
+            is_in_thinking=parse_options.is_in_thinking and not parse_options.is_raw,
+            is_open=is_open,
+        )
         self._saying = StopStringFilter(
             parse_options.stops, is_raw=parse_options.is_raw, is_open=is_open
         )

@@ -17,8 +17,8 @@ from mlxstack.demo import MODEL_DIR
 from mlxstack.text.formats import read_answer
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls
 from mlxstack.text.formats.checked_calls import Parser, parse_calls, tool_schemas
-from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.output_parser import OutputParser
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.output_parser import OutputParser, ParseOptions
 from tests.fuzz.dice import Dice
 from tests.text.syntaxes import FORMATS
 

@@ -19,7 +19,8 @@ from mlxstack.core.request import Request
 from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts.generation_options import GenerationOptions
-from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope

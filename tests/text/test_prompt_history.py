@@ -24,7 +24,8 @@ from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.openai_messages import assistant_message
-from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import respelled

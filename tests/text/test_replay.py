@@ -16,7 +16,8 @@ from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.generation_options import GenerationOptions
-from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from mlxstack.text.prompt.tool_call_replay import CALL_BYTES, Block, Scope, ToolCallReplay
 from tests.text.formats import FORMATS, respelled, tokenizer_of

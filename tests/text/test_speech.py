@@ -17,8 +17,8 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
     ToolCallStarted,
 )
-from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.output_parser import OutputParser
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.output_parser import OutputParser, ParseOptions
 
 TOOLS = (Tool("read_file"), Tool("bash"))
 CALL_TEXT = '<tool_call>\n{"name": "bash", "arguments": {"b": 1, "a": "x"}}\n</tool_call>'

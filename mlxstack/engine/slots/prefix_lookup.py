@@ -183,16 +183,16 @@ class PrefixLookup:
     def _clues(
         self, request: Request, chains: Iterable[BlockHashes], before: Sequence[int]
     ) -> MissContext:
-        name = request.agent or request.display_name
-        is_new = name is not None and self._last(request) is None
+        is_unknown = self._last(request) is None
         return MissContext(
             n_prompt=len(request.tokens),
-            is_new=request.is_first_turn and self._last(request) is None,
+            is_new=request.is_first_turn and is_unknown,
             block_size=self._prefix_cache.spec.block_size,
-            is_foreign=is_new and self._is_foreign(name or ""),
+            # Only explicit agents have saved KV.
+            is_foreign=is_unknown and request.agent is not None and self._is_foreign(request.agent),
             n_previous=len(before),
             n_common=common_prefix(before, request.tokens),
-            is_guess=self._last(request) is None,
+            is_guess=is_unknown,
             n_evicted=max(prefix_index.was_known(self._prefix_cache.index, c.keys) for c in chains),
         )
 

@@ -149,7 +149,7 @@ def _scope(service: Service, conversation: Conversation, options: GenerationOpti
 
 
 def _limit(service: Service, options: GenerationOptions) -> int | None:
-    """Maximum tokens of the answer by the request or the preset; None without one."""
+    """Maximum tokens by the request or the preset; None without one."""
     limit = options.max_tokens
     if limit is None:
         limit = service.preset.sampling.max_tokens

@@ -5,6 +5,7 @@ import json
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -192,7 +193,7 @@ class PromptMaker:
     def _made(
         self, conversation: Conversation, scope: Scope, *, is_expected: bool = False
     ) -> tuple[Prompt, Encoded]:
-        """Prompt and its encoded text; one that is only expected has no anchor."""
+        """Prompt and its encoded text; no anchor if `is_expected`."""
         conversation = self._with_images(conversation)
         self._refuse_too_long(_heard(conversation))
         conversation = self._normalized(conversation)
@@ -297,7 +298,7 @@ class PromptMaker:
             raise BadRequest("messages is empty; at least one message is needed", "messages")
         capabilities = self.template.capabilities
         refusal: BadRequest | None = None
-        for more in (capabilities, *cautious(capabilities)):
+        for more in chain((capabilities,), cautious(capabilities)):
             messages = adapt_to_template(conversation.messages, more, inputs.tools)
             try:
                 return messages, self.template.render(messages, inputs)
