@@ -43,8 +43,8 @@ FIRST_AID = (
         TRAITS + "test_parallel_calls_are_turns_of_their_own_where_one_is_the_limit",
     ),
     Mutant(
-        "an answer goes on in the channel of its prefill", "text/output_format.py",
-        "is_open=bool(parse_options.before),", "is_open=False,",
+        "an answer goes on in the channel of its prefill", "text/output_parser.py",
+        "            is_open=is_open,\n        )\n", "            is_open=False,\n        )\n",
         "tests/text/test_speech.py::"
         "test_a_harmony_answer_goes_on_in_the_channel_of_its_prefill",
     ),
