@@ -402,17 +402,19 @@ def _preload() -> None:
     assert not {"huggingface_hub", "mlx"} & _of_commands
     for name in MODULES:
         importlib.import_module(name)
+    from mlxstack.api import server
     from mlxstack.engine import core
     from tests.self_checks import remembered_check
 
     core.self_check = remembered_check
-    begin = core.EngineCore.start
+    serve_model = server.run
 
-    def start(engine: core.EngineCore) -> Any:
+    def run(*preset: Any) -> int:
+        # Before there is a loop: at a fork, uvloop closes the numbers of its descriptors.
         _fork_helper()
-        return begin(engine)
+        return serve_model(*preset)
 
-    core.EngineCore.start = start  # type: ignore[method-assign]
+    server.run = run
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()
