@@ -15,10 +15,10 @@ from tests.signature import (
     percentile,
 )
 
-MOST_LONG_SUMMARIES = 117
+MOST_LONG_SUMMARIES = 116
 """First lines of docstrings that are longer than the style page allows."""
 
-MOST_CODE_LINES = 46_150
+MOST_CODE_LINES = 46_045
 """Of the wheel, without imports, blanks, comments and docstrings."""
 
 KNOWN_CIRCLES = ("mlxstack.engine",)

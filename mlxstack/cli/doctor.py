@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,26 @@ from msgspec import Struct
 from mlxstack import __version__
 from mlxstack.cli.preset_list import catalog
 from mlxstack.config import presets
-from mlxstack.config.overrides import unknown_variables, unread_variables
-from mlxstack.config.preset_paths import BUILTIN_MODEL
+from mlxstack.config.presets import BUILTIN_MODEL, unknown_variables, unread_variables
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServerSpec, Wired
 from mlxstack.host import services
 from mlxstack.host.descriptors import REQUIRED, require_limit
-from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
+from mlxstack.host.hardware import (
+    MEMORY_VARIABLE,
+    find_openblas,
+    for_mlx,
+    this_hardware,
+    this_memory,
+)
 from mlxstack.host.home import HOME_VARIABLE, Home, make_private
 from mlxstack.host.macos import MIN_MACOS, gpu_panics, macos_version
-from mlxstack.host.memory_budget import VARIABLE, this_memory
 from mlxstack.host.memory_pressure import sysctl
 from mlxstack.host.process import listener, refusal
-from mlxstack.host.service_state import owner, read_json, write_json
+from mlxstack.host.services import owner, read_json, write_json
 from mlxstack.models import model_files
-from mlxstack.planner import candidate as plan_candidate
+from mlxstack.planner import fit
 from mlxstack.text.images.checkpoint import vision_files
 from mlxstack.text.images.families import has_pillow, why_text_only
 
@@ -75,6 +80,11 @@ class CheckResult(Struct, frozen=True):
     remedy: str = ""
 
 
+ok = partial(CheckResult, CheckLevel.OK)
+warn = partial(CheckResult, CheckLevel.WARN)
+bad = partial(CheckResult, CheckLevel.BAD)
+
+
 def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
     """Run all checks, in the order of their repair."""
     checks = (
@@ -105,22 +115,21 @@ def _all_of(check: Iterator[CheckResult]) -> Iterator[CheckResult]:
         yield from check
     except OSError as why:
         remedy = "correct its permissions"
-        yield CheckResult(CheckLevel.BAD, "files", f"{why.filename}: {why.strerror}", remedy)
+        yield bad("files", f"{why.filename}: {why.strerror}", remedy)
 
 
 def _system() -> Iterator[CheckResult]:
     name = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     if sys.platform == "darwin" and platform.machine() != "arm64":
-        yield CheckResult(
-            CheckLevel.BAD,
+        yield bad(
             "system",
             f"{name}: MLX needs Apple silicon",
             "use a native arm64 Python, or a Linux machine",
         )
     elif sys.platform not in {"darwin", "linux"}:
-        yield CheckResult(CheckLevel.BAD, "system", name, "use macOS on Apple silicon, or Linux")
+        yield bad("system", name, "use macOS on Apple silicon, or Linux")
     else:
-        yield CheckResult(CheckLevel.OK, "system", name)
+        yield ok("system", name)
 
 
 def _macos() -> Iterator[CheckResult]:
@@ -135,35 +144,35 @@ def macos(
     detail = f"macOS {'.'.join(map(str, version))}"
     if version < MIN_MACOS:
         remedy = f"update macOS to {MIN_MACOS[0]} or later: MLX has no packages for older ones"
-        yield CheckResult(CheckLevel.BAD, "macos", detail, remedy)
+        yield bad("macos", detail, remedy)
     elif version[0] == MIN_MACOS[0]:
         detail += ": without residency sets, so device.wired has no effect"
-        yield CheckResult(CheckLevel.OK, "macos", detail)
+        yield ok("macos", detail)
     else:
-        yield CheckResult(CheckLevel.OK, "macos", detail)
+        yield ok("macos", detail)
     limit = f"{wired_limit_mb} MiB" if wired_limit_mb else "not set, macOS decides"
-    yield CheckResult(CheckLevel.OK, "gpu memory", f"iogpu.wired_limit_mb is {limit}")
+    yield ok("gpu memory", f"iogpu.wired_limit_mb is {limit}")
     if panics:
         detail = f"{len(panics)} in 30 days name the GPU driver (IOGPU), the last one {panics[-1]}"
         remedy = "keep device.wired off, and see `panic` in docs/troubleshooting.md"
-        yield CheckResult(CheckLevel.WARN, "panics", detail, remedy)
+        yield warn("panics", detail, remedy)
 
 
 def _packages() -> Iterator[CheckResult]:
     for package in ("mlx", "mlx-lm"):
         try:
-            yield CheckResult(CheckLevel.OK, package, version(package))
+            yield ok(package, version(package))
         except PackageNotFoundError:
-            yield CheckResult(CheckLevel.BAD, package, "not installed", REINSTALL)
+            yield bad(package, "not installed", REINSTALL)
 
 
 def _memory() -> Iterator[CheckResult]:
     here = this_hardware()
     detail = f"{size(here.total_bytes)}, {size(here.available_bytes)} available, {here.chip}"
     if here.total_bytes < LOW_MEMORY_BYTES:
-        yield CheckResult(CheckLevel.WARN, "memory", detail, "use small models, such as `demo`")
+        yield warn("memory", detail, "use small models, such as `demo`")
     else:
-        yield CheckResult(CheckLevel.OK, "memory", detail)
+        yield ok("memory", detail)
 
 
 def _descriptors() -> Iterator[CheckResult]:
@@ -176,9 +185,9 @@ def _descriptors() -> Iterator[CheckResult]:
         require_limit()
     except SetupError:
         remedy = f"start it with a hard limit of at least {REQUIRED}; no model can be loaded"
-        yield CheckResult(CheckLevel.BAD, "open files", detail, remedy)
+        yield bad("open files", detail, remedy)
     else:
-        yield CheckResult(CheckLevel.OK, "open files", detail)
+        yield ok("open files", detail)
 
 
 def _blas(env: Mapping[str, str]) -> Iterator[CheckResult]:
@@ -186,12 +195,11 @@ def _blas(env: Mapping[str, str]) -> Iterator[CheckResult]:
         return
     library = find_openblas()
     if library is not None:
-        yield CheckResult(CheckLevel.OK, "blas", f"{library} is preloaded into workers")
+        yield ok("blas", f"{library} is preloaded into workers")
     elif "openblas" in env.get("LD_PRELOAD", ""):
-        yield CheckResult(CheckLevel.OK, "blas", f"LD_PRELOAD={env['LD_PRELOAD']}")
+        yield ok("blas", f"LD_PRELOAD={env['LD_PRELOAD']}")
     else:
-        yield CheckResult(
-            CheckLevel.WARN,
+        yield warn(
             "blas",
             "OpenBLAS is not installed; MLX on a CPU is 10 to 25 times slower without it",
             "install it (Debian: apt install libopenblas0-pthread)",
@@ -214,55 +222,51 @@ def _home(home: Home) -> Iterator[CheckResult]:
     if not (there.is_dir() and os.access(there, os.R_OK | os.W_OK | os.X_OK)):
         detail = f"{home.root} cannot be used: {there} is no folder that you may write to"
         remedy = f"make it one, or set {HOME_VARIABLE} to another"
-        yield CheckResult(CheckLevel.BAD, "home", detail, remedy)
+        yield bad("home", detail, remedy)
         return
     if (fault := _unusable(there, home.root)) is not None:
         remedy = f"set {HOME_VARIABLE} to another folder"
-        yield CheckResult(CheckLevel.BAD, "home", f"{home.root} cannot be made: {fault}", remedy)
+        yield bad("home", f"{home.root} cannot be made: {fault}", remedy)
         return
     if there != home.root:
-        yield CheckResult(CheckLevel.OK, "home", f"{home.root} will be made by the first `up`")
+        yield ok("home", f"{home.root} will be made by the first `up`")
         return
     mode = stat.S_IMODE(home.root.stat().st_mode)
     if mode & 0o077:
         detail = f"{home.root} is open to others (mode {mode:o})"
-        yield CheckResult(CheckLevel.WARN, "home", detail, f"chmod 700 {home.root}")
+        yield warn("home", detail, f"chmod 700 {home.root}")
     else:
-        yield CheckResult(CheckLevel.OK, "home", str(home.root))
+        yield ok("home", str(home.root))
     free = shutil.disk_usage(home.root).free
     if free < LOW_DISK_BYTES:
-        yield CheckResult(
-            CheckLevel.WARN, "disk", f"{size(free)} free", "free some space for saved agents"
-        )
+        yield warn("disk", f"{size(free)} free", "free some space for saved agents")
     else:
-        yield CheckResult(CheckLevel.OK, "disk", f"{size(free)} free")
+        yield ok("disk", f"{size(free)} free")
 
 
 def _presets(home: Home) -> Iterator[CheckResult]:
     listings = catalog(home)
     wrong = [one for one in listings if one.error is not None]
     for one in wrong:
-        yield CheckResult(CheckLevel.WARN, "preset", str(one.error), f"correct {one.source}")
-    yield CheckResult(CheckLevel.OK, "presets", f"{len(listings) - len(wrong)} can be started")
+        yield warn("preset", str(one.error), f"correct {one.source}")
+    yield ok("presets", f"{len(listings) - len(wrong)} can be started")
 
 
 def _variables(env: Mapping[str, str]) -> Iterator[CheckResult]:
     for name in unknown_variables(env):
-        yield CheckResult(
-            CheckLevel.BAD, "variable", f"{name} names no key of a preset", f"unset {name}"
-        )
+        yield bad("variable", f"{name} names no key of a preset", f"unset {name}")
     for name, warning in unread_variables(env).items():
-        yield CheckResult(CheckLevel.WARN, "variable", warning, f"unset {name}")
+        yield warn("variable", warning, f"unset {name}")
 
 
 def _services(home: Home) -> Iterator[CheckResult]:
     for name in services.names(home):
         state = owner(home, name)
         if state is not None:
-            yield CheckResult(CheckLevel.OK, "service", f"{name} runs at {state.plan.url}")
+            yield ok("service", f"{name} runs at {state.plan.url}")
         elif home.pid_file(name).exists():
             detail = f"{name} crashed and left {home.pid_file(name)}"
-            yield CheckResult(CheckLevel.WARN, "service", detail, f"mlx-stack down {name}")
+            yield warn("service", detail, f"mlx-stack down {name}")
 
 
 def _left_behind(home: Home) -> Iterator[CheckResult]:
@@ -275,7 +279,7 @@ def _left_behind(home: Home) -> Iterator[CheckResult]:
         n_bytes = sum(file.stat().st_size for file in halves)
         shown = " ".join(map(str, halves[:N_SHOWN])) + (" ..." if len(halves) > N_SHOWN else "")
         detail = f"{len(halves)} half-written files, {size(n_bytes)}"
-        yield CheckResult(CheckLevel.WARN, "stale", detail, f"delete them: rm {shown}")
+        yield warn("stale", detail, f"delete them: rm {shown}")
 
 
 def _port(home: Home) -> Iterator[CheckResult]:
@@ -283,11 +287,11 @@ def _port(home: Home) -> Iterator[CheckResult]:
     if any(one.plan.url.endswith(f":{server.port}") for one in services.running(home)):
         return
     if refusal(server.host, server.port) is None:
-        yield CheckResult(CheckLevel.OK, "port", f"{server.port} is free")
+        yield ok("port", f"{server.port} is free")
     else:
         who = listener(server.port) or "another program"
         detail = f"{server.port} is taken by {who}"
-        yield CheckResult(CheckLevel.WARN, "port", detail, "start with --port, or end that program")
+        yield warn("port", detail, "start with --port, or end that program")
 
 
 def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
@@ -296,17 +300,15 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
         facts = _ask_mlx(env)
     except (OSError, ValueError, subprocess.SubprocessError) as why:
         remedy = f"{REINSTALL}, and read what MLX says"
-        yield CheckResult(
-            CheckLevel.BAD, "device", f"MLX does not start: {_last_line(why)}", remedy
-        )
+        yield bad("device", f"MLX does not start: {_last_line(why)}", remedy)
         return
     most = f", at most {size(facts['limit_bytes'])} at once" if facts["limit_bytes"] else ""
     detail = f"MLX computes on the {facts['kind']}, {facts['name']}{most}"
     if sys.platform == "darwin" and facts["kind"] != "gpu":
         remedy = "use a native arm64 Python; a virtual machine has no GPU"
-        yield CheckResult(CheckLevel.WARN, "device", detail, remedy)
+        yield warn("device", detail, remedy)
     else:
-        yield CheckResult(CheckLevel.OK, "device", detail)
+        yield ok("device", detail)
     if facts["limit_bytes"]:
         yield from large_weights(home, facts["limit_bytes"])
         yield from wired(home)
@@ -320,14 +322,14 @@ def wired(home: Home) -> Iterator[CheckResult]:
             if presets.load(name, home).preset.device.wired is Wired.WEIGHTS:
                 names.append(name)
     detail = f"device.wired is weights in {', '.join(names)}" if names else "device.wired is off"
-    yield CheckResult(CheckLevel.OK, "wired", detail)
+    yield ok("wired", detail)
 
 
 def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
     """Presets whose downloaded weights fill the GPU's working set of `limit_bytes`."""
     for name in presets.listed(home):
         with suppress(StackError):
-            candidate = plan_candidate.of_preset(presets.load(name, home).preset)
+            candidate = fit.of_preset(presets.load(name, home).preset)
             n_bytes = candidate.weights.n_bytes()
             if candidate.is_measured and n_bytes > WEIGHTS_SHARE * limit_bytes:
                 detail = (
@@ -335,7 +337,7 @@ def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
                     f"the {size(limit_bytes)} that the GPU should hold"
                 )
                 remedy = "take fewer bits per weight, or a smaller model"
-                yield CheckResult(CheckLevel.WARN, "weights", detail, remedy)
+                yield warn("weights", detail, remedy)
 
 
 def ceiling(env: Mapping[str, str]) -> Iterator[CheckResult]:
@@ -343,11 +345,11 @@ def ceiling(env: Mapping[str, str]) -> Iterator[CheckResult]:
     try:
         memory = this_memory(env)
     except SetupError as why:
-        yield CheckResult(CheckLevel.BAD, "ceiling", why.message, f"unset {VARIABLE}")
+        yield bad("ceiling", why.message, f"unset {MEMORY_VARIABLE}")
         return
     wide = "; half precision takes twice its room on a CPU" if memory.half_bytes > 2 else ""
     detail = f"models may take {size(memory.usable)} of {size(memory.total)}{wide}"
-    yield CheckResult(CheckLevel.OK, "ceiling", detail)
+    yield ok("ceiling", detail)
 
 
 def model_cache() -> Iterator[CheckResult]:
@@ -357,18 +359,18 @@ def model_cache() -> Iterator[CheckResult]:
 
     folder = Path(HF_HUB_CACHE)
     if not folder.is_dir():
-        yield CheckResult(CheckLevel.OK, "models", f"none downloaded; they will go to {folder}")
+        yield ok("models", f"none downloaded; they will go to {folder}")
         return
     cache = scan_cache_dir(folder)
     n_models = sum(repo.repo_type == "model" for repo in cache.repos)
     detail = f"{n_models} downloaded, {size(cache.size_on_disk)} in {folder}"
-    yield CheckResult(CheckLevel.OK, "models", detail)
+    yield ok("models", detail)
     halves = list(folder.glob(HALF_DOWNLOADS))
     if halves:
         n_bytes = sum(file.stat().st_size for file in halves)
         detail = f"{len(halves)} files half downloaded, {size(n_bytes)}"
         remedy = f"`mlx-stack up` resumes them; or rm {folder}/{HALF_DOWNLOADS}"
-        yield CheckResult(CheckLevel.WARN, "models", detail, remedy)
+        yield warn("models", detail, remedy)
 
 
 def _downloaded(home: Home) -> Iterator[tuple[Path, Preset, str]]:
@@ -376,7 +378,7 @@ def _downloaded(home: Home) -> Iterator[tuple[Path, Preset, str]]:
     for name in presets.listed(home):
         with suppress(StackError):
             preset = presets.load(name, home).preset
-            files = model_files.find_model(preset.model, plan_candidate.excerpts())
+            files = model_files.find_model(preset.model, fit.excerpts())
             if files.weights is not None and preset.model.id != BUILTIN_MODEL:
                 yield files.source.parent, preset, name
 
@@ -408,10 +410,10 @@ def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
             notes = template_notes(folder, env, home)
         except (OSError, ValueError, subprocess.SubprocessError) as why:
             detail = f"{name}: it cannot be read: {_last_line(why)}"
-            yield CheckResult(CheckLevel.WARN, "template", detail, remedy)
+            yield warn("template", detail, remedy)
             continue
         for note in notes:
-            yield CheckResult(CheckLevel.WARN, "template", f"{name}: {note}", remedy)
+            yield warn("template", f"{name}: {note}", remedy)
 
 
 def template_notes(folder: Path, env: Mapping[str, str], home: Home) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import IO
 import msgspec
 from msgspec import Struct
 
-from mlxstack.cli.doctor import CheckLevel, CheckResult
+from mlxstack.cli.doctor import CheckLevel, CheckResult, bad, ok, warn
 from mlxstack.core.formatting import printable
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host import rank_probe, ranks
@@ -65,7 +65,7 @@ def examine_hosts(
     except OSError as why:
         detail = f"{hosts[0]} is no address of this machine: {why.strerror}"
         remedy = "name this machine first, by the address at which the others reach it"
-        yield CheckResult(CheckLevel.BAD, "hosts", detail, remedy)
+        yield bad("hosts", detail, remedy)
         return
     files = None if model is None else rank_probe.digest_files(model)
     links: list[LinkSpeed] = []
@@ -74,7 +74,7 @@ def examine_hosts(
             address = socket.gethostbyname(host)
             with _probing(host, own, patience_s) as probed:
                 how = "on this machine" if ranks.is_here(host) else "by SSH, without a prompt"
-                yield CheckResult(CheckLevel.OK, "reach", f"{host}: a process started {how}")
+                yield ok("reach", f"{host}: a process started {how}")
                 yield from _versions(host, probed.versions)
                 yield _clock(host, probed.ahead_s)
                 rank_probe.send(probed.stream, ProbeRequest(address, model))
@@ -84,14 +84,14 @@ def examine_hosts(
                         host, model, files, rank_probe.receive(probed.stream, FilesDigest)
                     )
         except Unreached as why:
-            yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", why.remedy)
+            yield bad("reach", f"{host}: {why}", why.remedy)
         except (OSError, msgspec.MsgspecError) as why:
-            yield CheckResult(CheckLevel.BAD, "reach", f"{host}: {why}", network_remedy(why))
+            yield bad("reach", f"{host}: {why}", network_remedy(why))
     if shape is not None and shape.division is Division.TENSOR and links:
         n_layers = len(shape.geometry.layers)
         step_s = max(sums_s(n_layers, shape.hidden, len(hosts), link) for link in links)
         detail = f"a decode step pays {step_s * 1e3:.1f} ms for {2 * n_layers} sums of all machines"
-        yield CheckResult(CheckLevel.OK, "step", detail)
+        yield ok("step", detail)
 
 
 def sums_s(n_layers: int, hidden: int, n_hosts: int, link: LinkSpeed) -> float:
@@ -113,12 +113,12 @@ def compare_files(
     for name, digest in (("this machine", own), (host, theirs)):
         if digest.problem:
             detail = f"{name}: {printable(digest.problem)}"
-            return CheckResult(CheckLevel.BAD, "model files", detail, remedy)
+            return bad("model files", detail, remedy)
     if own == theirs:
-        return CheckResult(CheckLevel.OK, "model files", f"{host}: {model.id}, as here")
+        return ok("model files", f"{host}: {model.id}, as here")
     kind = "model files" if own.weights != theirs.weights else "model code"
     detail = f"{host}: other {kind} of {model.id} than here"
-    return CheckResult(CheckLevel.BAD, "model files", detail, remedy)
+    return bad("model files", detail, remedy)
 
 
 def _versions(host: str, theirs: dict[str, str]) -> Iterator[CheckResult]:
@@ -132,16 +132,16 @@ def _versions(host: str, theirs: dict[str, str]) -> Iterator[CheckResult]:
             yield CheckResult(level, "versions", detail, remedy)
     if theirs == own:
         text = ", ".join(f"{name} {there}" for name, there in own.items())
-        yield CheckResult(CheckLevel.OK, "versions", f"{host}: {text}, as here")
+        yield ok("versions", f"{host}: {text}, as here")
 
 
 def _clock(host: str, ahead_s: float) -> CheckResult:
     """Difference of the clocks, up to the delay of a message."""
     detail = f"{host}: {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
     if abs(ahead_s) <= MOST_CLOCK_S:
-        return CheckResult(CheckLevel.OK, "clock", detail)
+        return ok("clock", detail)
     remedy = "set both clocks by the network; logs and ages of KV files go by them"
-    return CheckResult(CheckLevel.WARN, "clock", detail, remedy)
+    return warn("clock", detail, remedy)
 
 
 def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed]) -> CheckResult:
@@ -155,8 +155,8 @@ def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed
         else:
             links.append(link)
             speed = f"{link.bytes_per_s / 1e9:.2f} GB/s, {link.round_trip_s * 1e6:.0f} us"
-            return CheckResult(CheckLevel.OK, "link", f"{host}: {speed} a round trip to {address}")
-    return CheckResult(CheckLevel.BAD, "link", f"{host}: {why}", remedy)
+            return ok("link", f"{host}: {speed} a round trip to {address}")
+    return bad("link", f"{host}: {why}", remedy)
 
 
 def network_remedy(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.cli.output import table
 from mlxstack.config import preset_schema
-from mlxstack.config.yaml_source import dotted, read_yaml
+from mlxstack.config.presets import dotted, read_yaml
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of

@@ -9,8 +9,7 @@ from mlxstack.cli.output import facts, table
 from mlxstack.cli.units import size
 from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import ServiceKind
-from mlxstack.host.memory_budget import MemoryBudget
-from mlxstack.planner.candidate import Candidate
+from mlxstack.host.hardware import MemoryBudget
 from mlxstack.planner.derived_preset import DerivedPreset
 from mlxstack.planner.estimate import (
     DISK_TOKENS,
@@ -21,6 +20,7 @@ from mlxstack.planner.estimate import (
     Spec,
     spec_of,
 )
+from mlxstack.planner.fit import Candidate
 from mlxstack.planner.ranking import RESERVE, AdviceRow
 from mlxstack.policy.memory.kv_geometry import PLAIN_BITS
 

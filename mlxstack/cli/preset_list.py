@@ -7,9 +7,9 @@ from msgspec import Struct
 
 from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import this_memory
-from mlxstack.planner.memory_check import preset_fits
+from mlxstack.planner.ranking import preset_fits
 
 
 class PresetListing(Struct, frozen=True):

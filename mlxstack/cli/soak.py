@@ -17,13 +17,12 @@ from msgspec.structs import replace
 from mlxstack.bench.environment import Conditions, conditions
 from mlxstack.cli.doctor import CheckLevel
 from mlxstack.cli.verify import EXACT, ROUNDED, EngineProbe, Say, Verifier, compare, probe, verified
-from mlxstack.control.model_request import candidate_for
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import AUTO, ServiceKind, Wired
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import this_memory
-from mlxstack.planner.candidate import SINGLE
-from mlxstack.planner.memory_check import refuse_if_too_big, room_in
+from mlxstack.planner.derived_preset import candidate_for
+from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
 from mlxstack.policy.memory.capacity import Budget, need
 
 REPORTS = Path("/Library/Logs/DiagnosticReports")

@@ -13,13 +13,13 @@ from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
 from mlxstack.cli.target import ServiceTarget, membership, target
 from mlxstack.client import Unreachable
+from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import tokens
 from mlxstack.host import services
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import this_memory
-from mlxstack.models import reference as model_reference
-from mlxstack.models.reference import ReferenceKind
+from mlxstack.models.reference import resolve
 from mlxstack.policy.memory.capacity_advice import AGENT_TOKENS
 
 
@@ -38,12 +38,13 @@ def service_of(home: Home, model: str) -> str:
         return model
     if (found := membership(home, model)) is not None:
         return found.member
-    reference = model_reference.resolve(model, home)
-    if (found := membership(home, reference.id)) is not None:
-        return found.member
-    for name, preset in services.served(home).items():
-        if reference.kind is ReferenceKind.MODEL and preset.model.id == reference.id:
-            return name
+    if not presets.is_known(model, home):
+        model_id = resolve(model, home).id
+        if (found := membership(home, model_id)) is not None:
+            return found.member
+        for name, preset in services.served(home).items():
+            if preset.model.id == model_id:
+                return name
     note(f"{model} is not running; starting it")
     return start(model)
 

@@ -13,8 +13,15 @@ from mlxstack.client import Unreachable
 from mlxstack.config.preset_schema import suggestion
 from mlxstack.host import services
 from mlxstack.host.home import Home
-from mlxstack.host.service_state import ServiceState, read_json, read_state
-from mlxstack.host.services import KEY_VARIABLE, ServedAt, is_gateway, usable_key
+from mlxstack.host.services import (
+    KEY_VARIABLE,
+    ServedAt,
+    ServiceState,
+    is_gateway,
+    read_json,
+    read_state,
+    usable_key,
+)
 
 if TYPE_CHECKING:
     from mlxstack.gateway.spec import GatewaySpec

@@ -7,9 +7,9 @@ from pathlib import Path
 import typer
 from msgspec import Struct
 
-from mlxstack.cli.local_machine import LocalActions
 from mlxstack.cli.target import ServiceTarget
 from mlxstack.client import Client
+from mlxstack.tui.actions import LocalActions
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import Feed, LiveFeed
 from mlxstack.tui.recording import RecordingWriter, new_recording

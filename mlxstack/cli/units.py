@@ -1,13 +1,9 @@
 """Sizes as people type them: 32k tokens, 24GB, 64 KiB."""
 
 import re
-from typing import TYPE_CHECKING
 
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.core import formatting
-
-if TYPE_CHECKING:
-    from mlxstack.policy.memory.capacity_advice import SlotSizes
 
 KIB, MIB = 1024, 1024 * 1024
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -35,15 +31,8 @@ def seconds_of(text: str) -> float:
     """`90s`, `15m`, `36h`, `30d` or `2w`. Raises Misuse."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
     if found is None:
-        raise Misuse(f"`{text}` is not an age; write it as 36h or 30d")
+        raise Misuse(f"`{text}` is not a time; write it as 15m, 36h or 30d")
     return float(found[1]) * SECONDS[found[2]]
-
-
-def sizes_of(ctx: str | None, slots: int | None, kv_bits: int | None) -> "SlotSizes":
-    """The options `--ctx`, `--slots` and `--kv-bits`. Raises Misuse."""
-    from mlxstack.policy.memory.capacity_advice import SlotSizes
-
-    return SlotSizes(slots, None if ctx is None else tokens_of(ctx), kv_bits)
 
 
 def size(n_bytes: float) -> str:

@@ -21,7 +21,6 @@ from mlxstack.bench.environment import Conditions, conditions
 from mlxstack.bench.my_service import WORDS
 from mlxstack.bench.statistics import percentile, spread
 from mlxstack.cli.doctor import CheckLevel, CheckResult
-from mlxstack.control.model_request import candidate_for
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot, SlotCommand
 from mlxstack.core.engine_events import (
     Event,
@@ -37,10 +36,10 @@ from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import Preset, ServiceKind, Speculation
 from mlxstack.core.request import Request, SamplingParams
+from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import MemoryBudget, this_memory
-from mlxstack.planner.candidate import SINGLE
-from mlxstack.planner.memory_check import refuse_if_too_big, room_in
+from mlxstack.planner.derived_preset import candidate_for
+from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder

@@ -8,11 +8,10 @@ import yaml
 from msgspec import Struct
 
 from mlxstack.config import preset_schema, presets
-from mlxstack.config.overrides import Override, from_option
-from mlxstack.config.yaml_source import dotted, read_yaml
+from mlxstack.config.presets import Override, dotted, from_option, read_yaml
 from mlxstack.core.errors import SetupError, Taken
 from mlxstack.host.home import Home, make_private
-from mlxstack.host.service_state import read_json, write_atomic, write_json
+from mlxstack.host.services import read_json, write_atomic, write_json
 
 FOLDER = "modes"
 Value = str | int | float | bool | None

@@ -1,6 +1,7 @@
-"""Schema of a preset: keys, types, and error messages."""
+"""Schema of a preset: keys, types, combinations, and error messages."""
 
 import difflib
+import ipaddress
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,8 +11,42 @@ import msgspec.inspect as mi
 import msgspec.json
 import yaml
 
-from mlxstack.config.yaml_source import UNBUILT, Keys, PlainYamlLoader
-from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.core.preset import (
+    LiveSharingMode,
+    ModelSpec,
+    Preset,
+    ServiceKind,
+    Speculation,
+    WarmPrefix,
+)
+
+# What PyYAML raises for the 99th day of a month, for a number without digits, for `!!bool maybe`.
+UNBUILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+TAG = "tag:yaml.org,2002:"
+PLAIN = {f"{TAG}{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null")}
+WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+BROKEN = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$"
+    r"|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+)
+
+Keys = tuple[str | int, ...]
+
+
+class PlainYamlLoader(yaml.SafeLoader):
+    """Disables YAML 1.1 implicit types: octal, sexagesimal, dates.
+
+    It would make 8 of `010`, 90 of `1:30`, and a day of a date.
+    """
+
+
+PlainYamlLoader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag.removeprefix(TAG) in {"bool", "null"}]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+PlainYamlLoader.add_implicit_resolver(f"{TAG}int", WHOLE, list("-+0123456789"))
+PlainYamlLoader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789"))
+
 
 PRESET = mi.type_info(Preset)
 TOKENS = re.compile(r"(\d+)([km]?)")
@@ -266,3 +301,144 @@ def _bounds(shape: mi.IntType | mi.FloatType) -> str:
     elif low is not None and shape.ge is not None:
         words = [f"of at least {low:g}"]
     return " " + " ".join(words) if words else ""
+
+
+Violation = tuple[Keys, str]
+
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+PEER_URL = re.compile(r"https?://[^\s/@?#]+/?")
+DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
+
+
+def violations(preset: Preset) -> Iterator[Violation]:
+    """Key paths with what is wrong there, worded to follow the key."""
+    yield from _kv(preset)
+    yield from _draft(preset)
+    yield from _hosts(preset)
+    yield from _sizes(preset)
+    yield from _warm(preset)
+    yield from _server(preset)
+
+
+def _kv(preset: Preset) -> Iterator[Violation]:
+    kv = preset.kv
+    if kv.bits not in {4, 8, 16}:
+        yield ("kv", "bits"), f"is {kv.bits}, but must be 4, 8 or 16 (16 is the model's own)"
+    if kv.group_size not in {32, 64, 128}:
+        yield ("kv", "group_size"), f"is {kv.group_size}, but must be 32, 64 or 128"
+
+
+def _draft(preset: Preset) -> Iterator[Violation]:
+    given = {key: getattr(preset.model, key) for key in ("draft", "mtp")}
+    for key, draft in given.items():
+        if draft is None:
+            continue
+        if preset.kind is ServiceKind.EMBEDDING:
+            yield ("model", key), f"is {draft}, but embeddings need no drafts; remove it"
+        elif preset.speculation is Speculation.OFF:
+            yield ("model", key), f"is {draft}, but drafts are off: set speculation: auto"
+    if None not in given.values():
+        yield ("model", "mtp"), "does not go with `model.draft`: remove one of the two"
+
+
+def _hosts(preset: Preset) -> Iterator[Violation]:
+    if not preset.hosts:
+        return
+    if len(preset.hosts) < 2:
+        yield ("hosts",), "names one machine; name this one first, then the others, or none"
+    if not all(HOST.fullmatch(host) for host in preset.hosts):
+        yield ("hosts",), "must be host names or IPv4 addresses, without a port"
+    combined = (
+        (("kind",), preset.kind is ServiceKind.EMBEDDING),
+        (("model", "adapter"), preset.model.adapter is not None),
+        (("model", "mtp"), preset.model.mtp is not None),
+        (
+            ("prefix_cache", "live_sharing"),
+            preset.prefix_cache.live_sharing is not LiveSharingMode.OFF,
+        ),
+        (("server", "peers"), bool(preset.server.peers)),
+        (("server", "idle_unload_s"), preset.server.idle_unload_s is not None),
+    )
+    for keys, is_set in combined:
+        if is_set:
+            yield keys, "does not go with `hosts`: remove one of the two"
+
+
+def _sizes(preset: Preset) -> Iterator[Violation]:
+    n_ctx, block = preset.slots.n_ctx, preset.prefix_cache.block_size
+    if block % 16:
+        yield ("prefix_cache", "block_size"), f"is {block}, but must be a multiple of 16"
+    if preset.kv.quantized_start > n_ctx:
+        yield (
+            ("kv", "quantized_start"),
+            f"is token {preset.kv.quantized_start}, beyond a slot of {n_ctx} tokens",
+        )
+    n_max = preset.sampling.max_tokens
+    if n_max == 0:
+        yield ("sampling", "max_tokens"), "is 0, but must be at least 1, or -1 for no limit"
+    if n_max is not None and n_max > n_ctx:
+        yield ("sampling", "max_tokens"), f"is {n_max}, but a slot holds {n_ctx} tokens"
+
+
+def _warm(preset: Preset) -> Iterator[Violation]:
+    names: set[str] = set()
+    for at, prefix in enumerate(preset.prefix_cache.warm_prefixes):
+        keys: Keys = ("prefix_cache", "warm_prefixes", at)
+        given = _files(prefix)
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            yield (
+                keys,
+                f"(`{prefix.name}`) gives {found}, but must give exactly one of "
+                "tokens_file, text_file, messages_file",
+            )
+        if prefix.name in {"", ".", ".."} or "/" in prefix.name:
+            yield (*keys, "name"), f"is `{prefix.name}`, but must be a name without `/`"
+        if prefix.name in names:
+            yield (*keys, "name"), f"is `{prefix.name}` a second time; each needs its own name"
+        names.add(prefix.name)
+
+
+def _files(prefix: WarmPrefix) -> list[str]:
+    kinds = ("tokens_file", "text_file", "messages_file")
+    return [kind for kind in kinds if getattr(prefix, kind) is not None]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    if host in {"localhost", ""}:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _server(preset: Preset) -> Iterator[Violation]:
+    if not preset.server.host.strip():
+        yield ("server", "host"), "is empty, but must be an address such as 127.0.0.1"
+    if not (
+        is_loopback(preset.server.host)
+        or preset.server.api_keys
+        or preset.server.allow_unauthenticated
+    ):
+        yield (
+            ("server", "host"),
+            f"is {preset.server.host}, which other machines reach, and no key is asked for: set "
+            "server.api_keys (`mlx-stack key` makes one), or server.allow_unauthenticated: true",
+        )
+    for at, key in enumerate(preset.server.api_keys):
+        text = key if isinstance(key, str) else key.key
+        if not text.strip():
+            yield ("server", "api_keys", at), "is empty; every request would match it"
+        elif not (text.isascii() and text.isprintable()):
+            yield ("server", "api_keys", at), "must be printable ASCII, as headers are"
+        elif text.startswith("sha256:") and not DIGEST.fullmatch(text):
+            yield ("server", "api_keys", at), "is no sha256: with 64 hex digits after it"
+    for at, peer in enumerate(preset.server.peers):
+        url = peer if isinstance(peer, str) else peer.url
+        if not PEER_URL.fullmatch(url):
+            yield (
+                ("server", "peers", at),
+                f"is {url}, but must be the URL of a service, such as http://127.0.0.1:7119",
+            )

@@ -1,30 +1,331 @@
-"""Loads presets by name or path; errors name the line."""
+"""Presets as files: YAML with source lines, layers, overrides, absolute paths."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import msgspec.inspect as mi
+import yaml
 from msgspec import Struct
 
-from mlxstack.config import overrides, preset_paths, preset_schema, preset_validation
-from mlxstack.config.overrides import Override
-from mlxstack.config.yaml_source import (
-    Keys,
-    SourcedDocument,
-    SourceLocation,
-    dotted,
-    merge,
-    parsed_yaml,
-    read_yaml,
-)
+from mlxstack.config import preset_schema as schema
+from mlxstack.config.preset_schema import PLAIN, TAG, Keys, PlainYamlLoader
 from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, WarmPrefix
 from mlxstack.host.home import Home
+
+MOST_VALUES = 100_000
+"""A few aliases of aliases make more than any memory holds."""
 
 ENDINGS = (".yaml", ".yml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+BUILTIN_MODEL = "demo"
+"""The id of the model that comes with the package."""
+
+FOLDER_SIGNS = ("/", "./", "../", "~")
+
+PREFIX = "MLX_STACK_"
+OTHERS = (
+    "API_KEY", "CLIENT_KEY", "CPU", "HOME", "KEY", "LAUNCHD", "LIFELINE", "MEMORY", "PEER_KEY",
+    "WORKER",
+    "AGENTS", "BIN", "CAPTURES", "CLIENTS", "CODEX", "FORMATS", "TEST_AHEAD", "TEST_DEVICE",
+)  # fmt: skip
+"""Variables of the package and, in the last line, of its tests that are no keys of presets."""
+
+
+class SourceLocation(Struct, frozen=True):
+    """Source of a value: file and line, option, or variable.
+
+    Relative paths in the value are meant from `folder`.
+    """
+
+    source: str
+    folder: Path
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+class SourcedDocument(Struct, frozen=True):
+    """Mapping of values, and the source of every key path."""
+
+    values: dict[str, Any]
+    locations: dict[Keys, SourceLocation]
+
+    def location(self, keys: Keys) -> SourceLocation:
+        """The mark of `keys`, or of its nearest parent that has one."""
+        while keys not in self.locations:
+            keys = keys[:-1]
+        return self.locations[keys]
+
+
+def dotted(keys: Keys) -> str:
+    """`("slots", "count")` as `slots.count`, list positions in brackets."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return text.removeprefix(".")
+
+
+def read_yaml(path: Path) -> SourcedDocument:
+    """Document of a file. Raises SetupError with file and line."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as why:
+        raise SetupError(f"{path} cannot be read: {why}") from why
+    return parsed_yaml(text, path)
+
+
+def parsed_yaml(text: str, path: Path) -> SourcedDocument:
+    """Document of a file's text. Raises SetupError with the line."""
+    top = SourceLocation(str(path), path.parent, None)
+    try:
+        return _document(text, top)
+    except yaml.YAMLError as why:
+        raise SetupError(f"{path}{_place(why)}: this is not YAML: {_problem(why)}") from why
+    except RecursionError:
+        raise SetupError(f"{path}: this is nested deeper than a preset can be") from None
+    except schema.UNBUILT as why:
+        raise SetupError(f"{path}: a value makes no sense: {why}") from why
+
+
+def _document(text: str, top: SourceLocation) -> SourcedDocument:
+    loader = PlainYamlLoader(text)
+    try:
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            raise SetupError(f"{top}: a preset is a mapping such as `model: {{id: demo}}`")
+        marks = {(): top} | dict(islice(_state(node, (), top), MOST_VALUES + 1))
+        if len(marks) > MOST_VALUES:
+            raise SetupError(f"{top}: there are too many values, more than {MOST_VALUES}")
+        return SourcedDocument(loader.construct_document(node), marks)
+    finally:
+        loader.dispose()
+
+
+def merge(below: SourcedDocument, above: SourcedDocument) -> SourcedDocument:
+    """`above` wins; mappings are merged, lists are replaced."""
+    kept = {keys: mark for keys, mark in below.locations.items() if _survives(above.values, keys)}
+    return SourcedDocument(_merged(below.values, above.values), kept | above.locations)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    out = dict(below)
+    for key, value in above.items():
+        old = out.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        out[key] = _merged(old, value) if both and old is not None else value
+    return out
+
+
+def _survives(above: dict[str, Any], keys: Keys) -> bool:
+    here: Any = above
+    for key in keys:
+        if not isinstance(here, dict):
+            return False
+        if key not in here:
+            return True
+        here = here[key]
+    return isinstance(here, dict)
+
+
+def _state(
+    node: yaml.Node, keys: Keys, top: SourceLocation
+) -> Iterator[tuple[Keys, SourceLocation]]:
+    if node.tag not in PLAIN:
+        raise SetupError(
+            f"{top.source}:{node.start_mark.line + 1}: `{dotted(keys)}` is tagged as "
+            f"`{node.tag.removeprefix(TAG)}`; write it without a tag"
+        )
+    if isinstance(node, yaml.MappingNode):
+        yield from _walk_mapping(node, keys, top)
+    elif isinstance(node, yaml.SequenceNode):
+        for at, item in enumerate(node.value):
+            yield (*keys, at), SourceLocation(top.source, top.folder, item.start_mark.line + 1)
+            yield from _state(item, (*keys, at), top)
+
+
+def _walk_mapping(
+    node: yaml.MappingNode, keys: Keys, top: SourceLocation
+) -> Iterator[tuple[Keys, SourceLocation]]:
+    seen: dict[str, int] = {}
+    for name, value in node.value:
+        line = name.start_mark.line + 1
+        key = str(name.value) if isinstance(name, yaml.ScalarNode) else "?"
+        here = dotted((*keys, key))
+        if not isinstance(name, yaml.ScalarNode) or name.tag != "tag:yaml.org,2002:str":
+            raise SetupError(f"{top.source}:{line}: the key `{here}` must be a plain text")
+        if key in seen:
+            raise SetupError(
+                f"{top.source}:{line}: `{here}` is given twice, first in line {seen[key]}; keep one"
+            )
+        seen[key] = line
+        yield (*keys, key), SourceLocation(top.source, top.folder, line)
+        yield from _state(value, (*keys, key), top)
+
+
+def _place(why: yaml.YAMLError) -> str:
+    mark = getattr(why, "problem_mark", None)
+    return f":{mark.line + 1}" if mark is not None else ""
+
+
+def _problem(why: yaml.YAMLError) -> str:
+    return str(getattr(why, "problem", None) or str(why).splitlines()[0])
+
+
+def is_folder(model_id: str) -> bool:
+    """Whether a model id is a folder (`./x`, `/x`, `~/x`)."""
+    return model_id in {".", ".."} or model_id.startswith(FOLDER_SIGNS)
+
+
+def expanded(path: str) -> Path:
+    """The path without its `~`. Raises SetupError for an unknown user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as why:
+        raise SetupError(f"cannot expand the path {path!r}: no such user") from why
+
+
+def _absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
+    """The preset with every path absolute, and `slots.save_path` filled in.
+
+    A relative path is meant from the folder of the file that holds it, or from the current
+    folder when it came by option or variable.
+    """
+
+    def at(path: str | None, *keys: str | int) -> str | None:
+        return None if path is None else _from(document, keys, path)
+
+    replace = msgspec.structs.replace
+    model, cache = preset.model, preset.prefix_cache
+    model_id = _model(document, "id", model.id)
+    others = {
+        key: None if given is None else _model(document, key, given)
+        for key, given in (("draft", model.draft), ("mtp", model.mtp))
+    }
+    save_path = at(preset.slots.save_path, "slots", "save_path")
+    warm = tuple(
+        _warm(document, ("prefix_cache", "warm_prefixes", n), prefix)
+        for n, prefix in enumerate(cache.warm_prefixes)
+    )
+    return replace(
+        preset,
+        model=replace(model, id=model_id, adapter=at(model.adapter, "model", "adapter"), **others),
+        slots=replace(preset.slots, save_path=save_path or str(home.slots / preset.name)),
+        prefix_cache=replace(cache, warm_prefixes=warm),
+    )
+
+
+def _warm(document: SourcedDocument, keys: Keys, prefix: WarmPrefix) -> WarmPrefix:
+    kinds = ("tokens_file", "text_file", "messages_file")
+    given = {kind: getattr(prefix, kind) for kind in kinds if getattr(prefix, kind) is not None}
+    paths = {kind: _from(document, (*keys, kind), path) for kind, path in given.items()}
+    return msgspec.structs.replace(prefix, **paths)
+
+
+def _model(document: SourcedDocument, key: str, model_id: str) -> str:
+    return _from(document, ("model", key), model_id) if is_folder(model_id) else model_id
+
+
+def _from(document: SourcedDocument, keys: Keys, path: str) -> str:
+    mark = document.location(keys)
+    try:
+        return str((mark.folder / expanded(path)).resolve())
+    except (SetupError, ValueError, OSError) as why:
+        raise SetupError(f"{mark}: {dotted(keys)} is no path: {why}") from why
+
+
+class Override(Struct, frozen=True):
+    """Override of the key path `keys`: `raw` text, and its `label`.
+
+    The label is the option or variable that it came from.
+    """
+
+    keys: tuple[str, ...]
+    raw: str
+    label: str
+
+
+def from_option(text: str) -> Override:
+    """`slots.count=5`. Raises SetupError when there is no `=`."""
+    key, equals, raw = text.partition("=")
+    key = "model.id" if key.strip() == "model" else key
+    if not equals or not key.strip():
+        raise SetupError(f"--set {text}: write it as key=value, such as --set slots.count=5")
+    return Override(tuple(key.strip().split(".")), raw, f"--set {key.strip()}")
+
+
+def variables() -> dict[str, tuple[str, ...]]:
+    """Every variable that overrides a key: `MLX_STACK_BATCH_MAX_SIZE` and so on."""
+    return {PREFIX + "_".join(keys).upper(): keys for keys in schema.leaves()}
+
+
+def from_environment(env: Mapping[str, str]) -> list[Override]:
+    """Overrides in `env`; misspelt keys of known sections are refused."""
+    known = variables()
+    for name in unknown_variables(env):
+        raise SetupError(f"{name}: no preset has this key{schema.suggestion(name, known)}")
+    return [Override(known[name], env[name], name) for name in sorted(env) if name in known]
+
+
+def unknown_variables(env: Mapping[str, str]) -> list[str]:
+    """Variables that resemble preset keys but name none."""
+    shapes = schema.children(schema.PRESET).items()
+    sections = [name for name, shape in shapes if isinstance(shape, mi.StructType)]
+    prefixes = tuple(f"{PREFIX}{name.upper()}_" for name in sections)
+    known = variables()
+    return sorted(name for name in env if name.startswith(prefixes) and name not in known)
+
+
+def unread_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """`MLX_STACK_` variables that nothing reads, each with a warning."""
+    known = [*variables(), *(PREFIX + name for name in OTHERS)]
+    others = {*known, *unknown_variables(env)}
+    names = sorted(name for name in env if name.startswith(PREFIX) and name not in others)
+    return {name: f"{name} is set, but nothing reads it{_near(name, known)}" for name in names}
+
+
+def _near(name: str, known: list[str]) -> str:
+    """Suggestion of the key without its section, else of a similar word."""
+    word, rests = name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known]
+    near = next((one for one in rests if one.endswith(f"_{word}")), None)
+    near = near or schema.nearest(word, rests)
+    return f"; did you mean `{PREFIX}{near}`?" if near else ""
+
+
+def given_overrides(env: Mapping[str, str], sets: Iterable[str]) -> list[Override]:
+    """Overrides in `env`, then those of `--set`. Raises SetupError."""
+    return [*from_environment(env), *map(from_option, sets)]
+
+
+def document_of(overrides: Iterable[Override], folder: Path) -> SourcedDocument:
+    """Overrides as a document; later ones win. Raises SetupError."""
+    values: dict[str, Any] = {}
+    marks: dict[Keys, SourceLocation] = {}
+    for one in overrides:
+        shape = schema.at(one.keys)
+        if shape is None or isinstance(shape, mi.StructType):
+            raise SetupError(f"{one.label}: {_why_not(one.keys)}")
+        section = values
+        for key in one.keys[:-1]:
+            section = section.setdefault(key, {})
+        section[one.keys[-1]] = schema.parse(one.raw, shape)
+        marks[one.keys] = SourceLocation(one.label, folder)
+    return SourcedDocument(values, marks)
+
+
+def _why_not(keys: tuple[str, ...]) -> str:
+    name = ".".join(keys)
+    shape = schema.at(keys)
+    if shape is not None:
+        return f"{name} is a section; set one of its keys: {', '.join(schema.children(shape))}"
+    if why := schema.why_unknown(keys):
+        return why
+    near = schema.suggestion(name, map(".".join, schema.leaves()))
+    return f"no preset has the key `{name}`{near}"
 
 
 class LoadedPreset(Struct, frozen=True):
@@ -61,7 +362,12 @@ def _files(*folders: Path) -> dict[str, Path]:
 
 def is_path(name: str) -> bool:
     """Whether a preset is given by file rather than name."""
-    return name.endswith(ENDINGS) or name.startswith(preset_paths.FOLDER_SIGNS)
+    return name.endswith(ENDINGS) or name.startswith(FOLDER_SIGNS)
+
+
+def is_known(name: str, home: Home) -> bool:
+    """Whether a preset is meant, by name or file, no model."""
+    return name.endswith(ENDINGS) or name in listed(home)
 
 
 def from_anywhere(name: str, folder: Path | None = None) -> str:
@@ -71,7 +377,7 @@ def from_anywhere(name: str, folder: Path | None = None) -> str:
     """
     if not is_path(name):
         return name
-    return str(((folder or Path()) / preset_paths.expanded(name)).absolute())
+    return str(((folder or Path()) / expanded(name)).absolute())
 
 
 def find(name: str, home: Home) -> Path:
@@ -83,7 +389,7 @@ def find(name: str, home: Home) -> Path:
         return path
     known = listed(home)
     if name not in known:
-        near = preset_schema.suggestion(name, known)
+        near = schema.suggestion(name, known)
         raise SetupError(
             f"no preset is called `{name}` (looked in {builtin_folder()} and {home.presets}; "
             f"a path to a .yaml file works too, and `up` takes a hub id){near}"
@@ -126,7 +432,7 @@ def _loaded(
     cwd: Path | None,
 ) -> LoadedPreset:
     document = _layers(source, document, home)
-    document = merge(document, _normalized(overrides.document(over, cwd or Path.cwd())))
+    document = merge(document, _normalized(document_of(over, cwd or Path.cwd())))
     document.values.setdefault("name", source.stem)
     return LoadedPreset(_checked(document, home), source, _origins(document))
 
@@ -135,7 +441,7 @@ def overridden(preset: Preset, over: Iterable[Override], home: Home) -> Preset:
     """A resolved preset with some keys changed. Raises SetupError as `load` does."""
     top = SourceLocation(preset.name, Path.cwd())
     document = SourcedDocument(msgspec.to_builtins(preset), {(): top})
-    return _checked(merge(document, _normalized(overrides.document(over, Path.cwd()))), home)
+    return _checked(merge(document, _normalized(document_of(over, Path.cwd()))), home)
 
 
 def read_resolved(path: Path) -> Preset:
@@ -169,7 +475,7 @@ def _layers(
 
 
 def _normalized(document: SourcedDocument) -> SourcedDocument:
-    return SourcedDocument(preset_schema.normalized(document.values), document.locations)
+    return SourcedDocument(schema.normalized(document.values), document.locations)
 
 
 def _base_of(base: str, mark: SourceLocation | None, home: Home) -> Path:
@@ -187,19 +493,19 @@ def _without_name(document: SourcedDocument) -> SourcedDocument:
 
 def _refuse_unknown(document: SourcedDocument) -> None:
     for keys, place in document.locations.items():
-        if why := preset_schema.why_unknown(keys):
+        if why := schema.why_unknown(keys):
             raise SetupError(f"{place}: {why}")
-    for keys in preset_schema.unknown(document.values):
-        section = preset_schema.at(keys[:-1])
-        known = preset_schema.children(section) if section is not None else {}
+    for keys in schema.unknown(document.values):
+        section = schema.at(keys[:-1])
+        known = schema.children(section) if section is not None else {}
         top = {"extends": None} if len(keys) == 1 else {}
-        near = preset_schema.suggestion(str(keys[-1]), [*known, *top])
+        near = schema.suggestion(str(keys[-1]), [*known, *top])
         raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
 
 
 def _checked(document: SourcedDocument, home: Home) -> Preset:
-    for keys in preset_schema.endless(document.values):
-        value = preset_schema.shown(_value(document.values, keys))
+    for keys in schema.endless(document.values):
+        value = schema.shown(_value(document.values, keys))
         raise SetupError(
             f"{document.location(keys)}: {dotted(keys)} is {value}, but must be finite"
         )
@@ -213,9 +519,9 @@ def _checked(document: SourcedDocument, home: Home) -> Preset:
             "letters, "
             "digits, dots, dashes or underscores, the first a letter or digit"
         )
-    for keys, problem in preset_validation.violations(preset):
+    for keys, problem in schema.violations(preset):
         raise SetupError(f"{document.location(keys)}: {dotted(keys)} {problem}")
-    return preset_paths.absolute(preset, document, home)
+    return _absolute(preset, document, home)
 
 
 def _complaint(document: SourcedDocument, message: str) -> str:
@@ -224,10 +530,10 @@ def _complaint(document: SourcedDocument, message: str) -> str:
     missing = re.search(r"missing required field `(.+)`", what)
     if missing:
         keys = (*keys, missing[1])
-        right = preset_schema.meaning(preset_schema.at(keys))
+        right = schema.meaning(schema.at(keys))
         return f"{document.location(keys)}: `{dotted(keys)}` is missing; it must be {right}"
-    shown = preset_schema.shown(_value(document.values, keys))
-    right = preset_schema.meaning(preset_schema.at(keys))
+    shown = schema.shown(_value(document.values, keys))
+    right = schema.meaning(schema.at(keys))
     return f"{document.location(keys)}: {dotted(keys)} is {shown}, but must be {right}"
 
 

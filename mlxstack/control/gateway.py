@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -12,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key
-from mlxstack.config.preset_paths import is_folder
-from mlxstack.control import launch, preflight
-from mlxstack.control.launch import LaunchRequest
-from mlxstack.core.errors import SetupError
+from mlxstack.config.presets import is_folder
+from mlxstack.control import start
+from mlxstack.control.start import StartRequest, request_for
+from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import AUTO, ApiKey, Preset, Residency, ServerSpec, ServiceKind
 from mlxstack.gateway.processes import HOST, STOP_S
@@ -27,10 +28,10 @@ from mlxstack.gateway.spec import (
     digest_of,
     internal_key,
 )
+from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home, make_home, make_private
-from mlxstack.host.memory_budget import MemoryBudget, this_memory
 from mlxstack.host.process import free_port
-from mlxstack.host.service_state import (
+from mlxstack.host.services import (
     Phase,
     RestartPolicy,
     ServiceSpec,
@@ -40,10 +41,18 @@ from mlxstack.host.service_state import (
     write_json,
 )
 from mlxstack.models.chat_capabilities import capabilities
-from mlxstack.models.model_files import ModelFiles, find_model, quantization_in
-from mlxstack.planner.candidate import Candidate, excerpts, of_many
-from mlxstack.planner.memory_check import MemoryRoom, refuse_if_too_big, room_in
+from mlxstack.models.model_files import ModelFiles, quantization_in
+from mlxstack.models.reference import service_name
+from mlxstack.planner.fit import (
+    Candidate,
+    MemoryRoom,
+    files_of,
+    of_many,
+    refuse_if_too_big,
+    room_in,
+)
 from mlxstack.policy.memory.capacity import MemoryNeed, need
+from mlxstack.policy.memory.capacity_advice import SlotSizes
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +68,7 @@ LEAST_PCT, MOST_PCT = 1, 90
 class MemberPlan(Struct, frozen=True):
     """Member as requested and as served, with `n_bytes` of memory."""
 
-    wanted: LaunchRequest
+    wanted: StartRequest
     preset: Preset
     n_bytes: int
     model: ModelSummary
@@ -84,9 +93,55 @@ class PlannedGateway(Struct, frozen=True):
     service: ServiceSpec
 
 
+class ModelsOnDisk(Struct, frozen=True):
+    """Requests for models that can be served, and why others cannot."""
+
+    wanted: tuple[StartRequest, ...]
+    left_out: dict[str, str]
+
+
+def find_all(home: Home, first: Sequence[str], sets: tuple[str, ...]) -> ModelsOnDisk:
+    """Requests for `first`, then for every complete model on disk. Raises SetupError.
+
+    Incomplete ones, those of unknown types and those that do not fit alone are left out.
+    """
+    from mlxstack.models.local_models import all_models  # noqa: PLC0415 - slow, rarely needed
+
+    wanted = [request_for(one, home, SlotSizes(), sets) for one in first]
+    room = room_in(home, this_memory(os.environ))
+    given = {*first}
+    others = (one for one in all_models(home) if given.isdisjoint((one.name, one.path)))
+    models = list({one.name: one for one in others}.values())
+    n_names = Counter(_service_name(one.name) for one in models)
+    left_out = {}
+    for one in models:
+        if not one.is_complete:
+            left_out[one.name] = f"incomplete; `mlx-stack pull {one.name}` goes on"
+            continue
+        own = list(sets)
+        if n_names[_service_name(one.name)] > 1:
+            own.append(f"name={service_name(one.name)}")
+        if one.where == "LM Studio":
+            own.append(f"model.alias={one.name}")
+        try:
+            found = request_for(one.name, home, SlotSizes(), tuple(own))
+            if found.file is not None:
+                refuse_if_too_big(found.file.preset.candidate, room)
+        except (SetupError, BadRequest) as why:
+            left_out[one.name] = why.message
+            continue
+        wanted.append(found)
+    if not wanted:
+        raise SetupError(
+            "no model on this disk can be served; `mlx-stack plan` proposes some, and "
+            "`mlx-stack pull MODEL` downloads one" + _told(left_out)
+        )
+    return ModelsOnDisk(tuple(wanted), left_out)
+
+
 def prepare(
     name: str,
-    wanted: Sequence[LaunchRequest],
+    wanted: Sequence[StartRequest],
     home: Home,
     linger_s: float = LINGER_S,
     of_disk: bool = False,
@@ -101,14 +156,14 @@ def prepare(
     found = plan(name, wanted, home, room, linger_s, **listening)
     for one in found.members:
         if (running := owner(home, one.preset.name)) is not None:
-            raise launch.already_running(running)
-    preflight.check_port(found.server, home)
+            raise start.already_running(running)
+    start.check_port(found.server, home)
     return write(replace(found, of_disk=of_disk), home)
 
 
 def plan(
     name: str,
-    wanted: Sequence[LaunchRequest],
+    wanted: Sequence[StartRequest],
     home: Home,
     room: MemoryRoom,
     linger_s: float = LINGER_S,
@@ -123,7 +178,7 @@ def plan(
     and their keys where the gateway has the same `secret`.
     """
     make_home(home)
-    loaded = [launch.resolve(one, home) for one in wanted]
+    loaded = [start.resolve(one, home) for one in wanted]
     _refuse_twins(name, [one.preset.name for one in loaded])
     server = replace(loaded[0].preset.server, **listening)
     _refuse_other_keys(server, [one.preset for one in loaded])
@@ -223,7 +278,7 @@ def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate |
     unknown: dict[str, str] = {}
     for one in presets:
         try:
-            files[one.name] = find_model(one.model, excerpts(), asks_hub=True)
+            files[one.name] = files_of(one.model)
         except SetupError as why:
             unknown[one.name] = why.message
     pairs = [(one, files[one.name]) for one in presets if one.name in files]
@@ -308,8 +363,9 @@ def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
 
 
 def _written(planned: MemberPlan, home: Home) -> ServiceSpec:
-    preflight.check(planned.preset, home)
-    return launch.write(planned.wanted, planned.preset, home)
+    start.check_files(planned.preset)
+    start.check_port(planned.preset.server, home)
+    return start.write(planned.wanted, planned.preset, home)
 
 
 def _member(planned: MemberPlan, service: ServiceSpec, stops: bool) -> GatewayMember:
@@ -336,9 +392,9 @@ def _service(spec: GatewaySpec, home: Home) -> ServiceSpec:
         name=spec.name,
         root=str(home.root),
         preset=", ".join(one.name for one in spec.members),
-        url=launch.url_of(spec.server),
+        url=start.url_of(spec.server),
         worker=(sys.executable, "-m", "mlxstack.gateway", str(file)),
-        env={"MLX_STACK_HOME": str(home.root)} | launch.QUIET,
+        env={"MLX_STACK_HOME": str(home.root)} | start.QUIET,
         patience=RestartPolicy(grace_s=spec.server.drain_s + members_s + 2 * STOP_S),
     )
 
@@ -374,3 +430,11 @@ def _refuse_other_keys(server: ServerSpec, presets: Sequence[Preset]) -> None:
                 f"`{one.name}` has other server.api_keys than the gateway, which are those of its "
                 "first member; give both the same"
             )
+
+
+def _service_name(model: str) -> str:
+    return service_name(model.rpartition("/")[2])
+
+
+def _told(left_out: dict[str, str]) -> str:
+    return "".join(f"\n  {name}: {why}" for name, why in left_out.items())

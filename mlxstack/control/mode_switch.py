@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,26 +9,18 @@ from msgspec.structs import replace
 from mlxstack.config import modes
 from mlxstack.config.modes import Active
 from mlxstack.config.presets import from_anywhere
-from mlxstack.control import gateway, launch, preflight
+from mlxstack.control import gateway, start
 from mlxstack.control.gateway import GatewayPlan
-from mlxstack.control.launch import LaunchRequest
 from mlxstack.control.probe import ServiceHealthLevel, survey
+from mlxstack.control.start import StartRequest
 from mlxstack.core.errors import Broken, StackError
 from mlxstack.core.preset import Preset, Residency
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec
 from mlxstack.host import services
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import this_memory
-from mlxstack.host.service_state import ServiceSpec, owner, read_json, write_json
-from mlxstack.host.services import is_gateway
-from mlxstack.planner.memory_check import MemoryRoom
-
-
-class ServiceCondition(StrEnum):
-    """Earlier condition of a service; STALE: other settings, or no answer."""
-
-    RIGHT = "right"
-    STALE = "stale"
+from mlxstack.host.services import ServiceSpec, is_gateway, owner, read_json, write_json
+from mlxstack.planner.fit import MemoryRoom
 
 
 class ModeChange(Struct, frozen=True):
@@ -46,9 +37,12 @@ class ModeChange(Struct, frozen=True):
     url: str = ""
 
 
-def difference(running: Mapping[str, ServiceCondition], wanted: Sequence[str]) -> ModeChange:
-    """Minimum change from running to wanted services, in their order."""
-    keep = tuple(name for name in wanted if running.get(name) is ServiceCondition.RIGHT)
+def difference(running: Mapping[str, bool], wanted: Sequence[str]) -> ModeChange:
+    """Minimum change from running to wanted services, in their order.
+
+    A running service may stay where it answers and has the settings of the mode.
+    """
+    keep = tuple(name for name in wanted if running.get(name))
     return ModeChange(
         stop=tuple(name for name in running if name not in keep),
         start=tuple(name for name in wanted if name not in keep),
@@ -66,14 +60,13 @@ class ModeBefore(Struct, frozen=True):
     served: Preset | GatewaySpec
 
 
-def requests_of(name: str, home: Home) -> list[LaunchRequest]:
+def requests_of(name: str, home: Home) -> list[StartRequest]:
     """The start requests of a mode. Raises SetupError."""
     source = modes.listed(home).get(name)
     mode = modes.load(name, home)
     folder = source.parent if source is not None else home.presets
     return [
-        LaunchRequest(from_anywhere(one.preset, folder), one.options, folder)
-        for one in mode.members
+        StartRequest(from_anywhere(one.preset, folder), one.options, folder) for one in mode.members
     ]
 
 
@@ -100,14 +93,12 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
     )
     healthy = {one.name for one in survey(home).services if one.state is ServiceHealthLevel.HEALTHY}
     members = {one.preset.name: one.preset for one in wanted.members}
-    conditions = {
-        one.plan.name: ServiceCondition.RIGHT
-        if one.plan.name in healthy and members.get(one.plan.name) == one.served
-        else ServiceCondition.STALE
+    running = {
+        one.plan.name: one.plan.name in healthy and members.get(one.plan.name) == one.served
         for one in before
         if not is_gateway(one.plan)
     }
-    change = _on_demand(difference(conditions, list(members)), wanted)
+    change = _on_demand(difference(running, list(members)), wanted)
     is_kept = name in healthy and any(_is_same(wanted, presets, one) for one in former)
     try:
         found = _apply(change, wanted, before, is_kept, home, say)
@@ -143,7 +134,7 @@ def _apply(
     if is_kept:
         front, members = plans[wanted.name], _again(wanted, before)
     else:
-        preflight.check_port(wanted.server, home)
+        start.check_port(wanted.server, home)
         planned = gateway.write(wanted, home, {name: plans[name] for name in change.keep})
         front, members = planned.service, list(planned.spec.members)
     for member in members:
@@ -161,7 +152,7 @@ def _again(wanted: GatewayPlan, before: list[ModeBefore]) -> list[GatewayMember]
     if not isinstance(spec, GatewaySpec):
         return []
     return [
-        replace(one, service=replace(one.service, url=launch.url_of(ports[one.name])))
+        replace(one, service=replace(one.service, url=start.url_of(ports[one.name])))
         for one in spec.members
     ]
 
@@ -198,18 +189,17 @@ def _go_back(before: list[ModeBefore], begun: Sequence[str], home: Home, say: Sa
 
 def _start(plan: ServiceSpec, timeout_s: float, home: Home, say: Say) -> None:
     """Start a service unless it runs."""
-    with services.starting(home, plan.name, waits=True):
-        services.sweep(home, plan.name)
-        if owner(home, plan.name) is None:
+    with services.starting(home, plan.name, waits=True) as running:
+        if running is None:
             say(f"starting {plan.name}")
-            launch.start(plan, timeout_s, lambda now: say(f"starting {plan.name}: {now}"))
+            start.start(plan, timeout_s, lambda now: say(f"starting {plan.name}: {now}"))
 
 
 def _stop(name: str, home: Home, say: Say) -> None:
     state = owner(home, name)
     if state is not None:
         say(f"stopping {name}")
-        services.stop(home, state, state.plan.patience.grace_s + 1.0)
+        services.stop(home, state)
 
 
 def _running(home: Home) -> list[ModeBefore]:

@@ -18,15 +18,17 @@ from mlxstack.host import services
 from mlxstack.host.hardware import this_hardware
 from mlxstack.host.home import Home
 from mlxstack.host.process import held_bytes
-from mlxstack.host.service_state import (
+from mlxstack.host.services import (
+    KEY_VARIABLE,
     Phase,
     ServiceSpec,
     ServiceState,
+    is_gateway,
     owner,
     read_json,
     read_state,
+    usable_key,
 )
-from mlxstack.host.services import KEY_VARIABLE, is_gateway, usable_key
 
 PROBE_TIMEOUT_S = 3.0
 FORGET_S = 86_400.0

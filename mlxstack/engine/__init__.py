@@ -5,7 +5,7 @@ import os
 import mlx.core as mx
 
 from mlxstack.engine.decode.attention_patch import install
-from mlxstack.host.memory_budget import CPU_VARIABLE
+from mlxstack.host.hardware import CPU_VARIABLE
 
 install()
 if os.environ.get(CPU_VARIABLE):

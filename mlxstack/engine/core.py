@@ -75,7 +75,7 @@ from mlxstack.engine.slots.kv_transfer import KVExchange
 from mlxstack.engine.slots.remote_prefill import RemotePrefill
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.step import Deliver, EngineLoop, Events
-from mlxstack.host.memory_budget import memory_of, this_memory
+from mlxstack.host.hardware import memory_of, this_memory
 from mlxstack.policy.attention_kernels import PrefillAttention
 from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED
 from mlxstack.policy.kv.live_sharing import NO_SHARING, LiveSharing, least_shared

@@ -21,15 +21,20 @@ from mlxstack.core.preset import AUTO, Preset, Wired
 from mlxstack.engine import device
 from mlxstack.engine.device import MIN_BOUND
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.host.memory_budget import (
+from mlxstack.host.hardware import (
     MemoryBudget,
     buffer_cache_limit,
     mac_share,
     memory_limit,
 )
-from mlxstack.policy.memory.capacity import MARGIN_BYTES, kv_budget
+from mlxstack.policy.memory.capacity import (
+    MARGIN_BYTES,
+    kv_budget,
+    peak_score_bytes,
+    score_bytes,
+    workspace_bytes,
+)
 from mlxstack.policy.memory.kv_geometry import PLAIN_BITS, ModelShape
-from mlxstack.policy.memory.workspace import peak_score_bytes, score_bytes, workspace_bytes
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error
 from mlxstack.engine.device_memory import DeviceMemory
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.hardware import this_memory
 
 log = logging.getLogger(__name__)
 

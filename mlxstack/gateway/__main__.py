@@ -11,7 +11,7 @@ from mlxstack.gateway.server import run
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.descriptors import raise_soft_limit
 from mlxstack.host.parent_watchdog import follow_supervisor
-from mlxstack.host.service_state import read_json, write_json
+from mlxstack.host.services import read_json, write_json
 
 
 def main() -> int:

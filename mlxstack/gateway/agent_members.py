@@ -11,7 +11,7 @@ from msgspec import Struct
 from mlxstack.core.errors import Damaged, SetupError
 from mlxstack.gateway.spec import GatewaySpec, home_of, names_of
 from mlxstack.host.home import make_private
-from mlxstack.host.service_state import locked, read_json, write_json
+from mlxstack.host.services import locked, read_json, write_json
 from mlxstack.policy.kv.conversation_id import is_implicit
 from mlxstack.store.agent_history import folder_of, is_agent
 from mlxstack.store.manifest_file import Envelope, parse_json

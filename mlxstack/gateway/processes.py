@@ -17,7 +17,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.gateway.spec import GatewayMember, digest_of, internal_key
 from mlxstack.host import services
 from mlxstack.host.process import free_port, refusal
-from mlxstack.host.service_state import Phase, owner, read_json, read_state, write_json
+from mlxstack.host.services import Phase, owner, read_json, read_state, write_json
 
 log = logging.getLogger("mlxstack.gateway")
 
@@ -80,7 +80,6 @@ class MemberProcess:
 
         Raises Broken, and Busy where another service has its name.
         """
-        deadline = time.monotonic() + self._member.startup_timeout_s
         if url := self.stranger:
             name = self._plan.name
             raise Busy(
@@ -89,36 +88,35 @@ class MemberProcess:
             )
         if not self.is_running:
             await asyncio.to_thread(self._start)
-        while time.monotonic() < deadline:
-            if status := await self.status():
-                return status
-            if why := self._why_ended():
-                await asyncio.to_thread(self._reap)
-                log_file = self._plan.home.log_file(self._plan.name)
-                raise Broken(f"{self._plan.name} did not start: {why}; see its log {log_file}")
-            if self._was_killed():
-                await asyncio.to_thread(self._start)
-            await asyncio.sleep(LOOK_S)
-        raise Broken(
-            f"{self._plan.name} was not healthy within {self._member.startup_timeout_s:g} s "
-            "(server.startup_timeout_s)"
-        )
+        try:
+            return await services.until_answered(
+                self._plan, self._ask, self._why_ended, self._member.startup_timeout_s
+            )
+        except Broken:
+            await asyncio.to_thread(self._reap)
+            raise
 
-    def _was_killed(self) -> bool:
-        """Whether its supervisor is gone without an end on record."""
+    async def _ask(self) -> str | None:
+        """Status, or None without one; started again where its supervisor was killed."""
+        if status := await self.status():
+            return status
         own = self._supervisor
-        return not self.is_running and (own is None or (own.poll() or 0) < 0)
+        has_no_end = own is None or (own.poll() or 0) < 0
+        if has_no_end and not self.is_running and not self._why_ended():
+            await asyncio.to_thread(self._start)
+        return None
 
     def _why_ended(self) -> str:
         """Last error of a process that is not restarted any more."""
-        state = read_state(self._plan.home, self._plan.name)
+        plan, own = self._plan, self._supervisor
+        # A supervisor that has just started has not written its state yet.
+        state = read_state(plan.home, plan.name) if own is None else services.state_of(plan, own)
         if state is None or state.phase not in {Phase.CRASHED, Phase.STOPPED}:
             return ""
-        if self._supervisor is not None and self._supervisor.pid != state.supervisor.pid:
-            # The supervisor has not written its state yet.
-            return ""
         errors = [line for line in state.last_log_lines if "error" in line.lower()]
-        return (errors or [state.exit_summary or "it was stopped"])[-1]
+        errors = errors or [state.exit_summary or "it was stopped"]
+        why = services.last_error(state) or errors[-1]
+        return f"`{plan.name}` did not start: {why}; see its log {plan.home.log_file(plan.name)}"
 
     async def status(self) -> str:
         """Status while it serves or loads; "" without an answer."""
@@ -174,10 +172,9 @@ class MemberProcess:
         """Start the supervisor, on another port where this one was taken meanwhile."""
         home, name = self._plan.home, self._plan.name
         try:
-            with services.starting(home, name, waits=True):
-                services.sweep(home, name)
+            with services.starting(home, name, waits=True) as state:
                 self.adopt()
-                if self.is_running:
+                if state is not None:
                     return
                 self._place()
                 self._reap()

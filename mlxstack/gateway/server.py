@@ -14,7 +14,7 @@ from mlxstack.gateway.app import Gateway
 from mlxstack.gateway.members import Members
 from mlxstack.gateway.spec import GatewaySpec, home_of
 from mlxstack.host.heap import trim_heap
-from mlxstack.host.service_state import read_json
+from mlxstack.host.services import read_json
 
 log = logging.getLogger("mlxstack.gateway")
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from mlxstack.api.api_keys import DIGEST
 from mlxstack.core.preset import ApiKey, Residency, ServerSpec, ServiceKind
 from mlxstack.host.home import Home
-from mlxstack.host.service_state import ServiceSpec
+from mlxstack.host.services import ServiceSpec
 
 LINGER_S = 10.0
 

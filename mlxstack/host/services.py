@@ -1,34 +1,247 @@
-"""Services of one home: list, start, stop."""
+"""Services of one home: spec, state, owner lock; list, start, stop."""
 
+import asyncio
+import fcntl
+import logging
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Protocol
+import tempfile
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, TypeVar
 
+import msgspec
 from msgspec import Struct
 
-from mlxstack.core.errors import Taken
+from mlxstack.core.errors import Broken, Taken
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.process import ask_to_stop, end, is_alive, kill, wait_gone
-from mlxstack.host.service_state import (
-    ServiceSpec,
-    ServiceState,
-    clear,
-    locked,
-    mark_stopped,
-    owner,
-    read_json,
-    read_state,
-    refuse_other_case,
-    write_json,
-)
+from mlxstack.host.logs import tail
+from mlxstack.host.process import ProcessId, ask_to_stop, end, is_alive, kill, wait_gone
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+"""Warnings reach the stderr of a command, which configures no handler."""
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
 
+PROBE_S = 0.1
+LOG_LINE = re.compile(r"\S+ \S+ (?:(?:INFO|WARNING|ERROR) \S+|\[supervisor \d+\]) (.+)")
+ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
+DOWNLOADING = "downloading "
+"""Prefix of the log lines of a worker's load progress."""
+
 GATEWAY = "mlxstack.gateway"
 """Module that the worker of a gateway runs."""
+
+
+class Phase(StrEnum):
+    """Phase of the supervisor; CRASHED: it gave up, STOPPED: by request."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    CRASHED = "crashed"
+
+
+class RestartPolicy(Struct, frozen=True):
+    """Limits of a worker: crashes, and time stuck. Times in seconds.
+
+    A dead worker starts again after `first_s`, doubling up to `longest_s`. `max_crashes` within
+    `window_s` are too many. A worker asked to stop is killed after `grace_s`.
+
+    Health is polled every `look_s` seconds. A worker is killed when it does not answer for
+    `silent_s`, or is neither healthy nor loading for `stuck_s`: by then it has failed every
+    request that waits.
+    """
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+    max_crashes: int = 5
+    window_s: float = 600.0
+    grace_s: float = 12.0
+    look_s: float = 5.0
+    silent_s: float = 30.0
+    stuck_s: float = 150.0
+
+
+class ServiceSpec(Struct, frozen=True):
+    """Supervisor's spec: the `worker` command, and additions to `env`.
+
+    `preset` and `overrides` are as the person typed them in the folder `cwd`; `n_ctx` is tokens
+    per slot.
+    """
+
+    name: str
+    root: str
+    preset: str
+    url: str
+    worker: tuple[str, ...]
+    env: dict[str, str] = {}
+    overrides: tuple[str, ...] = ()
+    cwd: str = ""
+    n_slots: int = 0
+    n_ctx: int = 0
+    patience: RestartPolicy = RestartPolicy()
+
+    @property
+    def home(self) -> Home:
+        """The home this service lives in."""
+        return Home(Path(self.root))
+
+    @property
+    def stop_s(self) -> float:
+        """Seconds in which its supervisor ends."""
+        return self.patience.grace_s + 1.0
+
+
+class ServiceState(Struct, frozen=True):
+    """State by the supervisor; `since`: Unix seconds of the last start.
+
+    `last_log_lines` are those of a worker that ended with `exit_code` (negative: a signal), and
+    `exit_summary` describes its end: "was killed by SIGKILL".
+    """
+
+    plan: ServiceSpec
+    phase: Phase
+    supervisor: ProcessId
+    worker: ProcessId | None = None
+    since: float = 0.0
+    n_crashes: int = 0
+    exit_code: int | None = None
+    exit_summary: str = ""
+    last_log_lines: tuple[str, ...] = ()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` (0600) atomically."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException as why:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(why, OSError):
+            why.filename = str(path)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """`value` as indented JSON, atomically."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Value in `path`; None if missing or not a `kind`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def read_state(home: Home, name: str) -> ServiceState | None:
+    """State of a service; None if there is none."""
+    return read_json(home.state_file(name), ServiceState)
+
+
+def owner(home: Home, name: str) -> ServiceState | None:
+    """The state of a service whose supervisor is alive.
+
+    The PID file and the state must name the same process, born when the state says: a number
+    that another process has now, or that another user wrote, is stale.
+    """
+    state = read_state(home, name)
+    try:
+        pid = int(home.pid_file(name).read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    if state is None or state.supervisor.pid != pid or not is_alive(state.supervisor):
+        return None
+    return state
+
+
+def claim(state: ServiceState) -> None:
+    """Claim a service name for the supervisor in `state`. Raises Taken."""
+    home, name = state.plan.home, state.plan.name
+    with _ours(home):
+        refuse_other_case(home, name)
+        other = owner(home, name)
+        if other is not None:
+            raise Taken(
+                f"`{name}` is already running: pid {other.supervisor.pid}, "
+                f"preset {other.plan.preset}, {other.plan.url}"
+            )
+        write_json(home.state_file(name), state)
+        write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+
+
+def refuse_other_case(home: Home, name: str) -> None:
+    """Raise Taken for a running service whose name differs by case only.
+
+    On a Mac both have the same files.
+    """
+    for file in home.run.glob("*.json"):
+        state = read_json(file, ServiceState)
+        other = file.stem if state is None else state.plan.name
+        is_same_file = other != name and other.casefold() == name.casefold()
+        if is_same_file and owner(home, other) is not None:
+            raise Taken(
+                f"`{other}` is running, and its name differs from `{name}` by case only: on a Mac "
+                f"they have the same files; stop it with `mlx-stack down {other}`, or choose "
+                "another --name"
+            )
+
+
+def release(home: Home, name: str) -> None:
+    """Give the name back."""
+    home.pid_file(name).unlink(missing_ok=True)
+
+
+def clear(home: Home, name: str) -> bool:
+    """Release a dead supervisor's name; False without one."""
+    with _ours(home):
+        is_stale = owner(home, name) is None and home.pid_file(name).exists()
+        if is_stale:
+            release(home, name)
+    return is_stale
+
+
+def mark_stopped(home: Home, state: ServiceState) -> None:
+    """Mark a dead supervisor as stopped, unless it has a successor."""
+    name = state.plan.name
+    with _ours(home):
+        if owner(home, name) is None:
+            ended = msgspec.structs.replace(state, phase=Phase.STOPPED, worker=None)
+            write_json(home.state_file(name), ended)
+            release(home, name)
+
+
+@contextmanager
+def locked(path: Path, waits: bool = True) -> Iterator[None]:
+    """Exclusive file lock. Raises BlockingIOError unless `waits`."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _ours(home: Home) -> AbstractContextManager[None]:
+    """While names change their owners."""
+    return locked(home.run / "lock")
 
 
 class HasServer(Protocol):
@@ -90,10 +303,11 @@ def sweep(home: Home, name: str) -> str | None:
 
 
 @contextmanager
-def starting(home: Home, name: str, waits: bool) -> Iterator[None]:
-    """Serialize starts of one service, so plans are not overwritten.
+def starting(home: Home, name: str, waits: bool) -> Iterator[ServiceState | None]:
+    """Serialize starts of one service; its owner, if it runs.
 
-    Raises Taken when another start goes on and `waits` is false.
+    So specs are not overwritten. A service that stops is waited for, and the files of a dead one
+    are cleared. Raises Taken when another start goes on and `waits` is false.
     """
     make_home(home)
     with ExitStack() as held:
@@ -102,7 +316,13 @@ def starting(home: Home, name: str, waits: bool) -> Iterator[None]:
         except BlockingIOError:
             raise Taken(f"`{name}` is being started by another command; wait for that") from None
         refuse_other_case(home, name)
-        yield
+        state = owner(home, name)
+        if state is not None and state.phase is Phase.STOPPING:
+            log.warning("waiting until %s has stopped", name)
+            wait_gone(state.supervisor, state.plan.stop_s)
+        if (cleared := sweep(home, name)) is not None:
+            log.warning("%s", cleared)
+        yield owner(home, name)
 
 
 def start(plan: ServiceSpec) -> "subprocess.Popen[bytes]":
@@ -123,13 +343,57 @@ def start(plan: ServiceSpec) -> "subprocess.Popen[bytes]":
         )
 
 
-def stop(home: Home, state: ServiceState, patience_s: float) -> bool:
+async def until_answered(
+    plan: ServiceSpec,
+    ask: Callable[[], Awaitable[T | None]],
+    why_ended: Callable[[], str],
+    timeout_s: float,
+    progress: Callable[[str], None] = lambda _: None,
+) -> T:
+    """First answer of a service that starts. Raises Broken.
+
+    `progress` gets the lines of its log. A download that goes on may take as long as it takes; else
+    it fails after `timeout_s`, or with the reason of an end.
+    """
+    deadline, last_line = time.monotonic() + timeout_s, ""
+    log_file = plan.home.log_file(plan.name)
+    while time.monotonic() < deadline:
+        if why := why_ended():
+            raise Broken(why)
+        if (answer := await ask()) is not None:
+            return answer
+        line = next(iter(tail(log_file, 1)), "").strip()
+        message = found[1] if (found := LOG_LINE.match(line)) else line
+        if message.startswith(DOWNLOADING) and line != last_line:
+            deadline, last_line = time.monotonic() + timeout_s, line
+        progress(message)
+        await asyncio.sleep(PROBE_S)
+    raise Broken(
+        f"`{plan.name}` was not healthy within {timeout_s:g} s (server.startup_timeout_s); "
+        f"see its log {log_file}"
+    )
+
+
+def state_of(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> ServiceState | None:
+    """State that this supervisor wrote, not an earlier one."""
+    state = read_state(plan.home, plan.name)
+    return state if state is not None and state.supervisor.pid == process.pid else None
+
+
+def last_error(state: ServiceState) -> str:
+    """Last error that a worker logged before its end; else ""."""
+    errors = (found[1] for line in state.last_log_lines if (found := ERROR_LINE.match(line)))
+    return "".join(deque(errors, 1))
+
+
+def stop(home: Home, state: ServiceState, patience_s: float | None = None) -> bool:
     """Stop a running service; True if it had to be killed.
 
-    The supervisor is asked, and lets the worker drain. After `patience_s` seconds both are killed.
+    The supervisor is asked, and lets the worker drain. After `patience_s` seconds, by default
+    those of its spec, both are killed.
     """
     ask_to_stop(state.supervisor)
-    if wait_gone(state.supervisor, patience_s):
+    if wait_gone(state.supervisor, state.plan.stop_s if patience_s is None else patience_s):
         return False
     finish(home, read_state(home, state.plan.name) or state)
     return True

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import SamplingDefaults
-from mlxstack.models.foreign_json import read_object
+from mlxstack.models.model_files import read_object
 
 FILE = "generation_config.json"
 

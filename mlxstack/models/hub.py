@@ -23,7 +23,7 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.models import hub_answers
-from mlxstack.models.foreign_json import read_object
+from mlxstack.models.model_files import read_object
 from mlxstack.models.weight_download import (
     PART,
     WEIGHTS,

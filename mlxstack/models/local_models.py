@@ -13,9 +13,8 @@ from msgspec import Struct
 from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
 from mlxstack.host.home import Home
-from mlxstack.models.foreign_json import read_config_object
 from mlxstack.models.hub import cache_folder
-from mlxstack.models.model_files import CONFIG, measured, quantization_in
+from mlxstack.models.model_files import CONFIG, measured, quantization_in, read_config_object
 from mlxstack.models.reference import lm_studio_folders
 
 

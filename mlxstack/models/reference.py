@@ -1,13 +1,12 @@
-"""Resolves a model reference: preset, hub id, folder, or cache folder."""
+"""Resolves a model reference: hub id, folder, or cache folder."""
 
 import re
-from enum import StrEnum
 from pathlib import Path
 
 from msgspec import Struct
 
 from mlxstack.config import presets
-from mlxstack.config.preset_paths import BUILTIN_MODEL, expanded, is_folder
+from mlxstack.config.presets import BUILTIN_MODEL, expanded, is_folder
 from mlxstack.core.errors import SetupError
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import CONFIG, refuse_gguf
@@ -35,28 +34,18 @@ HUB_NAMES = {
 LM_STUDIO_FOLDERS = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
 
 
-class ReferenceKind(StrEnum):
-    """Resolved model argument of a command."""
-
-    PRESET = "preset"
-    MODEL = "model"
-
-
 class Reference(Struct, frozen=True):
-    """Preset by name or file, or model by id or folder.
+    """Model by hub id or folder; `name` is that of its service."""
 
-    `name` is that of the service.
-    """
-
-    kind: ReferenceKind
     id: str
     name: str
 
 
 def resolve(given: str, home: Home) -> Reference:
-    """Tell presets from models. Raises SetupError with near names."""
-    if given.endswith(presets.ENDINGS) or given in presets.listed(home):
-        return Reference(ReferenceKind.PRESET, given, given)
+    """Find the model that is meant. Raises SetupError with near names.
+
+    The name of a preset is none: `presets.is_known` tells.
+    """
     folder = _folder(given)
     if folder is not None:
         return _of_folder(folder)
@@ -65,13 +54,10 @@ def resolve(given: str, home: Home) -> Reference:
             raise SetupError(
                 f"there is no folder {expanded(given)}; give a preset, a hub id or a model folder"
             )
-        if given not in {BUILTIN_MODEL, *presets.listed(home)}:
-            _refuse_foreign(given, home)
+        _refuse_foreign(given, home)
         presets.find(given, home)
     local = lm_studio_model(given)
-    return Reference(
-        ReferenceKind.MODEL, str(local or given), service_name(given.rpartition("/")[2])
-    )
+    return Reference(str(local or given), service_name(given.rpartition("/")[2]))
 
 
 def lm_studio_folders() -> list[Path]:
@@ -113,7 +99,7 @@ def _of_folder(folder: Path) -> Reference:
     repository = next((one for one in (folder, *folder.parents[:2]) if _is_repository(one)), None)
     if repository is None:
         refuse_gguf(folder)
-        return Reference(ReferenceKind.MODEL, str(folder), service_name(folder.name))
+        return Reference(str(folder), service_name(folder.name))
     snapshot = folder if folder.parent.name == "snapshots" else _newest(repository)
     refuse_gguf(snapshot)
     match = REPOSITORY.fullmatch(repository.name)
@@ -123,7 +109,7 @@ def _of_folder(folder: Path) -> Reference:
     is_own = repository.parent.resolve() == cache_folder().resolve()
     is_newest = is_own and snapshot.resolve() == _newest(repository).resolve()
     model = f"{match[1]}/{match[2]}" if is_newest else str(snapshot)
-    return Reference(ReferenceKind.MODEL, model, service_name(match[2]))
+    return Reference(model, service_name(match[2]))
 
 
 def _is_repository(folder: Path) -> bool:

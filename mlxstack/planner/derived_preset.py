@@ -1,5 +1,7 @@
 """Preset derivation: slots, context and KV precision from config and sizes."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -7,16 +9,26 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.config import presets
-from mlxstack.config.preset_paths import is_folder
-from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.config.presets import expanded, is_folder
+from mlxstack.core.errors import BadRequest, SetupError, Taken
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec
-from mlxstack.host.home import Home
+from mlxstack.host.hardware import MemoryBudget, this_memory
+from mlxstack.host.home import Home, make_private
+from mlxstack.host.services import write_atomic
 from mlxstack.models import model_files
 from mlxstack.models.generation_config import FILE, sampling_defaults
-from mlxstack.models.reference import Reference
-from mlxstack.planner.candidate import Candidate, excerpts, of_files
-from mlxstack.planner.memory_check import MemoryRoom
+from mlxstack.models.reference import Reference, resolve
+from mlxstack.planner.fit import (
+    Candidate,
+    MemoryRoom,
+    alone,
+    as_sets,
+    files_of,
+    of_files,
+    of_preset,
+    room_in,
+)
 from mlxstack.policy.memory.capacity import fits, kv_budget
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
 from mlxstack.policy.memory.kv_geometry import LayerKind
@@ -43,12 +55,19 @@ class DerivedPreset(Struct, frozen=True):
     base: str = ""
 
 
+class WrittenPreset(Struct, frozen=True):
+    """File of a preset; `derived` where it was derived from a model."""
+
+    path: Path
+    derived: DerivedPreset | None = None
+
+
 def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes) -> DerivedPreset:
     """Choose a preset; only the config is downloaded. Raises SetupError."""
     base = _listed_for(reference.id, home)
     alias = reference.name if is_folder(reference.id) else None
     model = base.model if base is not None else ModelSpec(id=reference.id, alias=alias)
-    files = model_files.find_model(model, excerpts(), asks_hub=True)
+    files = files_of(model)
     start = base or Preset(model=model)
     start = replace(start, name=reference.name, model=model)
     candidate = of_files(start, files)
@@ -73,6 +92,44 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes)
     origin = base.name if base is not None else ""
     reasons = _reasons(candidate, room, given, is_planned=chosen is not None, base=origin)
     return DerivedPreset(preset, reasons, candidate, origin)
+
+
+def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> WrittenPreset:
+    """Write a user's preset. Raises SetupError, Taken if it exists."""
+    path = home.presets / f"{name}.yaml"
+    if not presets.NAME.fullmatch(name):
+        raise SetupError(f"`{name}` cannot be the name of a preset; use letters, digits, dashes")
+    if path.exists():
+        raise Taken(f"{path} exists already; remove it, or choose another name")
+    if presets.is_known(source, home):
+        presets.load(source, home, map(presets.from_option, as_sets(given)))
+        make_private(path.parent)
+        lines = [f"extends: {presets.from_anywhere(source)}", f"name: {name}"]
+        lines += [f"{key}: {value}" for key, value in _sections(given)]
+        write_atomic(path, "\n".join([*lines, ""]).encode())
+        return WrittenPreset(path)
+    room = room_in(home, this_memory(os.environ), name)
+    derived = derive(replace(resolve(source, home), name=name), home, room, given)
+    presets.overridden(derived.preset, (), home)
+    make_private(path.parent)
+    write_atomic(path, text_of(derived).encode())
+    return WrittenPreset(path, derived)
+
+
+def candidate_for(
+    wanted: str, home: Home, memory: MemoryBudget, sets: tuple[str, ...] = ()
+) -> Candidate:
+    """Planner input of a preset, model or config. Raises SetupError."""
+    over = presets.given_overrides(os.environ, sets)
+    file = expanded(wanted)
+    if file.suffix == ".json" and file.is_file():
+        files = model_files.read_config(file)
+        return of_files(presets.overridden(alone(file.absolute()), over, home), files)
+    if presets.is_known(wanted, home):
+        return of_preset(presets.load(wanted, home, over).preset)
+    derived = derive(resolve(wanted, home), home, MemoryRoom(memory, ()), SlotSizes())
+    changed = presets.overridden(derived.preset, over, home)
+    return of_files(changed, derived.candidate.files)
 
 
 def text_of(derived: DerivedPreset) -> str:
@@ -184,3 +241,10 @@ def _sampling(candidate: Candidate, base: str) -> Reason:
     why = ", ".join(sources) or "the model recommends none; llama-server's defaults"
     params = default_sampling(preset.sampling, card)
     return Reason("sampling", described(params), why)
+
+
+def _sections(given: SlotSizes) -> list[tuple[str, str]]:
+    slots = {"count": given.n_slots, "n_ctx": given.n_ctx}
+    sizes = ", ".join(f"{key}: {value}" for key, value in slots.items() if value is not None)
+    found = [("slots", f"{{{sizes}}}")] if sizes else []
+    return [*found, ("kv", f"{{bits: {given.bits}}}")] if given.bits is not None else found

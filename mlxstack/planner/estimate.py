@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.preset import LiveSharingMode, ServiceKind
-from mlxstack.host.memory_budget import MemoryBudget
-from mlxstack.planner.candidate import Candidate
+from mlxstack.host.hardware import MemoryBudget
+from mlxstack.planner.fit import Candidate, over_budget, settings
 from mlxstack.policy.kv.live_sharing import MIN_TOKENS, LiveSharing
 from mlxstack.policy.memory.capacity import (
     ServiceLoad,
@@ -227,8 +227,6 @@ def _in_memory(candidate: Candidate, half_bytes: int) -> InMemory:
 
 def fit(load: ServiceLoad, usable: int) -> Fit:
     """Fit of a load, or advice to make it fit."""
-    from mlxstack.planner.memory_check import over_budget, settings  # noqa: PLC0415
-
     parts, is_fitting = need(load), fits(load, usable)
     others = () if is_fitting else tuple(settings(one, load) for one in nearest(load, usable))
     return Fit(

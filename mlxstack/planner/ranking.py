@@ -1,16 +1,27 @@
 """Ranking of presets for coding agents on a machine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.config import presets
+from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size, tokens
+from mlxstack.host.hardware import MemoryBudget
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import MemoryBudget
-from mlxstack.planner.candidate import Candidate, shipped
-from mlxstack.planner.memory_check import BUDGET_KEY, settings
+from mlxstack.models.model_files import find_model
+from mlxstack.planner.fit import (
+    BUDGET_KEY,
+    Candidate,
+    MemoryRoom,
+    excerpts,
+    of_many,
+    refuse_if_too_big,
+    settings,
+    shipped,
+)
 from mlxstack.policy.memory.capacity import ServiceLoad, fits, need
 from mlxstack.policy.memory.capacity_advice import (
     AGENT_TOKENS,
@@ -44,6 +55,43 @@ class AdviceRow(Struct, frozen=True):
     options: tuple[str, ...]
     command: str
     why: str
+
+
+class PresetFit(Struct, frozen=True):
+    """Weights, fit and presence of a preset's model; None where unknown.
+
+    `modalities` are those of the files, or of config.json before the download.
+    """
+
+    weights_bytes: int | None
+    fits: bool | None
+    is_downloaded: bool
+    modalities: str = "text"
+
+
+def preset_fit(candidate: Candidate, room: MemoryRoom) -> PresetFit:
+    """Size and fit of a preset with its own settings."""
+    modalities = "text, image" if candidate.vision.files is not None else "text"
+    try:
+        n_bytes = candidate.weights.n_bytes()
+        refuse_if_too_big(candidate, room)
+    except BadRequest:
+        return PresetFit(None, None, candidate.is_measured, modalities)
+    except SetupError:
+        return PresetFit(n_bytes, False, candidate.is_measured, modalities)
+    return PresetFit(n_bytes, True, candidate.is_measured, modalities)
+
+
+def preset_fits(home: Home, names: Iterable[str], memory: MemoryBudget) -> dict[str, PresetFit]:
+    """Fit of each readable preset on an otherwise idle machine."""
+    known = {}
+    for name in names:
+        with suppress(SetupError, BadRequest):
+            preset = presets.load(name, home).preset
+            known[name] = preset, find_model(preset.model, excerpts())
+    room = MemoryRoom(memory, ())
+    found = of_many(list(known.values()))
+    return {name: preset_fit(one, room) for name, one in zip(known, found, strict=True)}
 
 
 def agent_presets(home: Home) -> list[Candidate]:

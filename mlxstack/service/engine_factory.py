@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.config import modes, preset_schema, presets
-from mlxstack.config.preset_paths import BUILTIN_MODEL
+from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
 from mlxstack.engine import device
@@ -21,13 +21,12 @@ from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.model import hub_download, loader
 from mlxstack.engine.template_check import check_template
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import this_memory
 from mlxstack.models.model_files import read_config, weights_on_disk
 from mlxstack.models.reference import HUB_ID
 from mlxstack.models.transfer import Transfer
-from mlxstack.planner.candidate import of_files
-from mlxstack.planner.memory_check import refuse_if_too_big, room_in
+from mlxstack.planner.fit import of_files, refuse_if_too_big, room_in
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher

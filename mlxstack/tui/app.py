@@ -18,7 +18,7 @@ from mlxstack.tui.actions import (
     ACTIONS,
     Action,
     ActionTarget,
-    LocalMachine,
+    LocalActions,
     ServiceCalls,
     action_of,
 )
@@ -84,7 +84,7 @@ class Dashboard(App[None]):
         feed: Feed,
         calls: ServiceCalls | None,
         look: ThemeChoice,
-        machine: LocalMachine | None = None,
+        machine: LocalActions | None = None,
     ) -> None:
         super().__init__()
         self.register_theme(HOUSE)

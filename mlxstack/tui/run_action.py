@@ -1,5 +1,7 @@
 """Runs an action: question before, call, notification after."""
 
+from functools import partial
+
 from msgspec import Struct
 from textual.app import App
 
@@ -12,7 +14,7 @@ from mlxstack.tui.actions import (
     ActionInput,
     ActionTarget,
     Aim,
-    LocalMachine,
+    LocalActions,
     ServiceCalls,
 )
 from mlxstack.tui.actions.slots import filename_of
@@ -27,7 +29,7 @@ class PendingAction(Struct, frozen=True):
     calls: ServiceCalls
     key: str
     holder: str | None
-    machine: LocalMachine | None = None
+    machine: LocalActions | None = None
 
 
 PRIORITIES = tuple(one.name.lower() for one in Priority)
@@ -53,7 +55,9 @@ def question(pending: PendingAction, model: DashboardState) -> Question | None:
             return ChoiceDialog(told, PRIORITIES)
     proposal = filename_of(model, pending.key) if wants is ActionInput.FILENAME else ""
     machine, names = pending.machine, _known(pending)
-    describe = machine.described_presets if machine and wants is ActionInput.PRESET else None
+    describe = None
+    if machine is not None and wants is ActionInput.PRESET:
+        describe = partial(machine.describe, machine.presets)
     return TextDialog(told, proposal, names, describe)
 
 

@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from mlxstack.control import gateway
-from mlxstack.control.launch import LaunchRequest
+from mlxstack.control.start import StartRequest
 from mlxstack.gateway.spec import GatewaySpec
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import this_memory
-from mlxstack.host.service_state import read_json
-from mlxstack.planner.memory_check import room_in
+from mlxstack.host.services import read_json
+from mlxstack.planner.fit import room_in
 from tests import hub, models
 from tests.cli.terminal import Shell
 from tests.patience import PATIENCE_S
@@ -161,7 +161,7 @@ def test_a_model_that_is_not_here_reserves_what_the_hub_tells(shell: Shell, tmp_
 
     with hub.serving(hub.files_of(folder)) as found:
         known = reserved("one", "far", **found.env(tmp_path / "hub"))
-    near = [LaunchRequest(name, (), tmp_path) for name in ("one", "near")]
+    near = [StartRequest(name, (), tmp_path) for name in ("one", "near")]
     home = Home(shell.home)
     planned = gateway.plan("x", near, home, room_in(home, this_memory(shell.env)))
     assert known["far"] == pytest.approx(planned.members[1].n_bytes, rel=0.01)

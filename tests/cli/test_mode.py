@@ -9,11 +9,11 @@ import httpx
 import openai
 import pytest
 
-from mlxstack.control import launch
+from mlxstack.control import start
 from mlxstack.control.mode_switch import requests_of
 from mlxstack.core.preset import AUTO, Preset
 from mlxstack.host.home import Home
-from mlxstack.host.service_state import read_json
+from mlxstack.host.services import read_json
 from tests.cli.terminal import Shell
 from tests.patience import PATIENCE_S
 from tests.ports import unused_port
@@ -253,7 +253,7 @@ def test_j3_a_text_that_a_member_sets_is_that_text(shell: Shell, modes: Path) ->
     )
     home = Home(shell.home)
     (wanted,) = requests_of("own", home)
-    preset = launch.resolve(wanted, home).preset
+    preset = start.resolve(wanted, home).preset
     assert (preset.name, preset.model.alias) == ("123", "a: b")
     assert preset.server.host == "::1"
 

@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.config.presets import builtin_folder
 from mlxstack.core.preset import ModelSpec, Preset, Speculation
-from mlxstack.host.memory_budget import memory_limit
+from mlxstack.host.hardware import memory_limit
 from mlxstack.policy.kv.live_sharing import MOST_SPARE
 from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests import models
@@ -154,7 +154,7 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
     tmp_path: Path, model_of: ModelOf
 ) -> None:
     from mlxstack.core.commands import SaveSlot
-    from mlxstack.planner.candidate import of_preset
+    from mlxstack.planner.fit import of_preset
     from mlxstack.policy.memory.capacity import disk_bytes
     from mlxstack.store.slot_files import SlotFileFolder
     from tests.engine.harness import preset_of, prompt, running
@@ -411,7 +411,7 @@ def test_planning_needs_no_model_code(tmp_path: Path) -> None:
 
 
 def test_a_draft_model_is_planned_with_its_weights_and_contexts(model_of: ModelOf) -> None:
-    from mlxstack.planner.candidate import of_preset
+    from mlxstack.planner.fit import of_preset
 
     target, draft = (ModelSpec(id=str(model_of(kind))) for kind in ("tiny", "tiny-swa"))
     plain, beside = (of_preset(Preset(model=spec)).load(half_bytes=4) for spec in (target, draft))

@@ -15,7 +15,7 @@ from mlxstack.config.presets import builtin_folder
 from mlxstack.control.gateway import _with_shares
 from mlxstack.core.preset import AUTO
 from mlxstack.host.home import Home
-from mlxstack.planner.candidate import of_many
+from mlxstack.planner.fit import of_many
 from mlxstack.policy.memory.capacity import kv_budget, need
 from tests.cli.test_words import run
 from tests.pages.preset_page import files_of, smallest_mac

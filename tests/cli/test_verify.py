@@ -16,8 +16,8 @@ from mlxstack.cli.main import app
 from mlxstack.cli.verify import EXACT, EngineProbe, GreedyResponse, VerifyReport, compare
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.host.memory_budget import mac_memory, memory_of
-from mlxstack.planner.candidate import of_preset
+from mlxstack.host.hardware import mac_memory, memory_of
+from mlxstack.planner.fit import of_preset
 from tests import models
 from tests.endurance.planted import FAULTS, SCENES, demo_engine, faulty, faulty_restart
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from msgspec import Struct
 
-from mlxstack.host.service_state import owner
+from mlxstack.host.services import owner
 from tests.gateway.site import Site, serving, write_presets
 
 MEMORY = "260MB"

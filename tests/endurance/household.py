@@ -13,7 +13,7 @@ import httpx
 from mlxstack.core.preset import ModelSpec, Preset, QueueSpec, ServerSpec, SlotSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.service_state import (
+from mlxstack.host.services import (
     RestartPolicy,
     ServiceSpec,
     ServiceState,

@@ -21,7 +21,7 @@ from mlxstack.host import services
 from mlxstack.host.hardware import for_mlx
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import is_alive
-from mlxstack.host.service_state import (
+from mlxstack.host.services import (
     RestartPolicy,
     ServiceSpec,
     ServiceState,

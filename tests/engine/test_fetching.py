@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.control.launch import DOWNLOADING
+from mlxstack.host.services import DOWNLOADING
 from tests import hub
 from tests.patience import PATIENCE_S
 

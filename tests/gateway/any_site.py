@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from mlxstack.demo import MODEL_DIR
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.home import Home
-from mlxstack.host.service_state import read_json
+from mlxstack.host.services import read_json
 from tests import forked, named_models
 from tests.gateway.site import own_processes
 from tests.patience import PATIENCE_S

@@ -19,7 +19,7 @@ from mlxstack.gateway.server import web_server
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import identify
-from mlxstack.host.service_state import Phase, ServiceSpec, ServiceState, write_json
+from mlxstack.host.services import Phase, ServiceSpec, ServiceState, write_json
 from tests.api.running import Running, running, serving, standing
 from tests.patience import PATIENCE_S
 from tests.service.standin import FACTS, StandIn

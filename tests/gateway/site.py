@@ -11,11 +11,11 @@ import yaml
 from msgspec import Struct
 
 from mlxstack.control import gateway
-from mlxstack.control.launch import LaunchRequest
+from mlxstack.control.start import StartRequest
 from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host import services
 from mlxstack.host.home import Home
-from mlxstack.host.service_state import ServiceState, owner
+from mlxstack.host.services import ServiceState, owner
 from tests import models
 from tests.patience import PATIENCE_S
 from tests.patience import wait_until as until
@@ -70,7 +70,7 @@ def serving(
         patch.delenv("MLX_STACK_WORKER", raising=False)
         if memory is not None:
             patch.setenv("MLX_STACK_MEMORY", memory)
-        wanted = [LaunchRequest(one, (), folder) for one in files]
+        wanted = [StartRequest(one, (), folder) for one in files]
         plan = gateway.prepare("front", wanted, home, linger_s=linger_s)
         process = services.start(plan.service)
         try:

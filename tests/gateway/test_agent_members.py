@@ -11,7 +11,7 @@ from mlxstack.gateway import agent_members
 from mlxstack.gateway.agent_members import AgentMembers
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.service_state import ServiceSpec
+from mlxstack.host.services import ServiceSpec
 from mlxstack.store.agent_history import AgentFolders
 
 

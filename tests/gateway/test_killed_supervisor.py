@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from mlxstack.control import gateway
-from mlxstack.control.launch import LaunchRequest
+from mlxstack.control.start import StartRequest
 from mlxstack.gateway.processes import MemberProcess
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import this_memory
-from mlxstack.host.service_state import owner
-from mlxstack.planner.memory_check import room_in
+from mlxstack.host.services import owner
+from mlxstack.planner.fit import room_in
 from tests.patience import until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -24,7 +24,7 @@ async def test_a_load_goes_on_after_its_supervisor_is_killed(
     tmp_path: Path, is_adopted: bool
 ) -> None:
     home = Home(tmp_path)
-    wanted = [LaunchRequest("demo", (), tmp_path)]
+    wanted = [StartRequest("demo", (), tmp_path)]
     planned = gateway.plan("gateway", wanted, home, room_in(home, this_memory(os.environ)))
     spec = gateway.write(planned, home).spec
     member = first = MemberProcess(spec.members[0], spec.secret)

@@ -16,7 +16,7 @@ from mlxstack.gateway import members as members_module
 from mlxstack.gateway.members import MemberPhase, Members
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, names_of
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.service_state import RestartPolicy, ServiceSpec, write_json
+from mlxstack.host.services import RestartPolicy, ServiceSpec, write_json
 from tests.gateway.site import until
 from tests.ports import unused_port
 
@@ -79,7 +79,7 @@ async def test_a_failed_start_fails_those_that_wait_with_its_reason(home: Home) 
         await asyncio.sleep(0)
         left.cancel()
         for one in waiting:
-            with pytest.raises(Broken, match="one did not start: ERROR no such model"):
+            with pytest.raises(Broken, match="`one` did not start: ERROR no such model"):
                 await one
         assert (gate.phase, gate.n_active, gate.n_waiting) == (MemberPhase.UNLOADED, 0, 0)
     finally:

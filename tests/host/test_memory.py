@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.memory_budget import bytes_of, mac_memory, mac_share, this_memory
+from mlxstack.host.hardware import bytes_of, mac_memory, mac_share, this_memory
 
 GIB = 2**30
 

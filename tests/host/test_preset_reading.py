@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.config import overrides, presets
-from mlxstack.config.overrides import (
-    document,
+from mlxstack.config import presets
+from mlxstack.config.preset_schema import leaves
+from mlxstack.config.presets import (
+    BUILTIN_MODEL,
+    document_of,
     from_environment,
     from_option,
     unread_variables,
     variables,
 )
-from mlxstack.config.preset_paths import BUILTIN_MODEL
-from mlxstack.config.preset_schema import leaves
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Anticipation, ServiceKind, Speculation
 from mlxstack.host.home import Home
@@ -307,7 +307,7 @@ def test_options_hold_lists_texts_nulls_and_mappings(tmp_path: Path) -> None:
         "kv.bits=8",
         "batch.enabled=false",
     ]
-    values = document(map(from_option, texts), tmp_path).values
+    values = document_of(map(from_option, texts), tmp_path).values
     assert values == {
         "server": {"api_keys": ["a", "b"]},
         "model": {"alias": "123"},
@@ -335,7 +335,7 @@ def test_a_variable_that_nothing_reads_is_named_with_the_right_one() -> None:
 
 
 def test_no_variable_of_the_package_is_warned_of() -> None:
-    root = Path(overrides.__file__).parent.parent
+    root = Path(presets.__file__).parent.parent
     texts = [file.read_text("utf-8") for file in root.rglob("*.py")]
     read = {name for text in texts for name in re.findall(r'"(MLX_STACK_[A-Z_]*[A-Z])"', text)}
     assert len(read) > 5 and unread_variables(dict.fromkeys(read, "")) == {}

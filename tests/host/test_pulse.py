@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mlxstack.control.liveness_probe import HealthProbe, LivenessMonitor, probe
-from mlxstack.host.service_state import RestartPolicy
+from mlxstack.control.supervisor import HealthProbe, LivenessMonitor, probe
+from mlxstack.host.services import RestartPolicy
 from tests.ports import unused_port
 
 PATIENCE = RestartPolicy(look_s=5.0, silent_s=20.0, stuck_s=40.0)

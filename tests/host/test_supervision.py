@@ -13,12 +13,12 @@ import msgspec
 import psutil
 import pytest
 
-from mlxstack.control import liveness_probe
+from mlxstack.control import supervisor
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import ProcessId, identify, is_alive, kill, refusal
-from mlxstack.host.service_state import (
+from mlxstack.host.services import (
     Phase,
     RestartPolicy,
     ServiceSpec,
@@ -165,7 +165,7 @@ def test_a9_a_stuck_worker_is_killed_and_started_again(
     assert why in second.exit_summary and second.exit_summary.endswith(" and was killed by SIGKILL")
     killed = [line for line in one.log().splitlines() if f"worker {first.pid} " in line]
     assert any(why in line and line.endswith("; killing it") for line in killed)
-    assert liveness_probe.probe(one.plan.url, PATIENCE_S).is_well
+    assert supervisor.probe(one.plan.url, PATIENCE_S).is_well
 
 
 def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> None:
@@ -199,7 +199,7 @@ def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> 
     for n_deaths in (1, 2, 3):
         worker = one.listening().worker
         assert worker is not None
-        until(lambda: liveness_probe.probe(one.plan.url, PATIENCE_S).is_well)
+        until(lambda: supervisor.probe(one.plan.url, PATIENCE_S).is_well)
         os.kill(worker.pid, signal.SIGUSR1)
         until(lambda n=n_deaths: (s := one.state()) and s.n_crashes == n)
     assert one.process.wait(PATIENCE_S) == 1
@@ -356,7 +356,7 @@ async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
     write_json(home.plan_file("one"), plan)
     code = (
         "import sys; from pathlib import Path; "
-        "from mlxstack.host.service_state import *; from mlxstack.host.process import identify; "
+        "from mlxstack.host.services import *; from mlxstack.host.process import identify; "
         "plan = read_json(Path(sys.argv[1]), ServiceSpec); "
         "claim(ServiceState(plan, Phase.RUNNING, identify(os.getpid()))); print('won'); "
         "sys.stdout.flush(); sys.stdin.read()"

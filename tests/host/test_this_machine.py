@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from mlxstack.control import preflight
+from mlxstack.control import start
 from mlxstack.core.errors import SetupError, Taken
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
@@ -156,7 +156,7 @@ def test_a4_a_slot_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "slots"
     with pytest.raises(SetupError) as caught:
-        preflight.check_slot_folder(preset(slots=SlotSpec(save_path=str(folder))))
+        start.check_files(preset(slots=SlotSpec(save_path=str(folder))))
     assert caught.value.message.startswith("slots.save_path")
     assert str(folder) in caught.value.message
     with pytest.raises(SetupError, match="is a file, but a folder is needed"):
@@ -165,7 +165,7 @@ def test_a4_a_slot_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_a4_a_new_slot_folder_is_private(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "slots"
-    preflight.check_slot_folder(preset(slots=SlotSpec(save_path=str(folder))))
+    start.check_files(preset(slots=SlotSpec(save_path=str(folder))))
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -179,30 +179,30 @@ def test_a4_a_new_slot_folder_is_private(tmp_path: Path) -> None:
 )
 def test_a_missing_model_is_refused_before_start(model: str, words: str) -> None:
     with pytest.raises(SetupError, match=words):
-        preflight.check_model(preset(model=ModelSpec(model)))
+        start.check_files(preset(model=ModelSpec(model)))
 
 
 def test_a_model_folder_holds_a_config(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"holds no config\.json"):
-        preflight.check_model(preset(model=ModelSpec(str(tmp_path))))
+        start.check_files(preset(model=ModelSpec(str(tmp_path))))
     (tmp_path / "config.json").write_text("{}")
-    preflight.check_model(preset(model=ModelSpec(str(tmp_path))))
-    preflight.check_model(preset(model=ModelSpec("mlx-community/any")))
+    start.check_files(preset(model=ModelSpec(str(tmp_path))))
+    start.check_files(preset(model=ModelSpec("mlx-community/any")))
     with pytest.raises(SetupError, match=r"model\.adapter: there is no folder"):
-        preflight.check_model(preset(model=ModelSpec("demo", adapter="/no/lora")))
+        start.check_files(preset(model=ModelSpec("demo", adapter="/no/lora")))
     with pytest.raises(SetupError, match=r"model\.draft: there is no folder"):
-        preflight.check_model(preset(model=ModelSpec("demo", draft="/no/draft")))
+        start.check_files(preset(model=ModelSpec("demo", draft="/no/draft")))
 
 
 def test_an_adapter_folder_holds_what_the_tuner_wrote(tmp_path: Path) -> None:
     wanted = preset(model=ModelSpec("demo", adapter=str(tmp_path)))
     with pytest.raises(SetupError, match=r"model\.adapter: .* holds no adapter_config\.json"):
-        preflight.check_model(wanted)
+        start.check_files(wanted)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(SetupError, match=r"holds no adapters\.safetensors"):
-        preflight.check_model(wanted)
+        start.check_files(wanted)
     (tmp_path / "adapters.safetensors").touch()
-    preflight.check_model(wanted)
+    start.check_files(wanted)
 
 
 def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
@@ -210,11 +210,11 @@ def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(Taken) as caught:
-            preflight.check_port(ServerSpec(port=port), home)
+            start.check_port(ServerSpec(port=port), home)
     assert f"pid {os.getpid()}" in caught.value.message
     assert "--port" in caught.value.message
     with pytest.raises(SetupError, match=r"nothing can listen on 192\.0\.2\.1"):
-        preflight.check_port(ServerSpec(host="192.0.2.1", port=port), home)
+        start.check_port(ServerSpec(host="192.0.2.1", port=port), home)
 
 
 def test_amounts_are_told_in_the_unit_that_fits() -> None:

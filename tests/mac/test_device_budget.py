@@ -11,7 +11,7 @@ from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import OutOfMemory, SetupError
 from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.host.memory_budget import (
+from mlxstack.host.hardware import (
     CPU_VARIABLE,
     MAX_BUFFER_CACHE_BYTES,
     buffer_cache_limit,
@@ -20,8 +20,8 @@ from mlxstack.host.memory_budget import (
     memory_limit,
     this_memory,
 )
-from mlxstack.planner.candidate import of_preset
-from mlxstack.policy.memory import workspace
+from mlxstack.planner.fit import of_preset
+from mlxstack.policy.memory import capacity
 from mlxstack.policy.memory.capacity import MARGIN_BYTES, kv_budget, need
 from mlxstack.policy.scheduling.chunked_prefill import tokens_within_scores
 from tests.conftest import ModelOf
@@ -242,17 +242,17 @@ def test_scores_of_unfused_attention_bound_the_chunk(
     for kind in ("tiny", "tiny-mla"):
         with running(preset_of(model_of(kind)), tmp_path / kind) as driver:
             pace = driver.engine._loop._limits.pace
-            heads, copies = 4, workspace.SCORE_COPIES
+            heads, copies = 4, capacity.SCORE_COPIES
             assert pace.score_bytes == heads * 2 * copies
             assert tokens_within_scores(500_000, pace) < 200
 
 
 def test_attention_is_fused_for_some_head_dims_and_16_bit_kv() -> None:
     fused = shape_of_config(LLAMA | {"head_dim": 128})
-    assert workspace.score_bytes(fused, 16) == 0
-    assert workspace.score_bytes(shape_of_config(LLAMA | {"head_dim": 96}), 16) == 0
-    assert workspace.score_bytes(fused, 8) == 4 * 2 * workspace.SCORE_COPIES
+    assert capacity.score_bytes(fused, 16) == 0
+    assert capacity.score_bytes(shape_of_config(LLAMA | {"head_dim": 96}), 16) == 0
+    assert capacity.score_bytes(fused, 8) == 4 * 2 * capacity.SCORE_COPIES
     gemma = shape_of_config(SLIDING | {"head_dim": 256})
-    assert workspace.score_bytes(gemma, 16) == 4 * 2 * workspace.SCORE_COPIES
-    bound = workspace.peak_score_bytes(gemma, 16, 2048, 131_072)
-    assert bound == workspace.MAX_SCORE_BYTES
+    assert capacity.score_bytes(gemma, 16) == 4 * 2 * capacity.SCORE_COPIES
+    bound = capacity.peak_score_bytes(gemma, 16, 2048, 131_072)
+    assert bound == capacity.MAX_SCORE_BYTES

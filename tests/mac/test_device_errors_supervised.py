@@ -14,7 +14,7 @@ from mlxstack.core.preset import AgentsSpec, Persist, ServerSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import kill
-from mlxstack.host.service_state import (
+from mlxstack.host.services import (
     Phase,
     RestartPolicy,
     ServiceSpec,

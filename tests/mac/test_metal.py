@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxstack.engine import device
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.host.memory_budget import CPU_VARIABLE, this_memory
+from mlxstack.host.hardware import CPU_VARIABLE, this_memory
 from mlxstack.policy.attention_kernels import FORCIBLE_DIMS
 from tests.conftest import DEVICE
 from tests.mac.test_self_check import made

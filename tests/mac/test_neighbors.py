@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from mlxstack.config import presets
 from mlxstack.control import gateway
-from mlxstack.control.launch import LaunchRequest
+from mlxstack.control.start import StartRequest
 from mlxstack.core.preset import Preset
+from mlxstack.host.hardware import bytes_of, memory_of, this_memory
 from mlxstack.host.home import Home, make_home, make_private
-from mlxstack.host.memory_budget import bytes_of, memory_of, this_memory
 from mlxstack.host.process import identify
-from mlxstack.host.service_state import (
+from mlxstack.host.services import (
     Phase,
     ServiceSpec,
     ServiceState,
@@ -25,7 +25,7 @@ from mlxstack.host.service_state import (
     locked,
     write_json,
 )
-from mlxstack.planner.memory_check import claim_of, claims_in, room_in
+from mlxstack.planner.fit import claim_of, claims_in, room_in
 from mlxstack.policy.memory.memory_shares import kv_budgets
 from mlxstack.service.assembly import assemble
 from mlxstack.service.parts.neighbors import Neighbors, grants_in
@@ -120,7 +120,7 @@ def test_a_gateway_leaves_a_running_service_the_kv_of_its_slots(
     home, memory = Home(tmp_path), this_memory(os.environ)
     _, preset = service_at(home, "one")
     own = claim_of(preset, memory, "one")
-    wanted = [LaunchRequest("demo", (f"name={name}",), tmp_path) for name in ("a", "b")]
+    wanted = [StartRequest("demo", (f"name={name}",), tmp_path) for name in ("a", "b")]
     planned = gateway.plan("gateway", wanted, home, room_in(home, memory))
     members = [claim_of(one.preset, memory, one.preset.name) for one in planned.members]
     supervisor = identify(os.getpid())
@@ -142,7 +142,7 @@ def test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slot
     one.reserve(preset)
     one.share(preset)
     sets = [(f"name={name}", "prefix_cache.memory_budget_pct=60") for name in "ab"]
-    wanted = [LaunchRequest("demo", each, tmp_path) for each in sets]
+    wanted = [StartRequest("demo", each, tmp_path) for each in sets]
     planned = gateway.plan("gateway", wanted, home, room_in(home, memory))
     written = gateway.write(planned, home)
     supervisor = identify(os.getpid())

@@ -10,7 +10,7 @@ from mlxstack.core.errors import Taken
 from mlxstack.host import process, services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import identify, is_alive
-from mlxstack.host.service_state import (
+from mlxstack.host.services import (
     Phase,
     ServiceSpec,
     ServiceState,

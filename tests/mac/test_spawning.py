@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mlxstack.engine.template_check import check_template
-from mlxstack.host import memory_budget, spare_power
+from mlxstack.host import hardware, spare_power
 from mlxstack.host.sleep import SleepAssertion
-from mlxstack.planner.model_shapes import shapes_of
+from mlxstack.planner.fit import shapes_of
 from mlxstack.text.limited_process import LimitedProcess
 from tests import forked
 from tests.conftest import ModelOf
@@ -51,7 +51,7 @@ def test_the_program_that_builds_a_model_without_weights(spawned: list[str]) -> 
 
 def test_the_program_that_tells_the_limit_of_the_gpus_memory(spawned: list[str]) -> None:
     with suppress(FileNotFoundError):
-        memory_budget._wired_limit()
+        hardware._wired_limit()
     assert spawned == ["/usr/sbin/sysctl"]
 
 

@@ -11,7 +11,7 @@ from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, ServiceKind, Slo
 from mlxstack.engine import core
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.model import loader
-from mlxstack.host.memory_budget import buffer_cache_limit
+from mlxstack.host.hardware import buffer_cache_limit
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 from tests.mac.residency import Residency

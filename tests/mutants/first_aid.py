@@ -95,12 +95,12 @@ FIRST_AID = (
         TRAITS + "test_keys_of_a_schema_are_added_where_the_template_reads_them_unchecked",
     ),
     Mutant(
-        "a bare amount of memory is in GB", "host/memory_budget.py",
+        "a bare amount of memory is in GB", "host/hardware.py",
         'POWERS[(found[2] or "G").upper()]', 'POWERS.get((found[2] or "B").upper(), 0)',
         "tests/cli/test_plan.py::test_a_bare_number_of_memory_means_gigabytes",
     ),
     Mutant(
-        "plan counts the share of memory for KV", "planner/candidate.py",
+        "plan counts the share of memory for KV", "planner/fit.py",
         "return None if pct == AUTO else Budget(total_bytes, pct)", "return None",
         "tests/cli/test_plan.py::test_the_share_of_memory_for_kv_is_counted_and_named",
     ),

@@ -203,7 +203,7 @@ LIMITS = (
     ),
     Mutant(
         "a member whose supervisor is killed in its load starts again", "gateway/processes.py",
-        "if self._was_killed():", "if False:",
+        "if has_no_end and not self.is_running and not self._why_ended():", "if False:",
         "tests/gateway/test_killed_supervisor.py",
     ),
     Mutant(

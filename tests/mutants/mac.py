@@ -42,7 +42,7 @@ MAC = (
         "tests/mac/test_processes.py::test_a_process_lives_on_after_a_step_of_the_clock",
     ),
     Mutant(
-        "names of running services differ by more than case", "host/service_state.py",
+        "names of running services differ by more than case", "host/services.py",
         "        if is_same_file and", "        if False and",
         "tests/mac/test_processes.py"
         "::test_a_name_that_differs_by_case_from_a_running_service_is_refused",
@@ -308,12 +308,12 @@ MAC = (
         "tests/mac/test_sleep.py::test_a_running_service_tells_it",
     ),
     Mutant(
-        "a gateway takes no room beside its members", "planner/memory_check.py",
+        "a gateway takes no room beside its members", "planner/fit.py",
         "if services.is_gateway(state.plan):", "if False:",
         "tests/mac/test_neighbors.py::test_a_gateway_leaves_a_running_service_the_kv_of_its_slots",
     ),
     Mutant(
-        "members that take turns claim the budget of their gateway", "planner/memory_check.py",
+        "members that take turns claim the budget of their gateway", "planner/fit.py",
         "-excess, share=0", "0, share=0",
         NEIGHBORS + "test_members_of_a_gateway_that_take_turns_leave_a_service_the_kv_of_its_slots",
     ),
@@ -331,7 +331,7 @@ MAC = (
     ),
     Mutant(
         "a worker with a model spawns the program that tells the GPU's limit",
-        "host/memory_budget.py",
+        "host/hardware.py",
         "check=False, close_fds=False)", "check=False)",
         "tests/mac/test_spawning.py"
         "::test_the_program_that_tells_the_limit_of_the_gpus_memory",

@@ -20,7 +20,7 @@ FUZZ = "tests/fuzz/test_fuzz.py::"
 
 DOORS_AND_FILES = (
     Mutant(
-        "a key where other machines reach it", "config/preset_validation.py",
+        "a key where other machines reach it", "config/preset_schema.py",
         "        is_loopback(preset.server.host)\n        or preset.server.api_keys",
         "        True\n        or preset.server.api_keys",
         "tests/host/test_preset_reading.py::test_a2_refusals_name_file_line_key_and_remedy",
@@ -201,7 +201,7 @@ DOORS_AND_FILES = (
         FUZZ + "test_letters_that_become_a_special_token_make_no_turn",
     ),
     Mutant(
-        "presets make no Python objects", "config/yaml_source.py",
+        "presets make no Python objects", "config/presets.py",
         "loader = PlainYamlLoader(text)",
         "return SourcedDocument(yaml.unsafe_load(text), {(): top})",
         FUZZ + "test_a_preset_that_is_none_is_refused_in_words",

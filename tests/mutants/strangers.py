@@ -8,12 +8,12 @@ RENDERING = "tests/text/test_template_rendering.py::"
 
 STRANGERS = (
     Mutant(
-        "the layers of a config are bounded", "models/foreign_json.py",
+        "the layers of a config are bounded", "models/model_files.py",
         "if is_number and most is not None and not -LARGEST <= value <= most:", "if not config:",
         FILES + "test_a_config_of_impossible_numbers_is_refused",
     ),
     Mutant(
-        "JSON of a model folder has a largest size", "models/foreign_json.py",
+        "JSON of a model folder has a largest size", "models/model_files.py",
         "if (size := file.stat().st_size) > most:", "if (size := file.stat().st_size) > 1 << 40:",
         FILES + "test_a_file_that_is_too_long_is_not_read",
     ),
@@ -23,12 +23,12 @@ STRANGERS = (
         FILES + "test_a_header_that_is_too_long_is_not_read",
     ),
     Mutant(
-        "a tokenizer makes no long text of a short one", "models/foreign_json.py",
+        "a tokenizer makes no long text of a short one", "models/model_files.py",
         "if growth > LARGEST_GROWTH:", "if not file:",
         FILES + "test_a_tokenizer_that_makes_much_of_little_is_refused",
     ),
     Mutant(
-        "depth of a model's JSON is a sentence", "models/foreign_json.py",
+        "depth of a model's JSON is a sentence", "models/model_files.py",
         "found = json.loads(data)\n    except RecursionError:",
         "found = json.loads(data)\n    except ZeroDivisionError:",
         FILES + "test_a_file_that_cannot_be_read_is_named",

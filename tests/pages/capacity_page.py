@@ -9,13 +9,12 @@ from tempfile import TemporaryDirectory
 from mlxstack.cli.plan_tables import show_table, table_rows
 from mlxstack.cli.units import size
 from mlxstack.config import presets
-from mlxstack.config.preset_paths import BUILTIN_MODEL
-from mlxstack.config.presets import load
+from mlxstack.config.presets import BUILTIN_MODEL, load
 from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import ServiceKind
+from mlxstack.host.hardware import mac_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import mac_memory
-from mlxstack.planner.candidate import Candidate, of_many
+from mlxstack.planner.fit import Candidate, of_many
 from mlxstack.planner.ranking import recommendation
 from mlxstack.policy.memory.capacity_advice import FitLevel
 from tests.pages.preset_page import files_of

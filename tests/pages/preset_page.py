@@ -12,15 +12,15 @@ from msgspec.structs import replace
 
 from mlxstack.cli.units import size
 from mlxstack.config import presets
-from mlxstack.config.preset_paths import BUILTIN_MODEL
 from mlxstack.config.preset_schema import bare, description, keys_in, meaning
+from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import Preset, ServiceKind
+from mlxstack.host.hardware import MemoryBudget, mac_memory
 from mlxstack.host.home import Home
-from mlxstack.host.memory_budget import MemoryBudget, mac_memory
 from mlxstack.models import model_files
 from mlxstack.models.model_files import ModelFiles
-from mlxstack.planner.candidate import Candidate, excerpts, of_many
+from mlxstack.planner.fit import Candidate, excerpts, of_many
 from mlxstack.policy.memory.capacity import disk_bytes, need
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.engine.model.model_shape import shape_of_config
+from mlxstack.policy.memory.capacity import workspace_bytes
 from mlxstack.policy.memory.kv_geometry import (
     Division,
     Geometry,
@@ -18,7 +19,6 @@ from mlxstack.policy.memory.kv_geometry import (
     quantized,
     stages,
 )
-from mlxstack.policy.memory.workspace import workspace_bytes
 from tests.policy.allocation import peak_bytes
 
 YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}

@@ -24,7 +24,7 @@ from mlxstack.core.errors import Broken
 from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home
 from mlxstack.host.process import free_port
-from mlxstack.host.service_state import owner, read_json
+from mlxstack.host.services import owner, read_json
 
 SHORT = {"content": "hello"}
 STORY = {"messages": [{"role": "user", "content": "tell me a story"}], "ignore_eos": True}

@@ -22,18 +22,9 @@ AgentId = Annotated[
     ),
 ]
 HEADS = (
-    "NAME",
-    "AGENT",
-    "OLDER",
-    "WHERE",
-    "TOKENS",
-    "REQUESTS",
-    "REUSED",
-    "SAVED",
-    "IDLE",
-    "SIZE",
+    "NAME", "AGENT", "OLDER", "WHERE", "TOKENS", "REQUESTS", "REUSED", "SAVED", "IDLE", "SIZE",
     "PRIORITY",
-)
+)  # fmt: skip
 
 All = Annotated[bool, typer.Option("--all", help="Also older agents of the same name.")]
 LEAST = ("PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")

@@ -48,9 +48,9 @@ def doctor(wanted: Wanted = None, hosts: HostsOption = None, json: Json = False)
 def _others(wanted: str | None, hosts: str | None, home: "Home") -> "Iterator[CheckResult]":
     """Checks of other machines, not run yet. Raises Misuse, SetupError."""
     from mlxstack.cli.doctor_hosts import examine_hosts
-    from mlxstack.config.preset_validation import HOST
-    from mlxstack.control.model_request import candidate_for
-    from mlxstack.host.memory_budget import this_memory
+    from mlxstack.config.preset_schema import HOST
+    from mlxstack.host.hardware import this_memory
+    from mlxstack.planner.derived_preset import candidate_for
 
     if wanted is not None:
         sets = () if hosts is None else (f"hosts=[{hosts}]",)

@@ -83,7 +83,7 @@ def _stop(home: "Home", name: str, timeout: float | None) -> str | None:
     """Stop a service: a key of ENDS, or None if not running."""
     from mlxstack.cli.target import known_service
     from mlxstack.host import services
-    from mlxstack.host.service_state import Phase, mark_stopped, owner
+    from mlxstack.host.services import Phase, mark_stopped, owner
 
     state = owner(home, name)
     if state is None:
@@ -93,7 +93,7 @@ def _stop(home: "Home", name: str, timeout: float | None) -> str | None:
         if left is None and last.phase is Phase.STOPPED:
             return None
         return "crashed"
-    patience = timeout if timeout is not None else state.plan.patience.grace_s + 1.0
+    patience = state.plan.stop_s if timeout is None else timeout
     if services.stop(home, state, patience):
         note(f"{name} did not stop within {patience:g} s and was killed")
         return "killed"

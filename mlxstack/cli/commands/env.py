@@ -177,7 +177,7 @@ def _warn(setup: "ClientSetup") -> None:
 
 def _write(setup: "ClientSetup") -> None:
     from mlxstack.host.home import make_private
-    from mlxstack.host.service_state import write_atomic
+    from mlxstack.host.services import write_atomic
 
     for path, text in setup.files.items():
         make_private(Path(path).parent)

@@ -66,7 +66,7 @@ def _keeper(home: "Home") -> str | None:
     """Name of a running service with KV, which embedding services have not."""
     from mlxstack.core.preset import Preset, ServiceKind
     from mlxstack.host import services
-    from mlxstack.host.service_state import read_json
+    from mlxstack.host.services import read_json
 
     for state in services.running(home):
         preset = read_json(home.preset_file(state.plan.name), Preset)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json, Set, live_owner, preset_names
+from mlxstack.cli.commands.up import Json, Set, preset_names
 from mlxstack.cli.output import as_json, note
 
 if TYPE_CHECKING:
@@ -86,26 +86,23 @@ def _write(unit: "ServiceUnit", preset: "Preset") -> None:
 
     Raises SetupError and Taken where `up` would: nothing starts such a unit again.
     """
-    from mlxstack.control import preflight
-    from mlxstack.control.launch import already_running, warn_of_variables
-    from mlxstack.control.memory_refusal import check_memory
-    from mlxstack.host.home import home_from, make_home
-    from mlxstack.host.service_state import write_atomic
+    from mlxstack.control import start
+    from mlxstack.host import services
+    from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    make_home(home)
-    warn_of_variables()
-    check_memory(preset, home, os.environ)
-    preflight.check_model(preset)
-    preflight.check_slot_folder(preset)
+    start.warn_of_variables()
+    start.check_memory(preset, home)
+    start.check_files(preset)
     if unit.path.exists():
         _stop(unit)
-    if (owner := live_owner(preset.name, home)) is not None:
-        raise already_running(owner)
+    with services.starting(home, preset.name, waits=True) as running:
+        if running is not None:
+            raise start.already_running(running)
     if preset.server.port:
-        preflight.check_port(preset.server, home)
+        start.check_port(preset.server, home)
     unit.path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(unit.path, unit.text.encode())
+    services.write_atomic(unit.path, unit.text.encode())
 
 
 def _stop(unit: "ServiceUnit") -> str | None:
@@ -148,8 +145,7 @@ def _installed(wanted: str) -> "ServiceUnit":
 def _unit(
     preset: str, sets: list[str], loaded: "LoadedPreset", secrets: "Sequence[str]"
 ) -> "ServiceUnit":
-    from mlxstack.config.overrides import variables
-    from mlxstack.config.presets import from_anywhere
+    from mlxstack.config.presets import from_anywhere, variables
     from mlxstack.control.service_units import unit_of
 
     over = [name for name in variables() if name in os.environ]
@@ -160,19 +156,19 @@ def _unit(
 
 
 def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
-    from mlxstack.control import launch
+    from mlxstack.control import start
     from mlxstack.host.home import home_from
 
-    wanted = launch.LaunchRequest(preset, tuple(sets), Path.cwd())
-    return launch.resolve(wanted, home_from(os.environ))
+    wanted = start.StartRequest(preset, tuple(sets), Path.cwd())
+    return start.resolve(wanted, home_from(os.environ))
 
 
 def _job(
     named: str, sets: list[str], loaded: "LoadedPreset", env: dict[str, str], cwd: Path | None
 ) -> "LoginJob":
     """Job of `up`; relative paths of options and variables start at `cwd`."""
-    from mlxstack.control.launch import SAVING_S
     from mlxstack.control.service_units import LoginJob
+    from mlxstack.control.start import SAVING_S
     from mlxstack.host.home import home_from
 
     home, preset = home_from(os.environ), loaded.preset

@@ -64,7 +64,7 @@ def show_status(json: Json = False) -> None:
     from mlxstack.config import modes
     from mlxstack.control.probe import survey
     from mlxstack.gateway.spec import GatewaySpec
-    from mlxstack.host.service_state import read_json
+    from mlxstack.host.services import read_json
 
     home = _home()
     active = modes.active(home)

@@ -141,7 +141,7 @@ def _fits(model: "LocalModel") -> str:
     """Whether weights leave room for KV in this machine's memory."""
     from pathlib import Path
 
-    from mlxstack.host.memory_budget import this_memory
+    from mlxstack.host.hardware import this_memory
     from mlxstack.models.model_files import measured
     from mlxstack.text.images.families import vision_weights
 

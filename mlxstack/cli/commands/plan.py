@@ -12,9 +12,9 @@ from mlxstack.cli.output import as_json
 
 if TYPE_CHECKING:
     from mlxstack.cli.plan_simulation import Scenario
+    from mlxstack.host.hardware import MemoryBudget
     from mlxstack.host.home import Home
-    from mlxstack.host.memory_budget import MemoryBudget
-    from mlxstack.planner.candidate import Candidate
+    from mlxstack.planner.fit import Candidate
     from mlxstack.policy.memory.capacity import ServiceLoad
 
 MOST_MACHINES = 64
@@ -167,7 +167,7 @@ def _refuse_idle(form: str, given: Mapping[str, object]) -> None:
 def _memory(text: str | None) -> "MemoryBudget":
     """Memory of a Mac with `text`, or of this machine. Raises Misuse."""
     from mlxstack.core.errors import SetupError
-    from mlxstack.host.memory_budget import mac_memory, this_memory
+    from mlxstack.host.hardware import mac_memory, this_memory
 
     if text is None:
         return this_memory(os.environ)
@@ -187,8 +187,8 @@ def _machines(text: str, sets: list[str] | None) -> tuple[str, list[str]]:
 
 
 def _candidate(wanted: str, memory: "MemoryBudget", sets: list[str] | None) -> "Candidate":
-    from mlxstack.control.model_request import candidate_for
     from mlxstack.host.home import home_from
+    from mlxstack.planner.derived_preset import candidate_for
 
     return candidate_for(wanted, home_from(os.environ), memory, tuple(sets or ()))
 
@@ -203,10 +203,10 @@ def _forecast(
 ) -> None:
     from mlxstack.cli.plan_tables import show_forecast
     from mlxstack.core.preset import ServiceKind
+    from mlxstack.host.hardware import this_memory
     from mlxstack.host.home import home_from
-    from mlxstack.host.memory_budget import this_memory
     from mlxstack.planner.estimate import CONTEXTS, forecast
-    from mlxstack.planner.memory_check import claims_in
+    from mlxstack.planner.fit import claims_in
 
     if candidate.preset.kind is ServiceKind.EMBEDDING and (agents is not None or n_shared):
         raise Misuse(
@@ -252,7 +252,7 @@ def _rank(
 
 def _table(home: "Home", contexts: list[int], json: bool) -> None:
     from mlxstack.cli.plan_tables import show_table, table_rows
-    from mlxstack.planner.candidate import shipped
+    from mlxstack.planner.fit import shipped
 
     rows = table_rows(shipped(home), contexts or [4096])
     as_json({"models": rows}) if json else show_table(rows)

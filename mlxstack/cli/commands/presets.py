@@ -57,11 +57,11 @@ def show_preset(
     """
     from pathlib import Path
 
-    from mlxstack.control import launch
+    from mlxstack.control import start
     from mlxstack.host.home import home_from
 
-    wanted = launch.LaunchRequest(preset, tuple(sets or ()), Path.cwd())
-    loaded = launch.resolve(wanted, home_from(os.environ))
+    wanted = start.StartRequest(preset, tuple(sets or ()), Path.cwd())
+    loaded = start.resolve(wanted, home_from(os.environ))
     if json:
         as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
     else:
@@ -82,11 +82,11 @@ def new_preset(
 ) -> None:
     """Write a preset of your own, with the settings that `up` would choose."""
     from mlxstack.cli.plan_tables import show_reasons
-    from mlxstack.cli.units import sizes_of
-    from mlxstack.control.model_request import write_preset
     from mlxstack.host.home import home_from
+    from mlxstack.planner.derived_preset import write_preset
+    from mlxstack.policy.memory.capacity_advice import SlotSizes
 
-    written = write_preset(name, source, home_from(os.environ), sizes_of(ctx, slots, kv_bits))
+    written = write_preset(name, source, home_from(os.environ), SlotSizes(slots, ctx, kv_bits))
     if json:
         as_json({"preset": name, "path": written.path})
         return

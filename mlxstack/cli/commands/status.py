@@ -28,6 +28,9 @@ Watch = Annotated[bool, typer.Option("--watch", help="Refresh continuously.")]
 Line = Annotated[bool, typer.Option("--line", help="One line for a menu bar; the code is 0.")]
 All = Annotated[bool, typer.Option("--all", help="Also services that are stopped.")]
 WATCH_S = 2.0
+HEADS = (
+    "SERVICE", "STATE", "MODEL", "URL", "CONTEXT", "MEMORY", "MLX", "UP", "RESTARTS", "DETAIL",
+)  # fmt: skip
 LEAST = ("RESTARTS", "MLX", "CONTEXT", "UP", "MEMORY", "MODEL")
 """Columns that a narrow terminal does without, the first one first."""
 
@@ -128,19 +131,7 @@ def _print(found: "SystemStatus", show_all: bool) -> None:
         return
     typer.echo()
     rows = [row for one in shown for row in _rows(one, found.services)]
-    headings = (
-        "SERVICE",
-        "STATE",
-        "MODEL",
-        "URL",
-        "CONTEXT",
-        "MEMORY",
-        "MLX",
-        "UP",
-        "RESTARTS",
-        "DETAIL",
-    )
-    table(headings, rows, LEAST)
+    table(HEADS, rows, LEAST)
 
 
 def _rows(one: "ServiceStatus", every: "Sequence[ServiceStatus]") -> list[tuple[object, ...]]:

@@ -55,9 +55,9 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
 
     from mlxstack.cli.plan_tables import show_reasons
     from mlxstack.config import presets
-    from mlxstack.control.model_request import request_for
+    from mlxstack.control.start import request_for
     from mlxstack.host.home import home_from, make_private
-    from mlxstack.host.service_state import write_json
+    from mlxstack.host.services import write_json
     from mlxstack.models.reference import HUB_ID
     from mlxstack.policy.memory.capacity_advice import SlotSizes
 
@@ -70,8 +70,8 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
         return
     home = home_from(os.environ)
     wanted = request_for(preset, home, SlotSizes())
-    if wanted.derived is not None and wanted.file is not None:
-        show_reasons(wanted.derived)
+    if wanted.file is not None:
+        show_reasons(wanted.file.preset)
         found = presets.load_text(wanted.file.text, wanted.file.path, home).preset
     elif presets.is_path(wanted.preset):
         found = presets.load(wanted.preset, home).preset

@@ -3,7 +3,7 @@
 import os
 import shlex
 import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -12,15 +12,15 @@ import typer
 from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Misuse, PipeClosed
 from mlxstack.cli.output import as_json, note, spinner
-from mlxstack.cli.units import sizes_of
+from mlxstack.cli.units import tokens_of
 
 if TYPE_CHECKING:
     from mlxstack.config.presets import LoadedPreset
-    from mlxstack.control.launch import LaunchRequest
+    from mlxstack.control.start import Started, StartRequest
     from mlxstack.control.supervisor import Supervisor
     from mlxstack.core.preset import Preset
     from mlxstack.host.home import Home
-    from mlxstack.host.service_state import ServiceSpec, ServiceState
+    from mlxstack.host.services import ServiceSpec, ServiceState
     from mlxstack.planner.derived_preset import DerivedPreset
 
 Set = Annotated[
@@ -28,13 +28,17 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as slots.count=5."),
 ]
 Ctx = Annotated[
-    str | None, typer.Option("--ctx", metavar="TOKENS", help="Context per slot, such as 64k.")
+    int | None,
+    typer.Option(
+        "--ctx", metavar="TOKENS", parser=tokens_of, help="Context per slot, such as 64k."
+    ),
 ]
 Slots = Annotated[int | None, typer.Option("--slots", min=1, max=256, help="Number of slots.")]
 KvBits = Annotated[int | None, typer.Option("--kv-bits", help="KV precision: 16, 8 or 4.")]
 COMPARED = ("model", "kind", "slots", "kv", "sampling", "speculation", "batch")
 """Sections of a preset that a running service is compared by."""
 
+ONE_MODEL = "--ctx, --slots, --kv-bits, --draft, --hosts and --dry-run"
 FRONT = "gateway"
 """Name of a gateway that has none."""
 
@@ -114,48 +118,63 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     Values are taken from the command line, then from variables such as MLX_STACK_SLOTS_COUNT,
     then from the preset, then from the preset that it extends.
     """
-    from mlxstack.control import launch, model_request
+    from mlxstack.control import start
     from mlxstack.host.home import home_from
+    from mlxstack.policy.memory.capacity_advice import SlotSizes
 
     home, models = home_from(os.environ), models or []
+    options = StartOptions(foreground, if_needed, json)
     if bool(models or any_model) == (mode is not None):
         raise Misuse("give a preset, hub id or model folder, a mode with --mode, or --any-model")
     if any_model or len(models) != 1:
         if ctx or slots or kv_bits or draft or hosts or dry_run:
-            raise Misuse(
-                "--ctx, --slots, --kv-bits, --draft, --hosts and --dry-run go with one model"
-            )
+            raise Misuse(f"{ONE_MODEL} go with one model")
         front = Front(name or mode or FRONT, mode, host, port, any_model)
-        _up_gateway(front, models, tuple(sets or ()), foreground, if_needed, json)
+        _up_gateway(front, models, tuple(sets or ()), options)
         return
     texts = _settings(
         {"server.host": host, "server.port": port, "name": name, "model.draft": draft}, hosts
     )
-    sizes = sizes_of(ctx, slots, kv_bits)
-    found = model_request.request_for(models[0], home, sizes, (*(sets or ()), *texts))
-    loaded = launch.resolve(found.launch, home)
-    if found.derived is not None and not json:
-        _show_reasons(found.derived)
+    sizes = SlotSizes(slots, ctx, kv_bits)
+    request = start.request_for(models[0], home, sizes, (*(sets or ()), *texts))
+    loaded = start.resolve(request, home)
+    if request.file is not None and not json:
+        _show_reasons(request.file.preset)
     if dry_run:
         _show_resolved(loaded, json)
-        return
-    if (owner := _up_one(found.launch, loaded, foreground, if_needed, json)) is not None:
-        _settle_for(owner, port, loaded.preset, found.launch.sets, json)
+    elif not _is_member(home, request, loaded, json):
+        _up_one(request, loaded, port, options)
 
 
-def _is_member(home: "Home", wanted: "LaunchRequest", loaded: "LoadedPreset", json: bool) -> bool:
+class StartOptions(NamedTuple):
+    """Options of a start, whatever is started."""
+
+    foreground: bool
+    if_needed: bool
+    json: bool
+
+    @property
+    def accepts_running(self) -> bool:
+        """Whether a service that runs already is enough."""
+        return self.if_needed or not self.foreground
+
+
+def _is_member(home: "Home", wanted: "StartRequest", loaded: "LoadedPreset", json: bool) -> bool:
     """Print the gateway that has this name; False without one.
 
     With a port of its own it is to be another service.
     """
+    from mlxstack.control.start import Started
+
+    if any(one.startswith("server.port=") for one in wanted.sets):
+        return False
     from mlxstack.cli.target import membership
 
-    has_port = any(one.startswith("server.port=") for one in wanted.sets)
-    found = None if has_port else membership(home, loaded.preset.name)
+    found = membership(home, loaded.preset.name)
     if found is None:
         return False
     if json:
-        as_json(_facts(found.gateway, time.monotonic()))
+        as_json(_facts(Started(found.gateway, 0.0)))
     else:
         plan = found.gateway.plan
         typer.echo(f"{found.member} is a member of `{plan.name}` at {plan.url}, started on request")
@@ -171,33 +190,64 @@ def _settings(given: dict[str, str | int | None], hosts: str | None) -> list[str
 
 
 def _up_one(
-    wanted: "LaunchRequest", loaded: "LoadedPreset", foreground: bool, if_needed: bool, json: bool
-) -> "ServiceState | None":
-    """Start a service, or return the sufficient running one."""
-    import asyncio
-
-    from mlxstack.control import launch
-    from mlxstack.host import services
+    request: "StartRequest", loaded: "LoadedPreset", port: int | None, options: StartOptions
+) -> None:
+    """Start a service, or compare the running one."""
+    from mlxstack.control import start
     from mlxstack.host.home import home_from
 
-    home = home_from(os.environ)
-    if _is_member(home, wanted, loaded, json):
-        return None
-    if_needed = if_needed or not foreground
-    with services.starting(home, loaded.preset.name, waits=if_needed):
-        owner = live_owner(loaded.preset.name, home)
-        if owner is None:
-            plan = launch.prepare(wanted, loaded, home)
-            if not foreground:
-                _start(plan, loaded.preset, json)
-                return None
-            supervisor = _claimed(plan)
-    if owner is None:
-        raise typer.Exit(asyncio.run(supervisor.run()))
-    launch.refuse_other_model(owner, wanted, loaded.preset)
-    if not if_needed:
-        raise launch.already_running(owner)
-    return owner
+    home, preset = home_from(os.environ), loaded.preset
+    timeout_s = preset.server.startup_timeout_s
+    found = _start(
+        home, preset.name, lambda: start.prepare(request, loaded, home), timeout_s, options
+    )
+    if isinstance(found, start.Started):
+        _tell(found, preset, options.json)
+        return
+    start.refuse_other_model(found, request, preset)
+    if not options.accepts_running or (port and not found.plan.url.endswith(f":{port}")):
+        raise start.already_running(found)
+    there = start.wait_for(found, timeout_s)
+    if options.json:
+        as_json(_facts(there))
+    else:
+        typer.echo(f"{found.plan.name} is already running at {found.plan.url}")
+    if remedy := _difference(found, preset, request.sets):
+        note(f"warning: its settings differ; {remedy}")
+
+
+def _start(
+    home: "Home",
+    name: str,
+    prepare: "Callable[[], ServiceSpec]",
+    timeout_s: float,
+    options: StartOptions,
+) -> "Started | ServiceState":
+    """Start a service; the state of one that runs already."""
+    import asyncio
+
+    from mlxstack.host import services
+
+    with services.starting(home, name, waits=options.accepts_running) as running:
+        if running is not None:
+            return running
+        plan = prepare()
+        if not options.foreground:
+            return _started(plan, timeout_s)
+        supervisor = _claimed(plan)
+    raise typer.Exit(asyncio.run(supervisor.run()))
+
+
+def _started(plan: "ServiceSpec", timeout_s: float) -> "Started":
+    """Start in the background; what takes its time is told."""
+    from mlxstack.control.start import worker
+
+    try:
+        with worker(plan) as wait, spinner(f"starting {plan.name}") as turn:
+            return wait(timeout_s, turn)
+    except KeyboardInterrupt:
+        note(f"interrupted; {plan.name} is stopped")
+        raise
 
 
 class Front(NamedTuple):
@@ -212,9 +262,10 @@ class Front(NamedTuple):
 
 def _wanted(
     front: Front, models: list[str], sets: tuple[str, ...], home: "Home"
-) -> "list[LaunchRequest]":
+) -> "list[StartRequest]":
     """Start requests of a gateway's members."""
-    from mlxstack.control import any_model, mode_switch, model_request
+    from mlxstack.control import gateway, mode_switch
+    from mlxstack.control.start import request_for
     from mlxstack.policy.memory.capacity_advice import SlotSizes
 
     if front.mode is not None:
@@ -224,71 +275,51 @@ def _wanted(
             )
         return mode_switch.requests_of(front.mode, home)
     if front.is_any:
-        found = any_model.find_all(home, models, sets)
+        found = gateway.find_all(home, models, sets)
         for name, why in found.left_out.items():
             note(f"left out: {name}: {why}")
         return list(found.wanted)
-    return [model_request.request_for(one, home, SlotSizes(), sets).launch for one in models]
+    return [request_for(one, home, SlotSizes(), sets) for one in models]
 
 
 def _up_gateway(
-    front: Front,
-    models: list[str],
-    sets: tuple[str, ...],
-    foreground: bool,
-    if_needed: bool,
-    json: bool,
+    front: Front, models: list[str], sets: tuple[str, ...], options: StartOptions
 ) -> None:
-    import asyncio
-
     from mlxstack.config import modes
-    from mlxstack.control import gateway, launch
-    from mlxstack.host import services
+    from mlxstack.control import gateway, start
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
     wanted = _wanted(front, models, sets, home)
-    listening: dict[str, Any] = {
-        key: value
-        for key, value in (("host", front.host), ("port", front.port))
-        if value is not None
-    }
-    if front.is_any:
-        listening["strict_models"] = True
-    if_needed = if_needed or not foreground
-    with services.starting(home, front.name, waits=if_needed):
-        owner = live_owner(front.name, home)
-        if owner is not None:
-            if not if_needed:
-                raise launch.already_running(owner)
-            began = time.monotonic()
-            state = launch.wait_for(owner, gateway.READY_S, lambda _: None)
-            facts = _facts(state, began)
-            _tell_gateway(facts, json)
-            names = [launch.resolve(one, home).preset.name for one in wanted]
-            if facts["preset"] != ", ".join(names):
-                note(f"warning: its members differ; `mlx-stack down {front.name}` first")
-            return
-        launch.warn_of_variables()
+    given = {"host": front.host, "port": front.port, "strict_models": front.is_any or None}
+    listening: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+
+    def prepare() -> "ServiceSpec":
+        start.warn_of_variables()
         plan = gateway.prepare(front.name, wanted, home, of_disk=front.is_any, **listening)
         if front.mode is not None:
             modes.mark_active(home, modes.Active(front.mode, (front.name,)))
-        if not foreground:
-            began = time.monotonic()
-            with spinner(f"starting {front.name}") as turn:
-                state = launch.start(plan.service, gateway.READY_S, turn)
-            _tell_gateway(_facts(state, began), json)
-            return
-        supervisor = _claimed(plan.service)
-    raise typer.Exit(asyncio.run(supervisor.run()))
+        return plan.service
 
-
-def _tell_gateway(facts: dict[str, object], json: bool) -> None:
-    if json:
-        as_json(facts)
+    found = _start(home, front.name, prepare, gateway.READY_S, options)
+    if isinstance(found, start.Started):
+        _tell_gateway(found, options.json)
         return
-    first, *others = str(facts["preset"]).split(", ")
-    typer.echo(f"{facts['name']} is ready at {facts['url']} after {facts['seconds']:.1f} s")
+    if not options.accepts_running:
+        raise start.already_running(found)
+    _tell_gateway(start.wait_for(found, gateway.READY_S), options.json)
+    names = ", ".join(start.resolve(one, home).preset.name for one in wanted)
+    if found.plan.preset != names:
+        note(f"warning: its members differ; `mlx-stack down {front.name}` first")
+
+
+def _tell_gateway(started: "Started", json: bool) -> None:
+    plan = started.state.plan
+    if json:
+        as_json(_facts(started))
+        return
+    first, *others = plan.preset.split(", ")
+    typer.echo(f"{plan.name} is ready at {plan.url} after {started.seconds:.1f} s")
     typer.echo(f"  {first} answers requests without a model; others: {', '.join(others) or 'none'}")
 
 
@@ -307,75 +338,46 @@ def restart(
 ) -> None:
     """Restart a service; its preset is read again."""
     from mlxstack.cli.target import known_service, one_name
-    from mlxstack.control import gateway, launch, preflight
-    from mlxstack.control.memory_refusal import check_memory
+    from mlxstack.control import gateway, start
     from mlxstack.host import services
     from mlxstack.host.home import home_from
-    from mlxstack.host.services import is_gateway
 
     home = home_from(os.environ)
-    state = known_service(home, one_name(name, named))
-    plan = state.plan
-    if is_gateway(plan):
-        with services.starting(home, plan.name, waits=True):
-            former = live_owner(plan.name, home)
+    plan = known_service(home, one_name(name, named)).plan
+    if services.is_gateway(plan):
+        with services.starting(home, plan.name, waits=True) as former:
             if former is not None:
-                services.stop(home, former, plan.patience.grace_s + 1.0)
-            began = time.monotonic()
-            _tell_gateway(_facts(launch.start(plan, gateway.READY_S, lambda _: None), began), json)
+                services.stop(home, former)
+            _tell_gateway(_started(plan, gateway.READY_S), json)
         return
-    wanted = launch.LaunchRequest(plan.preset, plan.overrides, Path(plan.cwd))
-    loaded = launch.resolve(wanted, home)
-    check_memory(loaded.preset, home, os.environ)
-    preflight.check_model(loaded.preset)
-    preflight.check_slot_folder(loaded.preset)
-    with services.starting(home, plan.name, waits=True):
-        former = live_owner(plan.name, home)
+    wanted = start.StartRequest(plan.preset, plan.overrides, Path(plan.cwd))
+    loaded = start.resolve(wanted, home)
+    start.check_memory(loaded.preset, home)
+    start.check_files(loaded.preset)
+    with services.starting(home, plan.name, waits=True) as former:
         if former is not None:
-            services.stop(home, former, former.plan.patience.grace_s + 1.0)
-        _start(launch.prepare(wanted, loaded, home), loaded.preset, json)
+            services.stop(home, former)
+        plan = start.prepare(wanted, loaded, home)
+        _tell(_started(plan, loaded.preset.server.startup_timeout_s), loaded.preset, json)
 
 
-def live_owner(name: str, home: "Home") -> "ServiceState | None":
-    """Owner of the name, after departures and cleaning of dead ones."""
-    from mlxstack.host import services
-    from mlxstack.host.process import wait_gone
-    from mlxstack.host.service_state import Phase, owner
-
-    found = owner(home, name)
-    if found is not None and found.phase is Phase.STOPPING:
-        note(f"waiting until {name} has stopped")
-        wait_gone(found.supervisor, found.plan.patience.grace_s + 1.0)
-    cleared = services.sweep(home, name)
-    if cleared is not None:
-        note(cleared)
-    return owner(home, name)
-
-
-def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
+def _tell(started: "Started", preset: "Preset", json: bool) -> None:
+    """Print a started service, its warnings, and a first request."""
     import asyncio
 
-    from mlxstack.control import launch
     from mlxstack.control.probe import running_props
     from mlxstack.core.formatting import tokens
     from mlxstack.core.preset import ServiceKind
 
-    began = time.monotonic()
-    try:
-        with spinner(f"starting {plan.name}") as turn:
-            state = launch.start(plan, preset.server.startup_timeout_s, turn)
-    except KeyboardInterrupt:
-        note(f"interrupted; {plan.name} is stopped")
-        raise
+    plan = started.state.plan
     props = asyncio.run(running_props(plan.url, preset))
     if json:
         notes = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
-        as_json(_facts(state, began) | notes)
+        as_json(_facts(started) | notes)
         return
-    seconds = time.monotonic() - began
     agents = "1 agent" if plan.n_slots == 1 else f"{plan.n_slots} agents"
     typer.echo(
-        f"{plan.name} is ready at {plan.url} after {seconds:.1f} s "
+        f"{plan.name} is ready at {plan.url} after {started.seconds:.1f} s "
         f"({agents} at once, {tokens(plan.n_ctx)} tokens of context each)"
     )
     if 0 < props.n_ctx_train < plan.n_ctx:
@@ -390,27 +392,10 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     typer.echo(f"Try it:\n  {_curl(plan, preset, is_base)}")
 
 
-def _settle_for(
-    owner: "ServiceState", port: int | None, preset: "Preset", sets: tuple[str, ...], json: bool
-) -> None:
-    from mlxstack.control import launch
-
-    if port and not owner.plan.url.endswith(f":{port}"):
-        raise launch.already_running(owner)
-    began = time.monotonic()
-    state = launch.wait_for(owner, preset.server.startup_timeout_s, lambda _: None)
-    if json:
-        as_json(_facts(state, began))
-    else:
-        typer.echo(f"{owner.plan.name} is already running at {owner.plan.url}")
-    if remedy := _difference(owner, preset, sets):
-        note(f"warning: its settings differ; {remedy}")
-
-
 def _difference(owner: "ServiceState", preset: "Preset", sets: tuple[str, ...]) -> str:
     """Remedy for a running service with other settings, or ""."""
     from mlxstack.core.preset import Preset
-    from mlxstack.host.service_state import read_json
+    from mlxstack.host.services import read_json
 
     plan = owner.plan
     served = read_json(plan.home.preset_file(plan.name), Preset)
@@ -443,8 +428,8 @@ def _echo(line: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _facts(state: "ServiceState", began: float) -> dict[str, object]:
-    plan = state.plan
+def _facts(started: "Started") -> dict[str, object]:
+    state, plan = started.state, started.state.plan
     return {
         "name": plan.name,
         "preset": plan.preset,
@@ -452,7 +437,7 @@ def _facts(state: "ServiceState", began: float) -> dict[str, object]:
         "supervisor_pid": state.supervisor.pid,
         "worker_pid": state.worker.pid if state.worker is not None else None,
         "log": str(plan.home.log_file(plan.name)),
-        "seconds": round(time.monotonic() - began, 3),
+        "seconds": round(started.seconds, 3),
     }
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.commands.up import Json, preset_names
-from mlxstack.cli.exit_codes import Exit, Misuse
+from mlxstack.cli.exit_codes import Exit
 from mlxstack.cli.output import as_json, note, table
+from mlxstack.cli.units import seconds_of
 
 if TYPE_CHECKING:
     from mlxstack.cli.soak import SoakReport
@@ -29,13 +30,14 @@ def verify(
         bool, typer.Option("--quick", help="Short prompts for the curves; for a small model.")
     ] = False,
     soak: Annotated[
-        str,
+        float | None,
         typer.Option(
             metavar="TIME",
+            parser=seconds_of,
             help="Instead: two streams and evictions for so long, such as 15m; on a Mac, new "
             "panic reports are told at the end.",
         ),
-    ] = "",
+    ] = None,
     json: Json = False,
 ) -> None:
     """Verify a model on this machine.
@@ -58,22 +60,14 @@ def verify(
         raise typer.Exit(Exit.FAILED)
 
 
-def _soak(wanted: str, text: str, json: bool) -> None:
+def _soak(wanted: str, seconds: float, json: bool) -> None:
     from mlxstack.cli.soak import soak
     from mlxstack.host.home import home_from
 
-    found = soak(wanted, home_from(os.environ), os.environ, note, _seconds(text))
+    found = soak(wanted, home_from(os.environ), os.environ, note, seconds)
     as_json(found) if json else _show_soak(found)
     if not found.is_sound:
         raise typer.Exit(Exit.FAILED)
-
-
-def _seconds(text: str) -> float:
-    """Seconds of `90s`, `15m` or `2h`. Raises Misuse."""
-    number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600}.get(text[-1])
-    if unit is None or not number.isdigit():
-        raise Misuse(f"--soak {text} is no time; write it as 90s, 15m or 2h")
-    return float(number) * unit
 
 
 def _show_soak(found: "SoakReport") -> None:

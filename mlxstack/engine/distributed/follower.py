@@ -32,9 +32,9 @@ from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.sharding import join_ring
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home, home_from
 from mlxstack.host.macos import local_network_hint
-from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.process import free_port
 
 log = logging.getLogger("mlxstack.rank")

@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from mlxstack.config.preset_paths import BUILTIN_MODEL, is_folder
+from mlxstack.config.presets import BUILTIN_MODEL, is_folder
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.engine.model import loader

@@ -14,7 +14,7 @@ from mlx_lm import utils as mlx_utils
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.config.preset_paths import expanded
+from mlxstack.config.presets import expanded
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Identity, ModelFacts
@@ -26,8 +26,8 @@ from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
-from mlxstack.models.foreign_json import check_folder
 from mlxstack.models.generation_config import sampling_defaults
+from mlxstack.models.model_files import check_folder
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory.kv_geometry import PLAIN_BITS
 from mlxstack.store import kv_file_format

@@ -6,7 +6,7 @@ from typing import Any
 from mlx_lm import utils as mlx_utils
 
 from mlxstack.core.errors import SetupError
-from mlxstack.models.foreign_json import check_folder
+from mlxstack.models.model_files import check_folder
 
 
 def load_tokenizer(folder: Path) -> Any:

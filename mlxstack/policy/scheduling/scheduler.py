@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, structs
 
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
 from mlxstack.policy.attention_kernels import FUSED, PrefillAttention
-from mlxstack.policy.memory.workspace import MAX_SCORE_BYTES
+from mlxstack.policy.memory.capacity import MAX_SCORE_BYTES
 from mlxstack.policy.scheduling.chunked_prefill import (
     PrefillPolicy,
     ThroughputModel,

@@ -18,11 +18,11 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
+from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home, make_private
-from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.process import ProcessId, identify, is_alive
-from mlxstack.host.service_state import locked, read_json, write_json
-from mlxstack.planner.memory_check import claim_of, claims_in, gateways_in
+from mlxstack.host.services import locked, read_json, write_json
+from mlxstack.planner.fit import claim_of, claims_in, gateways_in
 from mlxstack.policy.memory.memory_shares import (
     MemoryClaim,
     free_beside,

@@ -6,7 +6,7 @@ from mlxstack.tui.actions.action import (
     ActionInput,
     ActionTarget,
     Aim,
-    LocalMachine,
+    LocalActions,
     ServiceCalls,
 )
 from mlxstack.tui.actions.agents import ACTIONS as AGENT_ACTIONS
@@ -21,7 +21,7 @@ __all__ = [
     "ActionInput",
     "ActionTarget",
     "Aim",
-    "LocalMachine",
+    "LocalActions",
     "ServiceCalls",
     "action_of",
     "actions_of",

@@ -47,30 +47,19 @@ class ServiceCalls(Protocol):
     async def delete(self, path: str) -> dict[str, Any]: ...
 
 
-class LocalMachine(Protocol):
-    """Presets and modes of the service's own computer."""
+class LocalActions(Struct, frozen=True):
+    """Actions on the service's own computer, and its presets and modes.
 
-    @property
-    def presets(self) -> tuple[str, ...]:
-        """Their names."""
-        ...
+    `describe` returns presets with size, fit and download state, which takes seconds; `log` the
+    last lines of the service's log; `switch_mode` the services that it stopped and started, or it
+    raises StackError.
+    """
 
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """Their names."""
-        ...
-
-    def described_presets(self) -> dict[str, str]:
-        """Return the presets, each with size, fit and download state; takes seconds."""
-        ...
-
-    def log(self) -> list[str]:
-        """Return the last lines of the service's log."""
-        ...
-
-    async def switch_mode(self, mode: str) -> str:
-        """Return the services stopped and started. Raises StackError on failure."""
-        ...
+    presets: tuple[str, ...]
+    modes: tuple[str, ...]
+    describe: Callable[[tuple[str, ...]], dict[str, str]]
+    log: Callable[[], list[str]]
+    switch_mode: Callable[[str], Awaitable[str]]
 
 
 class Aim(Struct, frozen=True):
@@ -85,7 +74,7 @@ class ActionContext(Struct, frozen=True):
 
     calls: ServiceCalls
     copy: Callable[[str], None]
-    machine: LocalMachine | None = None
+    machine: LocalActions | None = None
 
 
 class Action(Struct, frozen=True):

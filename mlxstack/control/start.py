@@ -1,0 +1,425 @@
+"""Start of a service: resolve, check, write its spec, wait until healthy."""
+
+import asyncio
+import errno
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.client import Client, HealthResponse, Unreachable
+from mlxstack.config import presets
+from mlxstack.config.presets import BUILTIN_MODEL, LoadedPreset, is_folder
+from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Taken
+from mlxstack.core.preset import PARKING_S, Preset, ServerSpec
+from mlxstack.host import services
+from mlxstack.host.hardware import for_mlx, this_memory
+from mlxstack.host.home import Home, make_home, make_private
+from mlxstack.host.process import free_port, listener, reachable, refusal
+from mlxstack.host.services import (
+    Phase,
+    RestartPolicy,
+    ServiceSpec,
+    ServiceState,
+    last_error,
+    owner,
+    read_json,
+    state_of,
+    until_answered,
+    write_atomic,
+    write_json,
+)
+from mlxstack.models import reference
+from mlxstack.models.model_files import refuse_gguf
+from mlxstack.planner import fit
+from mlxstack.planner.derived_preset import DerivedPreset, derive, text_of
+from mlxstack.planner.fit import Candidate, MemoryRoom, as_sets
+from mlxstack.planner.ranking import proposal
+from mlxstack.policy.memory.capacity_advice import SlotSizes
+
+log = logging.getLogger(__name__)
+"""Warnings reach the stderr of a command, which configures no handler."""
+
+WORKER_VARIABLE = "MLX_STACK_WORKER"
+QUIET = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONUTF8": "1",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+"""Worker environment: unbuffered UTF-8 lines, no PyTorch warnings."""
+
+SAVING_S = PARKING_S + 3.0
+FAILED_START_PATIENCE_S = 2.0
+HEADER = (
+    "# Derived from {id} for this machine. `mlx-stack presets new NAME --from {id}` keeps it.\n"
+)
+
+
+class DerivedFile(Struct, frozen=True):
+    """File of a derived preset, not written before its service starts."""
+
+    path: Path
+    text: str
+    preset: DerivedPreset
+
+
+class StartRequest(Struct, frozen=True):
+    """Start request: preset name or path, `--set` texts, folder `cwd`.
+
+    `file` is the preset itself, where it is derived from a model.
+    """
+
+    preset: str
+    sets: tuple[str, ...]
+    cwd: Path
+    file: DerivedFile | None = None
+
+
+class Started(Struct, frozen=True):
+    """Service that answers, after so many `seconds`."""
+
+    state: ServiceState
+    seconds: float
+
+
+Progress = Callable[[str], None]
+Wait = Callable[[float, Progress], Started]
+
+
+def request_for(
+    wanted: str, home: Home, given: SlotSizes, sets: tuple[str, ...] = ()
+) -> StartRequest:
+    """Request for a preset, listed or derived from a model. Raises SetupError.
+
+    A derived preset is written when it starts, and has the name of its service: two models of one
+    name have a file each. A model that runs already under its name keeps its preset.
+    """
+    if presets.is_known(wanted, home):
+        preset = presets.from_anywhere(wanted)
+        return StartRequest(preset, (*as_sets(given), *sets), Path.cwd())
+    model = reference.resolve(wanted, home)
+    name = _name_in(sets) or model.name
+    path = home.derived_presets / f"{name}.yaml"
+    is_found = presets.listed(home).get(name, path) == path
+    preset = name if is_found else str(path)
+    running = services.served(home).get(name)
+    if path.is_file() and running is not None and running.model.id == model.id:
+        # A restart reads the file.
+        return StartRequest(preset, (*as_sets(given), *sets), Path.cwd())
+    room = fit.room_in(home, this_memory(os.environ), name)
+    derived = derive(model, home, room, given)
+    derived = replace(derived, preset=replace(derived.preset, name=name))
+    text = HEADER.format(id=model.id) + text_of(derived)
+    return StartRequest(preset, sets, Path.cwd(), DerivedFile(path, text, derived))
+
+
+def resolve(request: StartRequest, home: Home) -> LoadedPreset:
+    """The preset after the environment and the command line. Raises SetupError."""
+    over = presets.given_overrides(os.environ, request.sets)
+    if request.file is not None:
+        return presets.load_text(request.file.text, request.file.path, home, over, request.cwd)
+    return presets.load(request.preset, home, over, request.cwd)
+
+
+def prepare(request: StartRequest, loaded: LoadedPreset, home: Home) -> ServiceSpec:
+    """Check a start, and write the worker's spec. Raises SetupError, Taken."""
+    make_home(home)
+    warn_of_variables()
+    preset = loaded.preset
+    if not preset.server.port:
+        server = replace(preset.server, port=free_port(preset.server.host))
+        preset = replace(preset, server=server)
+    check_files(preset)
+    check_port(preset.server, home)
+    check_memory(preset, home)
+    return write(request, preset, home)
+
+
+def write(request: StartRequest, preset: Preset, home: Home) -> ServiceSpec:
+    """Write down what the worker is to serve."""
+    if request.file is not None:
+        make_private(request.file.path.parent)
+        write_atomic(request.file.path, request.file.text.encode())
+    write_json(home.preset_file(preset.name), preset)
+    return ServiceSpec(
+        name=preset.name,
+        root=str(home.root),
+        preset=request.preset,
+        url=url_of(preset.server),
+        worker=(*_worker_command(), str(home.preset_file(preset.name))),
+        env=for_mlx(os.environ) | {"MLX_STACK_HOME": str(home.root)} | QUIET,
+        overrides=request.sets,
+        cwd=str(request.cwd),
+        n_slots=preset.slots.count,
+        n_ctx=preset.slots.n_ctx,
+        patience=RestartPolicy(grace_s=preset.server.drain_s + SAVING_S),
+    )
+
+
+def url_of(server: ServerSpec) -> str:
+    """URL of the service for local clients."""
+    host = reachable(server.host)
+    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+
+
+def _worker_command() -> tuple[str, ...]:
+    given = os.environ.get(WORKER_VARIABLE)
+    if given:
+        return tuple(shlex.split(given))
+    return (sys.executable, "-m", "mlxstack.cli.main", "serve")
+
+
+def warn_of_variables() -> None:
+    """Name `MLX_STACK_` variables that nothing reads, on stderr."""
+    for warning in presets.unread_variables(os.environ).values():
+        log.warning("warning: %s", warning)
+
+
+def check_files(preset: Preset) -> None:
+    """Check model, drafts and adapter, and that the slot folder is writable.
+
+    Hub ids are checked by their form. Raises SetupError.
+    """
+    model = preset.model
+    for key, given in (("id", model.id), ("draft", model.draft), ("mtp", model.mtp)):
+        if given is not None:
+            _check_model_id(f"model.{key}", given)
+    if model.adapter is not None:
+        _check_adapter_folder(Path(model.adapter))
+    folder = Path(preset.slots.save_path or ".")
+    try:
+        make_private(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except SetupError as why:
+        raise SetupError(f"slots.save_path: {why.message}") from why
+    except OSError as why:
+        raise SetupError(
+            f"slots.save_path: {folder} cannot be written to ({why.strerror})"
+        ) from why
+
+
+def check_port(server: ServerSpec, home: Home) -> None:
+    """Check that the port is free, else name process and remedy."""
+    why = refusal(server.host, server.port)
+    if why is None:
+        return
+    if why.errno != errno.EADDRINUSE:
+        raise SetupError(
+            f"server: nothing can listen on {server.host}:{server.port} ({why.strerror}); "
+            "choose another --host or --port"
+        )
+    for state in services.running(home):
+        if state.plan.url.endswith(f":{server.port}"):
+            raise Taken(
+                f"port {server.port} is taken by the service `{state.plan.name}` "
+                f"(pid {state.supervisor.pid}); stop it with `mlx-stack down {state.plan.name}`, "
+                "or choose another port with --port"
+            )
+    who = listener(server.port) or "another program"
+    raise Taken(
+        f"{server.host}:{server.port} cannot be used: port {server.port} is taken by {who}; "
+        "end that, or choose another port with --port"
+    )
+
+
+def check_memory(preset: Preset, home: Home) -> None:
+    """Check that a preset fits beside what runs.
+
+    Raises SetupError, naming presets that fit. A model of unknown needs passes, with a warning.
+    """
+    room = fit.room_in(home, this_memory(os.environ), preset.name)
+    try:
+        candidate = fit.of_preset(preset)
+    except (SetupError, BadRequest) as why:
+        unknown: str | None = why.message
+    else:
+        unknown = _refuse_if_too_big(candidate, room, home)
+    if unknown:
+        log.warning(
+            "warning: whether `%s` fits into memory is not checked: %s", preset.name, unknown
+        )
+
+
+def _refuse_if_too_big(candidate: Candidate, room: MemoryRoom, home: Home) -> str | None:
+    try:
+        return fit.refuse_if_too_big(candidate, room)
+    except DoesNotFit as why:
+        left = replace(room.memory, usable=room.free)
+        raise SetupError(f"{why.message}\n{proposal(home, left)}") from why
+
+
+def _check_model_id(key: str, model_id: str) -> None:
+    if not is_folder(model_id):
+        if model_id != BUILTIN_MODEL and model_id.count("/") != 1:
+            raise SetupError(
+                f"{key} is `{model_id}`, but must be `{BUILTIN_MODEL}`, a folder that starts with "
+                "`/`, `./` or `~/`, or a hub id such as `mlx-community/name`"
+            )
+        return
+    folder = Path(model_id)
+    if not folder.is_dir():
+        raise SetupError(f"{key}: there is no folder {folder}; download the model, or correct it")
+    try:
+        refuse_gguf(folder)
+    except SetupError as why:
+        raise SetupError(f"{key}: {why.message}") from why
+
+
+def _check_adapter_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise SetupError(f"model.adapter: there is no folder {folder}")
+    for name in ("adapter_config.json", "adapters.safetensors"):
+        if not (folder / name).is_file():
+            raise SetupError(
+                f"model.adapter: {folder} holds no {name}; give the folder that "
+                "`mlx_lm.lora --adapter-path` wrote"
+            )
+
+
+def _name_in(sets: tuple[str, ...]) -> str | None:
+    """Valid service name that variables or options give."""
+    over = presets.given_overrides(os.environ, sets)
+    names = [one.raw for one in over if one.keys == ("name",)]
+    return names[-1] if names and presets.NAME.fullmatch(names[-1]) else None
+
+
+@contextmanager
+def worker(plan: ServiceSpec) -> Iterator[Wait]:
+    """Supervisor that starts a worker, to wait for; a failure, Ctrl-C too, ends it.
+
+    The wait raises Broken.
+    """
+    began, process = time.monotonic(), services.start(plan)
+
+    def wait(timeout_s: float, progress: Progress) -> Started:
+        why_ended = partial(_why_ended, plan, process)
+        state = asyncio.run(_until_healthy(plan, why_ended, timeout_s, progress))
+        return Started(state, time.monotonic() - began)
+
+    try:
+        yield wait
+    except BaseException:
+        _abandon(plan, process)
+        raise
+
+
+def start(plan: ServiceSpec, timeout_s: float, progress: Progress) -> Started:
+    """Start in the background until healthy. Raises Broken, with nothing left running."""
+    with worker(plan) as wait:
+        return wait(timeout_s, progress)
+
+
+def wait_for(state: ServiceState, timeout_s: float) -> Started:
+    """Wait until a service of another start is healthy. Raises Broken."""
+    plan, began = state.plan, time.monotonic()
+
+    def why_ended() -> str:
+        if owner(plan.home, plan.name) is not None:
+            return ""
+        log_file = plan.home.log_file(plan.name)
+        return f"`{plan.name}` ended while it was waited for; see its log {log_file}"
+
+    found = asyncio.run(_until_healthy(plan, why_ended, timeout_s, lambda _: None))
+    return Started(found, time.monotonic() - began)
+
+
+def _abandon(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(FAILED_START_PATIENCE_S)
+    state = state_of(plan, process)
+    if state is not None and state.phase not in {Phase.STOPPED, Phase.CRASHED}:
+        services.finish(plan.home, state)
+    process.kill()
+    process.wait()
+
+
+def _why_ended(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> str:
+    """Why a start goes on no more; "" while it does."""
+    code, state = process.poll(), state_of(plan, process)
+    if state is not None and state.n_crashes:
+        return _why_crashed(plan, state)
+    if state is not None and state.phase is Phase.STOPPED:
+        return f"`{plan.name}` was stopped while it was starting"
+    if code is None:
+        return ""
+    told = plan.home.supervisor_log(plan.name).read_text(errors="replace").strip()
+    why = told.removeprefix("error: ") or f"exit code {code}; see {plan.home.log_file(plan.name)}"
+    return f"the supervisor of `{plan.name}` ended at once: {why}"
+
+
+async def _until_healthy(
+    plan: ServiceSpec,
+    why_ended: Callable[[], str],
+    timeout_s: float,
+    progress: Progress,
+) -> ServiceState:
+    async with Client(plan.url, timeout_s=5.0) as client:
+        health = HealthResponse(is_ready=False, message="")
+
+        async def ask() -> ServiceState | None:
+            nonlocal health
+            health = await probe(client)
+            state = owner(plan.home, plan.name)
+            is_here = state is not None and state.worker is not None
+            return state if is_here and health.is_ready else None
+
+        return await until_answered(
+            plan, ask, why_ended, timeout_s, lambda line: progress(line or health.message)
+        )
+
+
+async def probe(client: Client) -> HealthResponse:
+    """Health of a service; without an answer it is not ready."""
+    try:
+        return await client.health()
+    except Unreachable as why:
+        return HealthResponse(False, str(why))
+
+
+def _why_crashed(plan: ServiceSpec, state: ServiceState) -> str:
+    if error := last_error(state):
+        return f"`{plan.name}` did not start: {error}"
+    said = [line for line in state.last_log_lines if line.strip() and "[supervisor " not in line]
+    shown = "\n  ".join(said[-8:]) or "(no output)"
+    return (
+        f"`{plan.name}` did not start: its worker {state.exit_summary}; "
+        f"last log lines (full log: {plan.home.log_file(plan.name)}):\n  {shown}"
+    )
+
+
+def refuse_other_model(state: ServiceState, request: StartRequest, preset: Preset) -> None:
+    """Raise Taken where a running service serves another model.
+
+    One that was started from the same preset may have been given another model by a swap.
+    """
+    name = state.plan.name
+    if request.file is None and request.preset == state.plan.preset:
+        return
+    served = read_json(state.plan.home.preset_file(name), Preset)
+    if served is not None and served.model.id != preset.model.id:
+        wanted = request.preset if request.file is None else preset.model.id
+        raise Taken(
+            f"`{name}` is already running with the model {served.model.id}; start {wanted} under "
+            f"another name (`mlx-stack up {wanted} --name NAME`), or stop the other one "
+            f"(`mlx-stack down {name}`)"
+        )
+
+
+def already_running(state: ServiceState) -> Taken:
+    """The refusal of a second start, naming the owner."""
+    return Taken(
+        f"`{state.plan.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
+        f"{state.plan.preset}, {state.plan.url}; `mlx-stack down {state.plan.name}` stops it"
+    )

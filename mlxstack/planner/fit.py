@@ -1,0 +1,559 @@
+"""Fit of a preset: memory that its service needs, and memory that is left."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.config import presets
+from mlxstack.config.presets import BUILTIN_MODEL
+from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Unsupported
+from mlxstack.core.formatting import size
+from mlxstack.core.model_info import Weights
+from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind, scaled_context
+from mlxstack.host import services
+from mlxstack.host.hardware import MEMORY_VARIABLE, MemoryBudget, for_mlx
+from mlxstack.host.home import Home
+from mlxstack.host.process import held_bytes
+from mlxstack.host.services import ServiceSpec, ServiceState, read_json
+from mlxstack.models import model_files
+from mlxstack.models.model_files import ModelFiles
+from mlxstack.models.rope_config import not_scaled, scaled_config
+from mlxstack.policy.memory import capacity
+from mlxstack.policy.memory.capacity import Budget, MemoryNeed, ServiceLoad, fits, need
+from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, nearest
+from mlxstack.policy.memory.kv_geometry import (
+    Division,
+    Geometry,
+    ModelShape,
+    ShapeReply,
+    divided,
+    quantized,
+)
+from mlxstack.policy.memory.memory_shares import MemoryClaim
+from mlxstack.text.images.checkpoint import VisionFiles, vision_files
+from mlxstack.text.images.families import FAMILIES, expected_files, family_of, why_not_served
+
+# The file itself: with `-m` its package would import mlx-lm, and that transformers.
+PROGRAM = Path(__file__).parent.parent / "engine" / "model" / "model_shape.py"
+LONGEST_S = 120.0
+LIMIT_S = 20.0
+"""CPU seconds to build a model; the largest published ones take two."""
+MAX_BYTES = 8 * 1024**3
+
+
+def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
+    """Return the shape of each parsed config.json, or why it has none."""
+    if not configs:
+        return []
+    env = {**os.environ, **for_mlx(os.environ)}
+    try:
+        # Without close_fds CPython spawns instead of forking a process that maps a model.
+        done = subprocess.run(
+            [sys.executable, "-P", str(PROGRAM), str(LIMIT_S * len(configs)), str(MAX_BYTES)],
+            input=msgspec.json.encode(list(configs)),
+            env=env,
+            capture_output=True,
+            timeout=LONGEST_S,
+            check=True,
+            close_fds=False,
+        )
+        return msgspec.json.decode(done.stdout, type=list[ShapeReply])
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as why:
+        if len(configs) > 1:
+            return [reply for config in configs for reply in shapes_of([config])]
+        lines = (getattr(why, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else str(why)
+        if (code := getattr(why, "returncode", 0)) < 0:
+            reason = f"building it was ended by {signal.Signals(-code).name}"
+        return [ShapeReply(refusal=f"MLX cannot build this model here: {reason}")]
+
+
+class VisionPlan(Struct, frozen=True):
+    """Files of a served tower, with at most `max_pixels` of an image.
+
+    `why_not` tells why a model with a tower serves no images.
+    """
+
+    files: VisionFiles | None = None
+    max_pixels: int = 0
+    why_not: str = ""
+
+    @property
+    def tower(self) -> Weights:
+        """Weights of the tower."""
+        return Weights() if self.files is None else self.files.weights
+
+    def n_tokens(self, width: int, height: int) -> int:
+        """Tokens of an image, or 0. Raises SetupError for broken settings."""
+        if self.files is None:
+            return 0
+        family = FAMILIES[str(self.files.config["model_type"])]
+        processor = family.processor(self.files, self.max_pixels)
+        return len(processor.expand(processor.size(width, height)))
+
+
+def vision_plan(preset: Preset, files: ModelFiles) -> VisionPlan:
+    """Images of a preset, by files or by config.json. Raises SetupError."""
+    if files.weights is None:
+        return _served(preset, expected_files(files.config))
+    found = vision_files(files.source.parent)
+    if found is not None and found.config.get("model_type") in FAMILIES:
+        found = None if family_of(found) is None else found
+    return _served(preset, found)
+
+
+def _served(preset: Preset, files: VisionFiles | None) -> VisionPlan:
+    """Images of a preset whose model has a whole tower."""
+    if files is None or preset.kind is ServiceKind.EMBEDDING:
+        return VisionPlan()
+    if preset.hosts:
+        return VisionPlan(why_not="several machines serve no images")
+    if why_not := why_not_served(files.config, preset.kv.bits):
+        return VisionPlan(why_not=why_not)
+    return VisionPlan(files, preset.vision.max_pixels)
+
+
+SINGLE = 4
+
+
+class Candidate(Struct, frozen=True):
+    """`weights` are measured from their files, else estimated; `reply` is mlx-lm's model.
+
+    `draft` is the draft model, None where there is none or nothing is known of it. A tower of
+    `vision` is part of the weights.
+    """
+
+    preset: Preset
+    files: ModelFiles
+    reply: ShapeReply
+    draft: "Candidate | None" = None
+    vision: VisionPlan = VisionPlan()
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the files of the weights are here."""
+        return self.files.weights is not None
+
+    @property
+    def weights(self) -> Weights:
+        """Weights in memory. Raises Unsupported where they are unknown."""
+        built = self.reply.shape.weights if self.reply.shape is not None else None
+        if weights := self.files.weights or built:
+            return weights.plus(self.vision.tower)
+        if self.files.hub_bytes:
+            return Weights(packed=self.files.hub_bytes)
+        raise Unsupported(self.reply.refusal or "only the files tell the weights' size")
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model as mlx-lm builds it. Raises Unsupported."""
+        if self.reply.shape is None:
+            raise Unsupported(self.reply.refusal, self.reply.param)
+        if self.preset.model.rope is not None and not self.reply.shape.has_scaled_rope:
+            raise Unsupported(not_scaled(self.architecture), "model.rope")
+        return self.reply.shape
+
+    @property
+    def architecture(self) -> str:
+        """Model type of the config."""
+        return str(self.files.config.get("model_type", ""))
+
+    @property
+    def n_trained(self) -> int:
+        """Context length in tokens, scaled by `model.rope`; 0 if unknown."""
+        config: dict[str, Any] = self.files.config
+        text = config.get("text_config") or {}
+        n_trained = int({**config, **text}.get("max_position_embeddings") or 0)
+        return scaled_context(n_trained, self.preset.model)
+
+    def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
+        """The caches where half precision takes `half_bytes`. Raises Unsupported."""
+        shape = self.shape
+        if self.preset.hosts and shape.division is Division.NONE:
+            raise Unsupported(
+                f"mlx-lm cannot divide models of type '{self.architecture}' between machines",
+                "hosts",
+            )
+        geometry = shape.widened if half_bytes == SINGLE else shape.geometry
+        own = divided(geometry, max(1, len(self.preset.hosts)), shape.division)
+        return quantized(own, bits, self.preset.kv.group_size)
+
+    def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
+        """Load of a preset's service; KV gets a share of `total_bytes`.
+
+        Raises Unsupported.
+        """
+        slots, chunk, kv = self.preset.slots, self.preset.prefill.chunk_size, self.preset.kv
+        bits = 16 if kv.quantized_start >= slots.n_ctx else kv.bits
+        geometry, shape = self.geometry(half_bytes, bits), self.shape
+        bytes_beside = capacity.workspace_bytes(shape, chunk, slots.count) * (half_bytes // 2)
+        if half_bytes != SINGLE:
+            bytes_beside += capacity.peak_score_bytes(shape, bits, chunk, slots.n_ctx)
+        weights, draft = self._own_weights(half_bytes), self.draft
+        if draft is not None:
+            weights += draft.weights.n_bytes(half_bytes)
+        return ServiceLoad(
+            geometry=geometry,
+            weights=weights,
+            workspace=bytes_beside,
+            n_slots=slots.count,
+            n_ctx=slots.n_ctx,
+            chunk=chunk,
+            budget=self._budget(total_bytes),
+            draft=Geometry(()) if draft is None else draft.geometry(half_bytes),
+        )
+
+    def _own_weights(self, half_bytes: int) -> int:
+        """Weights in the memory of one machine.
+
+        Of several, each has a share of the layers; embeddings and output stay whole. Of a pipeline
+        it is the machine with the most layers.
+        """
+        n_bytes, n_ranks = self.weights.n_bytes(half_bytes), max(1, len(self.preset.hosts))
+        if n_ranks == 1:
+            return n_bytes
+        ends = min(n_bytes, 2 * self.shape.n_vocab * self.shape.hidden * half_bytes)
+        share = Fraction(1, n_ranks)
+        if self.shape.division is Division.PIPELINE:
+            n_layers = len(self.shape.geometry.layers)
+            share = Fraction(-(-n_layers // n_ranks), n_layers)
+        return ends + ceil((n_bytes - ends) * share)
+
+    def _budget(self, total_bytes: int | None) -> Budget | None:
+        """Budget of a fixed share; None for `auto` and embedding models."""
+        if total_bytes is None or self.preset.kind is ServiceKind.EMBEDDING:
+            return None
+        pct = self.preset.prefix_cache.memory_budget_pct
+        return None if pct == AUTO else Budget(total_bytes, pct)
+
+
+def excerpts() -> Path:
+    """Folder of config excerpts that come with the presets."""
+    return presets.builtin_folder() / "configs"
+
+
+def files_of(model: ModelSpec) -> ModelFiles:
+    """Files of a model, here or on the hub. Raises SetupError."""
+    return model_files.find_model(model, excerpts(), _ask_hub)
+
+
+def _ask_hub(model: ModelSpec) -> ModelFiles:
+    from mlxstack.models import hub  # noqa: PLC0415 - slow, and rarely needed
+
+    source = hub.fetch_config(model.id, model.revision)
+    n_bytes = hub.plan(model.id, model.revision).n_weights
+    return ModelFiles(model_files.read_config_object(source), source, hub_bytes=n_bytes)
+
+
+def of_preset(preset: Preset) -> Candidate:
+    """The candidate of a resolved preset. Raises SetupError."""
+    return of_files(preset, model_files.find_model(preset.model, excerpts()))
+
+
+def alone(config: Path) -> Preset:
+    """A preset for a config.json by its path."""
+    name = config.parent.name if config.name == model_files.CONFIG else config.stem
+    return Preset(model=ModelSpec(id=str(config.parent)), name=name or "model")
+
+
+def of_files(preset: Preset, files: ModelFiles) -> Candidate:
+    """The candidate of a preset whose model's files are known."""
+    return of_many([(preset, files)])[0]
+
+
+def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
+    """Candidates of presets with their models' files, by one child process."""
+    drafts = {at: draft for at, (preset, _) in enumerate(pairs) if (draft := _draft_of(preset))}
+    files = [*(files for _, files in pairs), *(files for _, files in drafts.values())]
+    specs = [*(preset for preset, _ in pairs), *(preset for preset, _ in drafts.values())]
+    replies = shapes_of([_config(*one) for one in zip(specs, files, strict=True)])
+    beside = zip(drafts.items(), replies[len(pairs) :], strict=True)
+    draft_candidates = {at: Candidate(*draft, reply) for (at, draft), reply in beside}
+    each = enumerate(zip(pairs, replies[: len(pairs)], strict=True))
+    return [
+        Candidate(*pair, reply, draft_candidates.get(at), vision_plan(*pair))
+        for at, (pair, reply) in each
+    ]
+
+
+def _config(preset: Preset, files: ModelFiles) -> dict[str, Any]:
+    """Config of the model as it is built; without a scaling that it cannot have."""
+    config: dict[str, Any] = files.config
+    if preset.model.rope is None:
+        return config
+    with suppress(SetupError):
+        return scaled_config(config, preset.model.rope)
+    return config
+
+
+def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
+    """Draft model of a preset; None while nothing is known of it."""
+    if preset.model.draft is None:
+        return None
+    alone = Preset(model=ModelSpec(id=preset.model.draft))
+    try:
+        return alone, model_files.find_model(alone.model, excerpts())
+    except SetupError:
+        return None
+
+
+def shipped(home: Home) -> list[Candidate]:
+    """One candidate per chat model of the presets, without the embedded one.
+
+    A preset derived from a served model comes after the listed one of the same model. Presets that
+    cannot be read, and models of which nothing is known, are passed over.
+    """
+    files = presets.listed(home)
+    models: dict[str, tuple[Preset, ModelFiles]] = {}
+    for name in sorted(files, key=lambda one: (files[one].parent == home.derived_presets, one)):
+        try:
+            preset = presets.load(name, home).preset
+            if preset.kind is ServiceKind.CHAT and preset.model.id not in {*models, BUILTIN_MODEL}:
+                found = model_files.find_model(preset.model, excerpts())
+                models[preset.model.id] = preset, found
+        except (SetupError, BadRequest):
+            continue
+    return [
+        candidate
+        for candidate in of_many(list(models.values()))
+        if candidate.reply.shape is not None
+    ]
+
+
+OPTION = "--set "
+BUDGET_KEY = "prefix_cache.memory_budget_pct"
+
+
+class MemoryUser(Struct, frozen=True):
+    """Running service, and the bytes that it may take."""
+
+    name: str
+    n_bytes: int
+
+
+class MemoryRoom(Struct, frozen=True):
+    """Memory of this computer, and the services that use it already."""
+
+    memory: MemoryBudget
+    others: tuple[MemoryUser, ...]
+
+    @property
+    def free(self) -> int:
+        """Bytes that one more service may take."""
+        return self.memory.usable - sum(one.n_bytes for one in self.others)
+
+
+class MemberService(Struct, frozen=True):
+    """Part of a gateway's spec: a service behind it."""
+
+    service: ServiceSpec
+
+
+class GatewayMemory(Struct, frozen=True):
+    """Part of a gateway's spec: `members` that take turns within `budget` bytes."""
+
+    budget: int
+    members: tuple[MemberService, ...]
+
+
+def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryRoom:
+    """Memory next to all running services but `but` and this process itself."""
+    taken = {one.name: one.least for one in claims_in(home, memory, but)}
+    for name, one in gateways_in(home).items():
+        for member in one.members:
+            taken[name] = taken.get(name, 0) + taken.pop(member.service.name, 0)
+    return MemoryRoom(memory, tuple(MemoryUser(*one) for one in taken.items()))
+
+
+def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
+    """Raise DoesNotFit, with options that fit, for too large a service.
+
+    Each key of an option comes after `option`. Of a model whose caches are unknown only the weights
+    are counted; then the reason is returned.
+    """
+    unknown = None
+    try:
+        load = candidate.load(room.memory.half_bytes, room.memory.total)
+    except BadRequest as why:
+        if (why.param or "").startswith(("kv.", "hosts")):
+            raise SetupError(f"{why.param}: {why.message}") from why
+        unknown = why.message
+        try:
+            weights = candidate.weights.n_bytes(room.memory.half_bytes)
+        except BadRequest:
+            return unknown
+        load = ServiceLoad(Geometry(()), weights)
+    if not fits(load, room.free):
+        raise DoesNotFit(_refusal(candidate, load, room, option))
+    return unknown
+
+
+def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) -> str:
+    """Differences of an option from `load`, each key after `before`."""
+    changes = [
+        (key, new)
+        for key, new, old in (
+            ("slots.count", option.n_slots, load.n_slots),
+            ("slots.n_ctx", option.n_ctx, load.n_ctx),
+            ("kv.bits", option.bits, load.geometry.bits),
+        )
+        if new != old
+    ]
+    settings = [f"{before}{key}={new}" for key, new in changes]
+    if option.budget_pct is not None:
+        settings.append(f"{before}{BUDGET_KEY}={option.budget_pct:g}")
+    return " ".join(settings)
+
+
+def as_sets(given: SlotSizes) -> tuple[str, ...]:
+    """The sizes that are given, as `--set` takes them."""
+    sizes = {"slots.count": given.n_slots, "slots.n_ctx": given.n_ctx, "kv.bits": given.bits}
+    return tuple(f"{key}={value}" for key, value in sizes.items() if value is not None)
+
+
+def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str]]:
+    """Parts of the load: name, bytes, explanation."""
+    parts: MemoryNeed = need(load)
+    n_slots, n_ctx, geometry = load.n_slots, load.n_ctx, load.geometry
+    return [
+        ("weights", parts.weights, "measured" if is_measured else "estimated"),
+        ("KV full", parts.kv_full, f"{n_slots} x {n_ctx} tokens x {geometry.growth} bytes"),
+        ("KV windows", parts.kv_state, "sliding windows and other states of fixed size"),
+        ("workspace", parts.workspace, f"activations of {load.chunk} tokens, logits"),
+        ("margin", parts.margin, "tokenizer, kernels, the process"),
+    ]
+
+
+def _refusal(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
+    memory = room.memory
+    lines = _breakdown(load, candidate.is_measured)
+    lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
+    total = sum(n_bytes for _, n_bytes, _ in lines)
+    rows = [f"  {name:<11} {size(n_bytes):>9}  {word}" for name, n_bytes, word in lines if n_bytes]
+    why = (
+        f"{size(total)} are needed, {memory.owner} has {size(memory.usable)} for models "
+        f"(of {size(memory.total)})"
+    )
+    if total <= memory.usable:
+        why = over_budget(load)
+    return "\n".join(
+        [
+            f"`{candidate.preset.name}` does not fit: {why}",
+            *rows,
+            _way_out(candidate, load, room, option),
+        ]
+    )
+
+
+def over_budget(load: ServiceLoad) -> str:
+    """Sentence on live KV over the engine's budget; "" where it fits."""
+    budget, kv = load.budget, need(load).kv
+    if budget is None or kv <= budget.n_bytes:
+        return ""
+    return (
+        f"{load.n_slots} slots x {load.n_ctx} tokens are {size(kv)} of KV, and "
+        f"{BUDGET_KEY} {budget.pct:g} gives KV {size(budget.n_bytes)} "
+        f"({budget.pct:g} % of {size(budget.total)})"
+    )
+
+
+def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
+    """Settings and stops with which the service fits, each one computed."""
+    ways = [
+        way
+        for one in nearest(load, room.free)
+        if _fits_with(candidate, one, room) and (way := settings(one, load, option))
+    ]
+    ways += [f"mlx-stack down {' '.join(names)}" for names in _stops(load, room)]
+    if ways:
+        return "what would help: " + ", or ".join(ways)
+    return (
+        "no setting makes it fit; take a smaller model, or set "
+        f"{MEMORY_VARIABLE} to the memory that there is, such as 48GB"
+    )
+
+
+def _fits_with(candidate: Candidate, option: CapacityOption, room: MemoryRoom) -> bool:
+    """Whether the service fits with these settings and their buffers."""
+    preset, pct = candidate.preset, option.budget_pct
+    cache = preset.prefix_cache
+    changed = replace(
+        preset,
+        slots=replace(preset.slots, count=option.n_slots, n_ctx=option.n_ctx),
+        kv=replace(preset.kv, bits=option.bits),
+        prefix_cache=cache if pct is None else replace(cache, memory_budget_pct=pct),
+    )
+    memory = room.memory
+    try:
+        load = replace(candidate, preset=changed).load(memory.half_bytes, memory.total)
+    except BadRequest:
+        return False
+    return fits(load, room.free)
+
+
+def _stops(load: ServiceLoad, room: MemoryRoom) -> list[tuple[str, ...]]:
+    """Services to stop so that the load fits: one, else all."""
+    single: list[tuple[str, ...]] = [
+        (one.name,) for one in room.others if fits(load, room.free + one.n_bytes)
+    ]
+    if single or len(room.others) < 2 or not fits(load, room.memory.usable):
+        return single
+    return [tuple(one.name for one in room.others)]
+
+
+def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:
+    """Claim of a preset's service. Raises SetupError, BadRequest."""
+    load = of_preset(preset).load(memory.half_bytes, memory.total)
+    parts, share = need(load), load.budget
+    if preset.kind is ServiceKind.EMBEDDING:
+        return MemoryClaim(name, parts.total, share=0)
+    fixed_share = None if share is None else share.n_bytes
+    return MemoryClaim(name, parts.total - parts.kv, parts.kv, fixed_share)
+
+
+def gateways_in(home: Home) -> dict[str, GatewayMemory]:
+    """Memory of each running gateway, by its name."""
+    names = [one.plan.name for one in services.running(home) if services.is_gateway(one.plan)]
+    found = {name: read_json(home.gateway_file(name), GatewayMemory) for name in names}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def claims_in(home: Home, memory: MemoryBudget, but: str | None) -> tuple[MemoryClaim, ...]:
+    """Claims of all running services but `but` and this process itself.
+
+    Members of a gateway take turns: its own claim is negative where theirs exceed its budget.
+    """
+    running = [state for state in services.running(home) if state.plan.name != but]
+    others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
+    claims = {one.plan.name: _claim(home, one, memory) for one in others}
+    for name, one in gateways_in(home).items():
+        members = [claims[m.service.name] for m in one.members if m.service.name in claims]
+        excess = max(0, sum(member.least for member in members) - one.budget)
+        if name in claims:
+            claims[name] = MemoryClaim(name, -excess, share=0)
+    return tuple(claims.values())
+
+
+def _claim(home: Home, state: ServiceState, memory: MemoryBudget) -> MemoryClaim:
+    """Claim of a running service; its footprint where its model is unknown."""
+    name = state.plan.name
+    if services.is_gateway(state.plan):
+        # Its plan leaves nothing for its own process, which the system's reserve covers.
+        return MemoryClaim(name, 0, share=0)
+    preset = read_json(home.preset_file(name), Preset)
+    if preset is not None:
+        with suppress(SetupError, BadRequest):
+            return claim_of(preset, memory, name)
+    process = state.worker or state.supervisor
+    return MemoryClaim(name, held_bytes(process.pid), share=0)
