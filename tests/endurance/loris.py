@@ -59,8 +59,13 @@ def loris(folder: Path, slowness: Slowness) -> LorisOutcome:
 
 def _settled(here: Running) -> None:
     wait_until(lambda: here.service.gate.n_inside == 0, "a request is still under way")
-    slots = httpx.get(f"{here.url}/slots", params={"model": _name(here)}, timeout=PATIENCE_S)
-    assert not any(slot["is_processing"] for slot in slots.json())
+    name = {"model": _name(here)}
+
+    def is_idle() -> bool:
+        slots = httpx.get(f"{here.url}/slots", params=name, timeout=PATIENCE_S).json()
+        return not any(slot["is_processing"] for slot in slots)
+
+    wait_until(is_idle, "a slot is still in use")
 
 
 def _name(here: Running) -> str:
