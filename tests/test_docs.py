@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SOURCE = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)*/[a-z_0-9]+\.py)`")
 INLINE = re.compile(r"`mlx-stack ([a-z][^`]*)`")
 
 
@@ -90,6 +91,13 @@ def test_l2_the_table_of_capacity_is_what_plan_prints() -> None:
     assert [line.split() for line in shown.splitlines()] == [
         line.split() for line in said.splitlines()
     ]
+
+
+def test_every_source_file_that_a_page_names_exists() -> None:
+    named = {(page.name, file) for page in PAGES for file in SOURCE.findall(page.read_text())}
+    assert named
+    folders = (ROOT, ROOT / "mlxstack", ROOT / "tests")
+    assert [one for one in named if not any((f / one[1]).exists() for f in folders)] == []
 
 
 def test_every_test_that_a_page_names_exists() -> None:
