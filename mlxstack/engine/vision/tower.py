@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from math import ceil
 from typing import Any
 
 import mlx.core as mx
@@ -13,10 +14,8 @@ from mlxstack.core.image import ImageSize
 
 FUSED_HEADS = (64, 80, 128)
 """Sizes of a head for which MLX's attention keeps no scores in memory."""
-MAX_QUERIES = 4096
-"""Patches whose blocks are computed whole; those of more are cut into slices of rows."""
-SLICE = 1024
-
+SLICE = 512
+"""Most rows of a block that are computed in one step."""
 
 Rotation = tuple[mx.array, mx.array]
 """Cosines and sines (n, dim)."""
@@ -95,8 +94,8 @@ class VisionTower(nn.Module):  # type: ignore[misc]
 class Encoding:
     """One image on its way through a tower.
 
-    A step is a block, or `SLICE` rows of one for more than `MAX_QUERIES` patches. How an image is
-    cut follows its size alone, so that its features do not depend on what runs beside it.
+    A step is a block, or a slice of the rows of one with more than `SLICE`. How an image is cut
+    follows its size alone, so that its features do not depend on what runs beside it.
     """
 
     features: Features | None = None
@@ -123,16 +122,15 @@ class Encoding:
         """Arrays to evaluate and to keep after each step."""
         hidden, beside = self._tower.enter(pixels, self._size)
         n = hidden.shape[0]
-        step = n if n <= MAX_QUERIES else SLICE
+        # Slices of one size take one time, by which the next step is sized.
+        size = ceil(n / ceil(n / SLICE))
         taps: list[mx.array] = []
         for index, block in enumerate(self._tower.sequence):
             qkv = block.inputs(hidden, beside)
-            if step < n:
-                yield hidden, *qkv, *taps
             attend = _attention(*qkv, self._tower.is_scaled)
             rows: list[mx.array] = []
-            for i in range(0, n, step):
-                rows.append(block.output(hidden[i : i + step], attend(i, i + step)))
+            for i in range(0, n, size):
+                rows.append(block.output(hidden[i : i + size], attend(i, i + size)))
                 yield hidden, *qkv, *rows, *taps
             hidden = mx.concatenate(rows)
             if (tapped := self._tower.tap(index, hidden)) is not None:

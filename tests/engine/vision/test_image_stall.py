@@ -108,7 +108,6 @@ def test_three_agents_decode_on_while_an_image_joins(
 def test_a_block_longer_than_the_bound_is_cut(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tower, "MAX_QUERIES", 4)
     monkeypatch.setattr(tower, "SLICE", 1)
     clock = joined(folder, tmp_path, monkeypatch, 4 * BOUND_S)
     assert clock.longest_s <= BOUND_S

@@ -81,7 +81,6 @@ def test_features(folder: Path, n_blocks: int) -> None:
 
 
 def test_features_of_a_large_image_by_slices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tower, "MAX_QUERIES", 100)
     monkeypatch.setattr(tower, "SLICE", 32)
     assert is_fixture(encoded(folder))
 
