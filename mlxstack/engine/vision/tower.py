@@ -122,7 +122,7 @@ class Encoding:
         """Arrays to evaluate and to keep after each step."""
         hidden, beside = self._tower.enter(pixels, self._size)
         n = hidden.shape[0]
-        # Slices of one size take one time, by which the next step is sized.
+        # Equal slices take equal time, which sizes the next step.
         size = ceil(n / ceil(n / SLICE))
         taps: list[mx.array] = []
         for index, block in enumerate(self._tower.sequence):

@@ -115,7 +115,7 @@ DRAFT_SHARE = 0.05
 
 
 TOGETHER_S = 2.0
-"""Prefill seconds up to which a newcomer's prompt is waited for by others."""
+"""Longest prefill, in seconds, of a prompt for which other newcomers wait."""
 
 
 class PrefillPolicy(Struct, frozen=True):

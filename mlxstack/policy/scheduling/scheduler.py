@@ -267,22 +267,21 @@ def next_prefill_chunks(
 ) -> tuple[SchedulerState, tuple[PrefillChunk, ...]]:
     """Prefill chunks of this step, none without a prompt to compute.
 
-    There are several for `newcomers`: their last chunks, kept back until each has only that left.
+    There are several for `newcomers`: their last chunks, once each has only that left.
     """
     slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
+    if not slots:
+        return state, ()
     n_decoding = sum(s.state is SlotState.RUNNING for s in state.slots)
-    together = newcomers(slots, speed, pace) if slots and not n_decoding else []
+    together = [] if n_decoding else newcomers(slots, speed, pace)
     n_last = {s.id: last_chunk_size(s, len(together), speed, pace) for s in together}
-    others = [s for s in slots if s.n_left > n_last.get(s.id, -1)]
     if together and all(s.n_left <= n_last[s.id] for s in together):
         chunks = tuple(PrefillChunk(s.id, s.n_left) for s in together)
-    elif others:
-        slot = next_to_prefill(others, pace)
+    else:
+        slot = next_to_prefill([s for s in slots if s.n_left > n_last.get(s.id, -1)], pace)
         n_kept = n_last.get(slot.id, 0) // 2
         n_tokens = min(chunk_size(slot, n_decoding, speed, pace), slot.n_left - n_kept)
         chunks = (PrefillChunk(slot.id, n_tokens),)
-    else:
-        chunks = ()
     for chunk in chunks:
         state = skip(state, chunk.slot)
     return state, chunks
