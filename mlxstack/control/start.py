@@ -346,7 +346,7 @@ def _abandon(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> None:
 
 
 def _why_ended(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> str:
-    """Why a start goes on no more; "" while it does."""
+    """Reason for the end of a start; "" while it goes on."""
     code, state = process.poll(), state_of(plan, process)
     if state is not None and state.n_crashes:
         return _why_crashed(plan, state)

@@ -65,7 +65,7 @@ def probe(url: str, timeout_s: float) -> HealthProbe:
 
 
 class LivenessMonitor:
-    """The looks at one worker, one every `look_s` seconds.
+    """Health polls of one worker, one every `look_s` seconds.
 
     Probes are counted instead of seconds: a computer that sleeps is not stuck.
     """
