@@ -205,20 +205,21 @@ class EngineLoop:
             # A first token that needed no pass waits for none.
             self.flush(deliver)
         speed, pace = self.stats.speed, self._limits.pace
-        self._state, chunks = scheduler.next_prefill_chunks(self._state, speed, pace)
+        self._state, chunk = scheduler.next_prefill_chunk(self._state, speed, pace)
         self._state, early = scheduler.next_early_chunk(self._state, speed, pace)
         if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()
-        is_prefilling = bool(chunks) or early is not None
-        self._decode(partial(self.batch.step, is_prefilling=is_prefilling), deliver)
+        is_prefilling = chunk is not None or early is not None
+        decode = partial(self.batch.step, is_prefilling=is_prefilling)
+        self._decode(self.batch.sync if chunk and chunk.is_awaited else decode, deliver)
         if is_prefilling:
             # Before the chunk, so that it does not delay these tokens.
             self.flush(deliver)
-        for chunk in chunks:
+        if chunk is not None:
             self._prefill(chunk.slot, chunk.n_tokens)
-        if early is not None:
+        elif early is not None:
             self._compute_early(early)
-        elif not chunks:
+        else:
             self._prefill_draft(deliver)
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
@@ -512,6 +513,7 @@ class EngineLoop:
         now = time.monotonic()
         reason = live.choose(sampled.token, now, self.n_ctx)
         self.stats.count(n_generated_tokens=1)
+        self._state = scheduler_state.begin_answer(self._state, slot)
         if reason is not FinishReason.EOS:
             self._emit(sampled)
         return None if reason is None else live.finish(reason, now)

@@ -1,4 +1,4 @@
-"""Requests that arrive together share a step for their last prefill chunks."""
+"""Requests that arrive together begin to decode together where a decode step is slow."""
 
 from pathlib import Path
 

@@ -208,17 +208,23 @@ LIMITS = (
     ),
     Mutant(
         "newcomers begin to decode together", "policy/scheduling/chunked_prefill.py",
-        "return short if len(short) > 1 else []", "return []",
+        "if not (is_slow and computed) or", "if True or",
         "tests/engine/test_newcomers.py::test_newcomers_begin_to_decode_in_one_step",
     ),
     Mutant(
         "a long prompt keeps no newcomer waiting", "policy/scheduling/chunked_prefill.py",
-        "and prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S", "",
+        "        and prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S\n", "",
         "tests/policy/test_newcomers.py::test_a_long_prompt_is_not_waited_for",
     ),
     Mutant(
+        "a request that decodes waits for no newcomer", "policy/scheduling/chunked_prefill.py",
+        " or any(slot.has_token for slot in computed):", ":",
+        "tests/policy/test_newcomers.py::"
+        "test_newcomers_beside_a_decoding_request_go_one_by_one",
+    ),
+    Mutant(
         "newcomers wait where a step is slow", "policy/scheduling/chunked_prefill.py",
-        "    if 4 * speed.decode_s <= HEADROOM * pace.max_stall_s:\n        return []\n", "",
+        "is_slow = 4 * speed.decode_s > HEADROOM * pace.max_stall_s", "is_slow = True",
         "tests/policy/test_newcomers.py::"
         "test_newcomers_begin_to_decode_together_where_a_step_is_slow",
     ),

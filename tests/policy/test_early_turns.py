@@ -20,7 +20,7 @@ from mlxstack.policy.scheduling.scheduler import (
     EarlyChunk,
     SchedulerLimits,
     next_early_chunk,
-    next_prefill_chunks,
+    next_prefill_chunk,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
     EarlyTurn,
@@ -78,7 +78,8 @@ def test_a_newcomer_is_never_behind_more_than_one_chunk() -> None:
     assert desk.early, "in another slot"
     while desk.slot(1).state is SlotState.PREFILLING:
         assert next_early_chunk(desk, SPEED, PACE)[1] is None
-        desk, [chunk] = next_prefill_chunks(desk, SPEED, PACE)
+        desk, chunk = next_prefill_chunk(desk, SPEED, PACE)
+        assert chunk is not None
         desk = advance(desk, 1, desk.slot(1).position + chunk.n_tokens)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,15 +11,19 @@ from hypothesis import strategies as st
 from mlxstack.core.request import Priority
 from mlxstack.policy.scheduling import scheduler
 from mlxstack.policy.scheduling.chunked_prefill import (
-    FINEST,
     HEADROOM,
     TOGETHER_S,
     PrefillPolicy,
     ThroughputModel,
     prefill_s,
 )
-from mlxstack.policy.scheduling.scheduler import SchedulerLimits, next_prefill_chunks
-from mlxstack.policy.scheduling.scheduler_state import SchedulerState, SlotState, advance
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits, next_prefill_chunk
+from mlxstack.policy.scheduling.scheduler_state import (
+    SchedulerState,
+    SlotState,
+    advance,
+    begin_answer,
+)
 from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
 from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
 from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
@@ -42,17 +47,19 @@ def joined(n_prompts: list[int], priorities: dict[int, Priority] | None = None) 
 
 
 def order(desk: SchedulerState, speed: ThroughputModel) -> list[set[int]]:
-    """Slots that begin to decode in the same step, in order."""
+    """Slots that get their first tokens in the same step, in order."""
     begun: list[set[int]] = []
-    while any(s.state is SlotState.PREFILLING for s in desk.slots):
-        before = {s.id for s in desk.slots if s.state is SlotState.PREFILLING}
-        desk, chunks = next_prefill_chunks(desk, speed, PACE)
-        assert chunks
-        for chunk in chunks:
-            assert chunk.n_tokens >= 1
-            desk = advance(desk, chunk.slot, desk.slot(chunk.slot).position + chunk.n_tokens)
-        begun.append(before - {s.id for s in desk.slots if s.state is SlotState.PREFILLING})
-    return [slots for slots in begun if slots]
+    while True:
+        desk, chunk = next_prefill_chunk(desk, speed, PACE)
+        if not (chunk and chunk.is_awaited):
+            running = [s for s in desk.slots if s.state is SlotState.RUNNING]
+            begun.append({s.id for s in running if not s.has_token})
+            for slot in running:
+                desk = begin_answer(desk, slot.id)
+        if chunk is None:
+            return [slots for slots in begun if slots]
+        assert chunk.n_tokens >= 1
+        desk = advance(desk, chunk.slot, desk.slot(chunk.slot).position + chunk.n_tokens)
 
 
 def test_newcomers_begin_to_decode_together_where_a_step_is_slow() -> None:
@@ -69,37 +76,49 @@ def test_an_urgent_request_waits_for_no_other() -> None:
     assert order(joined([201, 201, 201], {1: Priority.HIGH}), SLOW)[0] == {1}
 
 
+def test_an_urgent_prompt_is_waited_for() -> None:
+    desk = advance(joined([201, 201], {1: Priority.HIGH}), 0, 200)
+    assert order(desk, SLOW) == [{0, 1}]
+
+
 def test_newcomers_beside_a_decoding_request_go_one_by_one() -> None:
-    desk = joined([2, 201, 201])
-    desk = advance(desk, 0, 1)
+    desk = begin_answer(advance(joined([2, 201, 201]), 0, 1), 0)
     assert order(desk, SLOW) == [{1}, {2}]
+
+
+def test_a_request_that_comes_during_the_prefill_of_another_begins_with_it() -> None:
+    desk = advance(joined([201]), 0, 200)
+    first = desk.slot(0)
+    late = joined([201, 201])
+    desk = msgspec.structs.replace(late, slots=(first, late.slot(1)))
+    assert order(desk, SLOW) == [{0, 1}]
+    assert order(begin_answer(desk, 0), SLOW) == [{1}]
 
 
 @given(
     st.lists(st.integers(2, 3000), min_size=1, max_size=8),
+    st.sets(st.integers(0, 7)),
     st.floats(20.0, 5000.0),
     st.floats(0.0, 0.5),
     st.floats(0.0, 1e-3),
 )
-def test_every_prompt_ends_and_last_chunks_keep_to_the_patience(
-    n_prompts: list[int], tps: float, decode_s: float, slowdown: float
+def test_who_has_a_token_waits_for_nobody_and_every_prompt_ends(
+    n_prompts: list[int], begun: set[int], tps: float, decode_s: float, slowdown: float
 ) -> None:
     speed, desk = ThroughputModel(tps, decode_s, slowdown), joined(n_prompts)
     for _ in range(sum(n_prompts)):
-        desk, chunks = next_prefill_chunks(desk, speed, PACE)
-        if not chunks:
+        before = desk
+        desk, chunk = next_prefill_chunk(desk, speed, PACE)
+        if chunk is None:
             break
-        if len(chunks) > 1:
+        slot = before.slot(chunk.slot)
+        if chunk.is_awaited:
             assert 4 * decode_s > HEADROOM * PACE.max_stall_s
-            assert not any(s.state is SlotState.RUNNING for s in desk.slots)
-            long = [chunk for chunk in chunks if chunk.n_tokens > FINEST]
-            places = {chunk.slot: desk.slot(chunk.slot).position for chunk in long}
-            seconds = sum(prefill_s(speed, places[c.slot], c.n_tokens) for c in long)
-            assert seconds <= PACE.patience_s + 1e-9
-        for chunk in chunks:
-            slot = desk.slot(chunk.slot)
-            assert len(chunks) == 1 or prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S
-            desk = advance(desk, chunk.slot, slot.position + chunk.n_tokens)
+            assert prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S
+            assert not any(s.has_token for s in before.slots)
+        desk = advance(desk, chunk.slot, slot.position + chunk.n_tokens)
+        if chunk.slot in begun and desk.slot(chunk.slot).state is SlotState.RUNNING:
+            desk = begin_answer(desk, chunk.slot)
     assert all(s.state is SlotState.RUNNING for s in desk.slots)
 
 
@@ -122,7 +141,7 @@ def test_first_tokens_come_sooner(
 
     monkeypatch.setattr("mlxstack.policy.simulation.simulate.report_of", noted)
     simulate(agents, machine, SchedulerLimits())
-    monkeypatch.setattr(scheduler, "newcomers", lambda *_: [])
+    monkeypatch.setattr(scheduler, "awaited", lambda *_: [])
     simulate(agents, machine, SchedulerLimits())
     together, alone = waits
     assert len(together) == len(alone) == n_agents

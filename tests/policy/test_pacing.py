@@ -14,7 +14,7 @@ from mlxstack.policy.scheduling.chunked_prefill import (
     prefill_s,
     tokens_within_scores,
 )
-from mlxstack.policy.scheduling.scheduler import SchedulerLimits, next_prefill_chunks
+from mlxstack.policy.scheduling.scheduler import SchedulerLimits, next_prefill_chunk
 from mlxstack.policy.scheduling.scheduler_state import (
     SchedulerState,
     Slot,
@@ -162,7 +162,8 @@ def flood(n_long: int, n_short: int, n_turns: int) -> tuple[list[int], int]:
             desk = enqueue(desk, ticket(f"short-{now}", now, n_prompt=n_short, pin=1))
             since = now
         desk, _ = turn(desk, now)
-        desk, [step] = next_prefill_chunks(desk, ThroughputModel(TPS), SchedulerLimits().pace)
+        desk, step = next_prefill_chunk(desk, ThroughputModel(TPS), SchedulerLimits().pace)
+        assert step is not None
         desk = advance(desk, step.slot, desk.slot(step.slot).position + step.n_tokens)
         for one in desk.slots:
             if one.state is SlotState.RUNNING and one.id == 1:

@@ -11,7 +11,7 @@ from mlxstack.policy.scheduling.scheduler import (
     SchedulerLimits,
     SharedPrefillFn,
     is_full,
-    next_prefill_chunks,
+    next_prefill_chunk,
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
@@ -250,14 +250,14 @@ def test_b6_the_seat_of_a_pinned_ask_is_not_lost_to_urgent_ones() -> None:
 
 def test_e14_nobody_to_prefill_means_no_bite() -> None:
     desk = desk_of(2)
-    assert next_prefill_chunks(desk, ThroughputModel(), SchedulerLimits().pace) == (desk, ())
+    assert next_prefill_chunk(desk, ThroughputModel(), SchedulerLimits().pace) == (desk, None)
 
 
 def test_z7_a_short_prompt_passes_a_long_one_that_began() -> None:
     desk = desk_of(2, ticket("long", 0, n_prompt=4001), ticket("short", 1, n_prompt=51))
     desk, _ = turn(desk)
     desk = advance(desk, 0, 2944)
-    desk, [bite] = next_prefill_chunks(
+    desk, bite = next_prefill_chunk(
         desk, ThroughputModel(prefill_tps=1000.0), SchedulerLimits().pace
     )
     assert bite == PrefillChunk(slot=1, n_tokens=50)
@@ -269,9 +269,10 @@ def test_e6_a_more_urgent_prompt_is_computed_first_even_if_it_is_longer() -> Non
     desk, _ = turn(desk_of(2, short, urgent))
     order = []
     for _ in range(4):
-        desk, [bite] = next_prefill_chunks(
+        desk, bite = next_prefill_chunk(
             desk, ThroughputModel(prefill_tps=100.0), SchedulerLimits().pace
         )
+        assert bite is not None
         order.append(bite.slot)
     # The one that came first still gets every fourth bite.
     at = next(seat.id for seat in desk.slots if seat.queued == urgent)
@@ -342,4 +343,4 @@ def test_a_seat_that_loads_holds_its_row_and_gets_no_bites() -> None:
     desk, _ = turn(desk_of(2, ticket("a"), ticket("b", 1)), limits=SchedulerLimits(max_active=1))
     desk = start_loading(desk, 0)
     assert desk.n_active == 1
-    assert next_prefill_chunks(desk, ThroughputModel(), SchedulerLimits().pace) == (desk, ())
+    assert next_prefill_chunk(desk, ThroughputModel(), SchedulerLimits().pace) == (desk, None)

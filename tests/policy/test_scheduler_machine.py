@@ -32,7 +32,7 @@ from mlxstack.policy.scheduling.scheduler import (
     effective_priority,
     is_full,
     next_early_chunk,
-    next_prefill_chunks,
+    next_prefill_chunk,
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
@@ -319,18 +319,14 @@ class Histories(RuleBasedStateMachine):
 
     def bite(self) -> None:
         passed = {s.id: s.n_passed for s in self.desk.slots if s.state is SlotState.PREFILLING}
-        is_decoding = any(s.state is SlotState.RUNNING for s in self.desk.slots)
-        self.desk, bites = next_prefill_chunks(self.desk, self.speed, self.limits.pace)
-        assert bool(bites) == bool(passed)
-        for bite in bites:
-            seat = self.desk.slot(bite.slot)
-            assert 1 <= bite.n_tokens <= max(FINEST, seat.n_left)
-            if len(bites) > 1:
-                assert not is_decoding
-                assert bite.n_tokens == seat.n_left
-            seconds = bite.n_tokens / TPS
-            self.speed = observe_prefill(self.speed, seat.position, bite.n_tokens, seconds)
-            self.desk = desks.advance(self.desk, bite.slot, seat.position + bite.n_tokens)
+        self.desk, bite = next_prefill_chunk(self.desk, self.speed, self.limits.pace)
+        assert (bite is None) == (not passed)
+        if bite is None:
+            return
+        seat = self.desk.slot(bite.slot)
+        assert 1 <= bite.n_tokens <= max(FINEST, seat.n_left)
+        self.speed = observe_prefill(self.speed, seat.position, bite.n_tokens, bite.n_tokens / TPS)
+        self.desk = desks.advance(self.desk, bite.slot, seat.position + bite.n_tokens)
 
     def early_bite(self) -> None:
         """At most one chunk a step, behind all other work and inside the stall bound."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Seconds
 from mlxstack.core.request import Priority
-from mlxstack.policy.scheduling.scheduler_state import Slot
+from mlxstack.policy.scheduling.scheduler_state import Slot, SlotState
 
 FEWEST = 16
 """Shorter chunks, in tokens, measure overhead rather than throughput."""
@@ -115,7 +115,7 @@ DRAFT_SHARE = 0.05
 
 
 TOGETHER_S = 2.0
-"""Longest prefill, in seconds, of a prompt for which other newcomers wait."""
+"""Longest prefill, in seconds, of a prompt for which computed requests wait."""
 
 
 class PrefillPolicy(Struct, frozen=True):
@@ -150,27 +150,25 @@ def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
     return min(slots, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
 
 
-def newcomers(slots: Sequence[Slot], speed: ThroughputModel, pace: PrefillPolicy) -> list[Slot]:
-    """Prefilling slots whose requests begin to decode together.
+def awaited(slots: Sequence[Slot], speed: ThroughputModel, pace: PrefillPolicy) -> list[Slot]:
+    """Prefilling slots for which computed requests wait before they begin to decode.
 
-    None decodes yet. Once one does, a step within the bound has a decode step and the fixed cost of
-    a second pass, about as much, beside the tokens of its chunk. Where both take half of the step,
-    prompts take twice as long: first tokens come sooner on average if the first one waits.
+    None of these has a token yet. Once one has, a step within the bound has a decode step and the
+    fixed cost of a second pass, about as much, beside the tokens of its chunk. Where both take half
+    of the step, prompts take twice as long: first tokens come sooner on average if they all wait.
     """
-    if 4 * speed.decode_s <= HEADROOM * pace.max_stall_s:
+    computed = [slot for slot in slots if slot.state is SlotState.RUNNING]
+    is_slow = 4 * speed.decode_s > HEADROOM * pace.max_stall_s
+    if not (is_slow and computed) or any(slot.has_token for slot in computed):
         return []
-    first = min(map(_priority, slots))
-    short = [
+    first = min(map(_priority, computed))
+    return [
         slot
         for slot in slots
-        if _priority(slot) == first and prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S
+        if slot.state is SlotState.PREFILLING
+        and _priority(slot) <= first
+        and prefill_s(speed, slot.position, slot.n_left) <= TOGETHER_S
     ]
-    return short if len(short) > 1 else []
-
-
-def last_chunk_size(slot: Slot, n_slots: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
-    """Largest last chunk of `slot`, one of `n_slots` newcomers."""
-    return max(FINEST, _budget(slot, 0, speed, pace) // n_slots)
 
 
 def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:

@@ -16,9 +16,8 @@ from mlxstack.policy.memory.capacity import MAX_SCORE_BYTES
 from mlxstack.policy.scheduling.chunked_prefill import (
     PrefillPolicy,
     ThroughputModel,
+    awaited,
     chunk_size,
-    last_chunk_size,
-    newcomers,
     next_to_prefill,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
@@ -198,10 +197,14 @@ class RunSlotAction(Struct, frozen=True):
 
 
 class PrefillChunk(Struct, frozen=True):
-    """Compute the next `n_tokens` of the prompt in `slot`."""
+    """Compute the next `n_tokens` of the prompt in `slot`.
+
+    `is_awaited`: computed requests wait for it, and nothing is decoded in this step.
+    """
 
     slot: int
     n_tokens: int
+    is_awaited: bool = False
 
 
 class EarlyChunk(Struct, frozen=True):
@@ -230,7 +233,7 @@ def schedule(
     promise: SharedPrefillFn = no_shared_prefill,
     saved: SavedBytesFn = no_saved_bytes,
 ) -> tuple[SchedulerState, list[Action]]:
-    """Expire and admit requests, and start slot actions; see `next_prefill_chunks` for prefill.
+    """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
 
     Work conserving: while the batch has a free row and an idle slot without an older action, a
     request waits only for its pinned slot, its agent, a shared prefix being computed, or memory.
@@ -262,29 +265,18 @@ def schedule(
     return state, actions
 
 
-def next_prefill_chunks(
+def next_prefill_chunk(
     state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
-) -> tuple[SchedulerState, tuple[PrefillChunk, ...]]:
-    """Prefill chunks of this step, none without a prompt to compute.
-
-    There are several for `newcomers`: their last chunks, once each has only that left.
-    """
+) -> tuple[SchedulerState, PrefillChunk | None]:
+    """Prefill chunk of this step, None without a prompt to compute."""
     slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
     if not slots:
-        return state, ()
-    n_decoding = sum(s.state is SlotState.RUNNING for s in state.slots)
-    together = [] if n_decoding else newcomers(slots, speed, pace)
-    n_last = {s.id: last_chunk_size(s, len(together), speed, pace) for s in together}
-    if together and all(s.n_left <= n_last[s.id] for s in together):
-        chunks = tuple(PrefillChunk(s.id, s.n_left) for s in together)
-    else:
-        slot = next_to_prefill([s for s in slots if s.n_left > n_last.get(s.id, -1)], pace)
-        n_kept = n_last.get(slot.id, 0) // 2
-        n_tokens = min(chunk_size(slot, n_decoding, speed, pace), slot.n_left - n_kept)
-        chunks = (PrefillChunk(slot.id, n_tokens),)
-    for chunk in chunks:
-        state = skip(state, chunk.slot)
-    return state, chunks
+        return state, None
+    first = awaited(state.slots, speed, pace)
+    n_decoding = 0 if first else sum(s.state is SlotState.RUNNING for s in state.slots)
+    slot = next_to_prefill(first or slots, pace)
+    n_tokens = chunk_size(slot, n_decoding, speed, pace)
+    return skip(state, slot.id), PrefillChunk(slot.id, n_tokens, is_awaited=bool(first))
 
 
 def may_compute_early(state: SchedulerState) -> bool:

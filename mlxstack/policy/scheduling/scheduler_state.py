@@ -55,7 +55,8 @@ class Slot(Struct, frozen=True):
     An idle slot remembers `n_prompt`: the length of the last prompt in tokens, 0 if unknown,
     and `name`: the agent or conversation whose context it holds, None if unknown. `n_early`
     tokens of it are of an early turn.
-    `n_passed` counts chunks of other slots since its assignment or its own last chunk.
+    `n_passed` counts chunks of other slots since its assignment or its own last chunk;
+    `has_token` says whether the request has sampled a token.
     """
 
     id: int
@@ -68,6 +69,7 @@ class Slot(Struct, frozen=True):
     last_used: float = 0.0
     name: str | None = None
     n_early: int = 0
+    has_token: bool = False
 
     @property
     def n_left(self) -> int:
@@ -228,6 +230,14 @@ def advance(state: SchedulerState, slot: int, position: int) -> SchedulerState:
     if moved.n_left == 0:
         moved = msgspec.structs.replace(moved, state=SlotState.RUNNING)
     return _with_slot(state, moved)
+
+
+def begin_answer(state: SchedulerState, slot: int) -> SchedulerState:
+    """Note that the request in `slot` has sampled a token."""
+    slot_state = state.slot(slot)
+    if slot_state.has_token:
+        return state
+    return _with_slot(state, msgspec.structs.replace(slot_state, has_token=True))
 
 
 def skip(state: SchedulerState, slot: int) -> SchedulerState:

@@ -21,7 +21,7 @@ from mlxstack.policy.scheduling.scheduler import (
     PrefillChunk,
     SchedulerLimits,
     is_full,
-    next_prefill_chunks,
+    next_prefill_chunk,
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import QueuedRequest, SlotState
@@ -122,10 +122,10 @@ class _Simulation:
         if not self._is_settled:
             self._slot()
         began = self._now
-        self._state, chunks = next_prefill_chunks(self._state, self._speed, self._limits.pace)
-        if self._rows:
-            self._decode(1 if chunks else self._n_uneventful())
-        for chunk in chunks:
+        self._state, chunk = next_prefill_chunk(self._state, self._speed, self._limits.pace)
+        if self._rows and not (chunk and chunk.is_awaited):
+            self._decode(1 if chunk else self._n_uneventful())
+        if chunk:
             self._prefill(chunk)
         self._busy += self._now - began
 
@@ -205,6 +205,7 @@ class _Simulation:
         for slot, live in list(self._rows.items()):
             if live.first_token is None:
                 live.first_token = first
+                self._state = scheduler_state.begin_answer(self._state, slot)
             else:
                 self._silence = max(self._silence, first - live.last_token)
             live.last_token = self._now
