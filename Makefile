@@ -120,7 +120,8 @@ smollm2: setup $(VENV)/real/lib/ready ## Build a folder of SmolLM2-135M from its
 
 real: setup $(VENV)/real/lib/ready ## Real weights (SmolLM2 135M, Gemma 3 270M): build their folders, compare answers
 	@PYTHONPATH=$(VENV)/real/lib $(BIN)/python -m tests.real.build $(VENV)/real
-	@$(FAST) MLX_STACK_TEST_PATIENCE_S=3600 $(BIN)/python -m pytest -q --durations=10 -m 'real or mlx' tests/real
+	@$(FAST) OPENBLAS_NUM_THREADS=1 MLX_STACK_TEST_PATIENCE_S=3600 $(BIN)/python -m pytest -q -n 2 --maxschedchunk=1 \
+		--durations=10 -m 'real or mlx' tests/real
 
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix
