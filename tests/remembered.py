@@ -57,7 +57,7 @@ def remembered(question: object, kind: type[Result], compute: Callable[[], Resul
 def answer_shapes() -> None:
     """Be the planner's program that builds models without weights; equal configs are built once."""
     from mlxstack.engine.model import model_shape
-    from mlxstack.policy.memory.kv_geometry import ModelShape
+    from mlxstack.policy.memory.capacity import ModelShape
 
     build = model_shape.shape_of_config
 

@@ -21,7 +21,7 @@ from mlxstack.core.preset import ModelSpec
 from mlxstack.host import rank_probe, ranks
 from mlxstack.host.macos import LOCAL_NETWORK, is_local_network_refused
 from mlxstack.host.rank_probe import FilesDigest, Greeting, LinkListener, LinkSpeed, ProbeRequest
-from mlxstack.policy.memory.kv_geometry import Division, ModelShape
+from mlxstack.policy.memory.capacity import Division, ModelShape
 
 REACH_S = 30.0
 """Seconds for a process on another machine to start and connect."""

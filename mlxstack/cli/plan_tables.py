@@ -22,7 +22,7 @@ from mlxstack.planner.estimate import (
 )
 from mlxstack.planner.fit import Candidate
 from mlxstack.planner.ranking import RESERVE, AdviceRow
-from mlxstack.policy.memory.kv_geometry import PLAIN_BITS
+from mlxstack.policy.memory.capacity import PLAIN_BITS
 
 ADVICE_HEADS = ("", "PRESET", "NEEDS", "WEIGHTS", "KV BITS", "AGENTS", "WHY")
 ADVICE_LEAST = ("WEIGHTS", "KV BITS", "NEEDS")

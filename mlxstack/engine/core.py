@@ -78,7 +78,7 @@ from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.hardware import memory_of, this_memory
 from mlxstack.policy.attention_kernels import PrefillAttention
 from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED
-from mlxstack.policy.kv.live_sharing import NO_SHARING, LiveSharing, least_shared
+from mlxstack.policy.kv.shared_prefixes import NO_SHARING, LiveSharing, least_shared
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 
 log = logging.getLogger(__name__)

@@ -29,12 +29,13 @@ from mlxstack.host.hardware import (
 )
 from mlxstack.policy.memory.capacity import (
     MARGIN_BYTES,
+    PLAIN_BITS,
+    ModelShape,
     kv_budget,
     peak_score_bytes,
     score_bytes,
     workspace_bytes,
 )
-from mlxstack.policy.memory.kv_geometry import PLAIN_BITS, ModelShape
 
 log = logging.getLogger(__name__)
 

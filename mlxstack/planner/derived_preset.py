@@ -29,9 +29,8 @@ from mlxstack.planner.fit import (
     of_preset,
     room_in,
 )
-from mlxstack.policy.memory.capacity import fits, kv_budget
+from mlxstack.policy.memory.capacity import LayerKind, fits, kv_budget
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
-from mlxstack.policy.memory.kv_geometry import LayerKind
 from mlxstack.policy.sampling import default_sampling, described, is_chosen
 
 

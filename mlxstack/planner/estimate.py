@@ -9,8 +9,11 @@ from mlxstack.core.errors import Unsupported
 from mlxstack.core.preset import LiveSharingMode, ServiceKind
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.planner.fit import Candidate, over_budget, settings
-from mlxstack.policy.kv.live_sharing import MIN_TOKENS, LiveSharing
+from mlxstack.policy.kv.shared_prefixes import MIN_TOKENS, LiveSharing
 from mlxstack.policy.memory.capacity import (
+    PLAIN_BITS,
+    Geometry,
+    Layer,
     ServiceLoad,
     disk_bytes,
     fits,
@@ -18,9 +21,9 @@ from mlxstack.policy.memory.capacity import (
     max_agents,
     max_ctx,
     need,
+    quantized,
 )
 from mlxstack.policy.memory.capacity_advice import nearest
-from mlxstack.policy.memory.kv_geometry import PLAIN_BITS, Geometry, Layer, quantized
 from mlxstack.policy.memory.memory_shares import MemoryClaim, kv_budgets
 
 CONTEXTS = tuple(4096 * 2**n for n in range(6))

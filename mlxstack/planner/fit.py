@@ -30,16 +30,20 @@ from mlxstack.models import model_files
 from mlxstack.models.model_files import ModelFiles
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory import capacity
-from mlxstack.policy.memory.capacity import Budget, MemoryNeed, ServiceLoad, fits, need
-from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, nearest
-from mlxstack.policy.memory.kv_geometry import (
+from mlxstack.policy.memory.capacity import (
+    Budget,
     Division,
     Geometry,
+    MemoryNeed,
     ModelShape,
+    ServiceLoad,
     ShapeReply,
     divided,
+    fits,
+    need,
     quantized,
 )
+from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, nearest
 from mlxstack.policy.memory.memory_shares import MemoryClaim
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
 from mlxstack.text.images.families import FAMILIES, expected_files, family_of, why_not_served

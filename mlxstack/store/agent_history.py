@@ -33,15 +33,17 @@ from mlxstack.core.errors import (
 from mlxstack.core.ports import Manifest
 from mlxstack.store.atomic_write import (
     TEMPORARY,
+    Disk,
+    because,
     children,
     clear_leftovers,
     open_private,
     read_whole,
+    refused,
     remove_synced,
     touch,
     write_atomic,
 )
-from mlxstack.store.disk_io import Disk, because, refused
 from mlxstack.store.manifest_file import from_json, parse_json, to_json
 
 AGENT = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -13,8 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from mlxstack.core.errors import DiskFull
-from mlxstack.store.atomic_write import sync_directory
-from mlxstack.store.disk_io import Disk, because
+from mlxstack.store.atomic_write import Disk, because, sync_directory
 from mlxstack.store.kv_store import KVFileEntry
 
 Ref = tuple[str, str]

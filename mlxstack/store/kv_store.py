@@ -15,17 +15,19 @@ from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion
 from mlxstack.core.ports import KVFile, KVFileHeader
 from mlxstack.store.atomic_write import (
+    MORE_SPACE,
     TEMPORARY,
+    Disk,
     clear_leftovers,
     open_private,
     opened,
     read_whole,
+    refused,
     sync_directory,
     touch,
     write_atomic,
 )
 from mlxstack.store.backup_exclusion import exclude_from_backups
-from mlxstack.store.disk_io import MORE_SPACE, Disk, refused
 from mlxstack.store.kv_file_format import decode, encode, head_of, read_head, read_into
 
 log = logging.getLogger(__name__)

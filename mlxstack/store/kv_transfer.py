@@ -13,11 +13,11 @@ from mlxstack.store.atomic_write import (
     make_private,
     open_temporary,
     opened,
+    refused,
     sync_directory,
     touch,
     write_all,
 )
-from mlxstack.store.disk_io import refused
 from mlxstack.store.kv_file_format import DIGITS, read_head, read_into
 from mlxstack.store.kv_store import DiskKVStore
 

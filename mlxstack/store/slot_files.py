@@ -12,16 +12,17 @@ from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, Unknow
 from mlxstack.core.ports import Manifest
 from mlxstack.store.atomic_write import (
     TEMPORARY,
+    Disk,
     begins_with,
     children,
     clear_leftovers,
     open_private,
     read_whole,
+    refused,
     remove_synced,
     touch,
     write_atomic,
 )
-from mlxstack.store.disk_io import Disk, refused
 from mlxstack.store.manifest_file import MAGIC, pack, unpack
 
 

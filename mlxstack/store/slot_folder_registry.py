@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from mlxstack.core.errors import Conflict, NotFound, Unreadable
-from mlxstack.store.atomic_write import children, open_private, read_whole, write_atomic
-from mlxstack.store.disk_io import Disk
+from mlxstack.store.atomic_write import Disk, children, open_private, read_whole, write_atomic
 from mlxstack.store.slot_files import SlotFileFolder
 
 FOLDER = "shelves"

@@ -11,7 +11,7 @@ import pytest
 from mlxstack.config.presets import builtin_folder
 from mlxstack.core.preset import ModelSpec, Preset, Speculation
 from mlxstack.host.hardware import memory_limit
-from mlxstack.policy.kv.live_sharing import MOST_SPARE
+from mlxstack.policy.kv.shared_prefixes import MOST_SPARE
 from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests import models
 from tests.cli.test_words import run

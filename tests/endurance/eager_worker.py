@@ -8,7 +8,7 @@ import sys
 
 from mlxstack.cli.main import main
 from mlxstack.engine import core
-from mlxstack.policy.kv.live_sharing import MIN_TOKENS, SharingCosts
+from mlxstack.policy.kv.shared_prefixes import MIN_TOKENS, SharingCosts
 from mlxstack.policy.scheduling import early_history
 from mlxstack.service.parts import early_turns
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine.decode.row_stack import RowStacker
-from mlxstack.policy.kv.live_sharing import LiveSharing
 from mlxstack.policy.kv.prefix_index_check import check_index
+from mlxstack.policy.kv.shared_prefixes import LiveSharing
 from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.engine.harness import Driver, preset_of, prompt, running
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from mlxstack.store.disk_io import Disk
+from mlxstack.store.atomic_write import Disk
 from tests.engine.harness import WAIT_S
 
 

@@ -17,7 +17,7 @@ from mlxstack.engine.model.cache_adapters import STEP
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.step import EngineLoop
-from mlxstack.policy.kv.live_sharing import MIN_TOKENS, NO_SHARING, LiveSharing
+from mlxstack.policy.kv.shared_prefixes import MIN_TOKENS, NO_SHARING, LiveSharing
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
 from tests.patience import PATIENCE_S

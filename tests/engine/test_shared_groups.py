@@ -23,8 +23,8 @@ from mlxstack.core.preset import KVSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.kv import segments
 from mlxstack.engine.step import EngineLoop
-from mlxstack.policy.kv.live_sharing import LiveSharing
 from mlxstack.policy.kv.prefix_index_check import check_index
+from mlxstack.policy.kv.shared_prefixes import LiveSharing
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
 from tests.patience import PATIENCE_S

@@ -11,8 +11,8 @@ import pytest
 
 from mlxstack.core.commands import SaveSlot
 from mlxstack.core.errors import Conflict, NotFound
-from mlxstack.store import disk_io
-from mlxstack.store.disk_io import Disk
+from mlxstack.store import atomic_write
+from mlxstack.store.atomic_write import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
@@ -92,8 +92,8 @@ def flushes(monkeypatch: pytest.MonkeyPatch) -> Flushes:
 
 
 def imitate(monkeypatch: pytest.MonkeyPatch, flushes: Flushes) -> Flushes:
-    monkeypatch.setattr(disk_io, "FULL_SYNC", FULL)
-    monkeypatch.setattr(disk_io, "BARRIER_SYNC", BARRIER)
+    monkeypatch.setattr(atomic_write, "FULL_SYNC", FULL)
+    monkeypatch.setattr(atomic_write, "BARRIER_SYNC", BARRIER)
     monkeypatch.setattr(fcntl, "fcntl", flushes)
     return flushes
 
@@ -150,7 +150,7 @@ def test_a_system_without_barriers_syncs(tmp_path: Path, monkeypatch: pytest.Mon
             super().sync(fd)
             self.n_syncs += 1
 
-    monkeypatch.setattr(disk_io, "BARRIER_SYNC", None)
+    monkeypatch.setattr(atomic_write, "BARRIER_SYNC", None)
     counting = Counting()
     SlotFileFolder(tmp_path, counting).write("a.bin", manifest("aa01"))
     assert counting.n_syncs == 2

@@ -45,7 +45,7 @@ FAULTS = (
         "test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next",
     ),
     Mutant(
-        "one of two turns at once is refused", "service/calls/agent_turns.py",
+        "one of two turns at once is refused", "service/calls/generation.py",
         "with service.agent_locks.joined(agent):", "with service.agent_locks.joined(\"\"):",
         "tests/api/test_lines.py::test_of_two_turns_at_once_one_is_refused",
     ),
@@ -66,7 +66,7 @@ FAULTS = (
         "tests/store/test_disk_writer.py::test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once",
     ),
     Mutant(
-        "a full disk refuses in words", "store/disk_io.py",
+        "a full disk refuses in words", "store/atomic_write.py",
         "kind = DiskFull if error.errno in FULL else StackError", "kind = StackError",
         "tests/engine/test_disk_bounds.py::test_g12_a_full_disk_refuses_in_words_and_loses_nothing",
     ),

@@ -255,7 +255,7 @@ SHARING = (
         "test_a_restart_finds_the_kv_on_the_disks_of_both",
     ),
     Mutant(
-        "each stage of a pipeline has every kind of layer", "policy/memory/kv_geometry.py",
+        "each stage of a pipeline has every kind of layer", "policy/memory/capacity.py",
         "if any(set(kinds[part.start : part.stop]) != set(kinds) for part in parts):", "if False:",
         "tests/policy/test_geometry.py::"
         "test_a_rank_without_a_layer_of_every_kind_is_refused",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mlxstack.policy.memory.kv_geometry import STEP, Geometry, Layer, LayerKind
+from mlxstack.policy.memory.capacity import STEP, Geometry, Layer, LayerKind
 
 
 def allocated_bytes(geometry: Geometry, bites: Sequence[int]) -> int:

@@ -4,7 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.memory.capacity import Budget, ServiceLoad, fits, max_agents, max_ctx, need
+from mlxstack.policy.memory.capacity import (
+    Budget,
+    Geometry,
+    Layer,
+    LayerKind,
+    ServiceLoad,
+    fits,
+    max_agents,
+    max_ctx,
+    need,
+    quantized,
+)
 from mlxstack.policy.memory.capacity_advice import (
     CapacityOption,
     CapacityRequest,
@@ -13,7 +24,6 @@ from mlxstack.policy.memory.capacity_advice import (
     nearest,
     precisions,
 )
-from mlxstack.policy.memory.kv_geometry import Geometry, Layer, LayerKind, quantized
 
 GIB = 2**30
 FULL = Layer(LayerKind.FULL, 8, 128, 8, 128)

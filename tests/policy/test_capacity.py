@@ -14,8 +14,8 @@ from mlxstack.policy.memory.capacity import (
     max_agents,
     max_ctx,
     need,
+    quantized,
 )
-from mlxstack.policy.memory.kv_geometry import quantized
 from tests.policy.test_geometry import geometry
 
 MIB, GIB = 1024**2, 1024**3

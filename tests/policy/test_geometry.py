@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.policy.memory.capacity import workspace_bytes
-from mlxstack.policy.memory.kv_geometry import (
+from mlxstack.policy.memory.capacity import (
     Division,
     Geometry,
     Layer,
@@ -18,6 +17,7 @@ from mlxstack.policy.memory.kv_geometry import (
     divided,
     quantized,
     stages,
+    workspace_bytes,
 )
 from tests.policy.allocation import peak_bytes
 

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache as make_caches
 import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
 from mlxstack.engine.model import model_shape
 from mlxstack.engine.model.model_shape import known_types, shape_of_config
-from mlxstack.policy.memory.kv_geometry import Geometry, Layer, LayerKind, quantized
+from mlxstack.policy.memory.capacity import Geometry, Layer, LayerKind, quantized
 from tests.policy.allocation import allocated_bytes, peak_bytes
 
 BASE: dict[str, Any] = {

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from mlxstack.policy.kv.live_sharing import (
+from mlxstack.policy.kv.shared_prefixes import (
     MIN_TOKENS,
     NO_SHARING,
     LiveSharing,

@@ -4,7 +4,7 @@ import errno
 import os
 from io import FileIO
 
-from mlxstack.store.disk_io import Disk
+from mlxstack.store.atomic_write import Disk
 
 
 class FullDisk(Disk):

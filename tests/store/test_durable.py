@@ -16,8 +16,7 @@ import pytest
 
 from mlxstack.core.errors import StackError
 from mlxstack.core.ports import Manifest
-from mlxstack.store.atomic_write import TEMPORARY, write_atomic
-from mlxstack.store.disk_io import Disk
+from mlxstack.store.atomic_write import TEMPORARY, Disk, write_atomic
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import FullDisk
@@ -164,11 +163,11 @@ def test_no_descriptor_is_leaked(tmp_path: Path) -> None:
 def test_on_a_mac_the_cache_of_the_drive_is_emptied_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlxstack.store import disk_io
+    from mlxstack.store import atomic_write
 
     asked: list[int] = []
-    monkeypatch.setattr(disk_io, "FULL_SYNC", 51)
-    monkeypatch.setattr(disk_io.fcntl, "fcntl", lambda _fd, command: asked.append(command))
+    monkeypatch.setattr(atomic_write, "FULL_SYNC", 51)
+    monkeypatch.setattr(atomic_write.fcntl, "fcntl", lambda _fd, command: asked.append(command))
     write_atomic(tmp_path / "a", [b"x"], Disk())
     assert asked == [51, 51], "the file, then its folder"
 
@@ -176,8 +175,8 @@ def test_on_a_mac_the_cache_of_the_drive_is_emptied_too(
 def test_a_network_disk_without_the_full_sync_gets_the_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlxstack.store import disk_io
+    from mlxstack.store import atomic_write
 
-    monkeypatch.setattr(disk_io, "FULL_SYNC", 0x7FFF_FFF0)
+    monkeypatch.setattr(atomic_write, "FULL_SYNC", 0x7FFF_FFF0)
     assert write_atomic(tmp_path / "a", [b"x"], Disk()) == 1
     assert (tmp_path / "a").read_bytes() == b"x"

@@ -12,7 +12,7 @@ from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.prefixed_cache import PrefixedArray
 from mlxstack.engine.model.row_views import RaggedArray
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.policy.kv.live_sharing import SharingCosts
+from mlxstack.policy.kv.shared_prefixes import SharingCosts
 
 LENGTHS = (1024, 2048, 4096, 8192)
 N_TAIL = 128

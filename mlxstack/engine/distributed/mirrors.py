@@ -18,7 +18,7 @@ from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.kv import prefix_index
-from mlxstack.policy.kv.live_sharing import NO_SHARING, LiveSharing
+from mlxstack.policy.kv.shared_prefixes import NO_SHARING, LiveSharing
 
 
 class MirroredContext(SlotContext):

@@ -15,8 +15,8 @@ from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
 from mlxstack.engine.model.runner import PassStart
 from mlxstack.policy.kv.block_hash import BlockHashes
-from mlxstack.policy.kv.live_sharing import NO_SHARING, LiveSharing
 from mlxstack.policy.kv.prefix_index import KnownPrefix
+from mlxstack.policy.kv.shared_prefixes import NO_SHARING, LiveSharing
 
 MOST_CHECKPOINTS = 8
 

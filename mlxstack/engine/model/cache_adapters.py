@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
 from msgspec import Struct
 
 from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
-from mlxstack.policy.kv.live_sharing import MOST_SPARE
+from mlxstack.policy.kv.shared_prefixes import MOST_SPARE
 
 STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)

@@ -29,7 +29,7 @@ from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
 from mlxstack.models.generation_config import sampling_defaults
 from mlxstack.models.model_files import check_folder
 from mlxstack.models.rope_config import not_scaled, scaled_config
-from mlxstack.policy.memory.kv_geometry import PLAIN_BITS
+from mlxstack.policy.memory.capacity import PLAIN_BITS
 from mlxstack.store import kv_file_format
 from mlxstack.text.images.families import vision_weights
 

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.model_info import Weights
-from mlxstack.policy.memory.kv_geometry import (
+from mlxstack.policy.memory.capacity import (
     Division,
     Geometry,
     Layer,

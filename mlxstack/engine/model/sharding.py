@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.engine.model.model_shape import division_of
-from mlxstack.policy.memory.kv_geometry import Division, stages
+from mlxstack.policy.memory.capacity import Division, stages
 
 HEADS = (
     "n_heads",

@@ -21,10 +21,15 @@ from mlxstack.engine.kv.prefix_cache import LEAST_PARKED, PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
 from mlxstack.engine.vision.encoder import ImageEncoder
-from mlxstack.policy.kv.live_sharing import NO_SHARING, LiveSharing, PrefixUse, saved_bytes
 from mlxstack.policy.kv.prefix_index import PathStep, common_prefix
 from mlxstack.policy.kv.reuse_plan import ReusePlan
-from mlxstack.policy.kv.shared_prefixes import SharedPrefixTokens
+from mlxstack.policy.kv.shared_prefixes import (
+    NO_SHARING,
+    LiveSharing,
+    PrefixUse,
+    SharedPrefixTokens,
+    saved_bytes,
+)
 
 log = logging.getLogger(__name__)
 

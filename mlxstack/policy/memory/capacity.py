@@ -1,14 +1,243 @@
-"""Capacity: memory that a service needs, agents and context that fit."""
+"""Capacity: KV bytes by layer, memory of a service, agents that fit."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mlxstack.core.errors import Unsupported
+from mlxstack.core.model_info import Weights
 from mlxstack.policy.attention_kernels import FULL_DIMS
-from mlxstack.policy.kv.live_sharing import MOST_SPARE
 from mlxstack.policy.kv.prefix_index import CUT
-from mlxstack.policy.memory.kv_geometry import PLAIN_BITS, Geometry, LayerKind, ModelShape
+from mlxstack.policy.kv.shared_prefixes import MOST_SPARE
+
+STEP = 256
+"""Tokens by which mlx-lm grows a cache."""
+
+SLACK = 2 * (STEP - 1)
+"""The most tokens by which an mlx-lm cache is larger than needed.
+
+It grows by whole steps; where it stands at a multiple of STEP it keeps what it had to spare.
+"""
+
+PLAIN_BITS = 16
+QUANTIZED_BITS = (4, 8)
+
+
+class LayerKind(StrEnum):
+    """Kind of a layer's cache: growth, and whether it can be cut.
+
+    FULL and LATENT keep every token, so any prefix is a slice. SLIDING keeps the last `window`
+    tokens, CHUNKED those of the current chunk, RECURRENT a state of fixed size: these exist at
+    one token position only. SHARED reads another layer's cache and owns none.
+    """
+
+    FULL = "full"
+    LATENT = "latent"
+    SLIDING = "sliding"
+    CHUNKED = "chunked"
+    RECURRENT = "recurrent"
+    SHARED = "shared"
+
+
+SLICEABLE = frozenset({LayerKind.FULL, LayerKind.LATENT, LayerKind.SHARED})
+
+
+class Division(StrEnum):
+    """Division of a model between machines.
+
+    TENSOR: each has a part of every layer. PIPELINE: each has layers of its own.
+    """
+
+    NONE = "none"
+    TENSOR = "tensor"
+    PIPELINE = "pipeline"
+
+
+class Layer(Struct, frozen=True):
+    """Cache of one layer: heads and dims, or bytes of a state."""
+
+    kind: LayerKind
+    k_heads: int = 0
+    k_dim: int = 0
+    v_heads: int = 0
+    v_dim: int = 0
+    window: int = 0
+    state_bytes: int = 0
+
+
+class Geometry(Struct, frozen=True):
+    """Every layer, and how numbers are stored.
+
+    `element_bytes` is the size of an unquantized number. Only FULL layers are quantized to
+    `bits`, in groups of `group_size` numbers with one scale and one bias each: mlx-lm has no
+    quantized rotating cache, and MLX no quantized attention with sinks.
+    """
+
+    layers: tuple[Layer, ...]
+    element_bytes: int = 2
+    bits: int = PLAIN_BITS
+    group_size: int = 64
+    has_sinks: bool = False
+
+    @property
+    def is_sliceable(self) -> bool:
+        """Whether any prefix of a context can be reused without a checkpoint."""
+        return all(layer.kind in SLICEABLE for layer in self.layers)
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that keep every token."""
+        kinds = (LayerKind.FULL, LayerKind.LATENT)
+        return tuple(i for i, layer in enumerate(self.layers) if layer.kind in kinds)
+
+    @property
+    def growth(self) -> int:
+        """Bytes that one more token costs once every window is full."""
+        return sum(self.token_bytes(self.layers[i]) for i in self.full_layers)
+
+    def token_bytes(self, layer: Layer) -> int:
+        """Bytes per token in one layer; 0 for recurrent or shared ones."""
+        return layer.k_heads * self._vector_bytes(layer, layer.k_dim) + (
+            layer.v_heads * self._vector_bytes(layer, layer.v_dim)
+        )
+
+    def full_bytes(self, n_tokens: int) -> int:
+        """Bytes of the layers that keep every token."""
+        return self.growth * n_tokens
+
+    def state_bytes(self, n_tokens: int) -> int:
+        """Bytes of uncuttable layers at `n_tokens`: the size of a checkpoint."""
+        return self._bounded_bytes(n_tokens, 0)
+
+    def n_bytes(self, n_tokens: int) -> int:
+        """Bytes in use by a context of `n_tokens`, windows trimmed."""
+        return self.full_bytes(n_tokens) + self.state_bytes(n_tokens)
+
+    def peak_full_bytes(self, n_tokens: int) -> int:
+        """Peak bytes of full layers, which keep every token, at `n_tokens`.
+
+        Each wastes at most SLACK tokens.
+        """
+        return self.growth * (n_tokens + SLACK if n_tokens else 0)
+
+    def peak_state_bytes(self, n_tokens: int, chunk: int) -> int:
+        """Peak bytes of the uncuttable layers up to `n_tokens`, in chunks.
+
+        A window holds at most W - 1 + chunk tokens.
+        """
+        return self._bounded_bytes(n_tokens, chunk)
+
+    def _vector_bytes(self, layer: Layer, dim: int) -> int:
+        if layer.kind is not LayerKind.FULL or self.bits == PLAIN_BITS:
+            return dim * self.element_bytes
+        return dim * self.bits // 8 + 2 * (dim // self.group_size) * self.element_bytes
+
+    def _bounded_bytes(self, n_tokens: int, chunk: int) -> int:
+        return sum(
+            layer.state_bytes * (n_tokens > 0)
+            + self.token_bytes(layer) * _bounded_rows(layer, n_tokens, chunk)
+            for layer in self.layers
+            if layer.kind not in SLICEABLE
+        )
+
+
+class ModelShape(Struct, frozen=True):
+    """The caches, weights and widths of a model, as mlx-lm builds it.
+
+    `widened` is the geometry where MLX computes in float32. `weights` is None where only the
+    files tell their precision. `division` is how several machines can compute it together.
+    """
+
+    geometry: Geometry
+    widened: Geometry
+    weights: Weights | None
+    hidden: int
+    n_heads: int
+    inner: int
+    n_vocab: int
+    division: Division = Division.NONE
+    has_scaled_rope: bool = False
+
+
+class ShapeReply(Struct, frozen=True):
+    """Shape of a model, or the error; `param` names the config key."""
+
+    shape: ModelShape | None = None
+    refusal: str = ""
+    param: str = ""
+
+
+def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
+    """The same layers with full-attention KV in `bits`. Raises Unsupported."""
+    if bits == PLAIN_BITS:
+        return replace(geometry, bits=bits, group_size=group_size)
+    if bits not in QUANTIZED_BITS:
+        raise Unsupported(f"KV of {bits} bits is not stored; use 16, 8 or 4", "kv.bits")
+    if geometry.has_sinks:
+        raise Unsupported("MLX has no quantized attention with sinks; use kv.bits 16", "kv.bits")
+    full = [layer for layer in geometry.layers if layer.kind is LayerKind.FULL]
+    dims = {dim for layer in full for dim in (layer.k_dim, layer.v_dim)}
+    if odd := sorted(dim for dim in dims if dim % group_size):
+        raise Unsupported(
+            f"KV heads of {odd[0]} numbers cannot be quantized in groups of {group_size}; "
+            "use kv.bits 16 or a smaller kv.group_size",
+            "kv.group_size",
+        )
+    return replace(geometry, bits=bits, group_size=group_size)
+
+
+def divided(geometry: Geometry, n_ranks: int, division: Division) -> Geometry:
+    """Geometry of the rank with the most KV. Raises Unsupported."""
+    if division is not Division.PIPELINE:
+        return replace(geometry, layers=tuple(_share(layer, n_ranks) for layer in geometry.layers))
+    parts = stages([layer.kind for layer in geometry.layers], n_ranks)
+    each = [replace(geometry, layers=geometry.layers[part.start : part.stop]) for part in parts]
+    return max(each, key=lambda one: one.growth)
+
+
+def stages(kinds: Sequence[str], n_ranks: int) -> list[range]:
+    """Layers of each rank of a pipeline. Raises Unsupported.
+
+    Rank 0 has the last ones. Each rank needs all kinds of layers: rank 0 decides for all where a
+    context can be cut.
+    """
+    n_each, n_more = divmod(len(kinds), n_ranks)
+    parts, end = list[range](), len(kinds)
+    for rank in range(n_ranks):
+        parts.append(range(end - n_each - (rank < n_more), end))
+        end = parts[-1].start
+    if any(set(kinds[part.start : part.stop]) != set(kinds) for part in parts):
+        raise Unsupported(
+            f"its {len(kinds)} layers do not give each of {n_ranks} machines a layer of every "
+            "kind; use fewer machines",
+            "hosts",
+        )
+    return parts
+
+
+def _share(layer: Layer, n_ranks: int) -> Layer:
+    """Part of a layer; latents are not divided."""
+    if layer.kind is LayerKind.LATENT:
+        return layer
+    return replace(
+        layer,
+        k_heads=-(-layer.k_heads // n_ranks),
+        v_heads=-(-layer.v_heads // n_ranks),
+        state_bytes=-(-layer.state_bytes // n_ranks),
+    )
+
+
+def _bounded_rows(layer: Layer, n_tokens: int, chunk: int) -> int:
+    slack = SLACK if chunk else 0
+    if layer.kind is LayerKind.SLIDING:
+        in_place = min(n_tokens + slack, layer.window)
+        return max(in_place, min(n_tokens, layer.window - 1 + chunk))
+    if layer.kind is LayerKind.CHUNKED:
+        return min(n_tokens + slack, layer.window + chunk + slack)
+    return 0
+
 
 TABLE_BYTES = 640
 """Bytes of the grammar compiler's table for a token of the vocabulary (llguidance 1.7)."""

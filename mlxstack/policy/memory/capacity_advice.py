@@ -7,8 +7,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.policy.memory.capacity import ServiceLoad, fits, max_agents, max_ctx, need
-from mlxstack.policy.memory.kv_geometry import QUANTIZED_BITS, quantized
+from mlxstack.policy.memory.capacity import (
+    QUANTIZED_BITS,
+    ServiceLoad,
+    fits,
+    max_agents,
+    max_ctx,
+    need,
+    quantized,
+)
 
 ROUND_TOKENS = 1024
 LEAST_TOKENS = 1024

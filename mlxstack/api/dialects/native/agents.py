@@ -32,11 +32,10 @@ from mlxstack.api.streaming import BEAT_S, FIRST_S, PREFIX, frames, interleaved,
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
 from mlxstack.core.response_parts import gather
-from mlxstack.service.calls import agent_turns as turns
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.admission import AdmittedRequest
-from mlxstack.service.calls.agent_turns import AgentTurnRequest
 from mlxstack.service.calls.agents import AgentChanges, AgentDetails, AgentHistory
+from mlxstack.service.calls.generation import AgentTurnRequest, stream_turn
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.service.parts.stats import expected_timings
@@ -240,7 +239,7 @@ async def _whole(
     service: Service, agent: str, turn: AgentTurnRequest, wants: stream.StreamConfig
 ) -> Response[AgentCompletion]:
     orders: list[AdmittedRequest] = []
-    parts = turns.parts(service, agent, turn, BEAT_S, BEAT_S, orders.append)
+    parts = stream_turn(service, agent, turn, BEAT_S, BEAT_S, orders.append)
     async with aclosing(parts):
         reply = await gather(parts)
     work = reply.ended.work
@@ -260,7 +259,7 @@ async def _stream(
     """Errors within the first second come before the headers."""
     orders: list[AdmittedRequest] = []
     text_processor = service.text_processor
-    parts = turns.parts(service, agent, turn, FIRST_S, BEAT_S, orders.append)
+    parts = stream_turn(service, agent, turn, FIRST_S, BEAT_S, orders.append)
     first = await anext(parts)
     headers = {AGENT: agent}
     if orders:

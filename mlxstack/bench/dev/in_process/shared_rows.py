@@ -17,7 +17,7 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.policy.kv.live_sharing import MIN_TOKENS, LiveSharing, least_shared
+from mlxstack.policy.kv.shared_prefixes import MIN_TOKENS, LiveSharing, least_shared
 
 N_OWN = 200
 

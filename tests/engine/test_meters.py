@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.status import WindowSums
-from mlxstack.policy.kv.cache_stats import HOUR_S, CacheStats, SlidingWindow
+from mlxstack.engine.stats import HOUR_S, CacheStats, SlidingWindow
 
 HIT = WindowSums(n_requests=1, n_hits=1, n_prompt=100, n_cached=80, ttft_s=0.1)
 MISS = WindowSums(n_requests=1, n_prompt=100, ttft_s=0.5)
