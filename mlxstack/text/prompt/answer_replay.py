@@ -12,9 +12,8 @@ text of a prompt is the template's for the request alone, whatever is remembered
 import hashlib
 import json
 import re
-import threading
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -24,14 +23,13 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.prompt.tool_call_replay import Scope, digest_of
-from mlxstack.text.template.chat_template import TemplateInputs
+from mlxstack.text.prompt.tool_call_replay import ReplayMemory, Scope, digest_of
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Splice, TokenBytes, common_length
 from mlxstack.text.tokens.special_token_escape import unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
 _WORD = re.compile(r"\w+")
-Render = Callable[[Sequence[Message], TemplateInputs], str]
+Render = Callable[[Conversation], str]
 
 PROBE, PROBE_THOUGHT = "text", "sxthought0"
 MAX_PROBES = 64
@@ -71,22 +69,23 @@ class WrittenAnswer(Struct, frozen=True):
 
 
 class AnswerPlace(Struct, frozen=True):
-    """Answer `at` in a conversation, rendered with `inputs`, whose digest is `key`."""
+    """Answer `at` in a conversation; `key` is a digest of its tools and variables."""
 
-    messages: Sequence[Message]
+    conversation: Conversation
     at: int
-    inputs: TemplateInputs
     key: bytes
 
     @property
     def message(self) -> Message:
         """The answer as the client sent it."""
-        return self.messages[self.at]
+        return self.conversation.messages[self.at]
 
     @property
     def is_answered(self) -> bool:
         """Whether a user turn follows; templates may drop the thought."""
-        return any(message.role is Role.USER for message in self.messages[self.at + 1 :])
+        return any(
+            message.role is Role.USER for message in self.conversation.messages[self.at + 1 :]
+        )
 
 
 class AnswerEntry:
@@ -103,17 +102,11 @@ class AnswerEntry:
         self.n_bytes = 4 * len(self.tokens) + len(self.reasoning) + ANSWER_BYTES
 
 
-class AnswerReplay:
-    """The latest answers by conversation, history and meaning. Callable by any thread.
-
-    At most `max_bytes` in all; the oldest ones are forgotten.
-    """
+class AnswerReplay(ReplayMemory[tuple[Scope, bytes, bytes], AnswerEntry]):
+    """The latest answers by conversation, history and meaning. Thread-safe."""
 
     def __init__(self, max_bytes: int = 32_000_000) -> None:
-        self._max = max_bytes
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[Scope, bytes, bytes], AnswerEntry] = OrderedDict()
-        self.n_bytes = 0
+        super().__init__(max_bytes)
 
     def remember(self, scope: Scope, anchor: AnswerAnchor, answer: SampledAnswer) -> None:
         """Keep a sampled answer for the later prompts of its conversation.
@@ -127,14 +120,7 @@ class AnswerReplay:
             key = (scope, anchor.history, meaning(answer.message))
         except RecursionError:
             return
-        entry = AnswerEntry(anchor, answer)
-        with self._lock:
-            if (old := self._entries.pop(key, None)) is not None:
-                self.n_bytes -= old.n_bytes
-            self._entries[key] = entry
-            self.n_bytes += entry.n_bytes
-            while self.n_bytes > self._max:
-                self.n_bytes -= self._entries.popitem(last=False)[1].n_bytes
+        self.put(key, AnswerEntry(anchor, answer))
 
     def known(self, scope: Scope, messages: Sequence[Message]) -> dict[int, AnswerEntry]:
         """The remembered answers among these messages, by index.
@@ -142,9 +128,7 @@ class AnswerReplay:
         Text and calls must come back as they were said; a thought may be left out.
         """
         entries: dict[int, AnswerEntry] = {}
-        with self._lock:
-            is_empty = not self._entries
-        if is_empty:
+        if not self.n_bytes:
             return entries
         for at, (message, history) in enumerate(zip(messages, histories(messages), strict=False)):
             if message.role is not Role.ASSISTANT:
@@ -153,8 +137,7 @@ class AnswerReplay:
                 key = (scope, history, meaning(message))
             except RecursionError:
                 continue
-            with self._lock:
-                entry = self._entries.get(key)
+            entry = self.get(key)
             thought = (message.reasoning or "").strip()
             if entry is not None and thought in ("", entry.reasoning.strip()):
                 entries[at] = entry
@@ -180,6 +163,16 @@ def meaning(message: Message) -> bytes:
     for call in message.tool_calls:
         digest.update(digest_of(call))
     return digest.digest()
+
+
+def closed(conversation: Conversation, messages: Sequence[Message]) -> Conversation:
+    """Other messages with the same inputs, after which nothing follows."""
+    return replace(
+        conversation,
+        messages=tuple(messages),
+        add_generation_prompt=False,
+        continue_final=False,
+    )
 
 
 def digest_of_text(text: str) -> bytes:
@@ -219,12 +212,11 @@ class AnswerSplicer:
         self,
         conversation: Conversation,
         known: Mapping[int, AnswerEntry],
-        inputs: TemplateInputs,
         marked: str,
     ) -> list[Splice]:
         """The remembered answers in `marked`, the rendering of a conversation, in order."""
         splices: list[Splice] = []
-        key = _key(inputs)
+        key = _key(conversation)
         running, n_read = hashlib.blake2b(digest_size=16), 0
         for at, entry in sorted(known.items(), key=lambda item: item[1].n_chars):
             if entry.n_chars > len(marked):
@@ -233,7 +225,7 @@ class AnswerSplicer:
             n_read = entry.n_chars
             if running.digest() != entry.digest or (splices and splices[-1].end > entry.n_chars):
                 continue
-            place = AnswerPlace(conversation.messages, at, inputs, key)
+            place = AnswerPlace(conversation, at, key)
             end = self._end(place, entry, marked)
             if end > entry.n_chars:
                 splices.append(Splice(entry.n_chars, end, tuple(entry.tokens)))
@@ -270,7 +262,8 @@ class AnswerSplicer:
             answer = Message(Role.ASSISTANT, PROBE, reasoning=PROBE_THOUGHT, tool_calls=calls)
             user = Message(Role.USER, PROBE)
             try:
-                text = self._render((user, answer, *results, user), _closed_inputs(place.inputs))
+                messages = (user, answer, *results, user)
+                text = self._render(closed(place.conversation, messages))
             except BadRequest:
                 text = ""
             keeps = PROBE_THOUGHT in unescape(text)
@@ -282,12 +275,13 @@ class AnswerSplicer:
     def _alone(self, place: AnswerPlace, entry: AnswerEntry, marked: str) -> str:
         """Answer as rendered last; "" if the prompt has another."""
         try:
-            closed = self._render(place.messages[: place.at + 1], _closed_inputs(place.inputs))
+            messages = place.conversation.messages[: place.at + 1]
+            text = self._render(closed(place.conversation, messages))
         except BadRequest:
             return ""
-        body = len(closed.rstrip())
-        end = min([body, *(body - len(e) for e in self._eos if closed.endswith(e, 0, body))])
-        if not entry.n_chars < end <= common_length(closed, marked):
+        body = len(text.rstrip())
+        end = min([body, *(body - len(e) for e in self._eos if text.endswith(e, 0, body))])
+        if not entry.n_chars < end <= common_length(text, marked):
             return ""
         sampled = self._text(entry.tokens)
         space = sampled[len(sampled.rstrip()) :]
@@ -340,15 +334,11 @@ class AnswerSplicer:
         return data.decode(errors="replace")
 
 
-def _closed_inputs(inputs: TemplateInputs) -> TemplateInputs:
-    return replace(inputs, add_generation_prompt=False, continue_final=False)
-
-
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def _key(inputs: TemplateInputs) -> bytes:
+def _key(conversation: Conversation) -> bytes:
     """Digest of the inputs that change how the template writes an answer."""
-    spelled = json.dumps([inputs.tools, inputs.variables], default=str)
+    spelled = json.dumps([conversation.tools, conversation.template], default=str)
     return hashlib.blake2b(spelled.encode(), digest_size=16).digest()

@@ -5,7 +5,7 @@ import json
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import msgspec
@@ -44,6 +44,7 @@ from mlxstack.text.prompt.answer_replay import (
     AnswerEntry,
     AnswerReplay,
     AnswerSplicer,
+    closed,
     digest_of_text,
     histories,
 )
@@ -55,8 +56,12 @@ from mlxstack.text.prompt.checkpoint_positions import (
 )
 from mlxstack.text.prompt.splices import Splicer
 from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
-from mlxstack.text.template.adaptation import adapt_to_template, cautious
-from mlxstack.text.template.chat_template import ChatTemplate, TemplateInputs
+from mlxstack.text.template.adaptation import (
+    TemplateCapabilities,
+    adapt_to_template,
+    cautious,
+)
+from mlxstack.text.template.chat_template import ChatTemplate
 from mlxstack.text.template.switches import LEVELS
 from mlxstack.text.tokens.cached_tokenizer import (
     CachedTokenizer,
@@ -194,29 +199,27 @@ class PromptMaker:
         self, conversation: Conversation, scope: Scope, *, is_expected: bool = False
     ) -> tuple[Prompt, Encoded]:
         """Prompt and its encoded text; no anchor if `is_expected`."""
-        conversation = self._with_images(conversation)
-        self._refuse_too_long(_heard(conversation))
-        conversation = self._normalized(conversation)
+        may_think = self._may_think(conversation)
+        conversation = self._prepared(conversation)
         known = self.answers.known(scope, conversation.messages)
-        inputs = self._inputs(conversation)
-        messages, marked = self._rendered(conversation, inputs)
+        adapted, marked = self._rendered(conversation)
         self._refuse_too_long([marked])
-        splices = self._splices(scope, conversation, messages, inputs, marked, known)
-        images = self._images(conversation, messages, marked)
+        splices = self._splices(scope, conversation, adapted, marked, known)
+        images = self._images(conversation, adapted, marked)
         if images:
             splices += [one.splice for one in images]
             splices.sort(key=lambda one: one.start)
         encoded = self._encoder.encode(marked, splices)
         spans = spans_in(encoded, images) if images else ()
-        end = self._messages_end(marked, inputs)
+        end = self._messages_end(marked, conversation)
         prompt = Prompt(
             tokens=encoded.tokens,
             text=unescape(encoded.text),
-            checkpoint_positions=self._cuts(conversation, messages, encoded, end),
+            checkpoint_positions=self._cuts(conversation, adapted, encoded, end),
             is_in_thinking=self._is_in_thinking(encoded.text[0 if end is None else end :]),
             before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
-            may_think=self._may_think(conversation),
-            anchor=None if is_expected else self._anchor(conversation, inputs, encoded, end),
+            may_think=may_think,
+            anchor=None if is_expected else self._anchor(conversation, encoded, end),
             n_replayed=encoded.n_replaced - len(spans),
             images=spans,
         )
@@ -239,13 +242,13 @@ class PromptMaker:
         return msgspec.structs.replace(conversation, messages=messages)
 
     def _images(
-        self, conversation: Conversation, messages: Sequence[Message], marked: str
+        self, conversation: Conversation, adapted: Conversation, marked: str
     ) -> list[PlacedImage]:
         """Images of adapted messages in their order. Raises BadRequest."""
         if self.processor is None:
             return []
         known = images_of(conversation.messages)
-        shown = [known[mark] for m in messages for mark in marks(m.text) if mark in known]
+        shown = [known[mark] for m in adapted.messages for mark in marks(m.text) if mark in known]
         return placed(self.processor, shown, marked, self._token_of)
 
     def _token_of(self, text: str) -> int:
@@ -262,34 +265,37 @@ class PromptMaker:
 
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
+        return unescape(self._rendered(self._prepared(conversation))[1])
+
+    def _prepared(self, conversation: Conversation) -> Conversation:
+        """Conversation with all inputs of the template, before it is adapted to it.
+
+        Results are paired. Where the template opens no answers (Mistral's form), the last answer is
+        continued: the template would end it and leave nothing to write.
+        """
         conversation = self._with_images(conversation)
         self._refuse_too_long(_heard(conversation))
-        conversation = self._normalized(conversation)
-        return unescape(self._rendered(conversation, self._inputs(conversation))[1])
-
-    def _normalized(self, conversation: Conversation) -> Conversation:
-        """Conversation with paired results, continued if its template opens no answers.
-
-        Such a template (Mistral's form) would end the last answer and leave nothing to write.
-        """
-        messages = pair_results(conversation.messages)
-        conversation = msgspec.structs.replace(conversation, messages=messages)
+        conversation = msgspec.structs.replace(
+            conversation,
+            messages=pair_results(conversation.messages),
+            tools=head_tools(conversation.tools),
+            template=self._template_variables(conversation),
+        )
+        messages = conversation.messages
         is_closing = bool(messages) and _is_text_answer(messages[-1])
         if not is_closing or conversation.continue_final or not conversation.add_generation_prompt:
             return conversation
-        if self._tail(self._inputs(conversation)):
+        if self._tail(conversation):
             return conversation
         opened = msgspec.structs.replace(conversation, continue_final=True)
         try:
-            self._rendered(opened, self._inputs(opened))
+            self._rendered(opened)
         except BadRequest:
             return conversation
         return opened
 
-    def _rendered(
-        self, conversation: Conversation, inputs: TemplateInputs
-    ) -> tuple[tuple[Message, ...], str]:
-        """The adapted messages and their rendering.
+    def _rendered(self, conversation: Conversation) -> tuple[Conversation, str]:
+        """The adapted conversation and its rendering.
 
         An order of turns that no probe has shown is written more and more cautiously, until the
         template takes it. Raises BadRequest with its first words.
@@ -299,9 +305,9 @@ class PromptMaker:
         capabilities = self.template.capabilities
         refusal: BadRequest | None = None
         for more in chain((capabilities,), cautious(capabilities)):
-            messages = adapt_to_template(conversation.messages, more, inputs.tools)
+            adapted = _adapted(conversation, more)
             try:
-                return messages, self.template.render(messages, inputs)
+                return adapted, self.template.render(adapted)
             except BadRequest as error:
                 refusal = refusal or error
                 if error.param != "messages":
@@ -309,27 +315,23 @@ class PromptMaker:
         assert refusal is not None
         raise refusal
 
-    def _adapted(self, messages: Sequence[Message], inputs: TemplateInputs) -> tuple[Message, ...]:
-        return adapt_to_template(messages, self.template.capabilities, inputs.tools)
-
-    def _written(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
-        return self.template.render(self._adapted(messages, inputs), inputs)
+    def _written(self, conversation: Conversation) -> str:
+        return self.template.render(_adapted(conversation, self.template.capabilities))
 
     def _splices(
         self,
         scope: Scope,
         conversation: Conversation,
-        messages: Sequence[Message],
-        inputs: TemplateInputs,
+        adapted: Conversation,
         marked: str,
         known: Mapping[int, AnswerEntry],
     ) -> list[Splice]:
         """Remembered answers, and calls of all other turns, in order."""
-        answers = self._answer_splicer.splices(conversation, known, inputs, marked)
+        answers = self._answer_splicer.splices(conversation, known, marked)
         n_called = sum(bool(message.tool_calls) for message in conversation.messages)
         if len(answers) >= n_called:
             return answers
-        calls = self._splicer.splices(scope, messages, inputs, marked)
+        calls = self._splicer.splices(scope, adapted, marked)
         starts = [splice.start for splice in answers]
         for call in calls:
             at = bisect_right(starts, call.start)
@@ -338,20 +340,16 @@ class PromptMaker:
         return sorted(answers, key=lambda splice: splice.start)
 
     def _anchor(
-        self,
-        conversation: Conversation,
-        inputs: TemplateInputs,
-        encoded: Encoded,
-        end: int | None,
+        self, conversation: Conversation, encoded: Encoded, end: int | None
     ) -> AnswerAnchor | None:
         """Position of the answer; None if the prompt opens none."""
-        if not inputs.add_generation_prompt or inputs.continue_final:
+        if not conversation.add_generation_prompt or conversation.continue_final:
             return None
         if end is None:
-            closed = msgspec.structs.replace(inputs, add_generation_prompt=False)
-            end = common_length(encoded.text, self._rendered(conversation, closed)[1])
+            ended = msgspec.structs.replace(conversation, add_generation_prompt=False)
+            end = common_length(encoded.text, self._rendered(ended)[1])
             if end == len(encoded.text):
-                end = self._kept_length(conversation, closed, encoded)
+                end = self._kept_length(ended, encoded)
         n_before = self._encoder.exact_place(encoded, end)
         if n_before is None:
             return None
@@ -362,16 +360,14 @@ class PromptMaker:
             opening=encoded.tokens[n_before:],
         )
 
-    def _kept_length(
-        self, conversation: Conversation, closed: TemplateInputs, encoded: Encoded
-    ) -> int:
+    def _kept_length(self, ended: Conversation, encoded: Encoded) -> int:
         """Prompt length that stays if a call follows.
 
         Some templates end results otherwise.
         """
-        answered = (*conversation.messages, PROBE_CALL)
+        answered = msgspec.structs.replace(ended, messages=(*ended.messages, PROBE_CALL))
         try:
-            end = common_length(encoded.text, self._written(answered, closed))
+            end = common_length(encoded.text, self._written(answered))
         except BadRequest:
             return len(encoded.text)
         is_cut = self._encoder.exact_place(encoded, end) is None
@@ -453,22 +449,14 @@ class PromptMaker:
         if n_tokens > self._n_ctx:
             raise TooLong(n_tokens, self._n_ctx)
 
-    def _inputs(self, conversation: Conversation) -> TemplateInputs:
+    def _template_variables(self, conversation: Conversation) -> dict[str, Any]:
+        """Template variables of its switches, the preset, and the request. Raises BadRequest."""
         if (size := len(_spelled(conversation.template))) > MAX_VARIABLES:
             raise BadRequest(
                 f"chat_template_kwargs have {size} bytes of JSON, at most {MAX_VARIABLES} are "
                 "taken; long texts belong into the messages",
                 "chat_template_kwargs",
             )
-        return TemplateInputs(
-            tools=head_tools(conversation.tools),
-            variables=self._template_variables(conversation),
-            add_generation_prompt=conversation.add_generation_prompt,
-            continue_final=conversation.continue_final,
-        )
-
-    def _template_variables(self, conversation: Conversation) -> dict[str, Any]:
-        """Template variables of its switches, the preset, and the request."""
         switches = self.template.switches
         asked = dict(conversation.template)
         effort = asked.get("reasoning_effort")
@@ -493,22 +481,22 @@ class PromptMaker:
         wishes = conversation.template.get(STANDARD_SWITCH), conversation.thinking, self._default
         return next((wish for wish in wishes if wish is not None), True) is not False
 
-    def _messages_end(self, marked: str, inputs: TemplateInputs) -> int | None:
+    def _messages_end(self, marked: str, conversation: Conversation) -> int | None:
         """Character between the messages and the opening of the answer."""
-        if not inputs.add_generation_prompt or inputs.continue_final:
+        if not conversation.add_generation_prompt or conversation.continue_final:
             return None
-        tail = self._tail(inputs)
+        tail = self._tail(conversation)
         return len(marked) - len(tail) if marked.endswith(tail) else None
 
-    def _tail(self, inputs: TemplateInputs) -> str:
+    def _tail(self, conversation: Conversation) -> str:
         """Text that the template writes to open the answer."""
-        key = hashlib.blake2b(_spelled(inputs.variables), digest_size=16).digest()
+        key = hashlib.blake2b(_spelled(conversation.template), digest_size=16).digest()
         tail = self._tails.get(key)
         if tail is None:
-            bare = msgspec.structs.replace(inputs, tools=())
-            opened = self.template.render([PROBE_CHAR], bare)
-            closed = msgspec.structs.replace(bare, add_generation_prompt=False)
-            tail = opened[common_length(opened, self.template.render([PROBE_CHAR], closed)) :]
+            bare = msgspec.structs.replace(conversation, messages=(PROBE_CHAR,), tools=())
+            opened = self.template.render(bare)
+            ended = msgspec.structs.replace(bare, add_generation_prompt=False)
+            tail = opened[common_length(opened, self.template.render(ended)) :]
             with self._lock:
                 if len(self._tails) >= MAX_TAILS:
                     self._tails.clear()
@@ -516,13 +504,9 @@ class PromptMaker:
         return tail
 
     def _cuts(
-        self,
-        conversation: Conversation,
-        messages: Sequence[Message],
-        encoded: Encoded,
-        end: int | None,
+        self, conversation: Conversation, adapted: Conversation, encoded: Encoded, end: int | None
     ) -> tuple[int, ...]:
-        listeners = [m for m in messages if m.role in (Role.USER, Role.TOOL)]
+        listeners = [m for m in adapted.messages if m.role in (Role.USER, Role.TOOL)]
         spoken = [(self.template.guarded(m), m.role is Role.USER) for m in listeners]
         if any(MARK_OPENS in text for text, _ in spoken):
             spoken = [(after_images(text), is_user) for text, is_user in spoken]
@@ -535,19 +519,16 @@ class PromptMaker:
 
     def _head_length(self, conversation: Conversation, marked: str) -> int:
         """Number of characters of the prompt that are system and tools."""
-        head = []
-        for message in conversation.messages:
-            if message.role is not Role.SYSTEM:
-                break
-            head.append(message)
-        closed = msgspec.structs.replace(
-            self._inputs(conversation), add_generation_prompt=False, continue_final=False
-        )
-        messages = self._adapted([*head, PROBE_CHAR], closed)
-        return common_length(marked, self.template.render(messages, closed))
+        head = takewhile(lambda message: message.role is Role.SYSTEM, conversation.messages)
+        return common_length(marked, self._written(closed(conversation, (*head, PROBE_CHAR))))
 
     def _is_in_thinking(self, tail: str) -> bool:
         return self._output_format.opens_thought(tail)
+
+
+def _adapted(conversation: Conversation, capabilities: TemplateCapabilities) -> Conversation:
+    messages = adapt_to_template(conversation.messages, capabilities, conversation.tools)
+    return msgspec.structs.replace(conversation, messages=messages)
 
 
 def _heard(conversation: Conversation) -> list[str]:

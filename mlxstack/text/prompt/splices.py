@@ -15,17 +15,17 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.conversation import Message, Role, ToolCall
+from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.output_format import ModelMarkers
-from mlxstack.text.prompt.answer_replay import digest_of_text
+from mlxstack.text.prompt.answer_replay import closed, digest_of_text
 from mlxstack.text.prompt.tool_call_replay import (
     Entry,
     Scope,
     Sketch,
     ToolCallReplay,
 )
-from mlxstack.text.template.chat_template import ChatTemplate, TemplateInputs
+from mlxstack.text.template.chat_template import ChatTemplate
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
 from mlxstack.text.tokens.special_token_escape import unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
@@ -76,24 +76,22 @@ class Splicer:
             at for at, token in special.items() if token.content in model_markers.optional_marks
         }
 
-    def splices(
-        self, scope: Scope, messages: Sequence[Message], inputs: TemplateInputs, marked: str
-    ) -> tuple[Splice, ...]:
-        """Remembered calls in `marked`, the rendering of `messages`, in order."""
+    def splices(self, scope: Scope, adapted: Conversation, marked: str) -> tuple[Splice, ...]:
+        """Remembered calls in `marked`, the rendering of a conversation, in order."""
         turns = [
             Turn(at, blocks)
-            for at, message in enumerate(messages)
+            for at, message in enumerate(adapted.messages)
             if message.tool_calls and (blocks := self.replay.known(scope, message.tool_calls))
         ]
         if not turns or OPENS in marked:
             return ()
         numbers = {(turn.at, first): n for n, (turn, first) in enumerate(_firsts(turns))}
-        probe = self._probe(messages, inputs, numbers)
+        probe = self._probe(adapted, numbers)
         if probe is None or probe.text != marked:
             return ()
         splices: list[Splice] = []
         for turn in turns:
-            sketches = self._sketches(messages[turn.at].tool_calls, turn.blocks, inputs)
+            sketches = self._sketches(adapted, turn)
             for first, sketch in sketches.items():
                 places = probe.places.get(numbers[turn.at, first], ())
                 start = _start(marked, sketch, places, splices[-1].end if splices else 0)
@@ -102,15 +100,11 @@ class Splicer:
                     splices.append(Splice(start, start + sketch.n_chars, tokens))
         return tuple(splices)
 
-    def _probe(
-        self,
-        messages: Sequence[Message],
-        inputs: TemplateInputs,
-        numbers: Mapping[tuple[int, int], int],
-    ) -> Probe | None:
+    def _probe(self, adapted: Conversation, numbers: Mapping[tuple[int, int], int]) -> Probe | None:
         """The rendering with sentinels, taken apart; None if the template refuses them."""
         try:
-            text = self._template.render(self._numbered(messages, numbers), inputs)
+            messages = self._numbered(adapted.messages, numbers)
+            text = self._template.render(replace(adapted, messages=messages))
         except BadRequest:
             return None
         parts, n_chars, end = [], 0, 0
@@ -124,7 +118,7 @@ class Splicer:
 
     def _numbered(
         self, messages: Sequence[Message], numbers: Mapping[tuple[int, int], int]
-    ) -> list[Message]:
+    ) -> tuple[Message, ...]:
         """Messages with sentinels; results name calls by marked ids."""
         has_ids = not self._template.capabilities.needs_short_ids
         ids: dict[str, str] = {}
@@ -141,22 +135,21 @@ class Splicer:
             if answered is not None:
                 answered = ids.get(answered, answered)
             marked.append(replace(message, tool_calls=tuple(calls), tool_call_id=answered))
-        return marked
+        return tuple(marked)
 
-    def _sketches(
-        self, calls: Sequence[ToolCall], blocks: Mapping[int, Entry], inputs: TemplateInputs
-    ) -> dict[int, Sketch]:
+    def _sketches(self, adapted: Conversation, turn: Turn) -> dict[int, Sketch]:
         """Rendered blocks, without those that mean something else."""
-        key = _key(calls, inputs)
+        calls, blocks = adapted.messages[turn.at].tool_calls, turn.blocks
+        key = _key(calls, adapted)
         if any(entry.sketch is None or entry.sketch.key != key for entry in blocks.values()):
-            probe = self._alone(calls, inputs)
+            probe = self._alone(calls, adapted)
             for first, entry in blocks.items():
                 sketch = None if probe is None else self._sketch(probe, first, entry, key)
                 entry.sketch = sketch or Sketch(key)
         sketches = {first: entry.sketch for first, entry in blocks.items()}
         return {first: one for first, one in sketches.items() if one is not None and one.n_chars}
 
-    def _alone(self, calls: Sequence[ToolCall], inputs: TemplateInputs) -> Probe | None:
+    def _alone(self, calls: Sequence[ToolCall], adapted: Conversation) -> Probe | None:
         """A conversation of nothing but these calls, all of them numbered."""
         results = [Message(Role.TOOL, FILLER, tool_call_id=c.id, name=c.name) for c in calls]
         messages = [
@@ -164,8 +157,8 @@ class Splicer:
             Message(Role.ASSISTANT, tool_calls=tuple(calls)),
             *results,
         ]
-        bare = replace(inputs, add_generation_prompt=False, continue_final=False)
-        return self._probe(messages, bare, {(1, at): at for at in range(len(calls))})
+        numbers = {(1, at): at for at in range(len(calls))}
+        return self._probe(closed(adapted, messages), numbers)
 
     def _sketch(self, probe: Probe, first: int, entry: Entry, key: bytes) -> Sketch | None:
         last = first + len(entry.calls) - 1
@@ -230,7 +223,7 @@ def _start(marked: str, sketch: Sketch, places: Sequence[int], least: int) -> in
     return None
 
 
-def _key(calls: Sequence[ToolCall], inputs: TemplateInputs) -> bytes:
+def _key(calls: Sequence[ToolCall], adapted: Conversation) -> bytes:
     """Digest of the inputs that change how the template writes these calls."""
     ids = [call.id for call in calls]
-    return digest_of_text(json.dumps([ids, inputs.tools, inputs.variables], default=str))
+    return digest_of_text(json.dumps([ids, adapted.tools, adapted.template], default=str))

@@ -10,6 +10,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -64,27 +65,32 @@ class Entry:
         self.n_bytes = 4 * len(block.tokens) + CALL_BYTES * len(block.calls)
 
 
-class ToolCallReplay:
-    """Latest blocks by conversation and first call id. Thread-safe.
+class HasBytes(Protocol):
+    """Entry of known size."""
 
-    At most `max_bytes` in all; the oldest ones are forgotten.
-    """
+    n_bytes: int
 
-    def __init__(self, max_bytes: int = 16_000_000) -> None:
+
+K = TypeVar("K")
+E = TypeVar("E", bound=HasBytes)
+
+
+class ReplayMemory(Generic[K, E]):
+    """Latest entries by key, at most `max_bytes` in all; the oldest go first. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
         self._max = max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[Scope, str], Entry] = OrderedDict()
+        self._entries: OrderedDict[K, E] = OrderedDict()
         self.n_bytes = 0
 
-    def remember(self, scope: Scope, block: Block) -> None:
-        """Keep a sampled block for the later prompts of its conversation.
+    def get(self, key: K) -> E | None:
+        """The entry of this key, if it is still known."""
+        with self._lock:
+            return self._entries.get(key)
 
-        Arguments nested too deeply to be compared are left out.
-        """
-        try:
-            key, entry = (scope, block.calls[0].id), Entry(block)
-        except RecursionError:
-            return
+    def put(self, key: K, entry: E) -> None:
+        """Remember an entry in place of an earlier one of its key."""
         with self._lock:
             if (old := self._entries.pop(key, None)) is not None:
                 self.n_bytes -= old.n_bytes
@@ -92,6 +98,24 @@ class ToolCallReplay:
             self.n_bytes += entry.n_bytes
             while self.n_bytes > self._max:
                 self.n_bytes -= self._entries.popitem(last=False)[1].n_bytes
+
+
+class ToolCallReplay(ReplayMemory[tuple[Scope, str], Entry]):
+    """Latest blocks by conversation and first call id. Thread-safe."""
+
+    def __init__(self, max_bytes: int = 16_000_000) -> None:
+        super().__init__(max_bytes)
+
+    def remember(self, scope: Scope, block: Block) -> None:
+        """Keep a sampled block for the later prompts of its conversation.
+
+        Arguments nested too deeply to be compared are left out.
+        """
+        try:
+            entry = Entry(block)
+        except RecursionError:
+            return
+        self.put((scope, block.calls[0].id), entry)
 
     def known(self, scope: Scope, calls: Sequence[ToolCall]) -> dict[int, Entry]:
         """Remembered blocks of a turn, by index of the first call.
@@ -101,8 +125,7 @@ class ToolCallReplay:
         blocks: dict[int, Entry] = {}
         at = 0
         while at < len(calls):
-            with self._lock:
-                entry = self._entries.get((scope, calls[at].id))
+            entry = self.get((scope, calls[at].id))
             if entry is not None and _is_same(entry, calls[at : at + len(entry.calls)]):
                 blocks[at] = entry
                 at += len(entry.calls)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
-from mlxstack.core.conversation import Message, Role, Tool, ToolCall
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import MARK_OPENS
 from mlxstack.text.formats import ReasoningMarks, derive_format
@@ -55,15 +55,6 @@ RESERVED = frozenset(
 # Ends the text of an open answer; like the mark of the escaper, no honest text contains it.
 OPEN_END = "\ufdd4"
 MAX_FINDINGS = 16
-
-
-class TemplateInputs(Struct, frozen=True):
-    """Inputs of a template besides the messages."""
-
-    tools: tuple[Tool, ...] = ()
-    variables: dict[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = True
-    continue_final: bool = False
 
 
 class TemplateFindings(Struct, frozen=True):
@@ -121,8 +112,8 @@ class ChatTemplate:
         """The template for conversations with tools, "" where it is no text."""
         return template_source(self._tokenizer, has_tools=True)
 
-    def render(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
-        """The prompt text of adapted messages, guard marks included.
+    def render(self, adapted: Conversation) -> str:
+        """The prompt text of an adapted conversation, guard marks included.
 
         Raises BadRequest with the words of a template that refuses, TemplateOverrun for one that
         takes too long, and Unsupported when the model has none.
@@ -132,11 +123,11 @@ class ChatTemplate:
                 "this model has no chat template: it is a base model, which continues text; send "
                 "a prompt to /v1/completions"
             )
-        if reserved := RESERVED & inputs.variables.keys():
+        if reserved := RESERVED & adapted.template.keys():
             names = ", ".join(sorted(reserved))
             raise BadRequest(f"{names} cannot be set for the template", "chat_template_kwargs")
         try:
-            return self._render([self._turn(m) for m in messages], inputs)
+            return self._render(adapted)
         except REFUSALS as error:
             raise BadRequest(
                 f"the chat template of this model refuses the conversation: {error}", "messages"
@@ -163,9 +154,10 @@ class ChatTemplate:
         """The rendering of a conversation; None if it is refused."""
         other = self if capabilities is None else self._under(capabilities)
         adapted = adapt_to_template(messages, other.capabilities, tools)
-        inputs = TemplateInputs(tools, variables, add_generation_prompt=opens_answer)
         try:
-            return other._render([other._turn(m) for m in adapted], inputs)
+            return other._render(
+                Conversation(adapted, tools, template=variables, add_generation_prompt=opens_answer)
+            )
         except REFUSALS:
             return None
 
@@ -198,20 +190,19 @@ class ChatTemplate:
     def _special_texts(self) -> dict[str, Any]:
         return dict(getattr(self._tokenizer, "special_tokens_map", {}))
 
-    def _render(self, turns: list[Turn], inputs: TemplateInputs) -> str:
-        if inputs.continue_final:
-            turns = self._opened(turns)
-        tools = self._tools(inputs.tools)
+    def _render(self, adapted: Conversation) -> str:
+        is_open = adapted.continue_final
+        turns = [self._turn(message) for message in adapted.messages]
         variables = {
-            **self._guard.value(inputs.variables),
-            "messages": turns,
-            "tools": tools,
-            "add_generation_prompt": inputs.add_generation_prompt and not inputs.continue_final,
+            **self._guard.value(adapted.template),
+            "messages": self._opened(turns) if is_open else turns,
+            "tools": self._tools(adapted.tools),
+            "add_generation_prompt": adapted.add_generation_prompt and not is_open,
         }
         text = render_chat(self._tokenizer, **variables)
         if self.image_texts is not None:
             text = text.replace(*self.image_texts)
-        return self._until_open_end(text) if inputs.continue_final else text
+        return self._until_open_end(text) if is_open else text
 
     def _opened(self, turns: list[Turn]) -> list[Turn]:
         """Turns with a final mark, which protects trailing white space."""
