@@ -69,7 +69,7 @@ class WrittenAnswer(Struct, frozen=True):
 
 
 class AnswerPlace(Struct, frozen=True):
-    """Answer `at` in a conversation; `key` is a digest of its tools and variables."""
+    """Answer `at` in a conversation; `key` digests tools and variables."""
 
     conversation: Conversation
     at: int

@@ -268,7 +268,7 @@ class PromptMaker:
         return unescape(self._rendered(self._prepared(conversation))[1])
 
     def _prepared(self, conversation: Conversation) -> Conversation:
-        """Conversation with all inputs of the template, before it is adapted to it.
+        """Conversation with all inputs of the template, not yet adapted.
 
         Results are paired. Where the template opens no answers (Mistral's form), the last answer is
         continued: the template would end it and leave nothing to write.

@@ -76,7 +76,7 @@ E = TypeVar("E", bound=HasBytes)
 
 
 class ReplayMemory(Generic[K, E]):
-    """Latest entries by key, at most `max_bytes` in all; the oldest go first. Thread-safe."""
+    """Latest entries by key, at most `max_bytes` in all. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max = max_bytes
