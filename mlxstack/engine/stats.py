@@ -241,20 +241,17 @@ def _slot(
         return empty
     running_s = now - live.running_at if live.running_at else 0.0
     is_active = slot.state in ACTIVE
-    return SlotView(
-        id=slot.id,
-        n_ctx=n_ctx,
+    return replace(
+        empty,
         state=live.state,
         request=live.request.id,
         agent=live.request.agent or live.request.display_name,
-        n_tokens=len(context),
         n_prompt=len(live.request.tokens),
         n_done=slot.position if live.state is RequestPhase.PREFILLING else len(live.request.tokens),
         n_cached=live.n_cached,
         n_decoded=live.n_generated,
         n_remain=max(0, live.request.max_tokens - live.n_generated),
         tps=live.n_generated / running_s if is_active and running_s > 0 else 0.0,
-        n_bytes=context.n_bytes,
         idle_s=idle,
         is_used=True,
         miss=live.miss,

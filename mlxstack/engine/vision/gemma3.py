@@ -11,7 +11,7 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import VisionBlock, VisionTower, patch_matrix
+from mlxstack.engine.vision.tower import VisionBlock, VisionLayers, VisionTower, patch_matrix
 
 
 class TextWidth(Struct, frozen=True):
@@ -89,14 +89,6 @@ class SiglipBlock(VisionBlock):
         return states
 
 
-class SiglipEncoder(nn.Module):  # type: ignore[misc]
-    """Blocks under the name that checkpoints give them."""
-
-    def __init__(self, config: Gemma3Vision) -> None:
-        super().__init__()
-        self.layers = [SiglipBlock(config) for _ in range(config.num_hidden_layers)]
-
-
 class SiglipEmbeddings(nn.Module):  # type: ignore[misc]
     """Patch matrix and positions."""
 
@@ -140,7 +132,8 @@ class SiglipTower(VisionTower):
     def __init__(self, config: Gemma3Vision) -> None:
         super().__init__()
         self.embeddings = SiglipEmbeddings(config)
-        self.encoder = SiglipEncoder(config)
+        blocks = [SiglipBlock(config) for _ in range(config.num_hidden_layers)]
+        self.encoder = VisionLayers(blocks)
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.multi_modal_projector = Gemma3Projector(config)
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
 from mlxstack.engine.vision.gemma3 import TextWidth
-from mlxstack.engine.vision.tower import Rotation, VisionBlock, VisionTower, rotated
+from mlxstack.engine.vision.tower import Rotation, VisionBlock, VisionLayers, VisionTower, rotated
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
@@ -125,14 +125,6 @@ class Gemma4Block(VisionBlock):
         return states
 
 
-class Gemma4Encoder(nn.Module):  # type: ignore[misc]
-    """Blocks under the name that checkpoints give them."""
-
-    def __init__(self, config: Gemma4Vision) -> None:
-        super().__init__()
-        self.layers = [Gemma4Block(config) for _ in range(config.num_hidden_layers)]
-
-
 class Gemma4Patches(nn.Module):  # type: ignore[misc]
     """Patch matrix and positions, learned by column and by row."""
 
@@ -174,7 +166,8 @@ class Gemma4Tower(VisionTower):
         super().__init__()
         self.config = config
         self.patch_embedder = Gemma4Patches(config)
-        self.encoder = Gemma4Encoder(config)
+        blocks = [Gemma4Block(config) for _ in range(config.num_hidden_layers)]
+        self.encoder = VisionLayers(blocks)
         if config.standardize:
             self.std_bias = mx.zeros((config.hidden_size,))
             self.std_scale = mx.ones((config.hidden_size,))

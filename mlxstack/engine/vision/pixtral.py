@@ -12,7 +12,14 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import Rotation, VisionBlock, VisionTower, patch_matrix, rotated
+from mlxstack.engine.vision.tower import (
+    Rotation,
+    VisionBlock,
+    VisionLayers,
+    VisionTower,
+    patch_matrix,
+    rotated,
+)
 
 EPS = 1e-5
 
@@ -105,14 +112,6 @@ class PixtralBlock(VisionBlock):
         return states
 
 
-class PixtralBlocks(nn.Module):  # type: ignore[misc]
-    """Blocks under the name that checkpoints give them."""
-
-    def __init__(self, config: PixtralVision) -> None:
-        super().__init__()
-        self.layers = [PixtralBlock(config) for _ in range(config.num_hidden_layers)]
-
-
 class PixtralMerger(nn.Module):  # type: ignore[misc]
     """One vector of `merge` x `merge` patches, channels first."""
 
@@ -152,7 +151,8 @@ class PixtralTower(VisionTower):
         n = config.num_channels * config.patch_size**2
         self.patch_conv = nn.Linear(n, config.hidden_size, bias=False)
         self.ln_pre = nn.RMSNorm(config.hidden_size, eps=EPS)
-        self.transformer = PixtralBlocks(config)
+        blocks = [PixtralBlock(config) for _ in range(config.num_hidden_layers)]
+        self.transformer = VisionLayers(blocks)
         self.multi_modal_projector = PixtralProjector(config)
 
     @property

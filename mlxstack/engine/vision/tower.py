@@ -57,6 +57,14 @@ class VisionBlock(nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
 
+class VisionLayers(nn.Module):  # type: ignore[misc]
+    """Blocks under the name `layers` that checkpoints give them."""
+
+    def __init__(self, blocks: list[VisionBlock]) -> None:
+        super().__init__()
+        self.layers = blocks
+
+
 class VisionTower(nn.Module):  # type: ignore[misc]
     """Tower of one checkpoint; families implement `sequence`, `enter`, `leave`."""
 

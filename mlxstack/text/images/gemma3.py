@@ -1,7 +1,7 @@
 """Image processor of Gemma 3: squares of one size, whatever the image."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
@@ -30,26 +30,15 @@ class Gemma3Processor(Struct, frozen=True):
     `side` features.
     """
 
+    placeholder: ClassVar[str] = PLACEHOLDER
+    written: ClassVar[str] = BEGIN
+    framed: ClassVar[str] = f"\n\n{BEGIN}{PLACEHOLDER}{END}\n\n"
+
     edge: int
     patch: int
     side: int
     settings: Gemma3Settings
     tower: str
-
-    @property
-    def placeholder(self) -> str:
-        """Text of the token in place of a feature."""
-        return PLACEHOLDER
-
-    @property
-    def written(self) -> str:
-        """Text that the chat template writes for one image."""
-        return BEGIN
-
-    @property
-    def framed(self) -> str:
-        """The placeholder within the text that surrounds it in a chat."""
-        return f"\n\n{BEGIN}{PLACEHOLDER}{END}\n\n"
 
     @property
     def fingerprint(self) -> str:

@@ -4,7 +4,7 @@ Transformers, image_processing_gemma4.py: https://github.com/huggingface/transfo
 """
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -37,27 +37,16 @@ class Gemma4Processor(Struct, frozen=True):
     features a side at most.
     """
 
+    placeholder: ClassVar[str] = PLACEHOLDER
+    written: ClassVar[str] = PLACEHOLDER
+    framed: ClassVar[str] = f"{BEGIN}{PLACEHOLDER}{END}"
+
     patch: int
     pool: int
     longest: int
     settings: Gemma4Settings
     max_pixels: int
     tower: str
-
-    @property
-    def placeholder(self) -> str:
-        """Text of the token in place of a feature."""
-        return PLACEHOLDER
-
-    @property
-    def written(self) -> str:
-        """Text that the chat template writes for one image."""
-        return PLACEHOLDER
-
-    @property
-    def framed(self) -> str:
-        """The placeholder within the text that surrounds it in a chat."""
-        return f"{BEGIN}{PLACEHOLDER}{END}"
 
     @property
     def fingerprint(self) -> str:

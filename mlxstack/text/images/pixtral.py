@@ -1,7 +1,7 @@
 """Image processor of Mistral 3, whose tower is Pixtral's."""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -34,26 +34,15 @@ class PixtralProcessor(Struct, frozen=True):
     `patch` is the side of a patch in pixels; `merge` x `merge` patches make a feature.
     """
 
+    placeholder: ClassVar[str] = PLACEHOLDER
+    written: ClassVar[str] = PLACEHOLDER
+    framed: ClassVar[str] = PLACEHOLDER
+
     patch: int
     merge: int
     settings: PixtralSettings
     max_pixels: int
     tower: str
-
-    @property
-    def placeholder(self) -> str:
-        """Text of the token in place of a feature."""
-        return PLACEHOLDER
-
-    @property
-    def written(self) -> str:
-        """Text that the chat template writes for one image."""
-        return PLACEHOLDER
-
-    @property
-    def framed(self) -> str:
-        """The placeholder within the text that surrounds it in a chat."""
-        return PLACEHOLDER
 
     @property
     def fingerprint(self) -> str:

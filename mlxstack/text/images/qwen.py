@@ -1,7 +1,7 @@
 """Image processor of Qwen3-VL and Qwen3.5 to 3.8."""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -39,26 +39,15 @@ class QwenProcessor(Struct, frozen=True):
     `patch` is the side of a patch in pixels; `merge` x `merge` patches make a feature.
     """
 
+    placeholder: ClassVar[str] = PLACEHOLDER
+    framed: ClassVar[str] = f"<|vision_start|>{PLACEHOLDER}<|vision_end|>"
+    written: ClassVar[str] = framed
+
     patch: int
     merge: int
     settings: Settings
     max_pixels: int
     tower: str
-
-    @property
-    def placeholder(self) -> str:
-        """Text of the token in place of a feature."""
-        return PLACEHOLDER
-
-    @property
-    def written(self) -> str:
-        """Text that the chat template writes for one image."""
-        return self.framed
-
-    @property
-    def framed(self) -> str:
-        """The placeholder within the text that surrounds it in a chat."""
-        return f"<|vision_start|>{PLACEHOLDER}<|vision_end|>"
 
     @property
     def fingerprint(self) -> str:

@@ -180,15 +180,9 @@ class ChatTemplate:
         marks = [self._marks.opens, self._marks.closes]
         facts = [template_source(self._tokenizer, has_tools=False), self.source, marks,
                  sorted(special_tokens.structure), sorted(special_tokens.calls),
-                 repr(self._special_texts()), str(self._own_renderer())]  # fmt: skip
+                 repr(dict(getattr(self._tokenizer, "special_tokens_map", {}))),
+                 str(getattr(self._tokenizer, "_chat_template", None))]  # fmt: skip
         return hashlib.blake2b(json.dumps(facts).encode("utf-8", "surrogatepass")).digest()
-
-    def _own_renderer(self) -> Any:
-        """Render function of mlx-lm for a model without Jinja template."""
-        return getattr(self._tokenizer, "_chat_template", None)
-
-    def _special_texts(self) -> dict[str, Any]:
-        return dict(getattr(self._tokenizer, "special_tokens_map", {}))
 
     def _render(self, adapted: Conversation) -> str:
         is_open = adapted.continue_final
