@@ -31,7 +31,7 @@ from mlxstack.text.formats.call_writer import CallEvent
 from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.tool_call_replay import Block
+from mlxstack.text.prompt.answer_replay import Block
 from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 
 log = logging.getLogger(__name__)

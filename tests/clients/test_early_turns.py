@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.scheduling.early_history import FEWEST_TOKENS
-from mlxstack.text.prompt.answer_replay import SampledAnswer
-from mlxstack.text.prompt.tool_call_replay import NAMELESS
+from mlxstack.text.prompt.answer_replay import NAMELESS, SampledAnswer
 from tests.clients.tapes import Tape, tapes
 from tests.clients.test_recorded import conversation
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded

@@ -43,13 +43,13 @@ LIMITS = (
         SWAPS + "test_a_template_that_does_not_end_is_refused_before_the_old_model_goes",
     ),
     Mutant(
-        "a replayed call stays in its conversation", "text/prompt/tool_call_replay.py",
-        "entry = self._entries.get((scope, calls[at].id))",
+        "a replayed call stays in its conversation", "text/prompt/answer_replay.py",
+        "entry = self.get((scope, calls[at].id))",
         "entry = next((e for k, e in self._entries.items() if k[1] == calls[at].id), None)",
         REPLAY + "test_redteam_8_a_call_stays_with_its_tenant_and_conversation",
     ),
     Mutant(
-        "only an equal call is replayed", "text/prompt/tool_call_replay.py",
+        "only an equal call is replayed", "text/prompt/answer_replay.py",
         "return entry.calls == tuple(digest_of(call) for call in calls)",
         "return len(entry.calls) == len(calls)",
         REPLAY + "test_only_an_equal_call_is_replayed",
@@ -70,7 +70,7 @@ LIMITS = (
         REPLAY + "test_a_prompt_that_a_sentinel_would_change_is_left_alone",
     ),
     Mutant(
-        "replayed calls take a bounded room", "text/prompt/tool_call_replay.py",
+        "replayed calls take a bounded room", "text/prompt/answer_replay.py",
         "while self.n_bytes > self._max:", "while False:",
         REPLAY + "test_blocks_take_a_bounded_room",
     ),

@@ -90,7 +90,7 @@ STRANGERS = (
     ),
     Mutant(
         "results are paired with their calls", "text/prompt/prompt.py",
-        "messages = pair_results(conversation.messages)", "messages = conversation.messages",
+        "messages=pair_results(conversation.messages),", "messages=conversation.messages,",
         "tests/api/test_result_order.py::"
         "test_results_in_any_order_are_one_prompt_of_one_conversation",
     ),

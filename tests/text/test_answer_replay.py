@@ -21,9 +21,8 @@ from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import ParseOptions
-from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer
+from mlxstack.text.prompt.answer_replay import NAMELESS, AnswerReplay, SampledAnswer, Scope
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
-from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
 WORDS: Any = None  # The assembler is given what it needs of a text processor.

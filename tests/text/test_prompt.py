@@ -6,8 +6,8 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.prompt.answer_replay import Block, Scope
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
-from mlxstack.text.prompt.tool_call_replay import Block, Scope
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 RULES = "You are a careful agent that reads before it writes."

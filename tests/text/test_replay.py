@@ -18,8 +18,8 @@ from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import ParseOptions
+from mlxstack.text.prompt.answer_replay import CALL_BYTES, Block, Scope, ToolCallReplay
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
-from mlxstack.text.prompt.tool_call_replay import CALL_BYTES, Block, Scope, ToolCallReplay
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
 WORDS: Any = None  # The assembler is given what it needs of a text processor.

@@ -19,8 +19,8 @@ from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.output_parser import ParseOptions
+from mlxstack.text.prompt.answer_replay import Scope
 from mlxstack.text.prompt.prompt import Prompt, TokenizeOptions
-from mlxstack.text.prompt.tool_call_replay import Scope
 
 N_TAIL = 16
 

@@ -39,8 +39,7 @@ from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import OutputParser
-from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer
-from mlxstack.text.prompt.tool_call_replay import Scope, ToolCallReplay
+from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer, Scope, ToolCallReplay
 
 ENDINGS = {
     FinishReason.EOS: FinishCause.EOS,

@@ -13,7 +13,7 @@ from mlxstack.core.errors import StackError
 from mlxstack.core.request import Request
 from mlxstack.host.spare_power import has_spare_power
 from mlxstack.service.parts.request_stream import GenerationEngine
-from mlxstack.text.prompt.tool_call_replay import Scope
+from mlxstack.text.prompt.answer_replay import Scope
 
 if TYPE_CHECKING:
     from mlxstack.service.parts.text_processor import TextProcessor

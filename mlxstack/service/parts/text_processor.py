@@ -24,9 +24,9 @@ from mlxstack.text.grammar.loose_tools import LooseSchemas, ToolLoosener, not_ob
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of, schema_grammar
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.prompt.answer_replay import NAMELESS, Scope
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
 from mlxstack.text.prompt.report import notes
-from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
 from mlxstack.text.rendering.renderers import RENDERERS
 
 log = logging.getLogger("mlxstack.service")

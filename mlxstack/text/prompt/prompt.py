@@ -40,10 +40,12 @@ from mlxstack.text.images.spans import (
 from mlxstack.text.normalize_messages import head_tools, pair_results
 from mlxstack.text.output_format import accent_of
 from mlxstack.text.prompt.answer_replay import (
+    NAMELESS,
     AnswerAnchor,
     AnswerEntry,
     AnswerReplay,
     AnswerSplicer,
+    Scope,
     closed,
     digest_of_text,
     histories,
@@ -55,7 +57,6 @@ from mlxstack.text.prompt.checkpoint_positions import (
     turn_ends,
 )
 from mlxstack.text.prompt.splices import Splicer
-from mlxstack.text.prompt.tool_call_replay import NAMELESS, Scope
 from mlxstack.text.template.adaptation import (
     TemplateCapabilities,
     adapt_to_template,

@@ -15,9 +15,8 @@ from mlxstack.text.formats import (
     read_answer,
 )
 from mlxstack.text.formats.description import call_marks
-from mlxstack.text.prompt.answer_replay import SampledAnswer
+from mlxstack.text.prompt.answer_replay import NAMELESS, SampledAnswer
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
-from mlxstack.text.prompt.tool_call_replay import NAMELESS
 from mlxstack.text.template.adaptation import CallText, TemplateCapabilities
 from mlxstack.text.template.capabilities import losses
 from mlxstack.text.tokens.cached_tokenizer import common_length

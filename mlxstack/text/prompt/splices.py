@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.output_format import ModelMarkers
-from mlxstack.text.prompt.answer_replay import closed, digest_of_text
-from mlxstack.text.prompt.tool_call_replay import (
+from mlxstack.text.prompt.answer_replay import (
     Entry,
     Scope,
     Sketch,
     ToolCallReplay,
+    closed,
+    digest_of_text,
 )
 from mlxstack.text.template.chat_template import ChatTemplate
 from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
