@@ -13,7 +13,7 @@ from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
 from mlxstack.demo import MODEL_DIR
 from tests.api.running import Running, running, single_steps
-from tests.clients.scripted import OPENING, call
+from tests.clients.scripted import HORIZON, OPENING, call
 from tests.clients.stage import model, playing_model
 from tests.patience import PATIENCE_S
 from tests.text.formats import FORMATS, template_of
@@ -178,7 +178,8 @@ def sampled(live: Running, said: str, dialect: Dialect) -> list[str]:
     rest = said.removeprefix("<tool_call>") if "tool_choice" in dialect.body else said
     found = []
     while rest:
-        text = str(tokenizer.decode(tokenizer.encode(rest, add_special_tokens=False)[:1]))
+        ids = tokenizer.encode(rest[:HORIZON], add_special_tokens=False)
+        text = str(tokenizer.decode(ids[:1]))
         found.append(text)
         rest = rest.removeprefix(text)
     return found

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 
 OPENING = "<|im_start|>assistant\n"
 END = 2
+HORIZON = 200
+"""Characters of an answer's rest that are encoded to find its next token."""
 
 
 class ModelArgs(BaseModelArgs):
@@ -94,7 +96,8 @@ class Model(nn.Module):
         whole = self._answer(heard.rpartition(OPENING)[2], said)
         if not opening or not whole.startswith(said) or whole == said:
             return END
-        return int(self._words.encode(whole[len(said) :], add_special_tokens=False).ids[0])
+        rest = whole[len(said) : len(said) + HORIZON]
+        return int(self._words.encode(rest, add_special_tokens=False).ids[0])
 
     def _answer(self, heard: str, said: str) -> str:
         found = (line for line in self._lines if re.search(line.when, heard, re.DOTALL))
