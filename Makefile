@@ -6,11 +6,11 @@ SEED ?= 1
 MINUTES ?= $(if $(filter fuzz,$(MAKECMDGOALS)),20,30)
 # MLX's CPU build links a slow reference BLAS; OpenBLAS in front of it is many times faster.
 # Its arrays come from malloc, where huge pages save most of the cost of fresh memory, and few
-# arenas keep less of what was freed.
+# arenas keep less of what was freed. Compiled modules are kept: a run has many processes.
 BLAS := $(firstword $(wildcard /usr/lib/*/openblas-pthread/libopenblas.so.0 /usr/lib64/libopenblas.so.0))
 # Workers of the tests compute with one BLAS thread each; one more than cores uses what others wait.
 WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
-FAST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2 $(if $(BLAS),LD_PRELOAD=$(BLAS))
+FAST := PYTHONDONTWRITEBYTECODE= GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2 $(if $(BLAS),LD_PRELOAD=$(BLAS))
 
 .DEFAULT_GOAL := help
 

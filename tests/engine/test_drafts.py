@@ -179,8 +179,7 @@ DRAFTED = ["tiny-swa + tiny-swa", "tiny-hybrid + tiny", "tiny-hybrid + mtp", "ti
     params=[
         "tiny-hybrid",
         DRAFTED[0],
-        DRAFTED[2],
-        *in_soak("demo", "tiny-swa", *KINDS[2:], DRAFTED[1], DRAFTED[3]),
+        *in_soak("demo", "tiny-swa", *KINDS[2:], *DRAFTED[1:]),
     ],
 )
 def pair(

@@ -9,6 +9,7 @@ from mlxstack.core.preset import KVSpec, SlotSpec
 from mlxstack.engine.kv.prefix_cache import LEAST_PARKED
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -32,7 +33,7 @@ def n_cached(driver: Driver, tokens: tuple[int, ...], **more: str) -> int:
     return int(driver.seated(ask).n_cached)
 
 
-@pytest.mark.parametrize("n_prompt", [LEAST_PARKED, 40, 110])
+@pytest.mark.parametrize("n_prompt", [LEAST_PARKED, 110, *in_soak(40)])
 def test_next_turns_repeats_and_forks_are_found(driver: Driver, n_prompt: int) -> None:
     talks = [prompt(n_prompt, seed=seed) for seed in range(N_TALKS)]
     said = [tuple(driver.answer(talk, N_ANSWER)) for talk in talks]
