@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.api.speaking import chat_body
+from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -39,7 +40,7 @@ def test_a_grammar_that_spells_marks_is_followed_in_letters(http: httpx.Client, 
     assert not choice["message"].get("tool_calls")
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [TEXTS[0], TEXTS[-1], *in_soak(*TEXTS[1:-1])])
 def test_with_tools_it_is_either_the_grammar_or_a_call(http: httpx.Client, text: str) -> None:
     """The tokens of a call are the way out; without them the answer is the grammar's."""
     marks = http.post("/tokenize", json={"content": "<tool_call>", "parse_special": True}).json()

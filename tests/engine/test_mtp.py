@@ -33,10 +33,11 @@ from tests.hub import MODEL, files_of, serving
 from tests.matrix.builder import build
 from tests.matrix.configs import config_of
 from tests.models import HYBRID, write
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
-KINDS = ["tiny", "tiny-hybrid", "tiny-mla"]
+KINDS = ["tiny-hybrid", "tiny-mla", *in_soak("tiny")]
 
 
 def with_head(model_of: ModelOf, kind: str) -> Path:

@@ -26,8 +26,11 @@ from mlxstack.engine.vision.seam import ImageRope
 from mlxstack.text.images.families import processor_of
 from tests import vision_models
 from tests.engine.harness import Driver, draft_freely, preset_of, prompt, running
+from tests.repetition import in_soak
 
 KINDS = tuple(vision_models.CONFIGS)
+COMMON = (KINDS[0], "qwen3_5", "gemma4")
+"""Three axes of positions, a hybrid, and windows whose images attend in both directions."""
 
 
 def png(seed: int, width: int = 128, height: int = 96) -> bytes:
@@ -73,7 +76,7 @@ class Pictures:
         return {"tokens": tuple(tokens), "images": tuple(images)}
 
 
-@pytest.fixture(params=KINDS, scope="module")
+@pytest.fixture(params=[*COMMON, *in_soak(*sorted({*KINDS} - {*COMMON}))], scope="module")
 def folder(request: Any, tmp_path_factory: Any) -> Path:
     return vision_models.build(tmp_path_factory.mktemp(request.param), request.param)
 
