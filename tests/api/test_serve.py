@@ -1,6 +1,5 @@
 """The process: it binds, loads, drains on SIGTERM, and says why when it cannot start."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -14,30 +13,22 @@ import msgspec
 import pytest
 
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
+from tests.api import serve_process
 from tests.api.running import tiny_preset
 from tests.api.speaking import chat_body
+from tests.forked import ROOT
 from tests.patience import PATIENCE_S, wait_until
 from tests.ports import unused_port
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
-SCRIPT = """
-import logging, pathlib, sys
-import msgspec
-logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-from mlxstack.api.server import run
-from mlxstack.core.preset import Preset
-preset = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=Preset)
-sys.exit(run(preset, pathlib.Path(sys.argv[2])))
-"""
-
 
 @contextmanager
 def process(preset: Preset, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     (tmp_path / "preset.json").write_bytes(msgspec.json.encode(preset))
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "preset.json"), str(tmp_path / "home")]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as found:
+    words = str(tmp_path / "preset.json"), str(tmp_path / "home")
+    command = [sys.executable, "-m", serve_process.MODULE, *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as found:
         try:
             yield found
         finally:

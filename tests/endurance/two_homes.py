@@ -24,7 +24,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
-from tests.api.test_serve import SCRIPT, wait_for
+from tests.api import serve_process
+from tests.api.test_serve import wait_for
 from tests.ports import unused_port
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +160,8 @@ def _two(home: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
         for preset in presets:
             file = home / f"{preset.name}.json"
             file.write_bytes(msgspec.json.encode(preset))
-            command = [sys.executable, "-c", SCRIPT, str(file), str(home / "home")]
+            words = str(file), str(home / "home")
+            command = [sys.executable, "-m", serve_process.MODULE, *words]
             worker = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stderr=DEVNULL))
             stack.callback(worker.kill)
         for url in urls:
