@@ -53,7 +53,7 @@ schema = schemathesis.pytest.from_fixture("doors").exclude(
 # They take most of the time, with the parts of the bodies that others have too.
 few = schema.exclude(
     path_regex=r"^/(apply-template|v1/responses$|v1/chat/completions/input_tokens"
-    r"|v1/messages/count_tokens|v1/agents/[^/]+/generate)"
+    r"|v1/completions|v1/messages/count_tokens|v1/agents/[^/]+/generate|api/generate|cache/warm)"
 )
 as_always = settings(
     max_examples=2,

@@ -36,12 +36,14 @@ def process(preset: Preset, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for(url: str) -> None:
-    def is_healthy() -> bool:
-        with suppress(httpx.TransportError):
-            return httpx.get(url + "/health").status_code == 200
-        return False
+    with httpx.Client(base_url=url) as http:
 
-    wait_until(is_healthy)
+        def is_healthy() -> bool:
+            with suppress(httpx.TransportError):
+                return http.get("/health").status_code == 200
+            return False
+
+        wait_until(is_healthy)
 
 
 def test_e16_sigterm_lets_running_requests_finish(model_folder: Path, tmp_path: Path) -> None:

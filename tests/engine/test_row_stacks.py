@@ -28,8 +28,10 @@ from tests.conftest import ModelOf
 from tests.engine.harness import array_bytes, preset_of, prompt, running
 from tests.models import VOCAB
 from tests.patience import PATIENCE_S
+from tests.repetition import in_soak
 
-KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla"]
+COMMON = ["tiny-swa", "tiny-hybrid"]
+MORE = ["tiny", "tiny-sinks", "tiny-mla"]
 LENGTHS = (3, 90, 40, 130)
 """Within and beyond the windows of the models; beside each other."""
 AT_ONCE = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
@@ -80,7 +82,7 @@ def prompt_of(slot: int) -> tuple[int, ...]:
     return prompt(LENGTHS[slot % len(LENGTHS)] + slot, seed=slot)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*COMMON, *in_soak(*MORE)])
 def model(request: pytest.FixtureRequest, model_of: ModelOf) -> Any:
     return loader.load(ModelSpec(id=str(model_of(request.param))), KVSpec()).model
 
@@ -113,6 +115,7 @@ def continued(rows: Rows, context: SlotContext, slot: int, n: int) -> list[int]:
     return so_far + again.answers[slot]
 
 
+@pytest.mark.parametrize("model", [*COMMON, *MORE], indirect=True, scope="module")
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_stacked_rows_get_the_tokens_of_each_alone(
     model: Any, cold: Callable[[int, int], list[int]], is_ahead: bool
