@@ -30,12 +30,12 @@ def macos_version() -> tuple[int, ...]:
     return tuple(int(part) for part in platform.mac_ver()[0].split(".") if part.isdigit())
 
 
-def gpu_panics(folder: Path = PANIC_REPORTS, since: float | None = None) -> list[Path]:
-    """Reports of kernel panics in the GPU driver, oldest first.
+def gpu_panics(folder: Path = PANIC_REPORTS) -> list[Path]:
+    """Reports of recent kernel panics in the GPU driver, oldest first.
 
-    `since` is Unix seconds, by default 30 days ago. Unreadable reports are left out.
+    Unreadable ones are left out.
     """
-    since = time.time() - RECENT_S if since is None else since
+    since = time.time() - RECENT_S
     reports: list[tuple[float, Path]] = []
     for file in folder.glob("*.panic"):
         with suppress(OSError):
@@ -45,10 +45,9 @@ def gpu_panics(folder: Path = PANIC_REPORTS, since: float | None = None) -> list
     return [file for _, file in sorted(reports)]
 
 
-def is_local_network_refused(error: BaseException, system: str | None = None) -> bool:
+def is_local_network_refused(error: BaseException) -> bool:
     """Whether macOS may have refused a connection to the local network."""
-    is_mac = (system or sys.platform) == "darwin"
-    return is_mac and any(
+    return sys.platform == "darwin" and any(
         isinstance(cause, OSError) and cause.errno == errno.EHOSTUNREACH for cause in _causes(error)
     )
 

@@ -260,9 +260,9 @@ class AgentLockFiles:
     refuses.
     """
 
-    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        open_private(root, disk or Disk())
+        open_private(root, Disk())
 
     def turn(self, agent: str) -> AgentLock | None:
         """Lock of a turn or an edit; None while otherwise held."""

@@ -23,8 +23,8 @@ from mlxstack.store.gc import (
     check_room,
     of_agent,
     plan,
+    scan_disk,
 )
-from mlxstack.store.gc_scan import scan_disk
 from mlxstack.store.kv_store import DiskKVStore
 
 log = logging.getLogger(__name__)

@@ -145,7 +145,7 @@ LIMITS = (
         RELEASES + "test_c8_kv_of_another_version_is_a_miss_and_left_as_it_is",
     ),
     Mutant(
-        "KV that a foreign manifest may name is spared", "store/gc_scan.py",
+        "KV that a foreign manifest may name is spared", "store/gc.py",
         "kept |= {c.path for c, identity in saved if identity is not None}", "kept = set()",
         RELEASES
         + "test_c14_a_context_of_another_version_is_spared_with_the_kv_of_its_identity",

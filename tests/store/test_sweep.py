@@ -22,8 +22,8 @@ from mlxstack.store.gc import (
     carry_out,
     check_room,
     plan,
+    scan_disk,
 )
-from mlxstack.store.gc_scan import scan_disk
 from mlxstack.store.kv_store import DiskKVStore, KVFileEntry
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import UnreadableDisk

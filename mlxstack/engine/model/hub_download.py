@@ -19,15 +19,15 @@ RUNNING: dict[str, Transfer] = {}
 """Downloads of this process by model."""
 
 
-def fetch(spec: ModelSpec, every_s: float = EVERY_S) -> Path:
+def fetch(spec: ModelSpec) -> Path:
     """Snapshot of a model, downloaded if missing. Raises SetupError."""
     log.info("looking for %s on the hub", spec.id)
     if (snapshot := whole_snapshot(spec.id, spec.revision)) is not None:
         return snapshot
-    return _download(spec, hub.PATTERNS, every_s)
+    return _download(spec, hub.PATTERNS)
 
 
-def fetch_head(model: str, every_s: float = EVERY_S) -> Path:
+def fetch_head(model: str) -> Path:
     """Snapshot with the weight files of an MTP head alone. Raises SetupError."""
     log.info("looking for the MTP head of %s on the hub", model)
     config = hub.fetch_config(model)
@@ -37,10 +37,10 @@ def fetch_head(model: str, every_s: float = EVERY_S) -> Path:
         raise SetupError(f"model.mtp: {model} has no MTP head that is known here")
     if hub.is_cached(model, names):
         return config.parent
-    return _download(ModelSpec(id=model), (*hub.BESIDE_WEIGHTS, *names), every_s)
+    return _download(ModelSpec(id=model), (*hub.BESIDE_WEIGHTS, *names))
 
 
-def _download(spec: ModelSpec, patterns: Sequence[str], every_s: float) -> Path:
+def _download(spec: ModelSpec, patterns: Sequence[str]) -> Path:
     plan = hub.plan(spec.id, spec.revision, patterns)
     hub.check_disk(plan)
     transfer = Transfer(plan.n_missing, time.monotonic())
@@ -50,7 +50,7 @@ def _download(spec: ModelSpec, patterns: Sequence[str], every_s: float) -> Path:
         nonlocal logged
         now = time.monotonic()
         transfer.add(n_bytes)
-        if now - logged >= every_s:
+        if now - logged >= EVERY_S:
             logged = now
             log.info("downloading %s: %s", spec.id, transfer.text(now))
 

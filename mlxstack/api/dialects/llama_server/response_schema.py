@@ -50,7 +50,7 @@ SPOKEN: dict[str, Any] = {
 }
 
 
-def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -> dict[str, Any]:
+def params(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
     """The `params` of /props and /slots. -1 tokens means no limit."""
     return {
         "seed": RANDOM_SEED if sampling.seed is None else sampling.seed,
@@ -65,7 +65,7 @@ def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -
         "max_tokens": max_tokens,
         "n_predict": max_tokens,
         "ignore_eos": False,
-        "stream": is_stream,
+        "stream": False,
         "n_probs": sampling.top_logprobs or 0,
         **ABSENT,
     }
