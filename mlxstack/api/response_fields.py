@@ -156,13 +156,9 @@ class Alternative(Struct, frozen=True):
     logprob: float
 
 
-class SampledLogprob(Struct, frozen=True):
+class SampledLogprob(Alternative, frozen=True):
     """The token that was chosen, among the most likely ones."""
 
-    id: int
-    token: str
-    bytes: tuple[int, ...]
-    logprob: float
     top_logprobs: tuple[Alternative, ...]
 
 

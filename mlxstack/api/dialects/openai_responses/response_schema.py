@@ -54,24 +54,25 @@ class ReasoningItem(Struct, frozen=True, tag="reasoning"):
     encrypted_content: str | None = None
 
 
-class FunctionCallItem(Struct, frozen=True, tag="function_call"):
-    """Function call. Its `call_id` comes back with the output."""
+class CallItem(Struct, frozen=True):
+    """Call of a tool. Its `call_id` comes back with the output."""
 
     id: str
     call_id: str
     name: str
     status: Status
+
+
+class FunctionCallItem(CallItem, frozen=True, tag="function_call"):
+    """Function call, whose arguments are JSON."""
+
     arguments: str = ""
     namespace: str | UnsetType = UNSET
 
 
-class CustomCallItem(Struct, frozen=True, tag="custom_tool_call"):
+class CustomCallItem(CallItem, frozen=True, tag="custom_tool_call"):
     """Call of a custom tool, whose argument is free text."""
 
-    id: str
-    call_id: str
-    name: str
-    status: Status
     input: str = ""
     namespace: str | UnsetType = UNSET
 
@@ -126,34 +127,30 @@ class ResponsesEvent(Struct, kw_only=True, tag_field="type"):
     sequence_number: int = 0
 
 
-class Created(ResponsesEvent, tag="response.created"):
+class OfResponse(ResponsesEvent):
+    """Event of the whole response."""
+
+    response: Response
+
+
+class Created(OfResponse, tag="response.created"):
     """First event."""
 
-    response: Response
 
-
-class InProgress(ResponsesEvent, tag="response.in_progress"):
+class InProgress(OfResponse, tag="response.in_progress"):
     """Second event, and the heartbeat."""
 
-    response: Response
 
-
-class Completed(ResponsesEvent, tag="response.completed"):
+class Completed(OfResponse, tag="response.completed"):
     """Last event of a complete response."""
 
-    response: Response
 
-
-class IncompleteEvent(ResponsesEvent, tag="response.incomplete"):
+class IncompleteEvent(OfResponse, tag="response.incomplete"):
     """Last event of a response that was cut off."""
 
-    response: Response
 
-
-class FailedEvent(ResponsesEvent, tag="response.failed"):
+class FailedEvent(OfResponse, tag="response.failed"):
     """Last event of a response that failed."""
-
-    response: Response
 
 
 class ItemAdded(ResponsesEvent, tag="response.output_item.added"):
