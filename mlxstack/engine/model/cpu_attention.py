@@ -197,13 +197,13 @@ def attend_tiled(
     for start in range(0, n, step):
         stop = min(start + step, n)
         n_seen = n_keys - n + stop if mask == "causal" else n_keys
-        allowed = _allowed(mask, start, stop, n_seen)
+        bias = _bias(mask, start, stop, n_seen)
         parts = [
             _tile(
                 grouped[:, one, :, start:stop],
                 keys[:, one, :n_seen],
                 values[:, one, :n_seen],
-                allowed,
+                bias,
                 None if sinks is None else sinks[:, one],
             )
             for one in each
@@ -212,28 +212,33 @@ def attend_tiled(
     return mx.concatenate(tiles, axis=3).reshape(1, heads, n, -1)
 
 
-def _allowed(mask: mx.array | str | None, start: int, stop: int, n_seen: int) -> mx.array | None:
-    """Mask (queries, `n_seen` keys) of the queries [start, stop); None for all keys."""
-    if isinstance(mask, mx.array):
-        return mask.reshape(mask.shape[-2:])[start:stop]
+def _bias(mask: mx.array | str | None, start: int, stop: int, n_seen: int) -> mx.array | None:
+    """Scores (queries, `n_seen` keys) that mask keys of [start, stop); None for all keys.
+
+    MLX adds a small array to the scores of each head faster than it chooses by one.
+    """
     if mask is None:
         return None
-    return mx.arange(n_seen) <= mx.arange(n_seen - stop + start, n_seen)[:, None]
+    if isinstance(mask, mx.array):
+        allowed = mask.reshape(mask.shape[-2:])[start:stop]
+    else:
+        allowed = mx.arange(n_seen) <= mx.arange(n_seen - stop + start, n_seen)[:, None]
+    return mx.where(allowed, 0.0, MASKED)
 
 
 def _tile(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
-    allowed: mx.array | None,
+    bias: mx.array | None,
     sinks: mx.array | None,
 ) -> mx.array:
     """Attention of queries (1, KV heads, group, n, dim)."""
     _, n_kv, group, n, dim = queries.shape
     scores = queries.reshape(1, n_kv, -1, dim) @ keys.swapaxes(-1, -2)
     scores = scores.reshape(1, n_kv, group, n, -1)
-    if allowed is not None:
-        scores = mx.where(allowed, scores, MASKED)
+    if bias is not None:
+        scores = scores + bias
     most = scores.max(axis=-1, keepdims=True)
     if sinks is not None:
         most = mx.maximum(most, sinks)
