@@ -22,6 +22,9 @@ LENGTHS = {"slow": 4.0, "mlx": 2.0, "net": 2.0}
 UNMARKED = 0.1
 """Seconds that a test is expected to take by its marker, to order the files."""
 
+MOST_NAMED = 200
+"""Characters of a parameter that is a part of a test's name."""
+
 DEVICE = os.environ.get("MLX_STACK_TEST_DEVICE", "cpu")
 """`gpu` runs the tests marked `metal` alone. Others compare exactly: batch to row, hit to cold."""
 if DEVICE != "gpu":
@@ -81,6 +84,13 @@ def self_checks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "self_check", remembered_check)
         yield
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a long value by its length: each worker tells the names of all tests."""
+    if isinstance(val, str | bytes) and len(val) > MOST_NAMED:
+        return f"{argname}-{len(val)}"
+    return None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

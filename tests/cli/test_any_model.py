@@ -15,6 +15,7 @@ from tests import forked, hub
 from tests.cli.terminal import Shell
 from tests.conftest import ModelOf
 from tests.patience import PATIENCE_S
+from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -200,7 +201,7 @@ def test_another_preset_of_a_running_name_is_refused(shell: Shell, model_of: Mod
 @pytest.mark.parametrize(
     "card, shown, is_greedy",
     [
-        (None, "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05", False),
+        *in_soak((None, "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05", False)),
         ({"eos_token_id": 2}, "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05", False),
         ({"do_sample": False}, "greedy", True),
         ({"temperature": 0.5, "top_k": 7}, "temperature 0.5, top_k 7", False),
