@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 MOST_FILES_OF_A_CHAT = 67
-MOST_FILES_OF_A_PARKED_TURN = 77
+MOST_FILES_OF_A_PARKED_TURN = 76
 
 PACKAGE = Path(mlxstack.__file__).parent
 

@@ -38,13 +38,14 @@ from mlxstack.store.atomic_write import (
     children,
     clear_leftovers,
     open_private,
+    parse_json,
     read_whole,
     refused,
     remove_synced,
     touch,
     write_atomic,
 )
-from mlxstack.store.manifest_file import from_json, parse_json, to_json
+from mlxstack.store.manifest_file import from_json, to_json
 
 AGENT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 FOLDER = re.compile(r"(?P<stem>[a-z0-9+_=-][a-z0-9._=-]{0,127})(?:~(?P<bits>[0-9a-f]{1,32}))?")

@@ -1,6 +1,6 @@
 """Disk I/O: atomic, durable writes with owner-only permissions (0600, folders 0700).
 
-Errors of the system become messages for users.
+Errors of the system, and of damaged contents, become messages for users.
 """
 
 import errno
@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from mlxstack.core.errors import Damaged, DiskFull, NotFound, SetupError, StackError, Unreadable
 
@@ -110,6 +113,8 @@ def _flush(fd: int, command: int) -> bool:
 TEMPORARY = "..tmp-"
 Flush = Callable[[int], None]
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+T = TypeVar("T")
 
 
 def open_private(directory: Path, disk: Disk) -> None:
@@ -220,6 +225,14 @@ def opened(path: Path) -> Iterator[int]:
         raise NotFound(f"there is no file {path.name}") from None
     except OSError as error:
         raise Unreadable(f"{path.name} cannot be read: {because(error)}") from error
+
+
+def parse_json(data: bytes, kind: type[T]) -> T:
+    """Raises Damaged when `data` is not the JSON of a `kind`."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNREADABLE as error:
+        raise Damaged(f"it is truncated or something else: {error}") from None
 
 
 def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:

@@ -4,22 +4,19 @@ Compact: one line "mlx-stack slot file 1", 16 bytes xxh3_128 of everything else,
 JSON: format, version, checksum (xxh3_128 of the text of `manifest`), manifest.
 """
 
-from typing import TypeVar
-
 import msgspec
 import xxhash
 from msgspec import Struct
 
 from mlxstack.core.errors import Damaged, UnknownVersion
 from mlxstack.core.ports import Manifest
+from mlxstack.store.atomic_write import UNREADABLE, parse_json
 
 MAGIC = b"mlx-stack slot file "
 VERSION = 1
 LINE = MAGIC + b"%d\n" % VERSION
 N_DIGEST = 16
 FORMAT = "mlx-stack.manifest"
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-T = TypeVar("T")
 
 
 class About(Struct, frozen=True):
@@ -78,14 +75,6 @@ def from_json(data: bytes) -> Manifest:
     if envelope.checksum != xxhash.xxh3_128_hexdigest(envelope.manifest):
         raise Damaged("its checksum does not match: some byte of it was altered")
     return parse_json(bytes(envelope.manifest), Manifest)
-
-
-def parse_json(data: bytes, kind: type[T]) -> T:
-    """Raises Damaged when `data` is not the JSON of a `kind`."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except UNREADABLE as error:
-        raise Damaged(f"it is truncated or something else: {error}") from None
 
 
 def _digest(body: bytes) -> bytes:
