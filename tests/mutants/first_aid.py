@@ -238,7 +238,7 @@ FIRST_AID = (
         "test_a_service_at_rest_gives_freed_memory_back",
     ),
     Mutant(
-        "freed memory stays free at rest", "service/calls/memory_return.py",
+        "freed memory stays free at rest", "service/calls/idle_unload.py",
         "        allow_huge_pages(is_allowed=False)\n", "",
         "tests/api/test_memory_returns.py::"
         "test_huge_pages_are_off_while_idle_and_on_for_a_request",

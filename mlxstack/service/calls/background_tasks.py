@@ -11,8 +11,7 @@ from mlxstack.core.preset import ServiceKind
 from mlxstack.host import memory_pressure
 from mlxstack.host.memory_pressure import PressureLevel
 from mlxstack.service.calls import prefix_cache_admin
-from mlxstack.service.calls.idle_unload import unload_when_idle
-from mlxstack.service.calls.memory_return import return_free_memory
+from mlxstack.service.calls.idle_unload import return_free_memory, unload_when_idle
 from mlxstack.service.calls.prefix_warmup import warm_all
 from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.service import Service

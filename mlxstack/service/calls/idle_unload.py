@@ -1,13 +1,15 @@
-"""Idle unload: frees the model's memory until the next request."""
+"""Idle unload: frees memory until the next request."""
 
 import asyncio
 import logging
 import time
+from functools import partial
 
 from mlxstack.core.errors import Broken, Conflict, StackError, Unsupported
 from mlxstack.core.preset import ServiceKind
+from mlxstack.host.heap import allow_huge_pages, trim_heap
 from mlxstack.service.calls import model_swap
-from mlxstack.service.calls.memory_return import return_free_memory
+from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.parts.stats import n_processing
 from mlxstack.service.service import Service, ServiceHealth
 
@@ -123,3 +125,14 @@ async def load(service: Service) -> None:
         service.change = None
     service.gate.open()
     log.info("%s is loaded again after %.1f s", service.name, time.perf_counter() - began)
+
+
+async def return_free_memory(gate: SwapGate) -> None:
+    """Return freed memory to the system; no huge pages until a request.
+
+    The kernel would fill the freed parts again when it joins pages.
+    """
+    await asyncio.to_thread(trim_heap)
+    if not gate.n_inside and not gate.wanted.is_set():
+        allow_huge_pages(is_allowed=False)
+        gate.on_next = partial(allow_huge_pages, is_allowed=True)
