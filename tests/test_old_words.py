@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 NOT_IN_THE_WHEEL = ("bench/dev", "demo/training")
 
 MOST_IN_THE_PACKAGE = 296
-MOST_IN_THE_TESTS = 505
+MOST_IN_THE_TESTS = 504
 """Names in fading words, standard uses included; the limits only ever fall."""
 
 

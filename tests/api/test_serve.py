@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 @contextmanager
 def process(preset: Preset, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     (tmp_path / "preset.json").write_bytes(msgspec.json.encode(preset))
-    words = str(tmp_path / "preset.json"), str(tmp_path / "home")
-    command = [sys.executable, "-m", serve_process.MODULE, *words]
+    arguments = str(tmp_path / "preset.json"), str(tmp_path / "home")
+    command = [sys.executable, "-m", serve_process.MODULE, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as found:
         try:
             yield found

@@ -160,8 +160,8 @@ def _two(home: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
         for preset in presets:
             file = home / f"{preset.name}.json"
             file.write_bytes(msgspec.json.encode(preset))
-            words = str(file), str(home / "home")
-            command = [sys.executable, "-m", serve_process.MODULE, *words]
+            arguments = str(file), str(home / "home")
+            command = [sys.executable, "-m", serve_process.MODULE, *arguments]
             worker = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stderr=DEVNULL))
             stack.callback(worker.kill)
         for url in urls:
