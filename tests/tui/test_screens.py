@@ -1,7 +1,7 @@
 """Every screen in three sizes, two themes and five states: its text, and its styles in runs."""
 
 from collections.abc import Callable
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -20,6 +20,9 @@ from tests.tui.conftest import settled
 pytestmark = pytest.mark.slow
 
 SIZES = ((80, 24), (120, 40), (200, 50))
+THEMES = (HOUSE.name, LIGHT.name)
+EACH = list(zip((HOUSE.name, LIGHT.name, HOUSE.name), (SIZES[1], SIZES[0], SIZES[2]), strict=True))
+"""Each theme and each size once."""
 STATES = (
     scenes.empty,
     scenes.busy,
@@ -34,20 +37,20 @@ STATES = (
 async def test_screens(
     state: Callable[[], tuple[News, ...]], snapshot: Any, request: pytest.FixtureRequest
 ) -> None:
-    is_all = state is scenes.busy or request.config.getoption("--soak")
-    sizes = SIZES if is_all else SIZES[1:2]
-    themes = (HOUSE.name, LIGHT.name) if is_all else (HOUSE.name,)
+    if request.config.getoption("--soak"):
+        looks = list(product(THEMES, SIZES))
+    else:
+        looks = EACH if state is scenes.busy else EACH[:1]
     app = Dashboard(RecordingFeed("127.0.0.1:7109", state()), Clerk(), ThemeChoice())
     async with app.run_test(size=SIZES[0]) as pilot:
         await settled(pilot)
-        for theme in themes:
+        for theme, (width, height) in looks:
             app.theme = theme
-            for width, height in sizes:
-                await pilot.resize_terminal(width, height)
-                for key, mode in enumerate(MODES, 1):
-                    await pilot.press(str(key))
-                    await settled(pilot)
-                    assert picture(app) == snapshot(name=f"{mode} {width}x{height} {theme}")
+            await pilot.resize_terminal(width, height)
+            for key, mode in enumerate(MODES, 1):
+                await pilot.press(str(key))
+                await settled(pilot)
+                assert picture(app) == snapshot(name=f"{mode} {width}x{height} {theme}")
 
 
 def picture(app: App[Any]) -> str:
