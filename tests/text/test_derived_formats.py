@@ -210,6 +210,7 @@ def test_a_format_is_derived_where_contents_are_lists_of_parts() -> None:
 
 
 @pytest.mark.skipif(not FOLDER, reason="MLX_STACK_FORMATS names no folder of published templates")
+@pytest.mark.slow
 def test_published_templates_are_derived_and_read_back() -> None:
     """The raw answers of published templates mean what their publishers' tests say."""
     folder = Path(FOLDER)

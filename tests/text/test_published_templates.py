@@ -19,6 +19,8 @@ from tests.text.test_template_losses import ACT, CONVERSATIONS, words_of
 
 FOLDER = os.environ.get("MLX_STACK_FORMATS")
 TEMPLATES = sorted(Path(FOLDER, "models", "templates").glob("*.jinja")) if FOLDER else []
+EACH = [pytest.param(path, marks=pytest.mark.slow) for path in TEMPLATES]
+"""As parameters of a test, which takes seconds over all of them."""
 MARK = re.compile(r"<[|｜][^\s<>{}']{1,40}[|｜]>|</?[a-z_]{2,20}(?::[a-z_]+)?>|\[/?[A-Z_]{3,30}\]")
 ENDS = re.compile(
     r"<\|im_end\|>|<\|eot(?:_id)?\|>|<\|return\|>|<turn\|>|\[e~\[|<\|end\|>|</assistant>"
@@ -49,7 +51,7 @@ def test_there_are_templates_to_read() -> None:
     assert TEMPLATES
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("template", EACH, ids=lambda path: path.stem)
 def test_a_published_template_refuses_and_loses_nothing(template: Path, tmp_path: Path) -> None:
     maker = PromptMaker(tokenizer_of(template, tmp_path))
     for messages in CONVERSATIONS.values():
@@ -59,7 +61,7 @@ def test_a_published_template_refuses_and_loses_nothing(template: Path, tmp_path
     assert losses(maker.template.probe, maker.template.capabilities) == []
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("template", EACH, ids=lambda path: path.stem)
 def test_a_published_template_reuses_a_tool_loop(template: Path, tmp_path: Path) -> None:
     found = report(tokenizer_of(template, tmp_path))
     assert (found.reuse["tool loop"] or 0) >= 0.99

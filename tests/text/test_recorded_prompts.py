@@ -13,7 +13,7 @@ from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.tokens.cached_tokenizer import common_length
 from tests.clients.tapes import FOLDER, tapes
 from tests.clients.test_recorded import conversation
-from tests.text.test_published_templates import TEMPLATES, tokenizer_of
+from tests.text.test_published_templates import EACH, TEMPLATES, tokenizer_of
 
 # They write the tools before the last user message, wherever that is.
 MOVES_HEAD = ("Mistral-Small-3.2", "mistralai-Mistral-Nemo")
@@ -36,7 +36,7 @@ def sessions() -> tuple[tuple[str, tuple[Conversation, ...]], ...]:
     )
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("template", EACH, ids=lambda path: path.stem)
 def test_no_recorded_request_is_refused_and_later_ones_reuse(
     template: Path, tmp_path: Path
 ) -> None:

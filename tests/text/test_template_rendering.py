@@ -134,6 +134,7 @@ def test_an_answer_without_end_is_not_read_whole(
         renderers.render("{{ 'x' * 2000 }}", {})
 
 
+@pytest.mark.slow
 def test_slow_renderings_leave_threads_for_others(
     renderers: TemplateRenderers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from mlxstack.text.prompt.report import READ, report
 from tests.text.formats import FORMATS, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
 from tests.text.siblings import SIBLINGS
-from tests.text.test_published_templates import TEMPLATES, tokenizer_of
+from tests.text.test_published_templates import EACH, tokenizer_of
 
 OWN = {**FORMATS, **INVENTED, **NESTED, **SIBLINGS}
 N_TURNS = 12
@@ -54,7 +54,7 @@ class CountedBackend:
         return self._backend.encode_batch(texts, **options)
 
 
-@pytest.fixture(params=[*OWN, *TEMPLATES], ids=lambda one: getattr(one, "stem", one))
+@pytest.fixture(params=[*OWN, *EACH], ids=lambda one: getattr(one, "stem", one))
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     is_own = isinstance(request.param, str)
     return made_tokenizer(OWN[request.param]) if is_own else tokenizer_of(request.param, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from tests.text.formats import FORMATS, made_tokenizer
 from tests.text.invented import INVENTED, NESTED
 from tests.text.siblings import SIBLINGS
-from tests.text.test_published_templates import TEMPLATES, tokenizer_of
+from tests.text.test_published_templates import EACH, tokenizer_of
 from tests.text.written import ANSWERS, measured
 
 OWN = {**FORMATS, **INVENTED, **NESTED, **SIBLINGS}
@@ -16,7 +16,7 @@ OWN = {**FORMATS, **INVENTED, **NESTED, **SIBLINGS}
 NAMES = [name for name in OWN if name not in ("section", "channels", "quoted")]
 
 
-@pytest.fixture(params=[*NAMES, *TEMPLATES], ids=lambda one: getattr(one, "stem", one))
+@pytest.fixture(params=[*NAMES, *EACH], ids=lambda one: getattr(one, "stem", one))
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     is_own = isinstance(request.param, str)
     return made_tokenizer(OWN[request.param]) if is_own else tokenizer_of(request.param, tmp_path)
