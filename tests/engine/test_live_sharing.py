@@ -105,6 +105,7 @@ def test_groups_form_grow_split_and_lose_members(driver: Driver, kind: str) -> N
         assert driver.tokens(ask) == cold[tokens]
 
 
+@pytest.mark.parametrize("kind", [*SHARING, *MORE], indirect=True, scope="module")
 def test_a_shared_prefix_counts_once_and_goes_with_its_last_holder(driver: Driver) -> None:
     for i in range(4):
         driver.answer(HEAD + prompt(20, seed=i), 2, slot=i, checkpoint_positions=(len(HEAD),))

@@ -192,6 +192,7 @@ def test_an_image_is_cut_anywhere_by_what_was_cached(engine: Driver, pictures: P
         assert engine.answer(**whole, slot=0) == cold, n
 
 
+@pytest.mark.parametrize("folder", KINDS, indirect=True, scope="module")
 def test_an_image_is_cut_anywhere_by_chunks(
     folder: Path, tmp_path: Path, pictures: Pictures
 ) -> None:
