@@ -108,8 +108,9 @@ test: ## Everything that CI runs; says at its end how long each phase took
 	echo "make test: setup $$((ready - began)) s, tests and checks $$(($$(date +%s) - ready)) s"; \
 	cat $(VENV)/flaky 2>/dev/null; exit $$code
 
+# Nothing in them waits: a worker more than cores would only import once more.
 fast: setup ## The pure rooms only, in seconds
-	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		-m 'not mlx and not slow and not net' tests/policy tests/text
 
 $(VENV)/real/lib/ready: tests/real/requirements.txt | $(BIN)/activate
