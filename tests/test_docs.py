@@ -170,9 +170,9 @@ def test_the_numbers_of_the_readme_are_those_of_the_benchmarks() -> None:
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
     assert len(rows) == 5
     figures = {
-        "longest pause": ("338 ms", "3.93 s"), "first turn": ("3.02 s", "18.53 s"),
-        "later turns": ("208 ms", "915 ms"), "after a restart": ("206 ms", "3.81 s"),
-        "8 agents": ("386.9 tokens/s", "325.0 tokens/s"),
+        "longest pause": ("1.09 s", "11.58 s"), "cold prompt": ("33.29 s", "57.44 s"),
+        "next turn": ("980 ms", "1.64 s"), "same prompt again": ("19 ms", "516 ms"),
+        "8 agents": ("65.3 tokens/s", "62.4 tokens/s"),
     }  # fmt: skip
     for name, raw in figures.items():
         (row,) = [cells for cells in rows if name in cells[0]]
