@@ -20,7 +20,7 @@ SMALL = Force(
     most_kept=1.15,
 )
 MOST_GROWTH = 160_000_000
-"""Bytes of memory that a small siege may cost; two bodies of 100 MB that were kept would be more."""
+"""Bytes of memory that a small siege may cost; two bodies of 100 MB, if kept, are more."""
 
 
 def test_e18_more_clients_than_slots_silent_ones_and_huge_bodies(tmp_path: Path) -> None:
