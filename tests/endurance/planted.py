@@ -15,6 +15,7 @@ from mlxstack.cli.verify import EXACT, N_NEW, EngineProbe, Verifier, probe, veri
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.engine.decode import batch
 from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.sampler import Choice
 from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import ContextParker
@@ -63,8 +64,8 @@ def _one_salt(patch: Patch) -> None:
 def _unchecked(patch: Patch) -> None:
     """Accept whole drafts, and bring them to each pass at any measured cost."""
 
-    def accepted(fed: batch.FedRow) -> list[int]:
-        return [*fed.draft, int(fed.choices[-1].token.item())]
+    def accepted(draft: Sequence[int], choices: Sequence[Choice]) -> list[int]:
+        return [*draft, int(choices[-1][0].item())]
 
     patch.setattr(batch, "_accepted", accepted)
     patch.setattr(batch, "widths", lambda offers, *_: [offer.n_tokens for offer in offers])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode import sampler
-from mlxstack.engine.decode.sampler import WIDE, SampledToken, Sampler, draw, sample_rows
+from mlxstack.engine.decode.sampler import WIDE, Choice, Sampler, draw, sample_rows
 
 pytestmark = pytest.mark.mlx
 
@@ -33,7 +33,7 @@ def logits_of(step: int, row: int, dtype: mx.Dtype = mx.float32) -> mx.array:
     return (noise * 3).astype(dtype)
 
 
-def only(choices: tuple[SampledToken, ...] | Exception) -> SampledToken:
+def only(choices: tuple[Choice, ...] | Exception) -> Choice:
     """The one choice of a row without a draft."""
     assert isinstance(choices, tuple)
     (choice,) = choices
@@ -48,7 +48,7 @@ def drawn(samplings: list[SamplingParams], dtype: mx.Dtype = mx.float32) -> list
         logits = mx.concatenate([logits_of(step, row, dtype) for row in range(len(samplings))])
         for row, choices in enumerate(sample_rows(choosers, logits)):
             choice = only(choices)
-            tokens[row].append(int(choice.token.item().real))
+            tokens[row].append(int(choice[0].item().real))
     return tokens
 
 
@@ -104,9 +104,7 @@ def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path) -> int:
     mx.eval(logits)
     arrays: list[Any] = []
     for choices in sample_rows(choosers, logits):
-        choice = only(choices)
-        arrays += [choice.token, *(choice.top or ())]
-        arrays += [] if choice.logprob is None else [choice.logprob]
+        arrays += only(choices)
     path = folder / "graph.dot"
     mx.export_to_dot(str(path), *arrays)
     return len(re.findall("rectangle", path.read_text()))
@@ -155,22 +153,19 @@ def test_logprobs_of_half_precision_logits_are_float32(dtype: mx.Dtype) -> None:
     logits = mx.concatenate([mx.array([[20.0, 10.0, 9.0]]), mx.full((1, 997), -20.0)], axis=1)
     half = logits.astype(dtype)
     choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=1000), [], 0)], half))
-    assert choice.logprob is not None
-    assert choice.top is not None
+    _, logprob, _, values = choice
     exact = np.array(half.astype(mx.float32)).astype(np.float64)[0]
     exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
-    assert abs(float(choice.logprob.item().real) - exact[0]) < 1e-6
-    assert abs(float(mx.exp(choice.top[1]).sum().item().real) - 1) < 1e-5
+    assert abs(float(logprob.item().real) - exact[0]) < 1e-6
+    assert abs(float(mx.exp(values).sum().item().real) - 1) < 1e-5
 
 
 def test_top_logprobs_are_the_likeliest_in_order() -> None:
     logits = logits_of(0, 0)
     choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=5), [], 0)], logits))
-    assert choice.top is not None
-    assert choice.top[0].tolist() == mx.argsort(-logits[0])[:5].tolist()
+    assert choice[2].tolist() == mx.argsort(-logits[0])[:5].tolist()
     choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=2 * VOCAB), [], 0)], logits))
-    assert choice.top is not None
-    assert choice.top[0].size == VOCAB
+    assert choice[2].size == VOCAB
 
 
 def test_a_row_whose_rules_raise_gets_its_exception_alone() -> None:
@@ -183,7 +178,7 @@ def test_a_row_whose_rules_raise_gets_its_exception_alone() -> None:
 
     choosers = [Sampler(SamplingParams(), [], 0), Sampler(SamplingParams(), [], 0, Wrong())]
     good, bad = sample_rows(choosers, mx.random.normal((2, VOCAB)))
-    assert only(good).token.size == 1
+    assert only(good)[0].size == 1
     assert isinstance(bad, ValueError)
 
 
@@ -192,6 +187,6 @@ def test_a_target_that_rounds_to_the_total_stays_within_the_allowed_tokens() -> 
     largest = float(np.nextafter(np.float32(1), np.float32(0)))
     for rules in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=20)):
         [choice] = draw(rules, logits, [largest])
-        assert choice.token.item() == 2
+        assert choice[0].item() == 2
         [choice] = draw(rules, logits, [1.0])
-        assert choice.token.item() == 2
+        assert choice[0].item() == 2

@@ -17,7 +17,7 @@ def drawn(temperature: float, n: int = 60) -> list[int]:
         (choices,) = sample_rows([sampler], LOGITS)
         assert isinstance(choices, tuple)
         (sampled,) = choices
-        tokens.append(int(sampled.token.item()))
+        tokens.append(int(sampled[0].item()))
     return tokens
 
 

@@ -17,7 +17,7 @@ from mlxstack.core.engine_events import TokenSampled
 from mlxstack.engine.decode.draft_model import DraftModel, DraftPlan
 from mlxstack.engine.decode.drafter import NO_OFFER, Drafter, DraftSource
 from mlxstack.engine.decode.row_stack import RowStacker
-from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
+from mlxstack.engine.decode.sampler import Choice, Sampler, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
@@ -117,28 +117,20 @@ RowToken = tuple[BatchRow, TokenSampled]
 """Token that a row sampled in one step."""
 
 
-class FedRow(Struct, frozen=True):
-    """A row in a built step, its draft and its choices.
-
-    Without choices its rules raised after the model had run. `position` is that of the token
-    before the first choice, and `states` are the hidden states (1 + draft, dim) from there on.
-    """
-
-    row: BatchRow
-    draft: tuple[int, ...] = ()
-    choices: tuple[SampledToken, ...] = ()
-    position: int = 0
-    states: mx.array | None = None
-
-
 class InFlightStep(Struct, frozen=True):
-    """A built step that was not read yet; `passes` are widths.
+    """A built step that was not read yet: its rows, and for each what it fed and chose.
 
-    The draft model took `drafting_s` seconds, for the rows at `modeled`.
+    A row without choices has rules that raised after the model had run. `positions` are those of
+    the token before the first choice, and `states` the hidden states (1 + draft, dim) from there
+    on. `passes` are widths. The draft model took `drafting_s` seconds, for the rows at `modeled`.
     """
 
-    fed: tuple[FedRow, ...]
-    passes: list[int]
+    rows: Sequence[BatchRow]
+    drafts: Sequence[tuple[int, ...]]
+    choices: Sequence[tuple[Choice, ...]]
+    positions: Sequence[int]
+    states: Sequence[mx.array | None]
+    passes: Sequence[int]
     modeled: frozenset[int] = frozenset()
     drafting_s: float = 0.0
 
@@ -205,7 +197,7 @@ class Batch:
     def leave(self, slot: int) -> None:
         """Remove the slot's row; its context holds the tokens of its KV."""
         self.rows = [row for row in self.rows if row.slot != slot]
-        if self._in_flight is not None and any(fed.row.slot == slot for fed in self._in_flight.fed):
+        if self._in_flight is not None and any(row.slot == slot for row in self._in_flight.rows):
             # Other threads may read its KV from now on.
             self.submit()
 
@@ -224,7 +216,7 @@ class Batch:
         if has_gpu():
             self.submit()
         tokens = self._collect(landed)
-        if len(tokens) >= len(landed.fed):
+        if len(tokens) >= len(landed.rows):
             self._learn(landed, tokens, time.perf_counter() - began)
         return tokens
 
@@ -256,7 +248,7 @@ class Batch:
 
     def _goes_ahead_of(self, landed: InFlightStep) -> bool:
         """Whether another step is built before `landed` is read."""
-        is_free = not (self._is_prefilling or self._broken or _has_draft(landed))
+        is_free = not (self._is_prefilling or self._broken or any(landed.drafts))
         # A guide reads the last token; a CPU would compute the next logits before.
         is_guided = any(row.sampler.is_guided for row in self.rows)
         can_read = has_gpu() or not is_guided
@@ -281,13 +273,11 @@ class Batch:
         chosen = self._sample(rows, logits, drafts)
         for row, draft, choices in zip(rows, drafts, chosen, strict=True):
             if choices and not draft:
-                row.input_token = choices[0].token
+                row.input_token = choices[0][0]
                 row.n_left -= 1
-        arrays = [a for choices in chosen for choice in choices for a in _arrays(choice)]
+        arrays = [a for choices in chosen for choice in choices for a in choice]
         self._unsubmitted = arrays + kept
-        each = zip(rows, drafts, chosen, positions, states, strict=True)
-        fed = tuple(FedRow(*one) for one in each)
-        return InFlightStep(fed, passes, modeled, drafting_s)
+        return InFlightStep(rows, drafts, chosen, positions, states, passes, modeled, drafting_s)
 
     def _draft(self, rows: list[BatchRow]) -> tuple[list[BatchRow], list[tuple[int, ...]]]:
         """Rows and their drafts; none while a token in flight decides."""
@@ -344,12 +334,12 @@ class Batch:
         if self.draft_model is None:
             return
         counts = [
-            1 if i in landed.modeled else 1 + len(fed.draft) for i, fed in enumerate(landed.fed)
+            1 if i in landed.modeled else 1 + len(draft) for i, draft in enumerate(landed.drafts)
         ]
-        plan = DraftPlan(counts, self.costs, self._layout(landed.fed[0].row))
+        plan = DraftPlan(counts, self.costs, self._layout(landed.rows[0]))
         chosen = Counter(id(row) for row, _ in tokens)
-        n_drafted = sum(len(landed.fed[i].draft) for i in landed.modeled)
-        n_accepted = sum(chosen[id(landed.fed[i].row)] - 1 for i in landed.modeled)
+        n_drafted = sum(len(landed.drafts[i]) for i in landed.modeled)
+        n_accepted = sum(chosen[id(landed.rows[i])] - 1 for i in landed.modeled)
         self.draft_model.settle(n_drafted, n_accepted, seconds, plan)
 
     def _widths(self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]) -> list[int]:
@@ -368,18 +358,18 @@ class Batch:
 
     def _expected_seconds(self, flight: InFlightStep) -> tuple[float, float]:
         """Seconds of a step as the governor knows them, and of one without drafts."""
-        layout = self._layout(flight.fed[0].row)
+        layout = self._layout(flight.rows[0])
         taken_s = flight.drafting_s + pass_seconds(flight.passes, self.costs)
-        return taken_s, step_seconds([1] * len(flight.fed), self.costs, layout)
+        return taken_s, step_seconds([1] * len(flight.rows), self.costs, layout)
 
     def _sample(
         self, rows: Sequence[BatchRow], logits: mx.array, drafts: Sequence[tuple[int, ...]]
-    ) -> list[tuple[SampledToken, ...]]:
+    ) -> list[tuple[Choice, ...]]:
         """Samples of each row; rows that raise go to the broken ones."""
         if any(row.sampler.is_guided for row in rows):
             # The device goes on while a guide reads its last token and works out the next mask.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        chosen: list[tuple[SampledToken, ...]] = []
+        chosen: list[tuple[Choice, ...]] = []
         results = sample_rows([row.sampler for row in rows], logits, drafts)
         for row, result in zip(rows, results, strict=True):
             if isinstance(result, Exception):
@@ -434,41 +424,41 @@ class Batch:
     def _collect(self, flight: InFlightStep | None) -> list[RowToken]:
         if flight is None:
             return []
-        mx.eval([choice.token for fed in flight.fed for choice in fed.choices])
+        mx.eval([token for choices in flight.choices for token, *_ in choices])
         taken_s, plain_s = self._expected_seconds(flight)
         self.plain_share = plain_s / taken_s
         # A row that raised ahead was fed all the same: its KV holds this token.
-        ahead = {id(fed.row) for fed in self._in_flight.fed} if self._in_flight else set()
+        ahead = {id(row) for row in self._in_flight.rows} if self._in_flight else set()
         running = {id(row) for row in self.rows}
         sampled = []
-        for fed in flight.fed:
-            row, is_running = fed.row, id(fed.row) in running
+        each = zip(
+            flight.rows, flight.drafts, flight.choices, flight.positions, flight.states, strict=True
+        )
+        for row, draft, choices, position, states in each:
+            is_running = id(row) in running
             if not is_running and id(row) not in ahead:
                 continue
-            tokens = _accepted(fed)
-            if fed.draft:
-                _settle(fed, tokens)
+            tokens = _accepted(draft, choices)
+            if draft:
+                _settle(row, draft, choices, tokens)
                 self.n_drafts += 1
-                self.n_drafted += len(fed.draft)
+                self.n_drafted += len(draft)
                 self.n_accepted += max(0, len(tokens) - 1)
             elif tokens and id(row) in ahead:
                 row.context.extend(tokens)
             elif tokens:
                 row.pending = tokens[0]
             if tokens and row.drafter is not None:
-                row.drafter.settle(tokens, len(fed.draft))
+                row.drafter.settle(tokens, len(draft))
             row.lead_s = lead_after(row.lead_s, max(0, len(tokens) - 1), taken_s, plain_s)
             if row.context.draft is not None:
                 row.context.draft.rewind(len(row.context) + len(row.replay))
-            if self.draft_model is not None and fed.states is not None and tokens:
-                known = [*row.context.tokens[fed.position :], *row.replay]
-                states = fed.states[: len(tokens)]
-                self.draft_model.follow(
-                    row.context, fed.position, states, [*known[: len(tokens)], tokens[-1]]
-                )
+            if self.draft_model is not None and states is not None and tokens:
+                known = [*row.context.tokens[position:], *row.replay][: len(tokens)]
+                fed = states[: len(tokens)]
+                self.draft_model.follow(row.context, position, fed, [*known, tokens[-1]])
             if is_running:
-                each = zip(tokens, fed.choices, strict=False)
-                sampled += [(row, _event(row, token, choice)) for token, choice in each]
+                sampled += [(row, _event(row, *one)) for one in zip(tokens, choices, strict=False)]
         return sampled
 
 
@@ -477,7 +467,7 @@ def _first_token(row: BatchRow, logits: mx.array) -> RowToken:
     (chosen,) = sample_rows([row.sampler], logits)
     if isinstance(chosen, Exception):
         raise chosen
-    row.input_token = chosen[0].token
+    row.input_token = chosen[0][0]
     row.pending = int(row.input_token.item().real)
     row.n_left -= 1
     row.is_at_prompt = False
@@ -509,10 +499,6 @@ def _is_modeled(row: BatchRow) -> bool:
     return row.drafter is not None and row.drafter.source is DraftSource.MODEL
 
 
-def _has_draft(flight: InFlightStep) -> bool:
-    return any(fed.draft for fed in flight.fed)
-
-
 def _new_lines(n_replayed: Sequence[int], drafts: Sequence[tuple[int, ...]]) -> list[int]:
     """Logits after the last token of each row and its draft."""
     lines: list[int] = []
@@ -523,39 +509,32 @@ def _new_lines(n_replayed: Sequence[int], drafts: Sequence[tuple[int, ...]]) -> 
     return lines
 
 
-def _accepted(fed: FedRow) -> list[int]:
+def _accepted(draft: Sequence[int], choices: Sequence[Choice]) -> list[int]:
     """Sampled tokens up to the first refused draft token."""
     tokens: list[int] = []
-    for choice, drafted in zip_longest(fed.choices, fed.draft[: len(fed.choices)]):
-        tokens.append(int(choice.token.item().real))
+    for (token, *_), drafted in zip_longest(choices, draft[: len(choices)]):
+        tokens.append(int(token.item().real))
         if tokens[-1] != drafted:
             break
     return tokens
 
 
-def _settle(fed: FedRow, tokens: Sequence[int]) -> None:
+def _settle(
+    row: BatchRow, draft: Sequence[int], choices: Sequence[Choice], tokens: Sequence[int]
+) -> None:
     """Remove refused draft tokens from the row's caches."""
-    row = fed.row
     kept = [*row.known, *tokens[:-1]]
     is_kept = row.context.end_draft(*kept)
     row.pending, row.replay = None, [] if is_kept else kept
     if not tokens:
         return
-    row.sampler.accept([choice.token for choice in fed.choices[: len(tokens)]], len(fed.draft))
+    row.sampler.accept([token for token, *_ in choices[: len(tokens)]], len(draft))
     row.pending = tokens[-1]
-    row.input_token = fed.choices[len(tokens) - 1].token
+    row.input_token = choices[len(tokens) - 1][0]
     row.n_left -= len(tokens)
 
 
-def _arrays(choice: SampledToken) -> list[mx.array]:
-    extra = [] if choice.logprob is None else [choice.logprob]
-    return [choice.token, *extra, *(choice.top or ())]
-
-
-def _event(row: BatchRow, token: int, choice: SampledToken) -> TokenSampled:
-    logprob = None if choice.logprob is None else float(choice.logprob.item().real)
-    if choice.top is None:
-        return TokenSampled(row.request, token, logprob)
-    tokens: Any = choice.top[0].tolist()
-    values: Any = choice.top[1].tolist()
-    return TokenSampled(row.request, token, logprob, tuple(zip(tokens, values, strict=True)))
+def _event(row: BatchRow, token: int, choice: Choice) -> TokenSampled:
+    values: list[Any] = [array.tolist() for array in choice[1:]]
+    logprob = values[0][0] if values else None
+    return TokenSampled(row.request, token, logprob, tuple(zip(*values[1:], strict=True)))

@@ -12,7 +12,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import apply_min_p, make_logits_processors
-from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.ports import ConstraintState
@@ -28,12 +27,8 @@ PROBABILITY_BITS = 30
 """Bits of a float32 up to 1, without those that are 0 in all of them."""
 
 
-class SampledToken(Struct, frozen=True):
-    """Lazy token (1,), its logprob (1,), and `top` tokens with logprobs."""
-
-    token: mx.array
-    logprob: mx.array | None = None
-    top: tuple[mx.array, mx.array] | None = None
+Choice = tuple[mx.array, ...]
+"""Lazy token (1,); if asked, its logprob (1,), and the top tokens (n,) with their logprobs (n,)."""
 
 
 class UniformStream:
@@ -185,7 +180,7 @@ class Sampler:
 
 def sample_rows(
     samplers: Sequence[Sampler], logits: mx.array, drafts: Sequence[Sequence[int]] = ()
-) -> list[tuple[SampledToken, ...] | Exception]:
+) -> list[tuple[Choice, ...] | Exception]:
     """Choose the next token of every row from logits (rows, vocabulary), lazily.
 
     A row with a draft has a line of logits more for each of its tokens, and gets a choice for
@@ -194,7 +189,7 @@ def sample_rows(
     """
     drafts = drafts or [()] * len(samplers)
     lines: list[mx.array | None] = [None] * logits.shape[0]
-    results: dict[int, list[SampledToken] | Exception] = {}
+    results: dict[int, list[Choice] | Exception] = {}
     groups: dict[SamplingParams, list[tuple[int, int, int]]] = {}
     start = 0
     for i, (sampler, draft) in enumerate(zip(samplers, drafts, strict=True)):
@@ -228,7 +223,7 @@ def sample_rows(
     for i, sampler in enumerate(samplers):
         found = results[i]
         if isinstance(found, list) and not drafts[i]:
-            sampler.accept([found[0].token])
+            sampler.accept([found[0][0]])
     return [tuple(r) if isinstance(r, list) else r for _, r in sorted(results.items())]
 
 
@@ -240,7 +235,7 @@ def masked(logits: mx.array, mask: bytes) -> mx.array:
     return mx.where(allowed, logits, mx.array(float("-inf"), logits.dtype))
 
 
-def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> list[SampledToken]:
+def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> list[Choice]:
     """Sample one token per row of logits (rows, vocabulary), lazily.
 
     `uniforms` holds one number in [0, 1) per row; none when greedy. Log probabilities are
@@ -249,7 +244,7 @@ def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> 
     n = logits.shape[0]
     n_top = rules.top_logprobs
     if not rules.temperature and n_top is None:
-        return [SampledToken(token) for token in mx.split(mx.argmax(logits, axis=-1), n)]
+        return [(token,) for token in mx.split(mx.argmax(logits, axis=-1), n)]
     logits = logits.astype(mx.float32)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     if rules.temperature:
@@ -258,18 +253,15 @@ def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> 
         picked = mx.argmax(logits, axis=-1)
     tokens = mx.split(picked, n)
     if n_top is None:
-        return [SampledToken(token) for token in tokens]
+        return [(token,) for token in tokens]
     values = mx.split(mx.take_along_axis(logprobs, picked[:, None], axis=-1)[:, 0], n)
     if n_top == 0:
-        return [SampledToken(token, value) for token, value in zip(tokens, values, strict=True)]
+        return [*zip(tokens, values, strict=True)]
     best, best_values = _top(logprobs, n_top)
     order = mx.argsort(-best_values, axis=-1)
     columns = mx.split(mx.take_along_axis(best, order, axis=-1).flatten(), n)
     numbers = mx.split(mx.take_along_axis(best_values, order, axis=-1).flatten(), n)
-    return [
-        SampledToken(*row[:2], row[2:])
-        for row in zip(tokens, values, columns, numbers, strict=True)
-    ]
+    return [*zip(tokens, values, columns, numbers, strict=True)]
 
 
 def _pick(rules: SamplingParams, logprobs: mx.array, uniforms: mx.array) -> mx.array:
