@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from xxhash import xxh3_128_hexdigest
 
 from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from tests.remembered import remembered
 
 

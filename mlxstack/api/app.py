@@ -4,42 +4,23 @@ from itertools import chain
 from typing import Any
 
 from litestar import Litestar, Request, Response
-from litestar.di import Provide
-from litestar.exceptions import SerializationException
-from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
-from litestar.serialization import decode_json
-from litestar.types import Guard
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
 from mlxstack.api.dialects.llama_server.metrics import metrics_route
-from mlxstack.api.json_body import mended_body
 from mlxstack.api.openapi import with_openapi
 from mlxstack.api.registry import DIALECTS, dialect_of
+from mlxstack.api.request_body import JSONRequest
 from mlxstack.api.request_fields import names
-from mlxstack.api.run_generation import is_disconnect
+from mlxstack.api.run_generation import is_disconnect, loaded_guard, provided
 from mlxstack.api.web_page import page_file
 from mlxstack.service.service import Service
 
 # nginx's status for a client that did not wait.
 CLIENT_LEFT = 499
-
-
-class JSONRequest(Request[Any, Any, Any]):
-    """Request whose JSON is mended if it cannot be read."""
-
-    async def json(self) -> Any:
-        """Decoded body. Raises SerializationException, UnicodeDecodeError, RecursionError."""
-        try:
-            return await super().json()
-        except (SerializationException, UnicodeDecodeError):
-            body = await self.body()
-            if (mended := mended_body(body)) == body:
-                raise
-            return decode_json(mended)
 
 
 def create_app(service: Service) -> Litestar:
@@ -48,11 +29,11 @@ def create_app(service: Service) -> Litestar:
     routes = chain(*(dialect.routes for dialect in DIALECTS), [metrics_route(service), page_file])
     return Litestar(
         route_handlers=[with_openapi(route) for route in routes],
-        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
+        dependencies={"service": provided(service)},
         guards=[
             guards.host_guard(server),
             guards.key_guard(server, dialect_of, lambda: (*names(service), service.preset.name)),
-            _loaded_guard(service),
+            loaded_guard(service),
         ],
         exception_handlers={Exception: _answer},
         before_send=[guards.name_response],
@@ -64,31 +45,13 @@ def create_app(service: Service) -> Litestar:
     )
 
 
-def _loaded_guard(service: Service) -> Guard:
-    """Refuse all but the early routes until the model is loaded."""
-
-    async def guard(_: guards.Connection, handler: BaseRouteHandler) -> None:
-        if handler.opt.get("is_of_facts"):
-            service.require_facts()
-        elif not handler.opt.get("is_early"):
-            service.require()
-
-    return guard
-
-
 def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any]:
     if is_disconnect(problem):
         return Response(None, status_code=CLIENT_LEFT)
     path = request.scope["path"]
     n_body = request.scope["state"].get("n_body", 0)
     error = errors.to_stack_error(problem, request.method, path, n_body)
-    dialect = dialect_of(path)
-    return Response(
-        dialect.error_body(error, guards.request_id(request.scope)),
-        status_code=dialect.status(error),
-        headers=errors.headers(error),
-        media_type="application/json",
-    )
+    return dialect_of(path).error_response(error, guards.request_id(request.scope))
 
 
 def _openapi() -> OpenAPIConfig:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from litestar import Response
 from msgspec import Struct, structs
 
 from mlxstack.api.error_bodies import (
@@ -15,7 +16,7 @@ from mlxstack.api.error_bodies import (
     ollama_error,
     openai_error,
 )
-from mlxstack.api.errors import STATUSES, nearest
+from mlxstack.api.errors import STATUSES, headers, nearest
 from mlxstack.api.streaming import BLANK, EVENT_STREAM, JSON_LINES, KEEPALIVE, framed
 from mlxstack.core.errors import Busy, OutOfMemory, StackError, Unsupported
 
@@ -45,6 +46,15 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def status(self, error: StackError) -> int:
         """HTTP status of an error."""
         return nearest({**STATUSES, **self.statuses}, error)
+
+    def error_response(self, error: StackError, request_id: str) -> Response[Any]:
+        """Response to a request that failed."""
+        return Response(
+            self.error_body(error, request_id),
+            status_code=self.status(error),
+            headers=headers(error),
+            media_type="application/json",
+        )
 
     def heartbeat_of(self, media_type: str) -> bytes:
         """Heartbeat of a response of this type, else b""."""

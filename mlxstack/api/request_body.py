@@ -1,10 +1,21 @@
-"""Request bodies: read whole, decoded, and bounded together."""
+"""Request bodies: read whole, decoded, bounded together, and their JSON mended.
+
+Half of a surrogate pair stays in the history of a client that sent it, so that a refusal would end
+its conversation for good.
+"""
 
 import asyncio
+import codecs
+import re
 import sys
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.exceptions import SerializationException
+from litestar.serialization import decode_json
 
 from mlxstack.api import errors
 from mlxstack.api.streaming import ClientDisconnected
@@ -16,6 +27,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+T = TypeVar("T")
+
 RETRY_S = 2.0
 TRIMMED_BYTES = 32 * 1024 * 1024
 """Bytes of bodies after which freed memory is returned to the system."""
@@ -23,6 +36,20 @@ TRIMMED_BYTES = 32 * 1024 * 1024
 
 MOST_PARTS = 1000
 """Members or frames of one compressed body; each costs a copy of what follows it."""
+
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# An escape begins after an even number of backslashes; only halves without the other are replaced.
+_ESCAPES = re.compile(
+    rb"(?<!\\)((?:\\\\)*)(?:(%b%b)|%b|%b)|\xed[\xa0-\xbf][\x80-\xbf]" % (_HIGH, _LOW, _HIGH, _LOW)
+)
+# UTF-16's mark begins that of UTF-32.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_REPLACEMENT = "\ufffd"
 
 
 class BodyBudget:
@@ -229,3 +256,42 @@ def _header(scope: Any, name: bytes) -> str:
     """Value of a header, several joined; "" without one."""
     values = [value.decode("latin-1") for key, value in scope["headers"] if key == name]
     return ", ".join(values)
+
+
+class JSONRequest(Request[Any, Any, Any]):
+    """Request whose JSON is mended if it cannot be read."""
+
+    async def json(self) -> Any:
+        """Decoded body. Raises SerializationException, UnicodeDecodeError, RecursionError."""
+        try:
+            return await super().json()
+        except (SerializationException, UnicodeDecodeError):
+            body = await self.body()
+            if (mended := mended_body(body)) == body:
+                raise
+            return decode_json(mended)
+
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """Decode a body that may need mending. Raises as `msgspec.json.decode` does."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        if (mended := mended_body(body)) == body:
+            raise
+        return msgspec.json.decode(mended, type=kind)
+
+
+def mended_body(body: bytes) -> bytes:
+    """UTF-8 without byte order mark, with U+FFFD for lone surrogates."""
+    for mark, coding in _MARKS:
+        if body.startswith(mark):
+            body = body.decode(coding, "replace").encode()
+            break
+    return _ESCAPES.sub(_mended, body.removeprefix(codecs.BOM_UTF8))
+
+
+def _mended(match: re.Match[bytes]) -> bytes:
+    if match[1] is None:  # half of a pair, encoded as if it were a character
+        return _REPLACEMENT.encode()
+    return match[0] if match[2] else match[1] + rb"\ufffd"

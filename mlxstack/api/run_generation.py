@@ -6,14 +6,16 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from litestar import Request, Response
-from litestar.di import NamedDependency
+from litestar.di import NamedDependency, Provide
 from litestar.exceptions import InternalServerException
+from litestar.handlers import BaseRouteHandler
 from litestar.response import Stream
+from litestar.types import Guard
 from msgspec import structs
 from msgspec.json import encode as encode_json
 
 from mlxstack.api.errors import to_stack_error
-from mlxstack.api.guards import request_id
+from mlxstack.api.guards import Connection, request_id
 from mlxstack.api.protocols import dialect_of
 from mlxstack.api.streaming import (
     BEAT_S,
@@ -55,6 +57,23 @@ TheService = NamedDependency[Service]
 
 # Litestar has no class of its own for a body that ends too early.
 INCOMPLETE_BODY = "client disconnected prematurely"
+
+
+def provided(service: Service) -> Provide:
+    """Dependency that gives handlers the service."""
+    return Provide(lambda: service, sync_to_thread=False)
+
+
+def loaded_guard(service: Service) -> Guard:
+    """Refuse all but the early routes until the model is loaded."""
+
+    async def guard(_: Connection, handler: BaseRouteHandler) -> None:
+        if handler.opt.get("is_of_facts"):
+            service.require_facts()
+        elif not handler.opt.get("is_early"):
+            service.require()
+
+    return guard
 
 
 async def answer_whole(
@@ -233,10 +252,11 @@ def _begun(early: EarlyUse) -> str:
 
 
 def _miss_headers(first: SlotAssigned, miss: CacheMiss, work: RequestTimings) -> dict[str, str]:
+    lost_s = work.prefill_s * miss.n_lost / max(1, first.n_prompt - first.n_cached)
     return {
         PREFIX + "cache-miss-reason": _line(_reason(miss)),
-        PREFIX + "cache-lost-tokens": str(first.n_lost),
-        PREFIX + "cache-lost-ms": str(round(work.lost_s(first.n_lost) * 1000)),
+        PREFIX + "cache-lost-tokens": str(miss.n_lost),
+        PREFIX + "cache-lost-ms": str(round(lost_s * 1000)),
     }
 
 

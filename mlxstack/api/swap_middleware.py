@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from mlxstack.api import errors, guards
 from mlxstack.api.guards import name_response, request_id
-from mlxstack.api.json_body import decode_body
 from mlxstack.api.protocols import dialect_of
-from mlxstack.api.request_body import BodyBudget, RequestBody
+from mlxstack.api.request_body import BodyBudget, RequestBody, decode_body
 from mlxstack.api.streaming import (
     BEAT_S,
     BLANK,

@@ -45,26 +45,18 @@ class RequestTimings(Struct, frozen=True):
     n_accepted: int = 0
     n_image: int = 0
 
-    def lost_s(self, n_lost: int) -> float:
-        """Seconds of prefill for `n_lost` of the computed tokens."""
-        return self.prefill_s * n_lost / max(1, self.n_prompt - self.n_cached)
-
 
 class CacheMiss(Struct, frozen=True):
     """Reason why less was reused than possible, and the tokens lost.
 
     `at` is the token where the prompt diverged; `instead` are the tokens with which the prompt
-    that it was compared to goes on.
+    that it was compared to goes on. `n_lost` of the computed tokens could have been reused.
     """
 
     reason: str
     at: int | None = None
     instead: tuple[int, ...] = ()
     n_lost: int = 0
-
-    def n_recomputed(self, n_computed: int) -> int:
-        """Lost tokens, at most those that were computed."""
-        return max(0, min(self.n_lost, n_computed))
 
 
 class EarlyUse(Struct, frozen=True):
@@ -87,11 +79,6 @@ class SlotAssigned(Struct, frozen=True):
     source: KVSource = KVSource.NONE
     miss: CacheMiss | None = None
     early: EarlyUse | None = None
-
-    @property
-    def n_lost(self) -> int:
-        """Computed tokens that could have been reused."""
-        return self.miss.n_recomputed(self.n_prompt - self.n_cached) if self.miss else 0
 
 
 class PrefillProgress(Struct, frozen=True):

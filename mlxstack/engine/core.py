@@ -66,10 +66,10 @@ from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.padded_linear import pad_linear_layers
-from mlxstack.engine.model.runner import ModelParts, ModelRunner
+from mlxstack.engine.model.runner import ModelParts, ModelRunner, kv_bytes_per_token
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.slots.kv_transfer import KVExchange
 from mlxstack.engine.slots.remote_prefill import RemotePrefill

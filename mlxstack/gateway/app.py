@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from mlxstack.api import guards
 from mlxstack.api.guards import host_rules
-from mlxstack.api.json_body import decode_body
 from mlxstack.api.protocols import dialect_of
-from mlxstack.api.request_body import BodyBudget, RequestBody
+from mlxstack.api.request_body import BodyBudget, RequestBody, decode_body
 from mlxstack.api.streaming import ClientDisconnected
 from mlxstack.api.swap_middleware import (
     READING,

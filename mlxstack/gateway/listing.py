@@ -347,10 +347,5 @@ def own_app(spec: GatewaySpec, members: Members, agent_members: AgentMembers) ->
 
 def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any]:
     path = request.scope["path"]
-    error, dialect = errors.to_stack_error(problem, request.method, path), dialect_of(path)
-    return Response(
-        dialect.error_body(error, guards.request_id(request.scope)),
-        status_code=dialect.status(error),
-        headers=errors.headers(error),
-        media_type="application/json",
-    )
+    error = errors.to_stack_error(problem, request.method, path)
+    return dialect_of(path).error_response(error, guards.request_id(request.scope))

@@ -24,16 +24,15 @@ END_S = 1.0
 
 
 class SleepAssertion:
-    """Power assertion during requests, and `linger_s` seconds longer.
+    """Power assertion during requests, and `LINGER_S` seconds longer.
 
     `command` is the program that holds it while it runs; None does nothing. Used from one event
     loop. `why_not` says why the last attempt to hold it failed, and is empty otherwise.
     """
 
-    def __init__(self, command: tuple[str, ...] | None, linger_s: float = LINGER_S) -> None:
+    def __init__(self, command: tuple[str, ...] | None) -> None:
         self.why_not = ""
         self._command = command
-        self._linger_s = linger_s
         self._n_requests = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._release: asyncio.TimerHandle | None = None
@@ -54,7 +53,7 @@ class SleepAssertion:
             self._n_requests -= 1
             if not self._n_requests and self.is_held:
                 loop = asyncio.get_running_loop()
-                self._release = loop.call_later(self._linger_s, self.close)
+                self._release = loop.call_later(LINGER_S, self.close)
 
     def close(self) -> None:
         """Let the computer sleep from now on."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.json_body import decode_body, mended_body
+from mlxstack.api.request_body import decode_body, mended_body
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import serving, standing
 from tests.patience import PATIENCE_S

@@ -14,7 +14,7 @@ from mlxstack.engine.decode.batch import Batch, BatchRow
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running

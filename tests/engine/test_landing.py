@@ -14,7 +14,7 @@ from mlxstack.engine.kv.segments import SEGMENT, RecordMeta
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreBuffers, unfilled
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from tests.conftest import ModelOf
 
 N_TOKENS = 130

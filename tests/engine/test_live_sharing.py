@@ -13,8 +13,7 @@ from mlxstack.core.request import Request
 from mlxstack.engine.decode.attention_costs import LENGTHS, measure_sharing
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_adapters import STEP
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import STEP, CacheFactory
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.kv.shared_prefixes import MIN_TOKENS, NO_SHARING, LiveSharing

@@ -24,7 +24,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.engine.decode.mtp_drafter import NAME, MTPContext
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import load_head, parts_of
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running

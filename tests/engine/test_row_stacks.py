@@ -20,7 +20,7 @@ from mlxstack.engine.decode.row_stack import LEAST_ROOM, RowStack, RowStacker, S
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.scheduling.row_stacking import StackingRules

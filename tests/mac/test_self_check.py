@@ -15,7 +15,7 @@ from mlx_lm.utils import _get_classes
 
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from tests.models import CONFIGS, HYBRID, LATENT, LLAMA, SLIDING, VOCAB, _spread
 
 pytestmark = [pytest.mark.mlx, pytest.mark.metal]

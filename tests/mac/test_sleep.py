@@ -33,6 +33,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec sleep 60\n')
     file.chmod(0o755)
     monkeypatch.setattr(sleep, "CAFFEINATE", str(file))
+    monkeypatch.setattr(sleep, "LINGER_S", LINGER_S)
     monkeypatch.setattr(services, "caffeinate", partial(sleep.caffeinate, "darwin"))
     return file
 
@@ -44,7 +45,6 @@ async def started(*, prevent_sleep: bool = True) -> Service:
     service = Service(Preset(model=ModelSpec(id="standin"), server=server), outbox, engine)
     engine.loading.set_result(FACTS)
     await service.start()
-    service.sleep._linger_s = LINGER_S
     return service
 
 

@@ -16,7 +16,7 @@ from mlxstack.engine.decode.batch import Batch, BatchRow
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.step import EngineLoop
 from tests.conftest import ModelOf

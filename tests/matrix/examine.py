@@ -8,8 +8,7 @@ from mlx_lm.models.cache import CacheList, QuantizedKVCache, make_prompt_cache
 from msgspec import Struct
 
 from mlxstack.engine.decode.batching_check import self_check
-from mlxstack.engine.model.cache_adapters import leaves
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory, leaves
 from tests.matrix import checks
 from tests.matrix.builder import Unbuildable, build
 from tests.matrix.families import VOCAB

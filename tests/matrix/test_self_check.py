@@ -9,7 +9,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from tests.matrix import checks
 from tests.matrix.builder import build
 from tests.matrix.families import VOCAB, WINDOW

@@ -199,8 +199,9 @@ MAC = (
     ),
     Mutant(
         "each row has the tokens of its KV", "engine/decode/batch.py",
-        "ahead = {id(fed.row) for fed in self._in_flight.fed}",
-        "ahead = {id(fed.row) for fed in self._in_flight.fed if fed.choices}",
+        "ahead = {id(row) for row in self._in_flight.rows}",
+        "each = zip(self._in_flight.rows, self._in_flight.choices, strict=True)\n"
+        "        ahead = {id(row) for row, choices in each if choices}",
         AHEAD + "test_a_row_that_raises_has_as_many_tokens_as_its_kv",
     ),
     Mutant(

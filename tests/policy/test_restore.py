@@ -213,3 +213,32 @@ def test_d16_the_most_that_was_possible_is_no_miss(
     clues = MissContext(n_prompt, n_previous=covered, n_common=covered)
     miss = explain_miss(made, options, clues)
     assert (miss is None) == (made.position == covered > 0)
+
+
+@given(
+    n_prompt=st.integers(1, 32),
+    options=options_lists,
+    n_tokens=st.tuples(*[st.integers(0, 40)] * 3),
+    is_so=st.tuples(*[st.booleans()] * 4),
+)
+def test_d16_no_more_is_lost_than_is_computed(
+    n_prompt: int,
+    options: list[ReuseSource],
+    n_tokens: tuple[int, int, int],
+    is_so: tuple[bool, bool, bool, bool],
+) -> None:
+    n_previous, n_common, n_evicted = n_tokens
+    is_enabled, is_foreign, is_new, is_guess = is_so
+    clues = MissContext(
+        n_prompt,
+        is_enabled=is_enabled,
+        is_foreign=is_foreign,
+        is_new=is_new,
+        n_previous=n_previous,
+        n_common=n_common,
+        is_guess=is_guess,
+        n_evicted=n_evicted,
+    )
+    made = plan(n_prompt, options if is_enabled else ())
+    miss = explain_miss(made, options if is_enabled else (), clues)
+    assert miss is None or 0 <= miss.n_lost <= n_prompt - made.position

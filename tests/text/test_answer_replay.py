@@ -239,7 +239,7 @@ def test_an_answer_stays_with_its_tenant_and_conversation(load: Load) -> None:
     assert said.text == "Yes."
     bare = Message(ASSISTANT, "Yes.")
     assert begins(model.prompt([ASK, bare, MORE]).tokens, cached)
-    for scope in (Scope("another tenant"), Scope("", "another conversation")):
+    for scope in (("another tenant", ""), ("", "another conversation")):
         assert not begins(model.prompt([ASK, bare, MORE], scope).tokens, cached)
     elsewhere = model.prompt([Message(USER, "Another question."), bare, MORE])
     first = model.prompt([Message(USER, "Another question.")]).tokens

@@ -6,7 +6,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.prompt.answer_replay import Block, Scope
+from mlxstack.text.prompt.answer_replay import NAMELESS, Block
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
@@ -211,7 +211,7 @@ def test_c4_a_replayed_call_has_the_tokens_that_were_sampled(chatml: Any) -> Non
     maker = PromptMaker(chatml)
     raw = '<tool_call>{"name":"read_file","arguments":{"path":"src/main.py"}}</tool_call>'
     tokens = tuple(chatml.encode(raw, add_special_tokens=False))
-    maker.replay.remember(Scope(), Block((CALL,), tokens, is_closed=True))
+    maker.replay.remember(NAMELESS, Block((CALL,), tokens, is_closed=True))
     prompt = maker.make(loop())
     assert raw in maker.detokenize(prompt.tokens)
     assert prompt.text == PromptMaker(chatml).make(loop()).text

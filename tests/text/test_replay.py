@@ -18,7 +18,13 @@ from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import ParseOptions
-from mlxstack.text.prompt.answer_replay import CALL_BYTES, Block, Scope, ToolCallReplay
+from mlxstack.text.prompt.answer_replay import (
+    CALL_BYTES,
+    NAMELESS,
+    Block,
+    Scope,
+    ToolCallReplay,
+)
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
@@ -54,12 +60,11 @@ class Chat:
         self.voice = OutputFormat(self.tokenizer)
         self.is_single = name == "channels"
 
-    def heard(self, prompt: Prompt, tokens: list[int], scope: Scope = Scope()) -> Message:  # noqa: B008
+    def heard(self, prompt: Prompt, tokens: list[int], scope: Scope = NAMELESS) -> Message:
         """What a client gets for an answer of these tokens."""
         eos = frozenset(self.tokenizer.eos_token_ids)
-        ask = Request(
-            "a", prompt.tokens, 9999, eos=eos, salt=scope.salt, display_name=scope.name or None
-        )
+        salt, name = scope
+        ask = Request("a", prompt.tokens, 9999, eos=eos, salt=salt, display_name=name or None)
         manner = ParseOptions(
             tools=TOOLS, is_in_thinking=prompt.is_in_thinking, before=prompt.before
         )
@@ -126,14 +131,14 @@ def test_a_prompt_differs_only_in_the_tokens_of_replayed_calls(name: str, data: 
         ] == [chat.maker.detokenize(plain.tokens[:cut]) for cut in plain.checkpoint_positions]
 
 
-def remembered(chat: Chat, text: str, scope: Scope = Scope()) -> Message:  # noqa: B008
+def remembered(chat: Chat, text: str, scope: Scope = NAMELESS) -> Message:
     """The answer that a client gets for this text; its calls are remembered."""
     prompt = chat.bare.make(talk_of(Message(USER, "u")))
     tokens = chat.tokenizer.encode(text, add_special_tokens=False)
     return chat.heard(prompt, tokens, scope)
 
 
-def is_replayed(chat: Chat, answer: Message, scope: Scope = Scope()) -> bool:  # noqa: B008
+def is_replayed(chat: Chat, answer: Message, scope: Scope = NAMELESS) -> bool:
     """Whether a prompt with this answer has other tokens than without a replay."""
     talk = talk_of(Message(USER, "u"), answer, Message(USER, "v"))
     return chat.maker.make(talk, scope).tokens != chat.bare.make(talk).tokens
@@ -208,11 +213,11 @@ def test_redteam_8_a_call_stays_with_its_tenant_and_conversation() -> None:
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:0"
         '<|tool_call_argument_begin|>{"path":"a"}<|tool_call_end|><|tool_calls_section_end|>'
     )
-    own = Scope("tenant", "chat-1")
+    own = ("tenant", "chat-1")
     answer = remembered(chat, text, own)
     assert answer.tool_calls == (ToolCall("functions.bash:0", "bash", {"path": "a"}),)
     assert is_replayed(chat, answer, own)
-    for other in (Scope("", "chat-1"), Scope("tenant", "chat-2"), Scope("other", "chat-1")):
+    for other in (("", "chat-1"), ("tenant", "chat-2"), ("other", "chat-1")):
         assert not is_replayed(chat, answer, other)
 
 
@@ -269,9 +274,9 @@ def test_blocks_take_a_bounded_room() -> None:
     replay = ToolCallReplay(max_bytes=10 * (CALL_BYTES + 400))
     calls = [ToolCall(f"c{at}", "bash", {"path": "x" * 999}) for at in range(30)]
     for call in calls:
-        replay.remember(Scope(), Block((call,), (7,) * 100, is_closed=True))
-        replay.remember(Scope(), Block((call,), (7,) * 100, is_closed=True))
-    known = replay.known(Scope(), calls)
+        replay.remember(NAMELESS, Block((call,), (7,) * 100, is_closed=True))
+        replay.remember(NAMELESS, Block((call,), (7,) * 100, is_closed=True))
+    known = replay.known(NAMELESS, calls)
     assert sorted(known) == list(range(20, 30))
     assert replay.n_bytes == 10 * (CALL_BYTES + 400)
 
@@ -279,10 +284,10 @@ def test_blocks_take_a_bounded_room() -> None:
 def test_calls_of_one_block_come_back_together_or_not_at_all() -> None:
     replay = ToolCallReplay()
     one, two = ToolCall("c1", "bash", {}), ToolCall("c2", "bash", {})
-    replay.remember(Scope(), Block((one, two), (1, 2), is_closed=True))
-    assert list(replay.known(Scope(), (one, two))) == [0]
-    assert not replay.known(Scope(), (one,))
-    assert not replay.known(Scope(), (two, one))
+    replay.remember(NAMELESS, Block((one, two), (1, 2), is_closed=True))
+    assert list(replay.known(NAMELESS, (one, two))) == [0]
+    assert not replay.known(NAMELESS, (one,))
+    assert not replay.known(NAMELESS, (two, one))
 
 
 def test_arguments_too_deep_to_compare_are_not_kept() -> None:
@@ -290,7 +295,7 @@ def test_arguments_too_deep_to_compare_are_not_kept() -> None:
     for _ in range(200_000):
         deep = {"a": deep}
     replay = ToolCallReplay()
-    replay.remember(Scope(), Block((ToolCall("c", "bash", deep),), (1,), is_closed=True))
+    replay.remember(NAMELESS, Block((ToolCall("c", "bash", deep),), (1,), is_closed=True))
     assert replay.n_bytes == 0
 
 

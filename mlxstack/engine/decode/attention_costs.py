@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mlxstack.engine.decode.attention_patch import attend
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.prefixed_cache import PrefixedArray
 from mlxstack.engine.model.row_views import RaggedArray
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens

@@ -118,7 +118,7 @@ RowToken = tuple[BatchRow, TokenSampled]
 
 
 class InFlightStep(Struct, frozen=True):
-    """A built step that was not read yet: its rows, and for each what it fed and chose.
+    """A built step that was not read yet, by rows.
 
     A row without choices has rules that raised after the model had run. `positions` are those of
     the token before the first choice, and `states` the hidden states (1 + draft, dim) from there

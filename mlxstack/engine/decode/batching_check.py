@@ -27,7 +27,7 @@ from mlxstack.engine.decode.row_stack import RowStack
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_factory import CacheFactory, describe
+from mlxstack.engine.model.cache_adapters import CacheFactory, describe
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
 
 LENGTHS = (5, 11, 8)

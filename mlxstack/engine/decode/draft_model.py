@@ -21,8 +21,15 @@ from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
-from mlxstack.engine.model.runner import Example, ModelParts, ModelRunner, SlotTokens, zeros
+from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.engine.model.runner import (
+    Example,
+    ModelParts,
+    ModelRunner,
+    SlotTokens,
+    kv_bytes_per_token,
+    zeros,
+)
 from mlxstack.policy.drafts import draft_model_governor as governor
 from mlxstack.policy.drafts.ngram_draft_governor import (
     UNBOUNDED,

@@ -10,7 +10,7 @@ from mlxstack.engine import device
 from mlxstack.engine.decode.attention_costs import n_query_heads
 from mlxstack.engine.decode.attention_patch import force_fused
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.attention_kernels import (
     FORCIBLE_DIMS,

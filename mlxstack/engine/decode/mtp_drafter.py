@@ -17,7 +17,7 @@ from mlxstack.core.preset import KVSpec
 from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.draft_model import DraftableRow, DraftModel
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import MTPHead
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts, observe_passes

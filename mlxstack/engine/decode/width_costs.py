@@ -4,7 +4,7 @@ import time
 
 import mlx.core as mx
 
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import Example, ModelRunner, SlotTokens, zeros
 from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
 

@@ -29,8 +29,8 @@ from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
-from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.model.cache_adapters import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner, kv_bytes_per_token
 from mlxstack.engine.model.sharding import join_ring
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home, home_from

@@ -19,8 +19,7 @@ from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_adapters import LayerState
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.kv import prefix_index
 from mlxstack.policy.kv.prefix_index import CUT

@@ -10,8 +10,7 @@ from msgspec import Struct
 from mlxstack.core.engine_snapshot import SharedKVView
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_adapters import LayerState
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
 from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
 from mlxstack.engine.model.runner import PassStart
 from mlxstack.policy.kv.block_hash import BlockHashes

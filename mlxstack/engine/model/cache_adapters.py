@@ -1,4 +1,4 @@
-"""Operations on a layer's cache: cut, rebuild, snapshot, restore.
+"""A layer's cache: made, cut, rebuilt, frozen and restored.
 
 Sliceable caches (full attention) hold one entry per token and can be cut anywhere. Stateful
 ones (sliding window, chunked, recurrent) can only be frozen as they are at one exact position.
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -16,9 +17,11 @@ from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
+    make_prompt_cache,
 )
 from msgspec import Struct
 
+from mlxstack.core.preset import KVSpec
 from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
 from mlxstack.policy.kv.shared_prefixes import MOST_SPARE
 
@@ -53,6 +56,53 @@ def map_leaves(caches: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]
         else change(cache)
         for cache in caches
     ]
+
+
+class CacheFactory:
+    """Caches for one model and one KV precision.
+
+    With `quantized_start` > 0 a context keeps 16-bit KV until it reaches that many tokens, and
+    all of it is quantized then.
+    """
+
+    def __init__(self, model: Any, kv: KVSpec) -> None:
+        self._model = model
+        self._kv = kv
+        self.quantized_start = kv.quantized_start if kv.bits < 16 else 0
+        """Position of KV quantization; 0: never, or from the first token."""
+
+    def make(self, n_tokens: int = 0) -> list[Any]:
+        """Empty caches of the kinds that a context of `n_tokens` has."""
+        caches: list[Any] = make_prompt_cache(self._model)
+        is_due = self._kv.bits < 16 and n_tokens >= self._kv.quantized_start
+        return self.quantize(caches) if is_due else caches
+
+    def quantize(self, caches: list[Any]) -> list[Any]:
+        """The caches with full-attention KV quantized; other kinds as they are."""
+        return map_leaves(caches, self._quantize)
+
+    def _quantize(self, cache: Any) -> Any:
+        if type(cache) is not KVCache:
+            return cache
+        group_size, bits = self._kv.group_size, self._kv.bits
+        if cache.empty():
+            return QuantizedKVCache(group_size=group_size, bits=bits)
+        return cache.to_quantized(group_size=group_size, bits=bits)
+
+
+def describe(caches: list[Any]) -> str:
+    """Kind, heads, dims and dtype of every layer's filled cache."""
+    return ";".join(
+        f"{type(leaf).__name__}:" + ",".join(_shape(a) for _, a in tree_flatten(leaf.state))
+        for leaf in leaves(caches)
+    )
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, mx.array):
+        return ""
+    dims = [n for axis, n in enumerate(value.shape) if axis != value.ndim - 2]
+    return f"{dims}{value.dtype}"
 
 
 def is_sliceable(leaf: Any) -> bool:

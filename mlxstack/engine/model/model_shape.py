@@ -83,12 +83,6 @@ def has_scaled_rope(model: nn.Module) -> bool:
     )
 
 
-def known_types() -> frozenset[str]:
-    """Model types of mlx-lm, and those it remaps."""
-    folder = _package_folder() / "models"
-    return frozenset({file.stem for file in folder.glob("*.py")} | set(_remappings()[0]))
-
-
 def _shape(config: Config, model: Any, args: Any) -> ModelShape:
     is_single = _is_single(config)
     own = mx.float32 if is_single else mx.bfloat16

@@ -264,3 +264,13 @@ def _padded(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> 
 
 def _joined(outputs: list[mx.array]) -> mx.array:
     return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+
+
+def kv_bytes_per_token(
+    runner: ModelRunner, cache_factory: cache_adapters.CacheFactory, example: Example = zeros
+) -> int:
+    """Bytes that one token adds to the layers that keep every token."""
+    caches = cache_factory.make(cache_factory.quantized_start)
+    runner.execute([SlotTokens(caches, example(2))])
+    leaves = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.is_sliceable(leaf)]
+    return sum(part.nbytes for leaf in leaves for part in cache_adapters.span(leaf, 0, 1))

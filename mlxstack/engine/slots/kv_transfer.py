@@ -13,7 +13,7 @@ from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.segments import Layout, check_cover, layout_of_head, layouts, record_of
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.write_queue import copy_outcome
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.policy.kv.prefix_index import CheckpointMeta, Record, SegmentMeta, common_prefix

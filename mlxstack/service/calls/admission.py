@@ -145,7 +145,7 @@ def _scope(service: Service, conversation: Conversation, options: GenerationOpti
     name = options.agent or service.agent_registry.known_name(
         conversation, options.session_hint, options.salt
     )
-    return Scope(options.salt, name or "")
+    return options.salt, name or ""
 
 
 def _limit(service: Service, options: GenerationOptions) -> int | None:

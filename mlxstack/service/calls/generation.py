@@ -39,7 +39,7 @@ from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import OutputParser
-from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer, Scope, ToolCallReplay
+from mlxstack.text.prompt.answer_replay import AnswerReplay, SampledAnswer, ToolCallReplay
 
 ENDINGS = {
     FinishReason.EOS: FinishCause.EOS,
@@ -132,7 +132,7 @@ class ResponseAssembler:
         self._anchor = admitted.prompt.anchor
         self._replay = replay
         self._answers = answers
-        self._scope = Scope(request.salt, request.display_name or "")
+        self._scope = (request.salt, request.display_name or "")
         self._tokens = list(admitted.forced)
         self._spoken: list[SpokenPart] = []
         self._parser = OutputParser(

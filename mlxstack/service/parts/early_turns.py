@@ -13,7 +13,6 @@ from mlxstack.core.errors import StackError
 from mlxstack.core.request import Request
 from mlxstack.host.spare_power import has_spare_power
 from mlxstack.service.parts.request_stream import GenerationEngine
-from mlxstack.text.prompt.answer_replay import Scope
 
 if TYPE_CHECKING:
     from mlxstack.service.parts.text_processor import TextProcessor
@@ -37,7 +36,7 @@ class Pause(Struct, frozen=True):
     async def begin(self) -> None:
         """Render and compute the expected next prompt. Raises as `make` does."""
         last = self.request
-        scope = Scope(last.salt, last.display_name or "")
+        scope = (last.salt, last.display_name or "")
         prompt = await self.text_processor.expected(self.conversation, self.answer, scope)
         expected = Request(
             id=f"{last.id}-early",

@@ -129,12 +129,10 @@ def read_stored(stored: Mapping[str, Any]) -> Message:
     """Read what `write_message` wrote, its texts unchanged. Raises Damaged."""
     try:
         sent = msgspec.convert(stored, ChatMessageParam)
-        content, found_images = with_marks(
-            sent.content,
-            "messages",
-            ImageReader(accepts_images=True, most_new=MOST_IN_ALL),
-            is_new=True,
-        )
+        if isinstance(sent.content, str | None):
+            return _message(sent, "messages", _text, _text)
+        images = ImageReader(accepts_images=True, most_new=MOST_IN_ALL)
+        content, found_images = with_marks(sent.content, "messages", images, is_new=True)
         sent = msgspec.structs.replace(sent, content=content)
         return msgspec.structs.replace(
             _message(sent, "messages", _text, _text), images=found_images

@@ -42,14 +42,10 @@ CALL_BYTES = 512
 """Bytes of a call beside its tokens: digests, ids, containers."""
 
 
-class Scope(Struct, frozen=True):
-    """Scope of a conversation: tenant salt and name."""
+Scope = tuple[str, str]
+"""Scope of a conversation: tenant salt and name."""
 
-    salt: str = ""
-    name: str = ""
-
-
-NAMELESS = Scope()
+NAMELESS: Scope = ("", "")
 
 
 class Block(Struct, frozen=True):

@@ -85,14 +85,14 @@ def _member(one: ListedModel, model: DashboardState) -> tuple[TextCell, ...]:
 
 def _one_model(model: DashboardState) -> TableRow:
     """Row of a service without a gateway, from its frame."""
-    frame, memory = model.frame, model.frame.memory
+    frame = model.frame
     state = frame.service.health
     n_waiting = len(frame.snapshot.waiting)
     last = next(iter(frame.requests or ()), None)
     cells = (
         TextCell(printable(frame.service.model, 60)),
         TextCell(_progress(state, model), STYLES.get(state, CellStyle.BAD)),
-        TextCell(size(_used(model)) if memory else NONE),
+        TextCell(_used(model)),
         TextCell(tokens(frame.service.n_ctx)),
         TextCell(_slots(model)),
         TextCell(str(frame.snapshot.counters.n_asks)),
@@ -102,12 +102,12 @@ def _one_model(model: DashboardState) -> TableRow:
     return TableRow(frame.service.model, cells)
 
 
-def _used(model: DashboardState) -> int:
+def _used(model: DashboardState) -> str:
     memory = model.frame.memory
     if memory is None:
-        return 0
+        return NONE
     kv = memory.live_bytes + memory.parked_bytes
-    return memory.weights_bytes + kv + memory.workspace_bytes
+    return size(memory.weights_bytes + kv + memory.workspace_bytes)
 
 
 def _progress(state: str, model: DashboardState) -> str:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mlxstack.api.dialects.llama_server.response_schema import request_params
 from mlxstack.api.guards import OF_ALL, UNLOADED, can_access, is_unscoped
-from mlxstack.api.json_body import decode_body
+from mlxstack.api.request_body import decode_body
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.commands import (
     EraseSlot,

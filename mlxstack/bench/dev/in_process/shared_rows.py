@@ -14,7 +14,7 @@ from mlxstack.engine.decode.attention_costs import measure_sharing
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.policy.kv.shared_prefixes import MIN_TOKENS, LiveSharing, least_shared
