@@ -14,7 +14,7 @@ from mlxstack.host.home import make_private
 from mlxstack.host.services import locked, read_json, write_json
 from mlxstack.policy.kv.conversation_id import is_implicit
 from mlxstack.store.agent_history import folder_of, is_agent
-from mlxstack.store.atomic_write import parse_json
+from mlxstack.store.files import parse_json
 from mlxstack.store.manifest_file import Envelope
 
 log = logging.getLogger("mlxstack.gateway")

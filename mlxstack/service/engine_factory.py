@@ -32,8 +32,8 @@ from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
-from mlxstack.store.atomic_write import Disk, write_atomic
 from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.files import Disk, write_atomic
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 

@@ -31,7 +31,7 @@ from mlxstack.core.errors import (
     Unreadable,
 )
 from mlxstack.core.ports import Manifest
-from mlxstack.store.atomic_write import (
+from mlxstack.store.files import (
     TEMPORARY,
     Disk,
     because,

@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from mlxstack.core.errors import Busy, Conflict, StackError
-from mlxstack.store.atomic_write import refused
+from mlxstack.store.files import refused
 
 T = TypeVar("T")
 

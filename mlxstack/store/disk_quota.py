@@ -13,7 +13,7 @@ from mlxstack.core.ports import KVFileHeader
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 from mlxstack.store.gc import (
     DiskInventory,
     GCPlan,

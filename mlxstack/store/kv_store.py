@@ -14,7 +14,8 @@ from msgspec import Struct
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion
 from mlxstack.core.ports import KVFile, KVFileHeader
-from mlxstack.store.atomic_write import (
+from mlxstack.store.backup_exclusion import exclude_from_backups
+from mlxstack.store.files import (
     MORE_SPACE,
     TEMPORARY,
     Disk,
@@ -27,7 +28,6 @@ from mlxstack.store.atomic_write import (
     touch,
     write_atomic,
 )
-from mlxstack.store.backup_exclusion import exclude_from_backups
 from mlxstack.store.kv_file_format import decode, encode, head_of, read_head, read_into
 
 log = logging.getLogger(__name__)

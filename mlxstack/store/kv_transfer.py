@@ -9,7 +9,7 @@ from typing import Self
 from msgspec import Struct
 
 from mlxstack.core.errors import Damaged
-from mlxstack.store.atomic_write import (
+from mlxstack.store.files import (
     make_private,
     open_temporary,
     opened,

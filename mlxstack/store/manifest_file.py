@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import Damaged, UnknownVersion
 from mlxstack.core.ports import Manifest
-from mlxstack.store.atomic_write import UNREADABLE, parse_json
+from mlxstack.store.files import UNREADABLE, parse_json
 
 MAGIC = b"mlx-stack slot file "
 VERSION = 1

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, UnknownVersion
 from mlxstack.core.ports import Manifest
-from mlxstack.store.atomic_write import (
+from mlxstack.store.files import (
     TEMPORARY,
     Disk,
     begins_with,

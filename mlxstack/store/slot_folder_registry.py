@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from mlxstack.core.errors import Conflict, NotFound, Unreadable
-from mlxstack.store.atomic_write import Disk, children, open_private, read_whole, write_atomic
+from mlxstack.store.files import Disk, children, open_private, read_whole, write_atomic
 from mlxstack.store.slot_files import SlotFileFolder
 
 FOLDER = "shelves"

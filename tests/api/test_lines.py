@@ -14,7 +14,7 @@ import pytest
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.calls import agents
 from mlxstack.store.agent_history import AgentFolders
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_agents import history, turn, user
 from tests.patience import PATIENCE_S, wait_until

@@ -10,7 +10,7 @@ import subprocess
 import psutil
 import pytest
 
-from mlxstack.store.atomic_write import WHY
+from mlxstack.store.files import WHY
 from tests.cli.terminal import CLI, Shell
 from tests.patience import PATIENCE_S, wait_until
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import SlotSpec
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 from tests.endurance.meddling import meddle
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 

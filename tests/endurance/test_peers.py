@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.service.parts.peers import Peer
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from tests.endurance.peers import peers
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 from tests.engine.harness import WAIT_S
 
 

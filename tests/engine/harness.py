@@ -30,8 +30,8 @@ from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED, WidthCosts
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
-from mlxstack.store.atomic_write import Disk
 from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.files import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.models import VOCAB

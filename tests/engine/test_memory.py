@@ -23,7 +23,7 @@ from mlxstack.core.preset import (
 from mlxstack.engine.model.cache_adapters import STEP
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.kv.prefix_index_check import check_index
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, array_bytes, preset_of, prompt, running

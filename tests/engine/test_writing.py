@@ -13,8 +13,8 @@ from mlxstack.engine.core import EngineCore
 from mlxstack.engine.kv import write_queue
 from mlxstack.policy.kv.prefix_index_check import check_index
 from mlxstack.policy.scheduling.scheduler_state import SlotState
-from mlxstack.store.atomic_write import Disk
 from mlxstack.store.background_writer import BackgroundWriter, WriterBound
+from mlxstack.store.files import Disk
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 from tests.patience import wait_until

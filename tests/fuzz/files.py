@@ -8,7 +8,7 @@ import xxhash
 from mlxstack.core.errors import Damaged
 from mlxstack.store import kv_file_format
 from mlxstack.store.agent_history import HistoryFile
-from mlxstack.store.atomic_write import parse_json
+from mlxstack.store.files import parse_json
 from mlxstack.store.manifest_file import LINE, from_json, unpack
 from tests.fuzz.dice import Dice
 

@@ -12,7 +12,7 @@ import pytest
 from mlxstack.core.commands import SaveSlot
 from mlxstack.core.errors import Conflict, NotFound
 from mlxstack.store import atomic_write
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf

@@ -66,7 +66,7 @@ FAULTS = (
         "tests/store/test_disk_writer.py::test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once",
     ),
     Mutant(
-        "a full disk refuses in words", "store/atomic_write.py",
+        "a full disk refuses in words", "store/files.py",
         "kind = DiskFull if error.errno in FULL else StackError", "kind = StackError",
         "tests/engine/test_disk_bounds.py::test_g12_a_full_disk_refuses_in_words_and_loses_nothing",
     ),

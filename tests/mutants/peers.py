@@ -33,7 +33,7 @@ PEERS = (
         TESTS + "test_a_file_that_is_being_written_is_not_closed_by_a_cancel",
     ),
     Mutant(
-        "a folder in the place of a file is set aside", "store/atomic_write.py",
+        "a folder in the place of a file is set aside", "store/files.py",
         "        path.rename(aside)\n", "        raise\n",
         "tests/endurance/test_damaged.py::test_a_folder_in_the_place_of_a_file_is_set_aside",
     ),

@@ -136,18 +136,18 @@ DOORS_AND_FILES = (
         STORE + "test_shelf.py::test_c9_a_bad_name_is_refused_and_nothing_is_written",
     ),
     Mutant(
-        "files are private", "store/atomic_write.py",
+        "files are private", "store/files.py",
         "fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)",
         "fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory); os.fchmod(fd, 0o644)",
         STORE + "test_shelf.py::test_c11_overwriting_replaces_and_is_private",
     ),
     Mutant(
-        "links are not followed", "store/atomic_write.py",
+        "links are not followed", "store/files.py",
         "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_RDONLY | os.O_NONBLOCK",
         STORE + "test_shelf.py::test_c9_a_link_is_not_followed",
     ),
     Mutant(
-        "folders are private", "store/atomic_write.py",
+        "folders are private", "store/files.py",
         "directory.mkdir(mode=0o700, exist_ok=True)", "directory.mkdir(exist_ok=True)",
         STORE + "test_agent_folders.py::test_g12_files_are_0600_and_folders_0700",
     ),
@@ -232,22 +232,22 @@ DOORS_AND_FILES = (
         "tests/api/test_streams.py::test_x9_a_client_that_leaves_without_a_stream",
     ),
     Mutant(
-        "bytes are synced before the name", "store/atomic_write.py",
+        "bytes are synced before the name", "store/files.py",
         "            disk.barrier(fd)\n", "            pass\n", POWER,
     ),
     Mutant(
-        "the name is synced before it is said", "store/atomic_write.py",
+        "the name is synced before it is said", "store/files.py",
         "        sync_directory(path.parent, flush)\n    except OSError as error:",
         "        pass\n    except OSError as error:", POWER,
     ),
     Mutant(
-        "a file is replaced, not written over", "store/atomic_write.py",
+        "a file is replaced, not written over", "store/files.py",
         "            _replace(temporary, path)\n",
         "            path.write_bytes(temporary.read_bytes())\n            temporary.unlink()\n",
         POWER,
     ),
     Mutant(
-        "an agent is forgotten at once", "store/atomic_write.py",
+        "an agent is forgotten at once", "store/files.py",
         "        path.replace(doomed)\n        sync_directory(path.parent, disk.sync)\n"
         "        shutil.rmtree(doomed)\n",
         "        shutil.rmtree(path)\n", POWER,
@@ -263,7 +263,7 @@ DOORS_AND_FILES = (
         STORE + "test_sweep.py::test_c14_nothing_in_use_named_or_fresh_goes",
     ),
     Mutant(
-        "a full disk leaves the old file", "store/atomic_write.py",
+        "a full disk leaves the old file", "store/files.py",
         "            temporary.unlink(missing_ok=True)\n            raise",
         "            temporary.replace(path)\n            raise",
         STORE + "test_shelf.py::test_g12_a_refusing_disk_keeps_the_old_file",

@@ -4,7 +4,7 @@ import errno
 import os
 from io import FileIO
 
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 
 
 class FullDisk(Disk):

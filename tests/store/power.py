@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
-from mlxstack.store.atomic_write import Disk
+from mlxstack.store.files import Disk
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import pytest
 
 from mlxstack.core.errors import StackError
 from mlxstack.core.ports import Manifest
-from mlxstack.store.atomic_write import TEMPORARY, Disk, write_atomic
+from mlxstack.store.files import TEMPORARY, Disk, write_atomic
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import FullDisk

@@ -17,8 +17,8 @@ from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders, History
-from mlxstack.store.atomic_write import TEMPORARY, Disk
 from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.files import TEMPORARY, Disk
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.repetition import in_soak

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlxstack.core.errors import Conflict, DiskFull
 from mlxstack.store import slot_files, slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders, History
-from mlxstack.store.atomic_write import Disk, children
+from mlxstack.store.files import Disk, children
 from mlxstack.store.gc import (
     DiskInventory,
     GCPlan,

@@ -1,6 +1,7 @@
-"""Disk I/O: atomic, durable writes with owner-only permissions (0600, folders 0700).
+"""Files of the store: written atomically and durably, read, parsed and removed.
 
-Errors of the system, and of damaged contents, become messages for users.
+Only their owner has access (0600, folders 0700). Errors of the system, and of damaged contents,
+become messages for users.
 """
 
 import errno
