@@ -11,7 +11,7 @@ import pytest
 
 from mlxstack.core.commands import SaveSlot
 from mlxstack.core.errors import Conflict, NotFound
-from mlxstack.store import atomic_write
+from mlxstack.store import files
 from mlxstack.store.files import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
@@ -92,8 +92,8 @@ def flushes(monkeypatch: pytest.MonkeyPatch) -> Flushes:
 
 
 def imitate(monkeypatch: pytest.MonkeyPatch, flushes: Flushes) -> Flushes:
-    monkeypatch.setattr(atomic_write, "FULL_SYNC", FULL)
-    monkeypatch.setattr(atomic_write, "BARRIER_SYNC", BARRIER)
+    monkeypatch.setattr(files, "FULL_SYNC", FULL)
+    monkeypatch.setattr(files, "BARRIER_SYNC", BARRIER)
     monkeypatch.setattr(fcntl, "fcntl", flushes)
     return flushes
 
@@ -150,7 +150,7 @@ def test_a_system_without_barriers_syncs(tmp_path: Path, monkeypatch: pytest.Mon
             super().sync(fd)
             self.n_syncs += 1
 
-    monkeypatch.setattr(atomic_write, "BARRIER_SYNC", None)
+    monkeypatch.setattr(files, "BARRIER_SYNC", None)
     counting = Counting()
     SlotFileFolder(tmp_path, counting).write("a.bin", manifest("aa01"))
     assert counting.n_syncs == 2

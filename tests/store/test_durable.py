@@ -163,11 +163,11 @@ def test_no_descriptor_is_leaked(tmp_path: Path) -> None:
 def test_on_a_mac_the_cache_of_the_drive_is_emptied_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlxstack.store import atomic_write
+    from mlxstack.store import files
 
     asked: list[int] = []
-    monkeypatch.setattr(atomic_write, "FULL_SYNC", 51)
-    monkeypatch.setattr(atomic_write.fcntl, "fcntl", lambda _fd, command: asked.append(command))
+    monkeypatch.setattr(files, "FULL_SYNC", 51)
+    monkeypatch.setattr(files.fcntl, "fcntl", lambda _fd, command: asked.append(command))
     write_atomic(tmp_path / "a", [b"x"], Disk())
     assert asked == [51, 51], "the file, then its folder"
 
@@ -175,8 +175,8 @@ def test_on_a_mac_the_cache_of_the_drive_is_emptied_too(
 def test_a_network_disk_without_the_full_sync_gets_the_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlxstack.store import atomic_write
+    from mlxstack.store import files
 
-    monkeypatch.setattr(atomic_write, "FULL_SYNC", 0x7FFF_FFF0)
+    monkeypatch.setattr(files, "FULL_SYNC", 0x7FFF_FFF0)
     assert write_atomic(tmp_path / "a", [b"x"], Disk()) == 1
     assert (tmp_path / "a").read_bytes() == b"x"
