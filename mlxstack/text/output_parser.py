@@ -1,13 +1,12 @@
 """Output parser and detokenizer: reasoning, content, tool calls, stop strings."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 from mlx_lm.generate import TextStateMachine
-from msgspec import Struct
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason
@@ -38,26 +37,14 @@ log = logging.getLogger(__name__)
 NORMAL = "normal"
 
 
-class ParseOptions(Struct, frozen=True):
-    """Options for parsing one answer.
+class OutputParser:
+    """Parses one answer, token by token; not to be shared by threads.
 
     `tools` are all offered tools, deferred ones too; without any, the marks of a tool call are
     words, as llama-server has it. `stops` count in the answer, not in thoughts or calls.
     `is_in_thinking` and `before` come from the prompt. `is_raw` gives a text completion:
     nothing is a marker and nothing is trimmed. `has_grammar`: a grammar rules the content, in
     which only tokens that no grammar spells are marks.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    stops: tuple[str, ...] = ()
-    is_in_thinking: bool = False
-    before: tuple[int, ...] = ()
-    is_raw: bool = False
-    has_grammar: bool = False
-
-
-class OutputParser:
-    """Parses one answer, token by token; not to be shared by threads.
 
     `make_id` names a call to which the model gave no id. `n_reasoning` counts tokens spent on
     thoughts, `n_unparsed` calls that did not parse. `blocks` are the tokens of complete calls.
@@ -65,32 +52,39 @@ class OutputParser:
     """
 
     def __init__(
-        self, output_format: OutputFormat, parse_options: ParseOptions, make_id: Callable[[], str]
+        self,
+        output_format: OutputFormat,
+        make_id: Callable[[], str],
+        *,
+        tools: Sequence[Tool] = (),
+        stops: Sequence[str] = (),
+        is_in_thinking: bool = False,
+        before: Sequence[int] = (),
+        is_raw: bool = False,
+        has_grammar: bool = False,
     ) -> None:
         self.n_reasoning = self.n_blocks = self.n_unparsed = 0
         self.is_cut = False
         self.blocks: list[Block] = []
         self._output_format = output_format
-        self._is_raw = parse_options.is_raw
-        self._has_grammar = parse_options.has_grammar
+        self._is_raw = is_raw
+        self._has_grammar = has_grammar
         self._make_id = make_id
         self._ids: set[str] = set()
         self._calls: list[ToolCall] = []
         self._call_id = ""
-        is_open = bool(parse_options.before)
+        is_open = bool(before)
         self._reader = AnswerReader(
-            DerivedFormat() if parse_options.is_raw else output_format.description,
-            parse_options.tools,
-            is_in_thinking=parse_options.is_in_thinking and not parse_options.is_raw,
+            DerivedFormat() if is_raw else output_format.description,
+            tools,
+            is_in_thinking=is_in_thinking and not is_raw,
             is_open=is_open,
         )
-        self._saying = StopStringFilter(
-            parse_options.stops, is_raw=parse_options.is_raw, is_open=is_open
-        )
+        self._saying = StopStringFilter(stops, is_raw=is_raw, is_open=is_open)
         self._thoughts = WhitespaceTrimmer(is_open=is_open)
         self._tokens: list[int] = []
         self._letters = output_format.tokenizer.detokenizer
-        self._known = self._prime(parse_options.before)
+        self._known = self._prime(before)
 
     @property
     def stop(self) -> str | None:
@@ -141,7 +135,7 @@ class OutputParser:
             return token in self._output_format.special
         return token in self._output_format.hidden and not self._reader.is_in_call
 
-    def _prime(self, before: tuple[int, ...]) -> str:
+    def _prime(self, before: Sequence[int]) -> str:
         """Feed the prompt's end; returns its white space held back."""
         whole = self._output_format.tokenizer.detokenizer
         for token in before:
@@ -263,7 +257,7 @@ class StopStringFilter:
     `is_raw` text is not trimmed; `is_open` speech goes on in the middle of a line.
     """
 
-    def __init__(self, stops: tuple[str, ...], *, is_raw: bool, is_open: bool) -> None:
+    def __init__(self, stops: Sequence[str], *, is_raw: bool, is_open: bool) -> None:
         self.stop: str | None = None
         self._words = tuple(word for word in stops if word)
         self._state = _stop_state(self._words)

@@ -18,7 +18,7 @@ from mlxstack.text.formats import read_answer
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls
 from mlxstack.text.formats.checked_calls import Parser, parse_calls, tool_schemas
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.output_parser import OutputParser, ParseOptions
+from mlxstack.text.output_parser import OutputParser
 from tests.fuzz.dice import Dice
 from tests.text.syntaxes import FORMATS
 
@@ -87,14 +87,17 @@ def _read(dice: Dice, text: str) -> None:
 
 def _speak(dice: Dice, text: str) -> None:
     stops = ("STOP",) if dice.chance(30) else ()
-    manner = ParseOptions(
-        tools=(TOOL,) if dice.chance(70) else (),
-        stops=stops,
-        is_in_thinking=dice.chance(30),
-        is_raw=dice.chance(20),
-    )
     ids = (f"call_{n}" for n in itertools.count())
-    speech = OutputParser(voice(), manner, lambda: next(ids))
+    tools = (TOOL,) if dice.chance(70) else ()
+    is_in_thinking, is_raw = dice.chance(30), dice.chance(20)
+    speech = OutputParser(
+        voice(),
+        lambda: next(ids),
+        tools=tools,
+        stops=stops,
+        is_in_thinking=is_in_thinking,
+        is_raw=is_raw,
+    )
     tokens = voice().tokenizer.encode(text, add_special_tokens=False)
     said: list[Any] = []
     for token in tokens:
@@ -104,7 +107,7 @@ def _speak(dice: Dice, text: str) -> None:
         assert isinstance(one, AnswerPart)
         if isinstance(one, ToolCallPart):
             _check(ToolCall(one.id, one.name, one.arguments))
-    if not stops and manner.is_raw and not voice().special & {*tokens}:
+    if not stops and is_raw and not voice().special & {*tokens}:
         heard = "".join(one.text for one in said if isinstance(one, ContentPart | ReasoningPart))
         assert heard == voice().tokenizer.decode(tokens).rstrip("\ufffd"), (heard, text)
 

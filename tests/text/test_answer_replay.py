@@ -20,7 +20,6 @@ from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt.answer_replay import NAMELESS, AnswerReplay, SampledAnswer, Scope
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
@@ -64,9 +63,8 @@ class Model:
             id="r", tokens=prompt.tokens, max_tokens=9999,
             eos=frozenset(self.tokenizer.eos_token_ids),
         )  # fmt: skip
-        parse = ParseOptions(tools=(ACT,), is_in_thinking=prompt.is_in_thinking)
         assembler = ResponseAssembler(
-            AdmittedRequest(request, GenerationOptions("r"), prompt, parse, WORDS),
+            AdmittedRequest(request, GenerationOptions("r"), prompt, WORDS, (ACT,)),
             self.output_format,
             self.maker.replay,
             self.maker.answers,

@@ -27,7 +27,7 @@ from mlxstack.text.formats.description import pieces
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
-from mlxstack.text.output_parser import OutputParser, ParseOptions
+from mlxstack.text.output_parser import OutputParser
 from mlxstack.text.tokens.special_tokens import nameless
 from tests.text import syntaxes
 from tests.text.call_walks import ALL, walker_of
@@ -128,8 +128,12 @@ def shown(deltas: Iterable[AnswerPart]) -> tuple[str, str, list[tuple[str, Any]]
 
 def parser_of(name: str, stops: tuple[str, ...]) -> OutputParser:
     numbers = count()
-    options = ParseOptions(TOOLS, stops)
-    return OutputParser(walker_of(name).output_format, options, lambda: f"call{next(numbers)}")
+    return OutputParser(
+        walker_of(name).output_format,
+        lambda: f"call{next(numbers)}",
+        tools=TOOLS,
+        stops=stops,
+    )
 
 
 def check_moments(name: str, text: str, stops: tuple[str, ...], widths: Random) -> Any:

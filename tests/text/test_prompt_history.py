@@ -25,7 +25,6 @@ from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import respelled
@@ -97,10 +96,9 @@ class Spoken:
     def _answer(self, prompt: Prompt, text: str, answer: Answer) -> Message:
         tokens = respelled(self.tokenizer, text, lambda: self.random.randint(1, answer.width))
         eos = frozenset(self.tokenizer.eos_token_ids)
-        parse = ParseOptions(tools=(ACT,), is_in_thinking=prompt.is_in_thinking)
         request = Request(id="r", tokens=prompt.tokens, max_tokens=9999, eos=eos)
         assembler = ResponseAssembler(
-            AdmittedRequest(request, GenerationOptions("r"), prompt, parse, WORDS),
+            AdmittedRequest(request, GenerationOptions("r"), prompt, WORDS, (ACT,)),
             self.output_format,
             self.maker.replay,
             self.maker.answers,

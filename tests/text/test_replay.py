@@ -17,7 +17,6 @@ from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt.answer_replay import (
     CALL_BYTES,
     NAMELESS,
@@ -65,10 +64,7 @@ class Chat:
         eos = frozenset(self.tokenizer.eos_token_ids)
         salt, name = scope
         ask = Request("a", prompt.tokens, 9999, eos=eos, salt=salt, display_name=name or None)
-        manner = ParseOptions(
-            tools=TOOLS, is_in_thinking=prompt.is_in_thinking, before=prompt.before
-        )
-        admitted = AdmittedRequest(ask, GenerationOptions("a"), prompt, manner, WORDS)
+        admitted = AdmittedRequest(ask, GenerationOptions("a"), prompt, WORDS, TOOLS)
         ear = ResponseAssembler(admitted, self.voice, self.maker.replay)
         events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]
         parts = [part for event in events for part in ear.on_event(event)]

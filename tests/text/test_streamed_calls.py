@@ -8,7 +8,7 @@ import pytest
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.response_parts import AnswerPart, ArgumentsPart, ToolCallPart, ToolCallStarted
-from mlxstack.text.output_parser import OutputParser, ParseOptions
+from mlxstack.text.output_parser import OutputParser
 from tests.text.call_walks import ALL, walker_of
 from tests.text.test_derived_formats import TOOLS, said
 
@@ -18,9 +18,7 @@ WORDS = " ".join(f"w{n:02}" for n in range(30))
 
 def parser_of(name: str) -> OutputParser:
     numbers = count()
-    return OutputParser(
-        walker_of(name).output_format, ParseOptions(TOOLS), lambda: f"call{next(numbers)}"
-    )
+    return OutputParser(walker_of(name).output_format, lambda: f"call{next(numbers)}", tools=TOOLS)
 
 
 def text_of(name: str) -> str:

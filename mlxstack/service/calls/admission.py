@@ -18,7 +18,6 @@ from mlxstack.service.service import Service
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.lazy_calls import CallTrigger
-from mlxstack.text.output_parser import ParseOptions
 from mlxstack.text.prompt.answer_replay import Scope
 from mlxstack.text.prompt.prompt import Prompt, TokenizeOptions
 
@@ -31,18 +30,21 @@ class AdmittedRequest(Struct, frozen=True):
     """Request that passed all checks.
 
     `text_processor` is that of the model whose tokens these are; no other model may answer.
-    `forced` are tokens of the answer that the prompt ends with. `limit` is the maximum of tokens
-    that the request or the preset set, None without one; 0 only computes the prompt.
-    `conversation` is the source of the prompt, unless that was plain text or tokens.
-    `loose_schemas` are parts of the tools' schemas that no grammar enforces, `omitted_tools` the
-    tools of a vendor's servers, which are not offered to the model.
+    Calls of the `tools` are read from the answer, and nothing from one that `is_raw`;
+    `has_grammar` where one rules the content. `forced` are tokens of the answer that the prompt
+    ends with. `limit` is the maximum of tokens that the request or the preset set, None without
+    one; 0 only computes the prompt. `conversation` is the source of the prompt, unless that was
+    plain text or tokens. `loose_schemas` are parts of the tools' schemas that no grammar enforces,
+    `omitted_tools` the tools of a vendor's servers, which are not offered to the model.
     """
 
     request: Request
     options: GenerationOptions
     prompt: Prompt
-    parse_options: ParseOptions
     text_processor: TextProcessor
+    tools: tuple[Tool, ...] = ()
+    is_raw: bool = False
+    has_grammar: bool = False
     forced: tuple[int, ...] = ()
     limit: int | None = None
     conversation: Conversation | None = None
@@ -90,14 +92,9 @@ async def admit(
         ),
         options=options,
         prompt=prompt,
-        parse_options=ParseOptions(
-            tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
-            stops=options.stop,
-            is_in_thinking=prompt.is_in_thinking,
-            before=prompt.before,
-            has_grammar=forced is None and constraint is not None and constraint.has_grammar,
-        ),
         text_processor=text_processor,
+        tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
+        has_grammar=forced is None and constraint is not None and constraint.has_grammar,
         forced=forced or (),
         limit=_limit(service, options),
         conversation=conversation,
@@ -134,8 +131,8 @@ async def _admit_text(
         request=_request(service, options, made, constraint=constraint),
         options=options,
         prompt=made,
-        parse_options=ParseOptions(stops=options.stop, before=made.before, is_raw=True),
         text_processor=text_processor,
+        is_raw=True,
         limit=_limit(service, options),
     )
 

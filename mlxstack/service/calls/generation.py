@@ -137,8 +137,13 @@ class ResponseAssembler:
         self._spoken: list[SpokenPart] = []
         self._parser = OutputParser(
             output_format,
-            admitted.parse_options,
             lambda: f"{admitted.options.call_prefix}{uuid.uuid4().hex[:24]}",
+            tools=admitted.tools,
+            stops=admitted.options.stop,
+            is_in_thinking=admitted.prompt.is_in_thinking,
+            before=admitted.prompt.before,
+            is_raw=admitted.is_raw,
+            has_grammar=admitted.has_grammar,
         )
         self._opening = [part for token in admitted.forced for part in self._parser.push(token)]
         self._started = SlotAssigned(request.id, slot=-1, n_prompt=len(request.tokens), n_cached=0)
