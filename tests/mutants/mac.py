@@ -200,8 +200,8 @@ MAC = (
     Mutant(
         "each row has the tokens of its KV", "engine/decode/batch.py",
         "ahead = {id(row) for row in self._in_flight.rows}",
-        "each = zip(self._in_flight.rows, self._in_flight.choices, strict=True)\n"
-        "        ahead = {id(row) for row, choices in each if choices}",
+        "ahead = {id(row) for row, choices in zip(self._in_flight.rows, self._in_flight.choices)"
+        " if choices}",
         AHEAD + "test_a_row_that_raises_has_as_many_tokens_as_its_kv",
     ),
     Mutant(
