@@ -145,14 +145,13 @@ def _view(
 
 def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:
     """Describe a miss, with the lost tokens' share of the prefill time."""
-    n_computed = view.n_prompt - view.n_cached
     shown = MissView(
         reason=miss.reason,
         at=miss.at,
         request=request.id,
         agent=request.display_name,
         n_lost=miss.n_lost,
-        lost_s=view.prefill_s * miss.n_lost / max(1, n_computed),
+        lost_s=view.prefill_s * miss.n_lost / max(1, view.n_prompt - view.n_cached),
     )
     if miss.at is None:
         return shown
