@@ -170,7 +170,7 @@ def _request(
     tokens, limit = prompt.tokens + forced, _limit(service, options)
     # The engine always samples one token; a prefill does not return it.
     max_tokens = room(len(tokens), 1 if limit == 0 else limit, service.n_ctx)
-    now, name = time.monotonic(), options.agent or options.display_name
+    now, name = time.monotonic(), options.agent
     if conversation is not None and options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         service.agent_registry.entitle(name, conversation, options.session_hint)

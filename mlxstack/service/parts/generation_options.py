@@ -28,10 +28,9 @@ class GenerationOptions(Struct, frozen=True):
     calls may name if there are any, `thinking_budget` the most tokens of reasoning. `max_tokens`
     None takes the preset's, UNLIMITED runs until the model ends or the context is full, 0 only
     computes the prompt. `slot` pins; `agent` is an explicit agent, `session_hint` a client's name
-    for the conversation, `client` the program that sent the request, `display_name` the shown name
-    of one without an explicit agent. `is_one_call` ends the reply after its first tool call, whose
-    id begins with `call_prefix`. `has_progress` adds the progress of the prompt as parts.
-    `predicted_text` is the answer that the client expects.
+    for the conversation, `client` the program that sent the request. `is_one_call` ends the reply
+    after its first tool call, whose id begins with `call_prefix`. `has_progress` adds the progress
+    of the prompt as parts. `predicted_text` is the answer that the client expects.
     """
 
     id: str
@@ -44,7 +43,6 @@ class GenerationOptions(Struct, frozen=True):
     agent: str | None = None
     session_hint: str | None = None
     client: str = ""
-    display_name: str | None = None
     use_cache: bool = True
     tool_choice: ToolChoiceMode = ToolChoiceMode.AUTO
     forced_tool: str | None = None
