@@ -17,6 +17,8 @@ from mlxstack.text.formats.description import (
     DerivedFormat,
     ParsedMessage,
     first_mark,
+    is_mark,
+    pieces,
 )
 from mlxstack.text.formats.foreign_calls import ELEMENTS, MARKS
 from mlxstack.text.formats.text_feed import (
@@ -129,9 +131,7 @@ class AnswerReader:
         literals = list(self._format.wrappers)
         marks = self._format.reasoning
         if marks is not None:
-            literals.append(marks.closes)
-            if not is_reasoning:
-                literals.append(marks.opens)
+            literals += [marks.closes, marks.opens]
         if not is_reasoning:
             literals += [*self._format.turn_ends, *self._format.strays]
         if self._calls is not None:
@@ -217,7 +217,13 @@ class AnswerReader:
             if again:
                 self._feed.drop(again)
                 return
-            self._unparsed((yield from self._calls.unreadable(0)))
+            end = yield from self._calls.unreadable(0)
+            rest = yield from self._feed.space(end)
+            is_empty = rest == len(self._feed.text) and all(map(is_mark, pieces(self._feed.text)))
+            if is_empty and not self._feed.is_cut:
+                self._finish_calls(ReadCalls((), rest))
+            else:
+                self._unparsed(end)
         elif is_call and self._is_cut_call(0):
             self._unparsed(len(self._feed.text))
         else:
@@ -308,13 +314,16 @@ class AnswerReader:
             self.is_reasoning = False
             self._spoken.append(Break())
             yield from self._bare_calls()
+        elif not self._has_thought and (again := (yield from self._match((marks.opens,), mark.text))):
+            # The prompt opened the thought already.
+            self._feed.drop(again)
         elif self._calls is not None and mark.text in self._calls.strict:
-            yield from self._quoted_call(mark.text)
+            yield from self._quoted_call(mark.text, marks.closes)
         else:
             self._tell(mark.text)
             self._feed.drop(len(mark.text))
 
-    def _quoted_call(self, mark: str) -> Reading[None]:
+    def _quoted_call(self, mark: str, closes: str) -> Reading[None]:
         """Calls that begin a thought or end the answer count."""
         sections: list[ReadCalls] = []
         end = 0
@@ -328,6 +337,7 @@ class AnswerReader:
                 self._finish_calls(self._told(sections))
                 return
             end = yield from self._after_turn(section.end)
+        end = yield from self._after_turn((yield from self._feed.optional(closes, end)))
         if sections and end == len(self._feed.text) and not self._feed.is_cut:
             self.is_reasoning = False
             self._finish_calls(self._told(sections))
@@ -418,8 +428,11 @@ class AnswerReader:
         start = start if code is None else (yield from self._feed.space(code))
         section = yield from self._calls.section(start)
         if section is not None:
+            end = section.end
+            for closing in MARKS.values():
+                end = yield from self._feed.optional(closing, end)
             self._feed.drop(start)
-            self._finish_calls(replace(section, end=section.end - start))
+            self._finish_calls(replace(section, end=end - start))
         elif self._is_cut_call(start):
             self._unparsed(len(self._feed.text))
         self.is_in_call = False

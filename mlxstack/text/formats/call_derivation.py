@@ -71,24 +71,26 @@ def derive_calls(
     if isinstance(written.body, PythonBody):
         between = ", " if written.body.is_list else _python_between(probes)
         return CallSyntax(written.body, opens=before, closes=after, between=between)
-    return _framed(probes, written, (before, after))
+    return _framed(probes, written, (before, after), turn)
 
 
 def _one_call(probes: TemplateProbes) -> str | None:
     """Turn with one call, with arguments as object or text."""
     for as_text in (False, True):
-        probes.arguments_as_text = as_text
         for content in ("", None):
-            text = probes.turn(content, probes.calls(TWO))
+            probes.arguments_as_text, probes.no_content = as_text, content
+            text = probes.turn("", probes.calls(TWO))
             if text is not None and NAMES[0] in text and VALUES[0] in text:
                 return text
     return None
 
 
-def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str]) -> CallSyntax:
+def _framed(
+    probes: TemplateProbes, written: WrittenCall, around: tuple[str, str], turn: TurnMarks
+) -> CallSyntax:
     """Marks around a body: of all calls, and of each."""
     two = probes.turn("", probes.calls(TWO, TWO))
-    before, after = tokens(around[0]), tokens(around[1])
+    before = tokens(around[0])
     body = written.body
     if isinstance(body, JsonBody) and body.is_list:
         between = _list_between(two) or ", "
@@ -97,6 +99,8 @@ def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str
     if second is None or two is None:
         return CallSyntax(body, opens=around[0], closes=around[1])
     middle = tokens(two[second[0] : second[1]])
+    # A template may close its section only after several calls.
+    after = tokens(_after(probes, two[second[2] :], turn))
     opens = shared_end(before, middle)
     while opens and opens[0].isspace():
         opens = opens[1:]
@@ -120,10 +124,10 @@ def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str
     )
 
 
-def _second(probes: TemplateProbes, two: str) -> tuple[int, int] | None:
-    """End of the first of two calls, and start of the second."""
+def _second(probes: TemplateProbes, two: str) -> tuple[int, int, int] | None:
+    """End of the first of two calls, start and end of the second."""
     first, second = _written(probes, two, 0), _written(probes, two, 1)
-    return None if first is None or second is None else (first.end, second.start)
+    return None if first is None or second is None else (first.end, second.start, second.end)
 
 
 def _written(probes: TemplateProbes, text: str, at: int) -> WrittenCall | None:

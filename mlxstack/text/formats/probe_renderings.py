@@ -43,7 +43,10 @@ TWO = dict(zip(KEYS, VALUES, strict=True))
 
 
 class TemplateProbes:
-    """Renders probes; `arguments_as_text` if the template takes no objects."""
+    """Renders probes; `arguments_as_text` if the template takes no objects.
+
+    `no_content` is the content beside which the template writes calls: "" or None.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -52,6 +55,7 @@ class TemplateProbes:
         self._tools: list[dict[str, Any]] | None = TOOLS
         self._has_parts = False
         self.arguments_as_text = False
+        self.no_content: str | None = ""
         self.source = str(getattr(tokenizer, "chat_template", None) or "")
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.tokens = frozenset(token.content for token in added.values())
@@ -92,7 +96,7 @@ class TemplateProbes:
         """Rendered assistant turn with its opening; None if refused."""
         turn = {"role": "assistant", "content": content, **fields}
         if calls:
-            turn["tool_calls"] = list(calls)
+            turn |= {"content": content or self.no_content, "tool_calls": list(calls)}
         whole = self.text([USER, turn], opens=False)
         if whole is None and calls:
             results = [

@@ -175,14 +175,10 @@ def _is_pair(opening: str, closing: str) -> bool:
 
 
 def _opened_marks(probes: TemplateProbes) -> ReasoningMarks | None:
-    """Mark that opens a prompted answer, if the template closes it."""
+    """Mark that opens a prompted answer, named after thinking."""
     opening = probes.prompt[common_start(probes.bare, probes.prompt) :].rstrip()
-    mark = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])$", opening)
-    if mark is None:
-        return None
-    closing = mark[0][0] + "/" + mark[0][1:]
-    is_known = closing in probes.source or closing in probes.tokens
-    return ReasoningMarks(mark[0], closing) if is_known else None
+    mark = re.search(rf"(<{_NAME}>|\[{_NAME}\])$", opening, re.IGNORECASE)
+    return None if mark is None else ReasoningMarks(mark[0], f"{mark[0][0]}/{mark[0][1:]}")
 
 
 def _named_marks(probes: TemplateProbes) -> ReasoningMarks | None:

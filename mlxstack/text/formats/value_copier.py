@@ -411,9 +411,11 @@ class ValueCopier:
             return False
         if self._text[self.at] == CLOSERS[frame.opens]:
             return self._close()
-        if self._text[self.at] != ",":
+        if self._text[self.at] == ",":
+            self.at += 1
+        elif frame.opens + self._text[self.at] != "[{":
+            # Only objects of a list may stand without a comma.
             return self._break()
-        self.at += 1
         return self._go(following)
 
     def _close(self) -> bool:
