@@ -14,6 +14,7 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.text.formats import (
     DerivedFormat,
     FormatSource,
+    ReasoningMarks,
     derivation,
     derive_format,
     probe_renderings,
@@ -26,7 +27,7 @@ from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.rendering.renderers import render_chat
-from tests.text.formats import FORMATS, Format, made_tokenizer, respelled, template_of
+from tests.text.formats import EACH, FORMATS, Format, made_tokenizer, respelled, template_of
 from tests.text.invented import INVENTED
 from tests.text.test_forced import PERSON, assert_valid, written
 
@@ -201,6 +202,41 @@ def test_a_prompt_may_say_more_before_it_opens_the_answer() -> None:
         derive_format(made_tokenizer(form)),
     )
     assert (found.calls, found.wrappers) == (plain.calls, plain.wrappers)
+
+
+LATE = Format(
+    "{%- if m.content is none %}" + EACH
+    + "{{- '<|calls|>' if loop.first else '\\n' }}{{- '<|call|>' + f.name + '<|sep|>' }}"
+    "{{- (f.arguments | tojson) + '<|call_end|>' }}"
+    "{{- '' if loop.first else '<|calls_end|>' }}{%- endfor %}{%- endif %}",
+    special=("<|calls|>", "<|call|>", "<|sep|>", "<|call_end|>", "<|calls_end|>"),
+    reminder="<|calls|><|calls_end|>",
+)  # fmt: skip
+
+
+def test_a_section_may_be_closed_after_several_calls_alone() -> None:
+    """So write templates of R1, and only beside a content of None."""
+    template = template_of(LATE).replace("{{- m.content }}", "{{- m.content or '' }}")
+    found = derive_format(made_tokenizer(LATE, template))
+    assert found.source == "derived" and found.is_certain and found.calls is not None
+    assert (found.calls.section_opens, found.calls.section_closes) == ("<|calls|>", "<|calls_end|>")
+    one = '<|call|>edit<|sep|>{"path": "a"}<|call_end|>'
+    for calls, n_calls in ((one, 1), (one + one, 2), (f"{one}\n{one}", 2)):
+        for end in ("", "<|calls_end|>"):
+            read = read_answer(found, f"<|calls|>{calls}{end}", TOOLS)
+            assert [call.arguments for call in read.tool_calls] == [{"path": "a"}] * n_calls
+            assert (read.content, read.n_unparsed) == ("", 0)
+
+
+def test_a_prompt_may_open_thoughts_that_no_template_closes() -> None:
+    form = FORMATS["json"]
+    opens = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n"
+    template = template_of(form).replace(opens, f"{opens}MARK")
+    assert template.count("MARK") == 1
+    found = derive_format(made_tokenizer(form, template.replace("MARK", "<think>")))
+    assert found.reasoning == ReasoningMarks("<think>", "</think>")
+    other = template.replace("MARK", "<answer></answer><answer>")
+    assert derive_format(made_tokenizer(form, other)).reasoning is None
 
 
 def test_a_format_is_derived_where_contents_are_lists_of_parts() -> None:

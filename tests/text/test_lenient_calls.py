@@ -203,6 +203,37 @@ def test_another_argument_ends_a_value_that_nothing_closes(
     assert (read.content, read.n_unparsed) == ("", 0)
 
 
+def test_calls_at_the_end_of_a_closed_thought_count() -> None:
+    found = derive_format(made_tokenizer(THINKING))
+    one, two = f"<tool_call>{CALL}</tool_call>", f"<tool_call>{OTHER}</tool_call>"
+    for end in ("</think>", "\n</think>\n\n"):
+        read = read_answer(found, f"Now.{one}{end}", TOOLS, is_in_thinking=True)
+        assert [(call.name, call.arguments) for call in read.tool_calls] == [LS]
+        assert (read.reasoning_content, read.content.strip()) == ("Now.", "")
+        read = read_answer(found, f"Now.{one}{end}{two}", TOOLS, is_in_thinking=True)
+        assert [(call.name, call.arguments) for call in read.tool_calls] == [PWD]
+        assert read.reasoning_content.strip() == f"Now.{one}"
+
+
+@pytest.mark.parametrize("again", ["<think>", "<think>\n"])
+def test_a_thought_that_the_prompt_opened_may_be_opened_again(again: str) -> None:
+    found = derive_format(made_tokenizer(THINKING))
+    read = read_answer(found, f"{again}Now.\n</think>\n\nYes.", (), is_in_thinking=True)
+    assert (read.reasoning_content, read.content) == ("Now.", "Yes.")
+    read = read_answer(found, f"A {again} mark.</think>Yes.", (), is_in_thinking=True)
+    assert (read.reasoning_content, read.content) == (f"A {again} mark.", "Yes.")
+
+
+@pytest.mark.parametrize("empty", ["<tool_call>", "<tool_call>\n</tool_call>\n"])
+def test_marks_without_a_call_end_an_answer_without_a_word(
+    marked: DerivedFormat, empty: str
+) -> None:
+    read = read_answer(marked, f"Sure. {empty}", TOOLS)
+    assert (read.content.strip(), read.tool_calls, read.n_unparsed) == ("Sure.", (), 0)
+    read = read_answer(marked, f"{empty}tell.", TOOLS)
+    assert read.content.strip() == f"{empty}tell."
+
+
 def test_a_thought_that_begins_with_calls_is_none() -> None:
     found = derive_format(made_tokenizer(THINKING))
     one = f"\n<tool_call>{CALL}</tool_call>"
@@ -413,3 +444,87 @@ def test_the_name_space_of_a_call_may_be_left_out() -> None:
     )
     for text in (raw, raw.replace("functions.", "")):
         assert calls_of(found, text) == [LS]
+
+
+GEMMA = next(one.format for one in FAMILIES if one.format.name == "gemma4")
+NAMED = 'call:bash{command:<|"|>ls<|"|>}'
+
+
+@pytest.mark.parametrize(
+    ("raw", "content"),
+    [
+        (NAMED, ""),
+        (f"Sure.\n{NAMED}", "Sure."),
+        (f"{NAMED}<tool_call|>", ""),
+        (f"<|channel>thought\nNow.<channel|>{NAMED}", ""),
+        ("<|tool_call>call:bash{command:'ls'}<tool_call|>", ""),
+        ('<|tool_call>call:bash{command:"ls"}<tool_call|>', ""),
+    ],
+)
+def test_a_call_of_gemma_may_lack_marks(raw: str, content: str) -> None:
+    read = read_answer(GEMMA, raw, TOOLS)
+    assert [(call.name, call.arguments) for call in read.tool_calls] == [LS]
+    assert (read.content.strip(), read.n_unparsed) == (content, 0)
+
+
+@pytest.mark.parametrize("between", ["", "\n", ", "])
+def test_marks_of_gemma_may_hold_several_calls(between: str) -> None:
+    raw = f"<|tool_call>{NAMED}{between}{NAMED.replace('ls', 'pwd')}<tool_call|>"
+    assert calls_of(GEMMA, raw) == [LS, PWD]
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ('"a, b: {c}"', "a, b: {c}"),
+        ('"say \\"a\\""', 'say "a"'),
+        ("'a, b'", "a, b"),
+        ("':\\s*\\w+'", ":\\s*\\w+"),
+        ("a 'b' c", "a 'b' c"),
+    ],
+)
+def test_a_text_of_gemma_may_have_other_quotes(written: str, text: str) -> None:
+    call = f'<|tool_call>call:bash{{command:{written},n:<|"|>x<|"|>}}<tool_call|>'
+    assert calls_of(GEMMA, call) == [("bash", {"command": text, "n": "x"})]
+    reader = AnswerReader(GEMMA, TOOLS)
+    spoken = [one for letter in call for one in reader.feed(letter)] + reader.finish()
+    calls = [one.calls[0] for one in spoken if isinstance(one, Calls)]
+    assert [one.arguments for one in calls] == [{"command": text, "n": "x"}]
+
+
+@pytest.mark.parametrize("text", ["Phone call: now", "call:bash it", "call:other{a:1}", "call:ba"])
+def test_a_word_before_a_colon_is_no_call_of_gemma(text: str) -> None:
+    said = f"{text} and more."
+    reader = AnswerReader(GEMMA, TOOLS)
+    # Nothing waits for the rest of the answer.
+    spoken = reader.feed(said)
+    assert "".join(one.text for one in spoken if isinstance(one, ContentPart)) == said
+    assert reader.finish() == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "<arg_key>path</arg_key>\na</arg_value>",
+        "<arg_key>path<arg_value>a</arg_value>",
+        "<arg_key>path</arg_key><arg_value>a",
+    ],
+)
+def test_a_mark_between_key_and_value_may_be_left_out(value: str) -> None:
+    keys = derive_format(tokenizer_of("keys"))
+    raw = f"<tool_call>edit{value}<arg_key>n</arg_key><arg_value>3</arg_value></tool_call>"
+    read = read_answer(keys, raw, CODER_TOOLS)
+    assert [call.arguments for call in read.tool_calls] == [{"path": "a", "n": 3}]
+    assert (read.content, read.n_unparsed) == ("", 0)
+
+
+def test_calls_of_a_list_may_lack_a_comma(marked: DerivedFormat) -> None:
+    for between in ("", "\n", ", "):
+        assert calls_of(marked, f"<tool_call>[{CALL}{between}{OTHER}]</tool_call>") == [LS, PWD]
+
+
+@pytest.mark.parametrize("end", ["<|python_end|>", " <|python_end|>\n", "</tool_call>"])
+def test_a_bare_call_may_be_closed_by_the_mark_of_another_model(
+    bare: DerivedFormat, end: str
+) -> None:
+    assert calls_of(bare, FLAT + end) == [LS]

@@ -128,17 +128,12 @@ class AnswerReader:
         return spoken
 
     def _marks(self, *, is_reasoning: bool) -> list[str]:
-        literals = list(self._format.wrappers)
-        marks = self._format.reasoning
-        if marks is not None:
-            literals += [marks.closes, marks.opens]
-        if not is_reasoning:
-            literals += [*self._format.turn_ends, *self._format.strays]
-        if self._calls is not None:
-            literals += [*self._calls.strict]
-            literals += (
-                [] if is_reasoning else [*self._calls.lenient, *UNMARKED, *self._calls.closings]
-            )
+        marks, calls = self._format.reasoning, self._calls
+        literals = [*self._structure, "" if marks is None else marks.opens]
+        if calls is not None:
+            literals += calls.strict
+        if calls is not None and not is_reasoning:
+            literals += [*calls.lenient, *UNMARKED, *calls.closings]
         return [first_mark(mark) for mark in literals]
 
     def _read(self, *, is_open: bool) -> Generator[None, None, None]:
@@ -219,11 +214,7 @@ class AnswerReader:
                 return
             end = yield from self._calls.unreadable(0)
             rest = yield from self._feed.space(end)
-            is_empty = rest == len(self._feed.text) and all(map(is_mark, pieces(self._feed.text)))
-            if is_empty and not self._feed.is_cut:
-                self._finish_calls(ReadCalls((), rest))
-            else:
-                self._unparsed(end)
+            self._unparsed(end, is_last=rest == len(self._feed.text))
         elif is_call and self._is_cut_call(0):
             self._unparsed(len(self._feed.text))
         else:
@@ -314,7 +305,9 @@ class AnswerReader:
             self.is_reasoning = False
             self._spoken.append(Break())
             yield from self._bare_calls()
-        elif not self._has_thought and (again := (yield from self._match((marks.opens,), mark.text))):
+        elif not self._has_thought and (
+            again := (yield from self._match((marks.opens,), mark.text))
+        ):
             # The prompt opened the thought already.
             self._feed.drop(again)
         elif self._calls is not None and mark.text in self._calls.strict:
@@ -410,13 +403,15 @@ class AnswerReader:
             self._is_after_call = True
         self._feed.drop(end)
 
-    def _unparsed(self, end: int) -> None:
+    def _unparsed(self, end: int, *, is_last: bool = False) -> None:
+        """Tell the text of a call, if more than marks or not the `is_last` text."""
         raw = self._feed.text[:end]
         self._feed.drop(end)
         if self._feed.is_cut and not self._feed.text:
             self._spoken += [Break(), Cut()]
             return
-        self._spoken.append(Unparsed(raw))
+        if not (is_last and all(map(is_mark, pieces(raw)))):
+            self._spoken.append(Unparsed(raw))
 
     def _bare_calls(self) -> Reading[None]:
         """Calls that no mark announces may begin the content."""

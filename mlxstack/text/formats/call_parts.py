@@ -13,6 +13,7 @@ from mlxstack.text.formats.call_writer import CallWriter, Copier
 from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import (
     ARGUMENTS,
+    GEMMA_HEAD,
     ID,
     INDEX,
     NAME,
@@ -115,23 +116,17 @@ class CallParts:
     def _named(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
         feed = self.feed
         arguments: Any = {}
-        if (yield from feed.starts("{", at)):
-            stops = self.outer_closings
-            if self.writer.open(fields["name"], fields.get("id", "")):
-                end = yield from self.object(at, JSON, stops)
-                if end >= 0:
-                    return ReadCalls(tuple(self.writer.calls), end)
+        stops = self.outer_closings
+        is_object = yield from feed.starts("{", at)
+        if is_object and self.writer.open(fields["name"], fields.get("id", "")):
+            end = yield from self.object(at, JSON, stops)
+            if end >= 0:
+                return ReadCalls(tuple(self.writer.calls), end)
+        if is_object or (yield from feed.starts('"', at)):
             end = yield from feed.balanced(at, QUOTES, stops)
             if end < 0:
                 return None
-            arguments = object_of(feed.text[at:end])
-            at = end
-        elif (yield from feed.starts('"', at)):
-            end = yield from feed.balanced(at, QUOTES, self.outer_closings)
-            if end < 0:
-                return None
-            arguments = object_of(feed.text[at:end])
-            at = end
+            arguments, at = object_of(feed.text[at:end]), end
         elif at < len(feed.text) and not (yield from self.closes_at(at)):
             return None
         return self.settled(fields, arguments, at)
@@ -195,7 +190,7 @@ class CallParts:
 def _head_groups(body: CallBody) -> list[tuple[str, str]]:
     """Literals between a call's mark and arguments, with following slots."""
     if isinstance(body, GemmaBody):
-        return [("call:", NAME)]
+        return [(GEMMA_HEAD, NAME)]
     parts = [part for part in getattr(body, "parts", (NAME,)) if part != ARGUMENTS]
     groups: list[tuple[str, str]] = []
     literal = ""

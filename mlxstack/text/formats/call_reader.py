@@ -11,6 +11,7 @@ from mlxstack.text.formats.call_parts import MAX_HEAD, SEPARATORS, SLOT, CallPar
 from mlxstack.text.formats.call_writer import CallEvent, CallWriter
 from mlxstack.text.formats.checked_calls import UNREADABLE, parse_calls, tool_schemas
 from mlxstack.text.formats.description import (
+    GEMMA_HEAD,
     CallSyntax,
     GemmaBody,
     JsonBody,
@@ -52,7 +53,8 @@ class CallReader:
         self._schemas = tool_schemas(tools)
         self._writer = CallWriter(feed, emit, self._types)
         self.strict = strict_marks(syntax)
-        self.lenient = trigger_marks(syntax) - self.strict
+        is_gemma = isinstance(syntax.body, GemmaBody)
+        self.lenient = {GEMMA_HEAD} if is_gemma else trigger_marks(syntax) - self.strict
         self.is_bare = syntax.is_bare
         self._parts = CallParts(syntax, feed, self._types, self._writer)
         self.closings = self._parts.outer_closings
@@ -205,7 +207,8 @@ class CallReader:
         opening = first_mark(syntax.opens) or first_mark(syntax.section_opens)
         if not opening and isinstance(syntax.body, JsonBody):
             opening = "{"
-        return at if opening and (yield from feed.starts(opening, at)) else -1
+        openings = [one for one in (opening, *self.lenient) if one]
+        return at if (yield from feed.any_of(openings, at)) > at else -1
 
     def _call(self, at: int, *, is_lenient: bool, is_inside: bool) -> Reading[ReadCalls | None]:
         """Calls at a position, maybe inside of a section."""
@@ -234,7 +237,11 @@ class CallReader:
         return ReadCalls(body.calls, end, is_closed)
 
     def _without_name_space(self, at: int) -> Reading[int | None]:
-        """Position after the mark of a call without the name space."""
+        """Position after the mark of a call without the name space, or without its mark."""
+        if isinstance(self._syntax.body, GemmaBody):
+            inside = yield from self._feed.any_of((GEMMA_HEAD,), at)
+            end = yield from self._values.plain_call(inside, self.knows, "{")
+            return at if inside > at and end >= 0 else None
         mark, *words = pieces(self._syntax.opens) or [""]
         if len(words) != 1 or not is_mark(mark) or not words[0].endswith("."):
             return None
@@ -337,4 +344,4 @@ def trigger_marks(syntax: CallSyntax) -> set[str]:
 
 
 def _from(literal: str, piece: str) -> str:
-    return literal[literal.rfind(piece) :] if piece else literal
+    return literal[literal.rfind(piece) :] if piece and piece in literal else literal

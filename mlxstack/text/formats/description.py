@@ -13,6 +13,9 @@ NAME, ID, INDEX, ARGUMENTS = "{name}", "{id}", "{index}", "{arguments}"
 TYPE, KEY, COUNT = "{type}", "{key}", "{count}"
 """Slots among the literal parts of a written call."""
 
+GEMMA_HEAD = "call:"
+"""Text before the name of a call of Gemma."""
+
 # A token before a tag belongs to it.
 _PREFIX = r"(?:\]<\][^\s<>\[\]]+\[>\[)?"
 _PIECE = re.compile(

@@ -7,6 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.text.formats.description import (
+    ARGUMENTS,
+    FALLBACK_CALLS,
     ID,
     NAME,
     CallSyntax,
@@ -34,13 +36,6 @@ def _family(name: str, contains: tuple[str, ...], calls: CallSyntax, **fields: o
     return Family(contains, replace(format_, **fields))
 
 
-JSON_PARTS = ('{"name": "', NAME, '", "arguments": ', "{arguments}", "}")
-HERMES = CallSyntax(
-    JsonBody(JSON_PARTS, ("name",), ("arguments",)),
-    opens="<tool_call>\n",
-    closes="\n</tool_call>",
-    between="\n",
-)
 HARMONY = Channels(
     starts="<|start|>assistant",
     message="<|message|>",
@@ -143,13 +138,13 @@ FAMILIES = (
         ("[TOOL_CALLS]", "[ARGS]"),
         CallSyntax(NamedBody((NAME, "[ARGS]")), opens="[TOOL_CALLS]"),
     ),
-    _family("json_tools", ("<tool_call>", "arguments"), HERMES),
+    _family("json_tools", ("<tool_call>", "arguments"), FALLBACK_CALLS),
     _family(
         "bare_json",
         ('"name": ', '"parameters": '),
         CallSyntax(
             JsonBody(
-                ('{"name": "', NAME, '", "parameters": ', "{arguments}", "}"),
+                ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"),
                 ("name",),
                 ("parameters",),
             )

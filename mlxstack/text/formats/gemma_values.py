@@ -3,9 +3,10 @@
 import re
 from typing import Any
 
-from mlxstack.text.formats.argument_values import BOOLEANS, NULLS
+from mlxstack.text.formats.argument_values import BOOLEANS, NULLS, decoded
 
-_BARE = re.compile(r"[^,:{}\[\]]+")
+SCALAR = re.compile(r"\"(?:[^\"\\]|\\.)*(?:\"|\Z)|'(?:[^'\\]|\\.)*(?:'|\Z)|[^,:{}\[\]]*", re.DOTALL)
+"""A value without marks; quotes of other notations stand around some."""
 
 
 def parse_gemma_call(text: str, quote: str) -> dict[str, Any]:
@@ -24,8 +25,8 @@ def _value(text: str, at: int, quote: str) -> tuple[Any, int]:
         return _object(text, at + 1, quote)
     if text.startswith("[", at):
         return _list(text, at + 1, quote)
-    bare = _BARE.match(text, at)
-    if bare is None:
+    bare = SCALAR.match(text, at)
+    if not bare or not bare[0]:
         raise ValueError(f"no value at {text[at:]!r}")
     return parse_scalar(bare[0].strip()), bare.end()
 
@@ -67,9 +68,6 @@ def parse_scalar(text: str) -> Any:
         return None
     if text.casefold() in ("true", "false"):
         return BOOLEANS[text.casefold()]
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            pass
-    return text.removeprefix('"').removesuffix('"')
+    if text[:1] == "'" == text[-1:]:
+        return text[1:-1]
+    return decoded(text, text.removeprefix('"'))

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.text.formats.checked_calls import plain
-from mlxstack.text.formats.gemma_values import parse_scalar
+from mlxstack.text.formats.gemma_values import SCALAR, parse_scalar
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\"}
 _PYTHON_CONSTANTS = {"true": True, "false": False, "null": None}
@@ -69,5 +69,4 @@ PYTHON = Notation(
 
 def gemma_notation(quote: str) -> Notation:
     """Gemma's notation, with this mark around text."""
-    scalars = re.compile(r"[^,:{}\[\]]*")
-    return Notation((quote,), _gemma_scalar, {}, scalars, has_bare_keys=True, has_commas=False)
+    return Notation((quote,), _gemma_scalar, {}, SCALAR, has_bare_keys=True, has_commas=False)

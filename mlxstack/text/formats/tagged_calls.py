@@ -118,7 +118,7 @@ class TaggedCalls:
         """Key of an argument, maybe ""; None if no value follows."""
         feed = self._feed
         before, _, after = body.value_opens.partition(TYPE)
-        key_end = MarkSet(quoted_otherwise(pieces(before)[0]) if before.strip() else ())
+        key_end = MarkSet(one for piece in pieces(before) for one in quoted_otherwise(piece))
         mark = yield from feed.find(key_end, at)
         if mark is None or mark.start - at > MAX_HEAD:
             return None
@@ -126,6 +126,9 @@ class TaggedCalls:
         if not (_KEY if first_mark(body.argument_opens) else SLOT).fullmatch(key):
             return Argument(name, "", "", at)
         inside = yield from feed.literal(before, mark.start)
+        if inside is None and TYPE not in body.value_opens:
+            # One of the marks is left out now and then.
+            inside = yield from feed.space((yield from feed.optional(before, mark.start)))
         kind = ""
         if inside is not None and TYPE in body.value_opens:
             stop = yield from feed.find(MarkSet(quoted_otherwise(pieces(after)[0])), inside)

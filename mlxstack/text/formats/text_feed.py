@@ -116,13 +116,13 @@ class TextFeed:
             if piece == COUNT:
                 end = yield from self.after(_DIGITS, at)
             else:
-                end = yield from self._any_of(quoted_otherwise(piece), at)
+                end = yield from self.any_of(quoted_otherwise(piece), at)
             if end == at:
                 return None
             at = end
         return at
 
-    def _any_of(self, texts: Iterable[str], at: int) -> Reading[int]:
+    def any_of(self, texts: Iterable[str], at: int) -> Reading[int]:
         """Position after the first of some texts; `at` without one."""
         for text in texts:
             if (yield from self.starts(text, at)):

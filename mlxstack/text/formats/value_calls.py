@@ -23,7 +23,7 @@ ARGUMENT_KEYS = frozenset(
 LIST_KEYS = ("tool_calls", "calls")
 _PYTHON_OBJECT = re.compile(r"[\s\[{]+'")
 _PLAIN = re.compile(r"[\w.:/-]*")
-_SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.]*"), re.compile(r"\w*")
+_SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.-]*"), re.compile(r"\w*")
 
 
 class ValueCalls:
@@ -114,10 +114,10 @@ class ValueCalls:
         end = yield from feed.after(_DOTTED, start)
         return knows(feed.text[start:end]) and (yield from feed.starts("(", end))
 
-    def plain_call(self, at: int, knows: Callable[[str], bool]) -> Reading[int]:
-        """Position of the parenthesis of a known call; -1 without one."""
+    def plain_call(self, at: int, knows: Callable[[str], bool], sign: str = "(") -> Reading[int]:
+        """Position of the bracket of a known call; -1 without one."""
         end = yield from self._feed.after(_DOTTED, at)
-        is_call = knows(self._feed.text[at:end]) and (yield from self._feed.starts("(", end))
+        is_call = knows(self._feed.text[at:end]) and (yield from self._feed.starts(sign, end))
         return end if is_call else -1
 
     def _quoted_word(self, at: int) -> Reading[tuple[str, int] | None]:
