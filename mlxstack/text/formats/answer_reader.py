@@ -410,7 +410,7 @@ class AnswerReader:
         if self._feed.is_cut and not self._feed.text:
             self._spoken += [Break(), Cut()]
             return
-        if not (is_last and all(map(is_mark, pieces(raw)))):
+        if not (is_last and all(map(is_mark, pieces(raw.replace("[]", ""))))):
             self._spoken.append(Unparsed(raw))
 
     def _bare_calls(self) -> Reading[None]:

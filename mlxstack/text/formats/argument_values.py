@@ -76,8 +76,8 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
         return BOOLEANS[bare.casefold()]
     value = decoded(bare, text)
     if isinstance(value, str) and not types.texts:
-        # A number or constant in quotes.
-        inner = decoded(value.strip(), value)
+        # A number or constant in quotes, or a number with zeros before it.
+        inner = decoded(value.strip().lstrip("0"), value)
         value = inner if _fits(inner, kinds) else value
     if isinstance(value, float) and kinds <= {"integer", "number"}:
         return _number(value)
