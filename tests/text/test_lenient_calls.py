@@ -402,6 +402,7 @@ ELSEWHERE = [
     f"<|tool_call|>{CALL}<|/tool_call|>",
     f"<|python_start|>[{PYTHON}]<|python_end|>",
     f"<|python_tag|>{PYTHON}",
+    f"functools[{CALL}]",
     f"<function_calls>\n{INVOKE}\n</function_calls>",
     f'{{"tool_calls": [{CALL}]}}',
     f"[{PYTHON}]",
@@ -415,6 +416,7 @@ EXAMPLES = [
     "Put it into <tools></tools>.",
     "Write [TOOL_CALLS] first.",
     "See <function=bash> for the form.",
+    "import functools\nfunctools.reduce(bash, [])",
 ]
 
 

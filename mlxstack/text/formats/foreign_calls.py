@@ -51,6 +51,7 @@ MARKS = {
     "<|tool_call|>": "<|/tool_call|>",
     "<|python_start|>": "<|python_end|>",
     "<|python_tag|>": "",
+    "functools": "",
 }
 """Marks of calls that models write in place of their own."""
 

@@ -5,7 +5,9 @@ from typing import Any
 
 from mlxstack.text.formats.argument_values import BOOLEANS, NULLS, decoded
 
-SCALAR = re.compile(r"\"(?:[^\"\\]|\\.)*(?:\"|\Z)|'(?:[^'\\]|\\.)*(?:'|\Z)|[^,:{}\[\]]*", re.DOTALL)
+SCALAR = re.compile(
+    r"\"(?:[^\"\\]|\\.)*(?:\"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z)|[^,:{}\[\]]*", re.DOTALL
+)
 """A value without marks; quotes of other notations stand around some."""
 
 
@@ -70,4 +72,4 @@ def parse_scalar(text: str) -> Any:
         return BOOLEANS[text.casefold()]
     if text[:1] == "'" == text[-1:]:
         return text[1:-1]
-    return decoded(text, text.removeprefix('"'))
+    return decoded(text, text.removeprefix('"')) if text[:1] in '"+-0123456789' else text
