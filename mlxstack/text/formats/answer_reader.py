@@ -17,8 +17,6 @@ from mlxstack.text.formats.description import (
     DerivedFormat,
     ParsedMessage,
     first_mark,
-    is_mark,
-    pieces,
 )
 from mlxstack.text.formats.foreign_calls import ELEMENTS, MARKS
 from mlxstack.text.formats.text_feed import (
@@ -213,8 +211,9 @@ class AnswerReader:
                 self._feed.drop(again)
                 return
             end = yield from self._calls.unreadable(0)
-            rest = yield from self._feed.space(end)
-            self._unparsed(end, is_last=rest == len(self._feed.text))
+            is_last = (yield from self._feed.space(end)) == len(self._feed.text)
+            is_empty = is_last and self._has_said and self._calls.is_empty(self._feed.text[:end])
+            self._unparsed(end, is_empty=is_empty)
         elif is_call and self._is_cut_call(0):
             self._unparsed(len(self._feed.text))
         else:
@@ -403,14 +402,14 @@ class AnswerReader:
             self._is_after_call = True
         self._feed.drop(end)
 
-    def _unparsed(self, end: int, *, is_last: bool = False) -> None:
-        """Tell the text of a call, if more than marks or not the `is_last` text."""
+    def _unparsed(self, end: int, *, is_empty: bool = False) -> None:
+        """Tell the text of a call, unless it `is_empty`."""
         raw = self._feed.text[:end]
         self._feed.drop(end)
         if self._feed.is_cut and not self._feed.text:
             self._spoken += [Break(), Cut()]
             return
-        if not (is_last and all(map(is_mark, pieces(raw.replace("[]", ""))))):
+        if not is_empty:
             self._spoken.append(Unparsed(raw))
 
     def _bare_calls(self) -> Reading[None]:

@@ -148,6 +148,10 @@ class CallReader:
         """Whether a tool of this name is offered."""
         return self._types.has(name)
 
+    def is_empty(self, text: str) -> bool:
+        """Whether a text is nothing but marks of calls."""
+        return {*self.strict, *self.closings}.issuperset(pieces(text))
+
     def begins_end(self, text: str) -> bool:
         """Whether a text begins a closing mark."""
         begun = text.strip()
