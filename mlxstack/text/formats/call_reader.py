@@ -241,7 +241,7 @@ class CallReader:
         return ReadCalls(body.calls, end, is_closed)
 
     def _without_name_space(self, at: int) -> Reading[int | None]:
-        """Position after the mark of a call without the name space, or without its mark."""
+        """Position after a mark without its name space, or at a head."""
         if isinstance(self._syntax.body, GemmaBody):
             inside = yield from self._feed.any_of((GEMMA_HEAD,), at)
             end = yield from self._values.plain_call(inside, self.knows, "{")

@@ -5,10 +5,10 @@ from typing import Any
 
 from mlxstack.text.formats.argument_values import BOOLEANS, NULLS, decoded
 
-SCALAR = re.compile(
-    r"\"(?:[^\"\\]|\\.)*(?:\"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z)|[^,:{}\[\]]*", re.DOTALL
-)
+SCALAR = re.compile(r"(?s)([\"'])(?:(?!\1)[^\\]|\\.)*(?:\1|\\?\Z)|[^,:{}\[\]]*")
 """A value without marks; quotes of other notations stand around some."""
+
+_SKIPPED = re.compile(r"[, \n\t]*")
 
 
 def parse_gemma_call(text: str, quote: str) -> dict[str, Any]:
@@ -59,9 +59,7 @@ def _text(text: str, at: int, quote: str) -> tuple[str, int]:
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in ", \n\t":
-        at += 1
-    return at
+    return _SKIPPED.match(text, at).end()  # type: ignore[union-attr]
 
 
 def parse_scalar(text: str) -> Any:
