@@ -125,7 +125,7 @@ def _framed(
 
 
 def _second(probes: TemplateProbes, two: str) -> tuple[int, int, int] | None:
-    """End of the first of two calls, start and end of the second."""
+    """End of the first of two calls; range of the second."""
     first, second = _written(probes, two, 0), _written(probes, two, 1)
     return None if first is None or second is None else (first.end, second.start, second.end)
 

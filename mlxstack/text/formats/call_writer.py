@@ -11,11 +11,7 @@ from mlxstack.core.response_parts import ArgumentsPart, ToolCallPart, ToolCallSt
 from mlxstack.text.formats.argument_values import ArgumentTypes
 from mlxstack.text.formats.checked_calls import plain
 from mlxstack.text.formats.text_feed import MarkSet, TextFeed
-from mlxstack.text.formats.value_copier import ValueCopier, escaped
-
-DECIDING = 64
-"""The most characters that decide whether a value is text."""
-
+from mlxstack.text.formats.value_copier import DECIDING, ValueCopier, escaped
 
 CallEvent = ToolCallStarted | ArgumentsPart | ToolCallPart
 """Part of a call; its id is the model's own or ""."""

@@ -224,9 +224,8 @@ class TaggedCalls:
     ) -> Reading[bool]:
         """Whether another argument opens here, and not inside a text."""
         start = yield from self._feed.literal(body.argument_opens, at)
-        following = None
-        if start is not None:
-            following = yield from self._argument(body, argument.name, start)
+        reading = self._argument(body, argument.name, start or at)
+        following = None if start is None else (yield from reading)
         if following is None or following.key in self._given:
             return False
         if not self._types.declares(argument.name, following.key):
