@@ -89,7 +89,7 @@ FIRST_AID = (
         TRAITS + "test_endless_recursion_of_a_template_is_a_refusal",
     ),
     Mutant(
-        "a schema has the keys that its template reads", "text/template/capabilities.py",
+        "a schema has the keys that its template reads", "text/template/adaptation.py",
         'SCHEMA_DEFAULTS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}',
         "SCHEMA_DEFAULTS: dict[str, Any] = {}",
         TRAITS + "test_keys_of_a_schema_are_added_where_the_template_reads_them_unchecked",

@@ -127,6 +127,19 @@ DESCRIBED = (
     + TURNS
 )
 
+# The form of GigaChat: a key of a property may be absent, and is not null.
+SPLIT = (
+    """
+{%- for tool in tools or [] %}
+{{- tool.function.name }}
+{%- for key, one in (tool.function.parameters.properties or {}) | items %}
+{{- key + ': ' + (one.description.split() | join('_') if 'description' in one else '-') }}
+{%- endfor %}
+{%- endfor %}
+"""
+    + TURNS
+)
+
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
@@ -275,6 +288,15 @@ def test_a_template_may_need_descriptions_and_types_of_values(load: Load) -> Non
     tool = Tool("act", "", {"properties": properties, "$defs": {"known": known}})
     text = prompt(load(DESCRIBED), tools=(tool,))
     assert "plain: Dict[string]" in text and "known: Dict[string]" in text
+
+
+def test_null_keys_and_bare_schemas_are_read_where_the_template_refuses_them(load: Load) -> None:
+    properties = {"a": {"description": None}, "b": True, "c": {"description": "A text"}}
+    maker = load(SPLIT)
+    text = prompt(maker, tools=(Tool("now", "", {"properties": properties}),))
+    assert text == "nowa: b: c: A_text<user>go</user><answer>"
+    plain = Tool("now", "", {"properties": {"a": {}}})
+    assert prompt(maker, tools=(plain,)) == "nowa: -<user>go</user><answer>"
 
 
 def test_calls_that_a_template_writes_beside_tools_alone_are_text_without_them() -> None:

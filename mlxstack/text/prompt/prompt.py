@@ -64,6 +64,7 @@ from mlxstack.text.template.adaptation import (
 )
 from mlxstack.text.template.chat_template import ChatTemplate
 from mlxstack.text.template.switches import LEVELS
+from mlxstack.text.template.tool_definitions import completed_tools
 from mlxstack.text.tokens.cached_tokenizer import (
     CachedTokenizer,
     Encoded,
@@ -529,7 +530,8 @@ class PromptMaker:
 
 def _adapted(conversation: Conversation, capabilities: TemplateCapabilities) -> Conversation:
     messages = adapt_to_template(conversation.messages, capabilities, conversation.tools)
-    return msgspec.structs.replace(conversation, messages=messages)
+    tools = conversation.tools and completed_tools(conversation.tools, capabilities)
+    return msgspec.structs.replace(conversation, messages=messages, tools=tools)
 
 
 def _heard(conversation: Conversation) -> list[str]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import takewhile
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +12,8 @@ from msgspec import Struct
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.text.normalize_messages import drop_billing, interrupted, parse_arguments
 
+SCHEMA_DEFAULTS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
+PROPERTY_DEFAULTS: dict[str, Any] = {"description": ""}
 TURN_JOINT = "\n\n"
 CALL_INSTRUCTION = """For each call write a JSON object with its name and arguments:
 <tool_call>
@@ -112,8 +115,15 @@ def adapt_to_template(
 
 def cautious(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabilities]:
     """Capabilities of a template, less and less likely to refuse turns."""
-    careful = msgspec.structs.replace(
+    plain = msgspec.structs.replace(
         capabilities,
+        takes_references=False,
+        schema_keys=frozenset(SCHEMA_DEFAULTS),
+        property_keys=frozenset(PROPERTY_DEFAULTS),
+    )
+    yield plain
+    careful = msgspec.structs.replace(
+        plain,
         has_late_system=False,
         needs_alternation=True,
         takes_orphan_results=False,

@@ -13,7 +13,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
-from mlxstack.text.template.adaptation import CallText, TemplateCapabilities, ThoughtField
+from mlxstack.text.template.adaptation import (
+    PROPERTY_DEFAULTS,
+    SCHEMA_DEFAULTS,
+    CallText,
+    TemplateCapabilities,
+    ThoughtField,
+)
 
 REFUSED = -100
 SENTINEL = re.compile(r"sx[a-z]+[0-9]")
@@ -41,8 +47,6 @@ NESTED: dict[str, Any] = {
     "required": ["one"],
 }
 PARAMETERS = TOOL.parameters
-SCHEMA_DEFAULTS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
-PROPERTY_DEFAULTS: dict[str, Any] = {"description": ""}
 
 
 class TemplateProbe(Struct, frozen=True):

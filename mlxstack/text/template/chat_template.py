@@ -28,7 +28,7 @@ from mlxstack.text.template.adaptation import (
 )
 from mlxstack.text.template.capabilities import TemplateProbe, find_capabilities
 from mlxstack.text.template.switches import NO_SWITCHES, TemplateSwitches, find_switches
-from mlxstack.text.template.tool_definitions import completed
+from mlxstack.text.template.tool_definitions import completed_tools
 from mlxstack.text.tokens.special_token_escape import SpecialTokenEscaper
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
@@ -154,6 +154,7 @@ class ChatTemplate:
         """The rendering of a conversation; None if it is refused."""
         other = self if capabilities is None else self._under(capabilities)
         adapted = adapt_to_template(messages, other.capabilities, tools)
+        tools = completed_tools(tools, other.capabilities)
         try:
             return other._render(
                 Conversation(adapted, tools, template=variables, add_generation_prompt=opens_answer)
@@ -219,10 +220,7 @@ class ChatTemplate:
         return made if made or self.capabilities.needs_tool_list else None
 
     def _tool(self, tool: Tool) -> dict[str, Any]:
-        whole = msgspec.structs.replace(
-            tool, parameters=completed(tool.parameters, self.capabilities)
-        )
-        function: dict[str, Any] = self._guard.value(msgspec.structs.asdict(whole))
+        function: dict[str, Any] = self._guard.value(msgspec.structs.asdict(tool))
         del function["is_deferred"]
         return {"type": "function", "function": function}
 

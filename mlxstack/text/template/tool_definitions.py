@@ -3,11 +3,24 @@
 from collections.abc import Iterable
 from typing import Any
 
-from mlxstack.text.template.adaptation import TemplateCapabilities
-from mlxstack.text.template.capabilities import PROPERTY_DEFAULTS, SCHEMA_DEFAULTS
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text.template.adaptation import (
+    PROPERTY_DEFAULTS,
+    SCHEMA_DEFAULTS,
+    TemplateCapabilities,
+)
 
 MAX_DEPTH = 8
 CHOICES = ("anyOf", "oneOf", "allOf")
+
+
+def completed_tools(tools: Iterable[Tool], capabilities: TemplateCapabilities) -> tuple[Tool, ...]:
+    """Tools whose parameters have the keys that the template requires."""
+    return tuple(
+        replace(tool, parameters=completed(tool.parameters, capabilities)) for tool in tools
+    )
 
 
 def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) -> dict[str, Any]:
@@ -15,25 +28,22 @@ def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) ->
 
     Where it follows no references and alternatives, each property is what it most likely is.
     """
-    whole = _with_defaults(parameters, capabilities.schema_keys, SCHEMA_DEFAULTS)
+    whole: dict[str, Any] = _with_defaults(parameters, capabilities.schema_keys, SCHEMA_DEFAULTS)
     properties = whole.get("properties")
     if not isinstance(properties, dict):
         return whole
     if not capabilities.takes_references:
         properties = {key: _plain(one, parameters, MAX_DEPTH) for key, one in properties.items()}
-    if capabilities.property_keys:
-        properties = {
-            key: _with_defaults(one, capabilities.property_keys, PROPERTY_DEFAULTS)
-            if isinstance(one, dict)
-            else one
-            for key, one in properties.items()
-        }
-    return whole if properties is whole["properties"] else {**whole, "properties": properties}
+    properties = {
+        key: _with_defaults(one, capabilities.property_keys, PROPERTY_DEFAULTS)
+        for key, one in properties.items()
+    }
+    return {**whole, "properties": properties}
 
 
-def _with_defaults(
-    schema: dict[str, Any], keys: Iterable[str], defaults: dict[str, Any]
-) -> dict[str, Any]:
+def _with_defaults(schema: Any, keys: Iterable[str], defaults: dict[str, Any]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
     missing = {key: defaults[key] for key in sorted(keys) if schema.get(key) is None}
     return {**schema, **missing} if missing else schema
 
