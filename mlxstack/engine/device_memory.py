@@ -198,7 +198,7 @@ def _bits(preset: Preset) -> int:
 def _workspace(shape: ModelShape, preset: Preset, half_bytes: int) -> int:
     """Bytes beside weights and KV, as the planner estimates them."""
     chunk, slots = preset.prefill.chunk_size, preset.slots
-    activations = workspace_bytes(shape, chunk, slots.count) * (half_bytes // 2)
+    activations = workspace_bytes(shape, chunk, slots.count, half_bytes)
     if half_bytes > 2:
         return activations
     return activations + peak_score_bytes(shape, _bits(preset), chunk, slots.n_ctx)

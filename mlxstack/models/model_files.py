@@ -262,7 +262,8 @@ def quantization_in(config: dict[str, Any]) -> str:
     if bits := table.get("bits"):
         mode = table.get("mode", "affine")
         return f"{bits} bit" if mode == "affine" else str(mode)
-    return str(table.get("quant_method") or "") or "16 bit"
+    is_single = "float32" in (config.get("dtype"), config.get("torch_dtype"))
+    return str(table.get("quant_method") or ("32 bit" if is_single else "16 bit"))
 
 
 def _folder(spec: ModelSpec) -> Path | None:

@@ -201,7 +201,7 @@ class Candidate(Struct, frozen=True):
         slots, chunk, kv = self.preset.slots, self.preset.prefill.chunk_size, self.preset.kv
         bits = 16 if kv.quantized_start >= slots.n_ctx else kv.bits
         geometry, shape = self.geometry(half_bytes, bits), self.shape
-        bytes_beside = capacity.workspace_bytes(shape, chunk, slots.count) * (half_bytes // 2)
+        bytes_beside = capacity.workspace_bytes(shape, chunk, slots.count, half_bytes)
         if half_bytes != SINGLE:
             bytes_beside += capacity.peak_score_bytes(shape, bits, chunk, slots.n_ctx)
         weights, draft = self._own_weights(half_bytes), self.draft

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host.home import Home
-from mlxstack.models.model_files import find_model, measured, read_config
+from mlxstack.models.model_files import find_model, measured, quantization_in, read_config
 
 EXCERPTS = builtin_folder() / "configs"
 
@@ -36,6 +37,19 @@ def test_a13_headers_tell_what_will_be_loaded(tmp_path: Path) -> None:
     assert weights == Weights(packed=128, n_half=8, n_single=3)
     assert read_config(tmp_path).weights == weights
     assert read_config(tmp_path / "config.json").config == {"model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({}, "16 bit"),
+        ({"torch_dtype": "float32"}, "32 bit"),
+        ({"dtype": "bfloat16"}, "16 bit"),
+        ({"dtype": "float32", "quantization": {"bits": 4}}, "4 bit"),
+    ],
+)
+def test_the_precision_of_weights_is_named(config: dict[str, Any], name: str) -> None:
+    assert quantization_in(config) == name
 
 
 def test_a13_half_a_download_is_not_measured(tmp_path: Path) -> None:

@@ -272,6 +272,16 @@ def test_a6_workspace_grows_with_the_bite_and_holds_the_logits() -> None:
     assert workspace_bytes(shape, 512, 4) - small == 3 * 128256 * 4
 
 
+def test_float32_activations_are_counted_once() -> None:
+    half, single = (
+        shape_of_config(REST | LLAMA31_8B | {"torch_dtype": kind})
+        for kind in ("float16", "float32")
+    )
+    wide = workspace_bytes(single, 512)
+    assert workspace_bytes(single, 512, half_bytes=4) == wide > workspace_bytes(half, 512)
+    assert workspace_bytes(half, 512, half_bytes=4) == wide
+
+
 def test_the_workspace_holds_the_table_of_grammars_for_each_word() -> None:
     """At least what llguidance took for Gemma's 262,144 words: 131 MiB."""
     shape = shape_of_config(REST | LLAMA31_8B)

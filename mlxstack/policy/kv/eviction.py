@@ -68,7 +68,9 @@ class EvictionGoal(Struct, frozen=True):
     pressure: MemoryPressure = MemoryPressure.CALM
 
 
-def entries(index: PrefixIndex) -> tuple[EvictionCandidate, ...]:
+def entries(
+    index: PrefixIndex, place: StorageTier = StorageTier.MEMORY
+) -> tuple[EvictionCandidate, ...]:
     """Eviction candidates in memory; parents of records elsewhere are fixed."""
     return tuple(
         EvictionCandidate(
@@ -78,11 +80,11 @@ def entries(index: PrefixIndex) -> tuple[EvictionCandidate, ...]:
             hits=node.hits,
             used_at=node.used_at,
             rank=_rank(node),
-            is_fixed=_is_fixed(index, node),
+            is_fixed=_is_fixed(index, node, place),
             is_entry=isinstance(node.record, SegmentMeta),
         )
         for key, node in index.nodes.items()
-        if StorageTier.MEMORY in node.tiers
+        if place in node.tiers
     )
 
 
@@ -147,9 +149,8 @@ def _rank(node: IndexEntry) -> EvictionClass:
     return EvictionClass.SUPERSEDED if node.is_superseded else EvictionClass.COLD
 
 
-def _is_fixed(index: PrefixIndex, node: IndexEntry) -> bool:
+def _is_fixed(index: PrefixIndex, node: IndexEntry, place: StorageTier) -> bool:
     if node.refs or node.is_writing or node.pins:
         return True
-    is_only_there = len(node.tiers) == 1
-    children = (index.nodes[child].tiers for child in node.children)
-    return is_only_there and any(StorageTier.MEMORY not in tiers for tiers in children)
+    is_last_place = len(node.tiers) == 1
+    return is_last_place and any(place not in index.nodes[child].tiers for child in node.children)

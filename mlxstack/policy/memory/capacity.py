@@ -249,14 +249,18 @@ MAX_SCORE_BYTES = 2**30
 """Bytes of attention scores per chunk; long contexts get shorter chunks."""
 
 
-def workspace_bytes(shape: ModelShape, chunk: int, n_slots: int = 1) -> int:
-    """Upper estimate of activations, logits and the grammar compiler's table."""
+def workspace_bytes(shape: ModelShape, chunk: int, n_slots: int = 1, half_bytes: int = 2) -> int:
+    """Upper estimate of activations, logits and the grammar compiler's table.
+
+    `half_bytes` is 4 where half precision is widened.
+    """
     heads, dim = shape.n_heads, shape.hidden // max(1, shape.n_heads)
     dim = max((layer.k_dim for layer in shape.geometry.layers), default=dim) or dim
     per_token = 6 * shape.hidden + 3 * shape.inner + 2 * heads * dim
     logits = shape.n_vocab * 4 * (n_slots + 1)
     table = shape.n_vocab * TABLE_BYTES
-    return int(per_token * chunk * shape.geometry.element_bytes + logits + table)
+    width = max(half_bytes, shape.geometry.element_bytes)
+    return int(per_token * chunk * width + logits + table)
 
 
 def score_bytes(shape: ModelShape, bits: int) -> int:
