@@ -52,6 +52,9 @@ _MARKS = (
 _REPLACEMENT = "\ufffd"
 
 
+MOST_CODINGS = 2
+
+
 class BodyBudget:
     """Bytes that the bodies of all requests in flight hold together."""
 
@@ -96,8 +99,8 @@ class RequestBody:
         ClientDisconnected.
         """
         if self._data is None:
-            decoder = decoder_of(_header(self._scope, b"content-encoding"))
-            self._data = await self._read(decoder)
+            decoders = decoders_of(_header(self._scope, b"content-encoding"))
+            self._data = await self._read(decoders)
             self._scope.setdefault("state", {})["n_body"] = len(self._data)
         return self._data
 
@@ -123,7 +126,7 @@ class RequestBody:
         self._budget.give_back(self._n_taken)
         self._n_taken, self._data = 0, None
 
-    async def _read(self, decoder: "Decoder | None") -> bytes:
+    async def _read(self, decoders: "list[Decoder]") -> bytes:
         announced = _header(self._scope, b"content-length")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise TooLarge(errors.TOO_LARGE)
@@ -133,14 +136,14 @@ class RequestBody:
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
             sent, has_more = message.get("body", b""), message.get("more_body", False)
-            if decoder is not None:
+            for decoder in decoders:
                 sent = decoder.decode(sent, self._max_bytes - len(data) + 1)
             if len(data) + len(sent) > self._max_bytes:
                 raise TooLarge(errors.TOO_LARGE)
             self._budget.take(len(sent))
             self._n_taken += len(sent)
             data += sent
-        if decoder is not None:
+        for decoder in decoders:
             decoder.require_end()
         return bytes(data)
 
@@ -242,14 +245,13 @@ DECODERS: dict[str, Callable[[], Decoder]] = {
 KNOWN = ", ".join(name for name in DECODERS if not name.startswith("x-"))
 
 
-def decoder_of(coding: str) -> Decoder | None:
-    """Decoder of a `Content-Encoding`; None for a plain body. Raises UnknownCoding."""
-    name = coding.strip().lower()
-    if name in {"", "identity"}:
-        return None
-    if name not in DECODERS:
+def decoders_of(coding: str) -> list[Decoder]:
+    """Decoders of a `Content-Encoding`, for the last coding first. Raises UnknownCoding."""
+    names = [one.strip() for one in coding.lower().split(",")]
+    names = [name for name in names if name not in {"", "identity"}]
+    if len(names) > MOST_CODINGS or not set(names) <= DECODERS.keys():
         raise UnknownCoding(coding, KNOWN)
-    return DECODERS[name]()
+    return [DECODERS[name]() for name in reversed(names)]
 
 
 def _header(scope: Any, name: bytes) -> str:
@@ -283,12 +285,12 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 
 
 def mended_body(body: bytes) -> bytes:
-    """UTF-8 without byte order mark, with U+FFFD for lone surrogates."""
+    """UTF-8 without byte order marks, with U+FFFD for lone surrogates."""
     for mark, coding in _MARKS:
         if body.startswith(mark):
             body = body.decode(coding, "replace").encode()
             break
-    return _ESCAPES.sub(_mended, body.removeprefix(codecs.BOM_UTF8))
+    return _ESCAPES.sub(_mended, body.lstrip(codecs.BOM_UTF8))
 
 
 def _mended(match: re.Match[bytes]) -> bytes:

@@ -78,6 +78,9 @@ PACKERS: dict[str, Any] = {
     "deflate raw": raw_deflate,
     "zstd": zstd,
     "identity": bytes,
+    "identity,gzip": gzip.compress,
+    "gzip,gzip": lambda data: gzip.compress(gzip.compress(data)),
+    "deflate,gzip": lambda data: gzip.compress(zlib.compress(data)),
     "gzip parts": in_parts(gzip.compress),
     "zstd parts": in_parts(zstd),
 }
@@ -96,7 +99,7 @@ def test_a_compressed_body_is_decoded(here: Running, name: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("coding", ["br", "compress", "gzip, gzip", "aes128gcm"])
+@pytest.mark.parametrize("coding", ["br", "compress", "gzip, br", "gzip, gzip, gzip", "aes128gcm"])
 def test_an_unknown_coding_is_a_415_that_names_the_known_ones(here: Running, coding: str) -> None:
     headers = {**JSON, "content-encoding": coding}
     for path in (CHAT, "/v1/messages", "/api/chat"):
@@ -105,7 +108,7 @@ def test_an_unknown_coding_is_a_415_that_names_the_known_ones(here: Running, cod
         assert answer.headers["accept-encoding"].startswith("gzip, deflate")
 
 
-@pytest.mark.parametrize("name", ["gzip", "deflate", "deflate raw", "zstd"])
+@pytest.mark.parametrize("name", ["gzip", "deflate", "deflate raw", "zstd", "gzip,gzip"])
 def test_a_body_that_decodes_to_more_than_the_limit_is_a_413(here: Running, name: str) -> None:
     bomb = PACKERS[name](b" " * 50_000_000)
     assert len(bomb) < LIMIT
