@@ -18,6 +18,7 @@ from mlxstack.service.parts.generation_options import (
     MAX_TOP_LOGPROBS,
     UNLIMITED,
     GenerationOptions,
+    ToolChoiceMode,
 )
 from mlxstack.service.service import Service
 from mlxstack.text.grammar.response_format import ResponseConstraint
@@ -433,6 +434,27 @@ def served_name(service: Service, name: str) -> str:
     if name not in names(service):
         raise UnknownModel(f"model {name!r} is not served here; this is {service.name!r}")
     return name
+
+
+def tool_choice_mode(choice: Any) -> ToolChoiceMode:
+    """Tool choice of OpenAI's APIs. Raises BadRequest.
+
+    Some clients write a word into an object, and Mistral's or Anthropic's `any`.
+    """
+    match choice:
+        case None:
+            word = "auto"
+        case "any" | {"type": "any"}:
+            word = "required"
+        case dict() if chosen_tool(choice) is not None:
+            word = "required"
+        case {"allowed_tools": {"mode": word}} | {"mode": word} | {"type": word} | word:
+            pass
+    if word not in list(ToolChoiceMode):
+        raise BadRequest(
+            f"tool_choice is {choice!r}; known are none, auto, required, or a tool", "tool_choice"
+        )
+    return ToolChoiceMode(word)
 
 
 def chosen_tool(choice: Any) -> str | None:

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.request_fields import tool_choice_mode
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ServerSpec
@@ -107,10 +108,7 @@ def test_tool_choice_none_makes_no_calls(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("calling", list(ToolChoiceMode))
 def test_allowed_tools_follow_their_mode(calling: ToolChoiceMode) -> None:
     allowed = {"mode": calling.value, "tools": [{"type": "function", "function": {"name": "a"}}]}
-    assert (
-        to_conversation.tool_choice_mode({"type": "allowed_tools", "allowed_tools": allowed})
-        is calling
-    )
+    assert tool_choice_mode({"type": "allowed_tools", "allowed_tools": allowed}) is calling
 
 
 PATCH_TOOLS: list[Any] = [
@@ -167,7 +165,7 @@ def test_a_tool_choice_names_a_custom_tool() -> None:
     choice = {"type": "custom", "custom": {"name": "patch"}}
     body = msgspec.convert({"messages": USER, "tool_choice": choice}, ChatBody)
     assert to_conversation.forced_tool(body) == "patch"
-    assert to_conversation.tool_choice_mode(choice) is ToolChoiceMode.REQUIRED
+    assert tool_choice_mode(choice) is ToolChoiceMode.REQUIRED
 
 
 def test_a_custom_call_of_the_history_is_kept() -> None:

@@ -182,6 +182,34 @@ def test_a_required_call_is_valid_and_a_missing_name_is_refused(http: httpx.Clie
     assert "absent" in refused.json()["error"]["message"]
 
 
+CHOSEN = {
+    "greet": [{"type": "tool", "name": "greet"}],
+    "any": ["any", {"type": "any"}, {"type": "required"}],
+    "none": [{"type": "none"}],
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_words_of_other_apis_choose_tools(http: httpx.Client, path: str) -> None:
+    """Cursor and clients of Mistral's and Anthropic's API write them to the paths of OpenAI's."""
+    flat = [{"type": "function", "name": one["function"]["name"], "parameters": PERSON}
+            for one in TOOLS]  # fmt: skip
+    body = {"input": "hi", "max_output_tokens": 300, "tools": flat}
+    body = chat_body(max_tokens=300, tools=TOOLS) if path == CHAT else body
+    for name, choices in CHOSEN.items():
+        for choice in choices:
+            made = http.post(path, json={**body, "tool_choice": choice}).raise_for_status().text
+            called = [one for one in ("greet", "visit") if f'"name":"{one}"' in _answered(made)]
+            assert (called == []) == (name == "none"), (choice, made)
+            assert name != "greet" or called == ["greet"]
+
+
+def _answered(made: str) -> str:
+    """The answer alone, without the tools that a response repeats."""
+    read = json.loads(made)
+    return json.dumps(read.get("output", read.get("choices")), separators=(",", ":"))
+
+
 def test_an_object_has_no_other_properties_unless_the_schema_says_so(http: httpx.Client) -> None:
     """A random model would fill an open object until its tokens end."""
     schema = {key: value for key, value in PERSON.items() if key != "additionalProperties"}

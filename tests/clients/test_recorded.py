@@ -174,7 +174,7 @@ def conversation(request: Request) -> Conversation | None:
             return from_chat(msgspec.convert(request.body, ChatBody))
         case "/v1/responses":
             body = msgspec.convert(request.body, ResponsesBody)
-            return from_responses(body, toolbox(body.tools))
+            return from_responses(body, toolbox(body))
     return None
 
 

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,13 +39,15 @@ WITH_IMAGES = frozenset({"user", "tool", "function"})
 """Roles whose images are read."""
 
 Content = str | list[str | dict[str, Any]] | None
-ContentReader = Callable[[Content, str], str]
+AnyContent = Content | dict[str, Any] | int | float | bool
+"""Content of a tool result, which some clients send as any JSON."""
+ContentReader = Callable[[AnyContent, str], str]
 
 
 class FunctionParam(Struct):
     """Function of a call in the history; `arguments` usually are a string."""
 
-    name: str = ""
+    name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
@@ -68,7 +70,7 @@ class ChatMessageParam(Struct):
     """One message. `function` is the legacy role of `tool`, `function_call` its one call."""
 
     role: str
-    content: Content = None
+    content: AnyContent = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallParam] | None = None
@@ -85,26 +87,46 @@ def read_messages(
     Only the latest message of the user can be refused for not being text, and for its images only
     if no answer follows: a client may send a refused message again, before another.
     """
-    last = max((i for i, message in enumerate(sent) if message.role == "user"), default=-1)
-    answered = max((i for i, message in enumerate(sent) if message.role == "assistant"), default=-1)
+    turns = [(f"messages[{i}]", turn) for i, one in enumerate(sent) for turn in _turns(one)]
+    last = max((n for n, (_, turn) in enumerate(turns) if turn.role == "user"), default=-1)
+    answered = max((n for n, (_, turn) in enumerate(turns) if turn.role == "assistant"), default=-1)
     read = []
-    for i, message in enumerate(sent):
-        at = f"messages[{i}]"
-        found_images: tuple[ImagePart, ...] = ()
-        if message.role in WITH_IMAGES and images.accepts_images:
-            is_new = i == last > answered
-            content, found_images = with_marks(
-                message.content, f"{at}.content", images, is_new=is_new
-            )
-            message = msgspec.structs.replace(message, content=content)  # noqa: PLW2901
-        one = _message(message, at, read_latest_user if i == last else read_history)
+    for n, (at, turn) in enumerate(turns):
+        seen = images if turn.role in WITH_IMAGES else TEXT_ONLY
+        content, found_images = with_marks(
+            turn.content, f"{at}.content", seen, is_new=n == last > answered
+        )
+        one = _message(turn, content, at, read_latest_user if n == last else read_history)
         read.append(msgspec.structs.replace(one, images=found_images) if found_images else one)
     return tuple(read)
 
 
+def _turns(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
+    """Turns of a message, whose parts may be calls and results.
+
+    Cursor writes them so, in Anthropic's form.
+    """
+    parts: list[Any] = message.content if isinstance(message.content, list) else []
+    calls = list(message.tool_calls or ())
+    rest: list[str | dict[str, Any]] = []
+    for part in parts:
+        match part:
+            case {"type": "tool_use", "name": str(name)} if message.role == "assistant":
+                function = FunctionParam(name, part.get("input"))
+                calls.append(ToolCallParam(str(part.get("id") or ""), function))
+            case {"type": "tool_result", "tool_use_id": str(call_id)}:
+                yield ChatMessageParam("tool", part.get("content"), tool_call_id=call_id)
+            case _:
+                rest.append(part)
+    if len(rest) == len(parts):
+        yield message
+    elif rest or calls:
+        yield msgspec.structs.replace(message, content=rest, tool_calls=calls)
+
+
 def with_marks(
-    content: Content, at: str, images: ImageReader, *, is_new: bool
-) -> tuple[Content, tuple[ImagePart, ...]]:
+    content: Any, at: str, images: ImageReader, *, is_new: bool
+) -> tuple[Any, tuple[ImagePart, ...]]:
     """Content with marks in place of images, and the images.
 
     Raises BadRequest for a new image that is refused; earlier ones become notes.
@@ -130,13 +152,11 @@ def read_stored(stored: Mapping[str, Any]) -> Message:
     try:
         sent = msgspec.convert(stored, ChatMessageParam)
         if isinstance(sent.content, str | None):
-            return _message(sent, "messages", _text, _text)
+            return _message(sent, sent.content, "messages", _text, _text)
         images = ImageReader(accepts_images=True, most_new=MOST_IN_ALL)
         content, found_images = with_marks(sent.content, "messages", images, is_new=True)
-        sent = msgspec.structs.replace(sent, content=content)
-        return msgspec.structs.replace(
-            _message(sent, "messages", _text, _text), images=found_images
-        )
+        one = _message(sent, content, "messages", _text, _text)
+        return msgspec.structs.replace(one, images=found_images)
     except (msgspec.ValidationError, BadRequest) as error:
         raise Damaged(f"a stored message cannot be read: {error}") from None
 
@@ -182,42 +202,44 @@ def assistant_message(spoken: Iterable[SpokenPart]) -> Message:
     )
 
 
-def read_latest_user(content: Content, at: str) -> str:
-    """Text of the latest user message, one line per part.
+def read_latest_user(content: AnyContent, at: str, joint: str = "\n") -> str:
+    """Text of the latest user message or a predicted answer.
 
-    Raises BadRequest for other kinds.
+    Parts of a message are lines. Raises BadRequest for other kinds.
     """
     try:
-        return plain_text(_checked(content, at), "\n")
+        return plain_text(_checked(content, at), joint)
     except Unsupported as error:
         raise BadRequest(error.message, at) from None
 
 
-def read_prediction(content: Content, at: str) -> str:
-    """Text of a predicted answer, whose parts follow each other. Raises BadRequest."""
-    try:
-        return plain_text(_checked(content, at))
-    except Unsupported as error:
-        raise BadRequest(error.message, at) from None
-
-
-def read_history(content: Content, at: str) -> str:
+def read_history(content: AnyContent, at: str) -> str:
     """Text of an earlier message or tool result; other kinds become notes."""
     return plain_text(_readable(_checked(content, at)), "\n")
 
 
-def read_system(content: Content, at: str) -> str:
+def result_content(content: AnyContent) -> Content:
+    """Content of a tool result; JSON text of another value."""
+    if isinstance(content, str | list | None):
+        return content
+    return json.dumps(content, ensure_ascii=False)
+
+
+def read_system(content: AnyContent, at: str) -> str:
     """Text of a system prompt, whose parts follow without a line break."""
     return system_text(_readable(_checked(content, at)))
 
 
-def _text(content: Content, at: str) -> str:
+def _text(content: AnyContent, at: str) -> str:
     return plain_text(_checked(content, at))
 
 
-def _checked(content: Content, at: str) -> Content:
+def _checked(content: AnyContent, at: str) -> Content:
+    if not isinstance(content, str | list | None):
+        raise BadRequest(f"{at}: Expected `str | array | null`, got {content!r:.20}", at)
     for i, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and not isinstance(part.get("type", "text"), str):
+        kind = part.get("type", "text") if isinstance(part, dict) else part
+        if not isinstance(kind, str):
             raise BadRequest(f"{at}[{i}].type must be a string", f"{at}[{i}].type")
     return content
 
@@ -237,6 +259,7 @@ def _noted(part: str | dict[str, Any]) -> str | dict[str, Any]:
 
 def _message(
     sent: ChatMessageParam,
+    content: AnyContent,
     at: str,
     read: ContentReader,
     read_rules: ContentReader = read_system,
@@ -247,9 +270,10 @@ def _message(
     calls = sent.tool_calls or (
         [ToolCallParam(function=sent.function_call)] if sent.function_call else []
     )
+    content = result_content(content) if role is Role.TOOL else content
     return Message(
         role=role,
-        text=(read_rules if role is Role.SYSTEM else read)(sent.content, f"{at}.content"),
+        text=(read_rules if role is Role.SYSTEM else read)(content, f"{at}.content"),
         reasoning=sent.reasoning if sent.reasoning_content is None else sent.reasoning_content,
         tool_calls=tuple(_read_call(call) for call in calls),
         tool_call_id=sent.tool_call_id,
@@ -263,7 +287,7 @@ def _read_call(call: ToolCallParam) -> ToolCall:
     function = call.function or FunctionParam()
     return ToolCall(
         id=call.id or "",
-        name=function.name,
+        name=function.name or "",
         arguments=parse_arguments(function.arguments),
     )
 

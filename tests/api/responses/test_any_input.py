@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import (
+    ADDED,
     READERS,
     conversation,
     decode_reasoning,
     encode_reasoning,
-    tool_choice_mode,
     toolbox,
 )
+from mlxstack.api.request_fields import tool_choice_mode
 from mlxstack.core.conversation import Role
 from mlxstack.core.errors import BadRequest
 
@@ -34,8 +35,18 @@ PARTS = st.fixed_dictionaries(
     optional={"text": st.text(max_size=4) | JSON},
 )
 CONTENT = st.text(max_size=4) | st.lists(PARTS | st.text(max_size=4), max_size=2) | JSON
+TOOLS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "custom", "namespace", "web_search", "tool_search"])},
+    optional={
+        "name": st.text(max_size=4) | JSON,
+        "tools": JSON,
+        "format": JSON,
+        "parameters": JSON,
+        "execution": st.sampled_from(["client", "server"]) | JSON,
+    },
+)
 ITEMS = st.fixed_dictionaries(
-    {"type": st.sampled_from([*READERS, "of_the_future"])},
+    {"type": st.sampled_from([*READERS, ADDED, "of_the_future"])},
     optional={
         "role": st.sampled_from(["user", "assistant", "developer"]) | JSON,
         "content": CONTENT,
@@ -46,16 +57,9 @@ ITEMS = st.fixed_dictionaries(
         "arguments": st.text(max_size=4) | JSON,
         "input": JSON,
         "action": JSON,
+        "author": JSON,
+        "tools": st.lists(TOOLS, max_size=2) | JSON,
         "encrypted_content": st.text(max_size=9).map("mlx-stack:".__add__) | JSON,
-    },
-)
-TOOLS = st.fixed_dictionaries(
-    {"type": st.sampled_from(["function", "custom", "namespace", "web_search"])},
-    optional={
-        "name": st.text(max_size=4) | JSON,
-        "tools": JSON,
-        "format": JSON,
-        "parameters": JSON,
     },
 )
 
@@ -66,7 +70,7 @@ def test_any_items_are_read_or_refused(items: list[Any], tools: list[Any], text:
     raw = msgspec.json.encode({"input": items, "tools": tools, "text": {"format": text}})
     try:
         body = msgspec.json.decode(raw, type=ResponsesBody)
-        made = conversation(body, toolbox(body.tools))
+        made = conversation(body, toolbox(body))
     except (BadRequest, msgspec.ValidationError) as error:
         assert str(error)
         return

@@ -11,7 +11,7 @@ from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, conversation
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.responses import codex
-from tests.api.responses.checking import Told, told
+from tests.api.responses.checking import Told, told, whole
 from tests.api.responses.conftest import Scripted
 from tests.api.running import Running, running
 from tests.patience import PATIENCE_S
@@ -75,6 +75,60 @@ def test_two_namespaces_may_have_tools_of_one_name(scripted: Scripted) -> None:
     ]
     told(scripted.http, {**body, "input": [*codex.START, *history]})
     assert '"name": "files__search"' in scripted.prompt()
+
+
+EXEC = {"type": "namespace", "name": "functions", "tools": [{"type": "custom", "name": "exec"}]}
+SEARCH = {
+    "type": "tool_search",
+    "execution": "client",
+    "description": "Finds tools",
+    "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+}
+
+
+@pytest.mark.net
+def test_tools_of_an_item_are_offered(scripted: Scripted) -> None:
+    """Codex sends all its tools as an item before the messages."""
+    scripted.say(call("exec", input="ls"))
+    added = {"type": "additional_tools", "role": "developer", "tools": [EXEC]}
+    body = {**codex.request(), "tools": [], "input": [added, *codex.START]}
+    (item,) = told(scripted.http, body).response["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "exec", "ls")
+    assert item["namespace"] == "functions"
+    assert '"name": "exec"' in scripted.prompt().partition("<|im_end|>")[0]
+    made = told(scripted.http, {**body, "tool_choice": {"type": "custom", "name": "exec"}})
+    assert made.response["output"][0]["type"] == "custom_tool_call"
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_search_of_the_client_finds_tools(scripted: Scripted, is_streamed: bool) -> None:
+    scripted.say(call("tool_search", query="calendar"))
+    body = {**codex.request(), "tools": [*codex.TOOLS, SEARCH]}
+    ask = told if is_streamed else _whole
+    (item,) = ask(scripted.http, body).response["output"]
+    assert (item["type"], item["execution"]) == ("tool_search_call", "client")
+    assert item["arguments"] == {"query": "calendar"}
+    head, _, _ = scripted.prompt().partition("<|im_end|>")
+    found = [{"type": "namespace", "name": "cal", "tools": [codex.function("book")]}]
+    result = {"type": "tool_search_output", "call_id": item["call_id"], "tools": found}
+    again = {**body, "input": [*codex.START, item, {**result, "execution": "client"}]}
+    scripted.say(call("book"))
+    (item,) = ask(scripted.http, again).response["output"]
+    assert (item["name"], item["namespace"]) == ("book", "cal")
+    assert scripted.prompt().startswith(head), "found tools leave the head as it was"
+    assert "Does book" in scripted.prompt()
+
+
+def _whole(http: httpx.Client, body: dict[str, Any]) -> Told:
+    return Told([], whole(http, {**body, "stream": False}))
+
+
+@pytest.mark.net
+def test_the_message_of_another_agent_is_read(scripted: Scripted) -> None:
+    parts = [{"type": "input_text", "text": "It is done."}, {"type": "encrypted_content"}]
+    sent(scripted, {"type": "agent_message", "author": "/root/worker", "content": parts})
+    assert "Message from /root/worker:\nIt is done.\n[encrypted" in scripted.prompt()
 
 
 @pytest.mark.net

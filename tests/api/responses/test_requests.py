@@ -300,9 +300,7 @@ def test_a_call_of_a_computer_is_kept_without_its_picture() -> None:
     assert (told.tool_call_id, told.text) == ("c1", "[image omitted]")
 
 
-@pytest.mark.parametrize(
-    "kind", ["compaction", "tool_search_output", "additional_tools", "program"]
-)
+@pytest.mark.parametrize("kind", ["compaction", "compaction_summary", "program"])
 def test_an_item_that_only_openai_can_read_is_refused(scripted: Scripted, kind: str) -> None:
     sent = [user(say("one")), {"type": kind, "id": "x"}, user(say("two"))]
     with pytest.raises(openai.BadRequestError) as refused:

@@ -34,9 +34,9 @@ from mlxstack.api.dialects.anthropic.typed_tools import (
 )
 from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.core.errors import BadRequest, Unsupported
-from mlxstack.core.image import ImagePart
+from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.generation_options import ToolChoiceMode
+from mlxstack.service.parts.openai_messages import with_marks
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import (
@@ -108,18 +108,17 @@ def _system(content: Content | None) -> tuple[Message, ...]:
 
 
 def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader) -> list[Message]:
-    newest = max((i for i, turn in enumerate(turns) if turn.role != "system"), default=-1)
+    newest = max((i for i, turn in enumerate(turns) if _is_asked(turn)), default=-1)
     answered = max((i for i, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
     messages: list[Message] = []
     for i, turn in enumerate(turns):
         at = f"messages[{i}]"
-        blocks = read(turn.content, f"{at}.content")
+        is_new, seen = i == newest > answered, images if turn.role == "user" else TEXT_ONLY
+        content, found_images = with_marks(turn.content, f"{at}.content", seen, is_new=is_new)
+        blocks = read(content, f"{at}.content")
         match turn.role:
             case "user":
-                blocks, found_images = _with_marks(
-                    blocks, f"{at}.content", images, is_new=i == newest > answered
-                )
-                if i == newest:
+                if is_new:
                     _require_readable(blocks, f"{at}.content")
                 said = _user(blocks, known, f"{at}.content", images)
                 messages += [
@@ -137,25 +136,14 @@ def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader
     return messages
 
 
-def _with_marks(
-    blocks: tuple[Block, ...], at: str, images: ImageReader, *, is_new: bool
-) -> tuple[tuple[Block, ...], tuple[ImagePart, ...]]:
-    """Blocks with marks in place of images, and the images. Raises BadRequest."""
-    if not images.accepts_images:
-        return blocks, ()
-    shown: list[Block] = []
-    found_images: list[ImagePart] = []
-    for i, block in enumerate(blocks):
-        if not isinstance(block, ImageInput):
-            shown.append(block)
-            continue
-        part = {"source": block.source}
-        found = images.new(part, f"{at}[{i}].source") if is_new else images.earlier(part)
-        if isinstance(found, ImagePart):
-            found_images.append(found)
-            found = found.mark
-        shown.append(TextInput(found))
-    return tuple(shown), tuple(found_images)
+def _is_asked(turn: MessageParam) -> bool:
+    """Whether a user sent the turn, and not a tool.
+
+    Documents and images beside the result of a tool become notes, since they are no choice of a
+    user who could send something else.
+    """
+    parts = turn.content if isinstance(turn.content, list) else []
+    return turn.role == "user" and all(part.get("type") != "tool_result" for part in parts)
 
 
 def _user(
@@ -194,19 +182,20 @@ def _late_system(blocks: tuple[Block, ...], known: Definitions) -> tuple[Message
 def _instruction(block: Block, known: Definitions) -> str:
     match block:
         case ToolAddition():
-            return _addition(block, known)
+            name = _name(block.tool) or _name(block.tool.get("definition"))
+            return known.text([name]) if name else ""
         case ToolRemoval():
-            return _removal(block)
+            name = _name(block.tool)
+            return removal_note(name) if name else ""
     return block_text(block)
 
 
 def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader) -> Message:
     """Tool result; found tools are described in place, a failure becomes text."""
     parts: list[dict[str, Any]] = []
-    blocks, found_images = _with_marks(
-        read(result.content, f"{at}.content"), at, images, is_new=False
-    )
-    for block in blocks:
+    at = f"{at}.content"
+    content, found_images = with_marks(result.content, at, images, is_new=False)
+    for block in read(content, at):
         if isinstance(block, ToolReference):
             parts.append({"type": "tool_reference", "tool_name": block.tool_name})
         elif text := block_text(block):
@@ -218,11 +207,15 @@ def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader
 
 
 def _require_readable(blocks: tuple[Block, ...], at: str) -> None:
+    """Raise BadRequest for an image, or for a document without text."""
     for i, block in enumerate(blocks):
-        try:
-            require_readable(block)
-        except Unsupported as error:
-            raise BadRequest(f"{at}[{i}]: {error.message}", f"{at}[{i}]") from None
+        if isinstance(block, ImageInput) or (
+            isinstance(block, DocumentInput) and _inside(block) is None
+        ):
+            kind = block.__struct_config__.tag
+            raise BadRequest(
+                f"{at}[{i}]: {kind} input is not supported by this model; send text", f"{at}[{i}]"
+            )
 
 
 def _template(body: MessagesBody) -> dict[str, Any]:
@@ -269,15 +262,6 @@ def block_text(block: Block) -> str:
         case SearchResult():
             return "\n".join([*_lines(block.title, block.source), *_texts(block.content)])
     return ""
-
-
-def require_readable(block: Block) -> None:
-    """Raises Unsupported for an image, or for a document without text."""
-    kind = block.__struct_config__.tag
-    if isinstance(block, ImageInput) or (
-        isinstance(block, DocumentInput) and _inside(block) is None
-    ):
-        raise Unsupported(f"{kind} input is not supported by this model; send text")
 
 
 def _read(content: list[dict[str, Any]], at: str) -> Iterator[Block]:
@@ -367,18 +351,6 @@ def tool_choice_mode(choice: ToolChoice | None, tools: Iterable[Tool]) -> ToolCh
     if choice.type == "tool" and choice.name not in {tool.name for tool in tools}:
         raise BadRequest(f"tool_choice.name: no tool is named {choice.name!r}", "tool_choice.name")
     return mode
-
-
-def _addition(block: ToolAddition, tools: Definitions) -> str:
-    """Text in place of a tool addition."""
-    name = _name(block.tool) or _name(block.tool.get("definition"))
-    return tools.text([name]) if name else ""
-
-
-def _removal(block: ToolRemoval) -> str:
-    """Text in place of a tool removal."""
-    name = _name(block.tool)
-    return removal_note(name) if name else ""
 
 
 def _joining(body: MessagesBody) -> Iterator[Tool]:

@@ -28,7 +28,7 @@ class ChatToolParam(Struct):
     Some clients write the fields of the inner object beside `type`.
     """
 
-    type: str = "function"
+    type: str | None = "function"
     function: FunctionSpec | None = None
     custom: CustomSpec | None = None
     name: str | None = None
@@ -52,7 +52,7 @@ class JsonSchema(Struct):
 class ResponseFormat(Struct):
     """Output format; `schema` next to `json_object` is llama-server's form."""
 
-    type: str
+    type: str | None = None
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
 
@@ -62,6 +62,12 @@ class Prediction(Struct):
 
     type: str = "content"
     content: Content = None
+
+
+class ThinkingSwitch(Struct):
+    """Thinking as z.ai, DeepSeek and Moonshot switch it: enabled or disabled."""
+
+    type: str | None = None
 
 
 class ChatBody(Fields, kw_only=True):
@@ -80,6 +86,8 @@ class ChatBody(Fields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
+    thinking: bool | ThinkingSwitch | None = None
+    enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

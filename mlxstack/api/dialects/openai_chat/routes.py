@@ -87,7 +87,7 @@ def options(body: ChatBody, request: AnyRequest, service: Service) -> Generation
     common = request_fields.options(body, request_id, n_top, request, service)
     return structs.replace(
         common,
-        tool_choice=to_conversation.tool_choice_mode(to_conversation.tool_choice(body)),
+        tool_choice=request_fields.tool_choice_mode(to_conversation.tool_choice(body)),
         forced_tool=to_conversation.forced_tool(body),
         allowed_tools=to_conversation.allowed_tools(body),
         response_format=to_conversation.response_format(body) or common.response_format,

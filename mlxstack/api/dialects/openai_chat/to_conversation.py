@@ -7,17 +7,18 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
     ChatToolParam,
     FunctionSpec,
-    ResponseFormat,
+    ThinkingSwitch,
 )
 from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.parts.generation_options import ToolChoiceMode
-from mlxstack.service.parts.openai_messages import read_messages, read_prediction
+from mlxstack.service.parts.openai_messages import read_latest_user, read_messages
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
+Effort = tuple[bool | None, dict[str, Any]]
 CUSTOM = "custom"
+SWITCHED: dict[Any, bool] = {True: True, False: False, "enabled": True, "disabled": False}
 
 
 def conversation(body: ChatBody, images: ImageReader = TEXT_ONLY) -> Conversation:
@@ -25,9 +26,14 @@ def conversation(body: ChatBody, images: ImageReader = TEXT_ONLY) -> Conversatio
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
     _bound(body)
-    thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort)
+    asked = body.thinking.type if isinstance(body.thinking, ThinkingSwitch) else body.thinking
+    wanted = SWITCHED.get(asked, body.enable_thinking)
+    thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort, wanted)
+    messages = read_messages(body.messages, images)
+    n_calls = sum(len(turn.tool_calls) for turn in messages)
+    request_fields.bound(n_calls, request_fields.MOST_CALLS, "messages", "tool calls")
     return Conversation(
-        messages=(*read_messages(body.messages, images), *_format(body)),
+        messages=(*messages, *_format(body)),
         tools=_tools(body),
         thinking=thinking,
         template=template,
@@ -46,30 +52,9 @@ def _bound(body: ChatBody) -> None:
     request_fields.bound(len(body.messages), request_fields.MOST_MESSAGES, "messages", "messages")
     n_parts = request_fields.n_parts(turn.content for turn in body.messages)
     request_fields.bound(n_parts, request_fields.MOST_PARTS, "messages", "parts of contents")
-    n_calls = sum(len(turn.tool_calls or ()) for turn in body.messages)
-    request_fields.bound(n_calls, request_fields.MOST_CALLS, "messages", "tool calls")
     for name in ("tools", "functions"):
         n_tools = len(getattr(body, name) or ())
         request_fields.bound(n_tools, request_fields.MOST_TOOLS, name, "tools")
-
-
-def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
-    """Tool choice of a request. Raises BadRequest."""
-    match choice:
-        case None | "auto":
-            return ToolChoiceMode.AUTO
-        case "none":
-            return ToolChoiceMode.NONE
-        case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode)}}:
-            return tool_choice_mode(mode)
-        case "required":
-            return ToolChoiceMode.REQUIRED
-        case dict() if chosen_tool(choice) is not None:
-            return ToolChoiceMode.REQUIRED
-    raise BadRequest(
-        f"tool_choice is {choice!r}; known are none, auto, required, or a tool",
-        "tool_choice",
-    )
 
 
 def tool_choice(body: ChatBody) -> str | dict[str, Any] | None:
@@ -85,17 +70,23 @@ def forced_tool(body: ChatBody) -> str | None:
 def allowed_tools(body: ChatBody) -> tuple[str, ...]:
     """Names of the functions allowed; none if all are."""
     match body.tool_choice:
-        case {"type": "allowed_tools", "allowed_tools": {"tools": list(tools)}}:
+        case {"tools": list(tools)} | {"allowed_tools": {"tools": list(tools)}}:
             return tuple(name for tool in tools if (name := chosen_tool(tool)) is not None)
     return ()
 
 
 def response_format(body: ChatBody) -> ResponseConstraint | None:
-    """Output constraint of a body."""
+    """Output constraint of a body. Raises BadRequest."""
     spec = body.response_format
-    if spec is None or spec.type == "text":
+    if spec is None or spec.type in (None, "text"):
         return None
-    return ResponseConstraint(_schema(spec) or {}, param="response_format")
+    if spec.type not in ("json_object", "json_schema"):
+        raise BadRequest(
+            f"response_format.type is {spec.type!r}; known are text, json_object, json_schema",
+            "response_format.type",
+        )
+    schema = spec.json_schema.schema if spec.json_schema else spec.schema
+    return ResponseConstraint(schema or {}, param="response_format")
 
 
 def predicted_text(body: ChatBody) -> str:
@@ -107,11 +98,7 @@ def predicted_text(body: ChatBody) -> str:
         raise BadRequest(
             f"prediction.type is {predicted.type!r}; known is content", "prediction.type"
         )
-    return read_prediction(predicted.content, "prediction.content")
-
-
-def _schema(spec: ResponseFormat) -> dict[str, Any] | None:
-    return spec.json_schema.schema if spec.json_schema else spec.schema
+    return read_latest_user(predicted.content, "prediction.content", joint="")
 
 
 def custom_names(body: ChatBody) -> frozenset[str]:
@@ -122,7 +109,7 @@ def custom_names(body: ChatBody) -> frozenset[str]:
 
 def omitted_tools(body: ChatBody) -> tuple[str, ...]:
     """Types of the tools that are not offered to the model."""
-    return tuple(spec.type for spec in body.tools or () if not _is_offered(spec))
+    return tuple(spec.type or "" for spec in body.tools or () if not _is_offered(spec))
 
 
 def _tools(body: ChatBody) -> tuple[Tool, ...]:
@@ -161,10 +148,10 @@ def _function(spec: FunctionSpec) -> Tool:
     return Tool(spec.name, spec.description or "", spec.parameters or {})
 
 
-def effort(kwargs: dict[str, Any] | None, level: str | None) -> tuple[bool | None, dict[str, Any]]:
-    """Thinking and template variables; `kwargs` win over the `wanted` effort."""
+def effort(kwargs: dict[str, Any] | None, level: str | None, wanted: bool | None = None) -> Effort:
+    """Thinking and template variables; `kwargs` win over what else is `wanted`."""
     template = dict(kwargs or {})
-    thinking = template.pop("enable_thinking", None)
+    thinking = template.pop("enable_thinking", wanted)
     if thinking is not None and not isinstance(thinking, bool):
         raise BadRequest("enable_thinking must be true or false", "chat_template_kwargs")
     if level == "none":
@@ -176,12 +163,5 @@ def effort(kwargs: dict[str, Any] | None, level: str | None) -> tuple[bool | Non
 
 def _format(body: ChatBody) -> tuple[Message, ...]:
     """A JSON format adds a last instruction."""
-    spec = body.response_format
-    if spec is None or spec.type == "text":
-        return ()
-    if spec.type not in ("json_object", "json_schema"):
-        raise BadRequest(
-            f"response_format.type is {spec.type!r}; known are text, json_object, json_schema",
-            "response_format.type",
-        )
-    return (json_instruction(_schema(spec)),)
+    spec = response_format(body)
+    return () if spec is None else (json_instruction(spec.schema),)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from mlxstack.api.request_fields import Fields
-from mlxstack.service.parts.openai_messages import Content
+from mlxstack.service.parts.openai_messages import AnyContent, Content
 
 Item = dict[str, Any]
 
@@ -35,6 +35,7 @@ class ResponsesBody(Fields, kw_only=True):
 class MessageInput(Struct):
     role: str
     content: Content = None
+    tool_call_id: str | None = None
 
 
 class FunctionCallInput(Struct):
@@ -54,11 +55,12 @@ class CustomCallInput(Struct):
 
 
 class BuiltInCallItem(Struct):
-    """Earlier call of a tool that the API defines: shell commands, a patch."""
+    """Earlier call of a tool that the API defines: shell commands, a patch, a search."""
 
     type: str
     action: dict[str, Any] | None = None
     operation: dict[str, Any] | None = None
+    arguments: str | dict[str, Any] | None = None
     call_id: str | None = None
     id: str | None = None
 
@@ -90,10 +92,20 @@ class HostedCallItem(Struct):
 
 
 class OutputItem(Struct):
-    output: Content = None
+    """Result of a call; tools that join the conversation in `tools`."""
+
+    tools: list[Any] | None = None
+    output: AnyContent = None
     call_id: str | None = None
     id: str | None = None
     status: str | None = None
+
+
+class AgentMessageItem(Struct):
+    """Message from one agent to another; its parts are text or encrypted."""
+
+    content: Content = None
+    author: str | None = None
 
 
 class ReasoningInput(Struct):
@@ -113,3 +125,4 @@ class ResponsesToolParam(Struct):
     parameters: Any = None
     format: dict[str, Any] | None = None
     tools: list[Any] | None = None
+    execution: str | None = None

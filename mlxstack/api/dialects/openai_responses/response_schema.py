@@ -77,7 +77,17 @@ class CustomCallItem(CallItem, frozen=True, tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+class SearchCallItem(Struct, frozen=True, tag="tool_search_call"):
+    """Call of the client's search among its tools."""
+
+    id: str
+    call_id: str
+    status: Status
+    arguments: dict[str, Any]
+    execution: str = "client"
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | SearchCallItem
 
 
 class IncompleteDetails(Struct, frozen=True):

@@ -42,7 +42,7 @@ async def responses(
     request: AnyRequest, data: JSONBody[ResponsesBody], service: TheService
 ) -> HttpResponse[Response] | Stream:
     """Answer a list of items, whole or as server-sent events."""
-    model, box = resolve_model(service, data.model), toolbox(data.tools)
+    model, box = resolve_model(service, data.model), toolbox(data)
     data, options = _resolved(data, request), _options(data, request, service, box)
     text_processor = service.text_processor
     conversation = await text_processor.read(
@@ -63,7 +63,7 @@ async def input_tokens(
 ) -> InputTokens:
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
-    data, box = _resolved(data, request), toolbox(data.tools)
+    data, box = _resolved(data, request), toolbox(data)
     text_processor = service.text_processor
     prompt = await text_processor.prompt(
         await text_processor.read(
@@ -115,7 +115,7 @@ def _options(
     )
     return structs.replace(
         common,
-        tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
+        tool_choice=request_fields.tool_choice_mode(body.tool_choice),
         forced_tool=to_conversation.forced_tool(body.tool_choice, box),
         allowed_tools=to_conversation.allowed_tools(body.tool_choice, box),
         response_format=to_conversation.response_format(body) or common.response_format,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from uuid import uuid4
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, json, structs
 
 from mlxstack.api import streaming
 from mlxstack.api.custom_tools import InputDecoder
@@ -23,6 +23,7 @@ from mlxstack.api.dialects.openai_responses.response_schema import (
     Response,
     ResponsesEvent,
     ResponsesUsage,
+    SearchCallItem,
     Status,
     SummaryText,
 )
@@ -141,74 +142,92 @@ class ReasoningItemStream:
         )
 
 
-class FunctionCallStream:
-    """Function call of the stream."""
+class CallStream:
+    """Call of the stream, as an item that `kind` makes."""
+
+    prefix = "fc"
+    kind: type[FunctionCallItem | CustomCallItem] = FunctionCallItem
 
     def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
-        self._index, self._arguments = index, ""
-        self._item = FunctionCallItem(
-            f"fc_{uuid4().hex}", call_id, tool.name, "in_progress", "", tool.namespace or UNSET
-        )
+        self._index, self._call_id, self._tool = index, call_id, tool
+        self._id, self._text = f"{self.prefix}_{uuid4().hex}", ""
 
     def begin(self) -> Iterator[ResponsesEvent]:
         """Start of the item, which names the call."""
-        yield events.ItemAdded(output_index=self._index, item=self._item)
+        yield events.ItemAdded(output_index=self._index, item=self.item("in_progress"))
 
     def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
         """Event of a piece of the arguments."""
-        self._arguments += text
-        yield events.ArgumentsDelta(item_id=self._item.id, output_index=self._index, delta=text)
+        self._text += text
+        yield events.ArgumentsDelta(item_id=self._id, output_index=self._index, delta=text)
 
     def end(self, status: Status) -> Iterator[ResponsesEvent]:
         """Events with all arguments."""
-        item = self.item(status)
         yield events.ArgumentsDone(
-            item_id=item.id, output_index=self._index, name=item.name, arguments=item.arguments
+            item_id=self._id, output_index=self._index, name=self._tool.name, arguments=self._text
         )
-        yield events.ItemDone(output_index=self._index, item=item)
+        yield events.ItemDone(output_index=self._index, item=self.item(status))
 
-    def item(self, status: Status) -> FunctionCallItem:
+    def item(self, status: Status) -> OutputItem:
         """Call so far."""
-        return structs.replace(self._item, status=status, arguments=self._arguments)
+        tool = self._tool
+        return self.kind(
+            self._id, self._call_id, tool.name, status, self._text, tool.namespace or UNSET
+        )
 
 
-class CustomCallStream:
+class CustomCallStream(CallStream):
     """Call of a custom tool, whose input is plain text."""
 
-    def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
-        self._index, self._input = index, InputDecoder()
-        self._item = CustomCallItem(
-            f"ctc_{uuid4().hex}", call_id, tool.name, "in_progress", "", tool.namespace or UNSET
-        )
+    prefix, kind = "ctc", CustomCallItem
 
-    def begin(self) -> Iterator[ResponsesEvent]:
-        """Start of the item, which names the call."""
-        yield events.ItemAdded(output_index=self._index, item=self._item)
+    def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
+        super().__init__(index, call_id, tool)
+        self._input = InputDecoder()
 
     def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
         """Event of a piece of the text."""
         yield from self._more(self._input.add(text))
 
     def _more(self, text: str) -> Iterator[ResponsesEvent]:
+        self._text += text
         if text:
-            yield events.CustomInputDelta(
-                item_id=self._item.id, output_index=self._index, delta=text
-            )
+            yield events.CustomInputDelta(item_id=self._id, output_index=self._index, delta=text)
 
     def end(self, status: Status) -> Iterator[ResponsesEvent]:
         """Events with the whole text."""
         if status == "completed":
             yield from self._more(self._input.end())
-        item = self.item(status)
-        yield events.InputDone(item_id=item.id, output_index=self._index, input=item.input)
-        yield events.ItemDone(output_index=self._index, item=item)
-
-    def item(self, status: Status) -> CustomCallItem:
-        """Call so far."""
-        return structs.replace(self._item, status=status, input=self._input.text)
+        yield events.InputDone(item_id=self._id, output_index=self._index, input=self._text)
+        yield events.ItemDone(output_index=self._index, item=self.item(status))
 
 
-OutputItemStream = MessageItemStream | ReasoningItemStream | FunctionCallStream | CustomCallStream
+class SearchCallStream(CallStream):
+    """Call of the client's search; its arguments come whole, as an object."""
+
+    prefix = "tsc"
+
+    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
+        """No event of a piece of the arguments."""
+        self._text += text
+        return iter(())
+
+    def end(self, status: Status) -> Iterator[ResponsesEvent]:
+        """Event with all arguments."""
+        yield events.ItemDone(output_index=self._index, item=self.item(status))
+
+    def item(self, status: Status) -> OutputItem:
+        """Call, without arguments until they are complete."""
+        arguments = json.decode(self._text) if status == "completed" else {}
+        return SearchCallItem(self._id, self._call_id, status, arguments)
+
+
+CALL_STREAMS: dict[ToolKind, type[CallStream]] = {
+    ToolKind.FUNCTION: CallStream,
+    ToolKind.CUSTOM: CustomCallStream,
+    ToolKind.SEARCH: SearchCallStream,
+}
+OutputItemStream = MessageItemStream | ReasoningItemStream | CallStream
 
 
 class ResponseStream(streaming.Renderer):
@@ -285,20 +304,15 @@ class ResponseStream(streaming.Renderer):
 
     def _begin_call(self, started: ToolCallStarted) -> Iterator[ResponsesEvent]:
         tool, index = self._box.offer(started.name), len(self.response.output)
-        kind = CustomCallStream if tool.kind is ToolKind.CUSTOM else FunctionCallStream
-        self._open = kind(index, started.id, tool)
+        self._open = CALL_STREAMS[tool.kind](index, started.id, tool)
         yield from self._open.begin()
 
     def _begin(self, kind: type[OutputItemStream]) -> Iterator[ResponsesEvent]:
         index = len(self.response.output)
-        is_message = kind is MessageItemStream
-        self._open = (
-            MessageItemStream(index)
-            if is_message
-            else ReasoningItemStream(
-                index, is_sealed=self._is_sealed, has_summary=self._has_summary
-            )
-        )
+        self._open = MessageItemStream(index)
+        if kind is ReasoningItemStream:
+            sealed, has_summary = self._is_sealed, self._has_summary
+            self._open = ReasoningItemStream(index, is_sealed=sealed, has_summary=has_summary)
         yield from self._open.begin()
 
     def _close(self, status: Status) -> Iterator[ResponsesEvent]:

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from mlxstack.api import custom_tools, request_fields
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
 from mlxstack.api.dialects.openai_responses.request_schema import (
+    AgentMessageItem,
     BuiltInCallItem,
     ComputerCallItem,
     CustomCallInput,
@@ -28,17 +29,20 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
 from mlxstack.api.request_fields import chosen_tool, json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.image import ImagePart
-from mlxstack.service.parts.generation_options import ToolChoiceMode
 from mlxstack.service.parts.openai_messages import (
+    ROLES,
     read_history,
     read_latest_user,
     read_system,
+    result_content,
     with_marks,
 )
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import parse_arguments
+
+ADDED, FOUND = "additional_tools", "tool_search_output"
+"""Items that hold tools."""
 
 
 class ToolKind(StrEnum):
@@ -46,6 +50,7 @@ class ToolKind(StrEnum):
 
     FUNCTION = "function"
     CUSTOM = "custom"
+    SEARCH = "tool_search"
 
 
 class ClientTool(Struct, frozen=True):
@@ -86,21 +91,32 @@ class ToolNames(Struct, frozen=True):
         return name
 
 
-def toolbox(sent: list[Item] | None) -> ToolNames:
+def toolbox(body: ResponsesBody) -> ToolNames:
     """Functions, custom and namespaced tools, without those of vendors.
 
-    A name that is taken gets its namespace in front. Raises BadRequest.
+    Items add tools too: Codex sends all of them so, and those that its search found, which stay out
+    of the head of the prompt. A name that is taken gets its namespace in front. Raises BadRequest.
     """
     tools: list[Tool] = []
     offers: dict[str, ClientTool] = {}
-    for offer, spec in _offered(sent or [], "tools", None):
-        name = offer.name
-        if name in offers and offer.namespace:
-            name = f"{offer.namespace}__{offer.name}"
-        if name not in offers:
-            offers[name] = offer
-            tools.append(_tool(name, offer.kind, spec))
+    for sent, at, is_found in _tool_lists(body):
+        for offer, spec in _offered(sent, at, None):
+            name = offer.name
+            if name in offers and offer.namespace:
+                name = f"{offer.namespace}__{offer.name}"
+            if name not in offers:
+                offers[name] = offer
+                tools.append(_tool(name, offer.kind, spec, is_found))
     return ToolNames(tuple(tools), offers)
+
+
+def _tool_lists(body: ResponsesBody) -> Iterator[tuple[list[Any], str, bool]]:
+    """Lists of tools with their paths, and whether a search found them."""
+    yield body.tools or [], "tools", False
+    for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        if item.get("type") in (ADDED, FOUND):
+            sent = _as(OutputItem, item, f"input[{i}]")
+            yield sent.tools or [], f"input[{i}].tools", item["type"] == FOUND
 
 
 def _offered(
@@ -111,19 +127,19 @@ def _offered(
         match spec.type:
             case "function" | "custom" if spec.name:
                 yield ClientTool(spec.name, ToolKind(spec.type), namespace), spec
+            case ToolKind.SEARCH if spec.execution == "client":
+                yield ClientTool(spec.type, ToolKind.SEARCH), spec
             case "function" | "custom" | "namespace" if not spec.name:
                 raise BadRequest(f"{at}[{i}].name: Field required", f"{at}[{i}].name")
             case "namespace":
                 yield from _offered(spec.tools or [], f"{at}[{i}].tools", spec.name)
 
 
-def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam) -> Tool:
+def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam, is_found: bool) -> Tool:
+    text, parameters = spec.description or "", spec.parameters
     if kind is ToolKind.CUSTOM:
-        return Tool(
-            name, custom_tools.description(spec.description, spec.format), custom_tools.SCHEMA
-        )
-    parameters = spec.parameters if isinstance(spec.parameters, dict) else {}
-    return Tool(name, spec.description or "", parameters)
+        text, parameters = custom_tools.description(text, spec.format), custom_tools.SCHEMA
+    return Tool(name, text, parameters if isinstance(parameters, dict) else {}, is_found)
 
 
 # Fields that need a server that stores responses.
@@ -143,7 +159,7 @@ def conversation(
     request_fields.bound(
         n_items, request_fields.MOST_MESSAGES + request_fields.MOST_CALLS, "input", "items"
     )
-    request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
+    request_fields.bound(len(box.tools), request_fields.MOST_TOOLS, "tools", "tools")
     messages = (*_instructions(body), *_input(body, box, images), *_format(body))
     if not messages:
         raise BadRequest("input is empty; at least one message is needed", "input")
@@ -154,54 +170,34 @@ def conversation(
     return Conversation(messages=messages, tools=box.tools, thinking=thinking, template=template)
 
 
-def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
-    """Tool choice of a request. Raises BadRequest."""
-    match choice:
-        case None | "auto":
-            return ToolChoiceMode.AUTO
-        case "none":
-            return ToolChoiceMode.NONE
-        case "required":
-            return ToolChoiceMode.REQUIRED
-        case {"type": "function" | "custom"}:
-            if chosen_tool(choice) is None:
-                raise BadRequest("tool_choice.name: Field required", "tool_choice")
-            return ToolChoiceMode.REQUIRED
-        case {"type": "allowed_tools", "mode": str(mode)}:
-            return tool_choice_mode(mode)
-        case dict():
-            return ToolChoiceMode.AUTO
-    raise BadRequest(
-        f"tool_choice is {choice!r}; known are none, auto, required, or a tool", "tool_choice"
-    )
-
-
 def forced_tool(choice: str | dict[str, Any] | None, box: ToolNames) -> str | None:
     """Name in the prompt of the tool that must be called."""
-    match choice:
-        case {"type": "function" | "custom", **more}:
-            name, namespace = chosen_tool(choice), more.get("namespace")
-            known = namespace if isinstance(namespace, str) else None
-            return None if name is None else box.spoken(name, known)
-    return None
+    name = chosen_tool(choice)
+    return box.spoken(name, choice.get("namespace")) if isinstance(choice, dict) and name else None
 
 
 def allowed_tools(choice: str | dict[str, Any] | None, box: ToolNames) -> tuple[str, ...]:
     """Names in the prompt of the tools allowed; none if all are."""
     match choice:
-        case {"type": "allowed_tools", "tools": list(tools)}:
+        case {"tools": list(tools)} | {"allowed_tools": {"tools": list(tools)}}:
             names = (forced_tool(tool, box) for tool in tools)
             return tuple(name for name in names if name is not None)
     return ()
 
 
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
-    """Output constraint of a body."""
+    """Output constraint of a body. Raises BadRequest."""
     match (body.text or {}).get("format"):
-        case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
-            return ResponseConstraint(schema, param="text.format")
-        case {"type": "json_schema" | "json_object"}:
-            return ResponseConstraint(param="text.format")
+        case {"type": "json_schema" | "json_object", **more}:
+            schema = more.get("schema")
+            return ResponseConstraint(
+                schema if isinstance(schema, dict) else {}, param="text.format"
+            )
+        case {"type": kind} if kind not in (None, "text"):
+            raise BadRequest(
+                f"text.format.type is {kind!r}; known are text, json_object, json_schema",
+                "text.format.type",
+            )
     return None
 
 
@@ -221,30 +217,13 @@ def _input(body: ResponsesBody, box: ToolNames, images: ImageReader) -> tuple[Me
 
 def _format(body: ResponsesBody) -> tuple[Message, ...]:
     """A JSON format adds a last instruction."""
-    spec = (body.text or {}).get("format")
-    kind = spec.get("type") if isinstance(spec, dict) else None
-    match kind:
-        case None | "text":
-            return ()
-        case "json_object" | "json_schema":
-            assert isinstance(spec, dict)
-            schema = spec.get("schema")
-            return (json_instruction(schema if isinstance(schema, dict) else None),)
-    raise BadRequest(
-        f"text.format.type is {kind!r}; known are text, json_object, json_schema",
-        "text.format.type",
-    )
+    spec = response_format(body)
+    return () if spec is None else (json_instruction(spec.schema),)
 
 
 T = TypeVar("T")
 Reader = Callable[[Item, str, ToolNames], Message]
 
-ROLES = {
-    "developer": Role.SYSTEM,
-    "system": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-}
 JOINT = "\n\n"
 
 
@@ -263,8 +242,11 @@ def messages(
         kind = _type(item, at)
         reader = _new_question if i == last else READERS.get(kind)
         if reader is not None:
-            is_new = i == last > answered
-            shown, found_images = _with_marks(_with_parts(item), at, images, is_new=is_new)
+            name, shown = "content" if _is_asked(item) else "output", _with_parts(item)
+            seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
+            shown[name], found_images = with_marks(
+                shown.get(name), f"{at}.{name}", seen, is_new=i == last > answered
+            )
             message = reader(shown, at, box)
             read.append(structs.replace(message, images=found_images) if found_images else message)
         elif kind in HOSTED:
@@ -296,25 +278,11 @@ def _is_answer(item: Item) -> bool:
 
 
 def _with_parts(item: Item) -> Item:
-    """Item with its one screenshot as a list of parts."""
+    """Copy of an item, its one screenshot as a list of parts."""
     shown = item.get("output")
     if item.get("type") != "computer_call_output" or not isinstance(shown, dict):
-        return item
+        return {**item}
     return {**item, "output": [{**shown, "type": "input_image"}]}
-
-
-def _with_marks(
-    item: Item, at: str, images: ImageReader, *, is_new: bool
-) -> tuple[Item, tuple[ImagePart, ...]]:
-    """Item with marks in place of images, and the images. Raises BadRequest."""
-    is_asked = _is_asked(item)
-    name = "content" if is_asked else "output"
-    if not images.accepts_images or not (is_asked or item.get("type") in SHOWING):
-        return item, ()
-    content, found_images = with_marks(
-        item.get(name), f"{at}.{name}", images, is_new=is_new and is_asked
-    )
-    return ({**item, name: content} if found_images or content else item), found_images
 
 
 def _as(kind: type[T], item: Item, at: str) -> T:
@@ -335,7 +303,7 @@ def _message(item: Item, at: str, _: ToolNames) -> Message:
     if role is None:
         raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
     read = read_system if role is Role.SYSTEM else read_history
-    return Message(role, read(sent.content, f"{at}.content"))
+    return Message(role, read(sent.content, f"{at}.content"), tool_call_id=sent.tool_call_id)
 
 
 def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
@@ -364,11 +332,11 @@ def _custom_call(item: Item, at: str, box: ToolNames) -> Message:
 
 def _built_in_call(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(BuiltInCallItem, item, at)
-    arguments = sent.action if sent.operation is None else sent.operation
-    if arguments is None:
-        field = "operation" if sent.type == "apply_patch_call" else "action"
+    field = CALL_FIELDS.get(sent.type, "action")
+    if (given := getattr(sent, field)) is None:
         raise BadRequest(f"{at}.{field}: Field required", f"{at}.{field}")
-    return _calling(ToolCall(_call_id(sent), sent.type.removesuffix("_call"), arguments))
+    name = sent.type.removesuffix("_call")
+    return _calling(ToolCall(_call_id(sent), name, parse_arguments(given)))
 
 
 def _computer_call(item: Item, at: str, _: ToolNames) -> Message:
@@ -386,35 +354,49 @@ def _hosted_call(item: Item, at: str) -> tuple[Message, Message]:
     name = sent.name or sent.type.removesuffix("_call")
     results = (sent.output, sent.outputs, sent.results, sent.error, sent.status, "completed")
     result = next(one for one in results if one is not None)
-    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    text = result if isinstance(result, str) else _json(result)
     call = ToolCall(sent.id, name, arguments)
     return _calling(call), Message(Role.TOOL, text, tool_call_id=sent.id)
 
 
 def _output(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(OutputItem, item, at)
-    text = read_history(sent.output, f"{at}.output")
+    text = read_history(result_content(sent.output), f"{at}.output")
     return Message(Role.TOOL, text, tool_call_id=_call_id(sent))
 
 
 def _shell_output(item: Item, at: str, _: ToolNames) -> Message:
     """Output of commands: text, or stdout, stderr and outcome of each as JSON."""
     sent = _as(OutputItem, item, at)
-    text = (
-        sent.output
-        if isinstance(sent.output, str)
-        else json.dumps(sent.output or [], ensure_ascii=False)
-    )
+    text = sent.output if isinstance(sent.output, str) else _json(sent.output or [])
     return Message(Role.TOOL, text, tool_call_id=_call_id(sent))
+
+
+def _found_tools(item: Item, at: str, _: ToolNames) -> Message:
+    """Tools that a search found, as they were sent.
+
+    The item of a search by OpenAI's servers has an id of its own and not that of its call.
+    """
+    sent = _as(OutputItem, item, at)
+    return Message(Role.TOOL, _json(sent.tools or []), tool_call_id=sent.call_id)
+
+
+def _agent_message(item: Item, at: str, _: ToolNames) -> Message:
+    """Message of another agent of Codex, whose role no template has."""
+    sent = _as(AgentMessageItem, item, at)
+    text = read_history(sent.content, f"{at}.content")
+    return Message(Role.USER, f"Message from {sent.author or 'another agent'}:\n{text}")
 
 
 def _patch_output(item: Item, at: str, _: ToolNames) -> Message:
     """Log of a patch after its status."""
     sent = _as(OutputItem, item, at)
-    lines = (sent.status, read_history(sent.output, f"{at}.output"))
-    return Message(
-        Role.TOOL, "\n".join(line for line in lines if line), tool_call_id=_call_id(sent)
-    )
+    lines = (sent.status, read_history(result_content(sent.output), f"{at}.output"))
+    return Message(Role.TOOL, "\n".join(filter(None, lines)), tool_call_id=_call_id(sent))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _call_id(sent: BuiltInCallItem | OutputItem) -> str:
@@ -433,6 +415,7 @@ READERS: dict[str, Reader] = {
     "local_shell_call": _built_in_call,
     "shell_call": _built_in_call,
     "apply_patch_call": _built_in_call,
+    "tool_search_call": _built_in_call,
     "computer_call": _computer_call,
     "function_call_output": _output,
     "custom_tool_call_output": _output,
@@ -440,7 +423,10 @@ READERS: dict[str, Reader] = {
     "shell_call_output": _shell_output,
     "apply_patch_call_output": _patch_output,
     "computer_call_output": _output,
+    FOUND: _found_tools,
+    "agent_message": _agent_message,
 }
+CALL_FIELDS = {"apply_patch_call": "operation", "tool_search_call": "arguments"}
 
 HOSTED = frozenset(
     {
@@ -451,8 +437,8 @@ HOSTED = frozenset(
         "image_generation_call",
     }
 )
-SEALED = frozenset({"compaction", "tool_search_output", "additional_tools", "program"})
-"""Items that hold turns or tools which the service cannot see."""
+SEALED = frozenset({"compaction", "compaction_summary", "program"})
+"""Items that hold turns which the service cannot see."""
 
 
 def _turns(read: list[Message]) -> Iterator[Message]:

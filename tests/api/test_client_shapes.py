@@ -1,0 +1,160 @@
+"""Shapes of bodies that clients send and no specification has: read as what they mean."""
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import Struct
+
+from mlxstack.core.preset import ServerSpec
+from tests.api.running import serving, standing
+from tests.patience import PATIENCE_S
+from tests.service.standin import FACTS, StandIn
+
+pytestmark = pytest.mark.net
+
+CHAT = "/v1/chat/completions"
+ASKED = {"role": "user", "content": "Weather in Rome?"}
+PDF = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"},
+}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+
+
+class Prompts(Struct):
+    """Prompts that the engine is given."""
+
+    engine: StandIn
+    http: httpx.Client
+
+    def of(self, path: str, body: dict[str, Any]) -> str:
+        """The prompt of a body."""
+        answer = self.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return str(self.engine.tokenizer.decode(list(self.engine.asked[-1].tokens)))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Iterator[Prompts]:
+    service, engine = standing(ServerSpec(port=0))
+    engine.loading.set_result(FACTS)
+    engine.script = engine.tokenizer.encode("Fine.", add_special_tokens=False)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        serving(service, listener) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
+        yield Prompts(engine, http)
+
+
+def calling(*calls: dict[str, Any], text: str = "") -> dict[str, Any]:
+    return {"role": "assistant", "content": text, "tool_calls": list(calls)}
+
+
+def called(key: str, **function: Any) -> dict[str, Any]:
+    return {"id": key, "type": "function", "function": {"name": "weather", **function}}
+
+
+def test_calls_and_results_may_be_parts_of_contents(prompts: Prompts) -> None:
+    """Cursor writes them into the content, as the Messages API has them."""
+    city = {"city": "Rome"}
+    use = {"type": "tool_use", "id": "c1", "name": "weather", "input": city}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [text("SUNNY")]}
+    cursor = [
+        ASKED,
+        {"role": "assistant", "content": [text("I look."), use]},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "content": [{**use, "id": "c2"}]},
+        {"role": "user", "content": [{**result, "tool_use_id": "c2"}, text("And now?")]},
+    ]
+    first, second = (called(key, arguments=json.dumps(city)) for key in ("c1", "c2"))
+    plain = [
+        ASKED,
+        calling(first, text="I look."),
+        {"role": "tool", "tool_call_id": "c1", "content": "SUNNY"},
+        calling(second),
+        {"role": "tool", "tool_call_id": "c2", "content": "SUNNY"},
+        {"role": "user", "content": "And now?"},
+    ]
+    prompt = prompts.of(CHAT, {"messages": cursor})
+    assert prompt == prompts.of(CHAT, {"messages": plain})
+    assert prompt.count("SUNNY") == 2
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+@pytest.mark.parametrize("value", [{"sky": "blue", "t": [1, None]}, 21.5, 7, True])
+def test_the_result_of_a_tool_may_be_any_json(prompts: Prompts, value: Any) -> None:
+    """Frameworks send what a tool returned; a refusal would end the session for good."""
+
+    def chat(content: Any) -> dict[str, Any]:
+        result = {"role": "tool", "tool_call_id": "c1", "content": content}
+        return {"messages": [ASKED, calling(called("c1", arguments="{}")), result]}
+
+    def responses(output: Any) -> dict[str, Any]:
+        call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "c1", "output": output}
+        return {"input": [ASKED, call, result]}
+
+    for path, body in ((CHAT, chat), ("/v1/responses", responses)):
+        assert prompts.of(path, body(value)) == prompts.of(path, body(json.dumps(value)))
+
+
+def test_a_tool_message_of_the_chat_api_is_an_output(prompts: Prompts) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "SUNNY"}
+    message = {"role": "tool", "tool_call_id": "c1", "content": "SUNNY"}
+    said = [prompts.of("/v1/responses", {"input": [ASKED, call, one]}) for one in (output, message)]
+    assert said[0] == said[1]
+
+
+def test_only_results_may_be_any_json(prompts: Prompts) -> None:
+    for role in ("user", "assistant", "system"):
+        body = {"messages": [{"role": role, "content": {"a": 1}}, ASKED]}
+        refused = prompts.http.post(CHAT, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "messages[0].content"
+
+
+def test_nulls_are_as_absent(prompts: Prompts) -> None:
+    nameless = {"id": "c1", "type": None, "function": {"name": None, "arguments": None}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "SUNNY"}
+    tool = {"type": None, "function": {"name": "weather", "description": None}}
+    for form in ({}, {"type": None}, {"type": "text"}):
+        body = {"response_format": form, "tools": [tool]}
+        body["messages"] = [ASKED, calling(nameless), result]
+        assert "SUNNY" in prompts.of(CHAT, body)
+
+
+@pytest.mark.parametrize(("block", "note"), [(PDF, "document"), (IMAGE, "image")])
+def test_what_a_tool_brings_along_is_not_refused(
+    prompts: Prompts, block: dict[str, Any], note: str
+) -> None:
+    """Claude Code sends a PDF that the model read beside the result of its call."""
+    use = {"type": "tool_use", "id": "c1", "name": "Read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "PDF read"}
+    turns = [ASKED, {"role": "assistant", "content": [use]}]
+    body = {"max_tokens": 9, "messages": [*turns, {"role": "user", "content": [result, block]}]}
+    assert f"[{note} omitted]" in prompts.of("/v1/messages", body)
+    sent = {"max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
+    refused = prompts.http.post("/v1/messages", json=sent)
+    assert refused.status_code == 400
+    assert note in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("switch", [True, False])
+def test_thinking_is_switched_in_every_spelling(prompts: Prompts, switch: bool) -> None:
+    """The fields of z.ai, DeepSeek and Qwen, which clients send to every server of their kind."""
+    body = {"messages": [ASKED]}
+    wanted = prompts.of(CHAT, {**body, "chat_template_kwargs": {"enable_thinking": switch}})
+    word = "enabled" if switch else "disabled"
+    for more in ({"thinking": {"type": word}}, {"thinking": switch}, {"enable_thinking": switch}):
+        assert prompts.of(CHAT, body | more) == wanted, more
+        own = {"chat_template_kwargs": {"enable_thinking": not switch}}
+        assert prompts.of(CHAT, body | more | own) != wanted, "the variable of the template wins"
