@@ -182,6 +182,13 @@ def test_a_required_call_is_valid_and_a_missing_name_is_refused(http: httpx.Clie
     assert "absent" in refused.json()["error"]["message"]
 
 
+def test_a_length_may_be_a_float_without_decimals(http: httpx.Client) -> None:
+    """JSON Schema, 4.2.3: 3.0 is an integer; some generators know no other numbers."""
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 3.0}, "maxItems": 2.0}
+    text = content(http, asked(schema, temperature=1, seed=1))
+    jsonschema.validate(json.loads(text), schema)
+
+
 CHOSEN = {
     "greet": [{"type": "tool", "name": "greet"}],
     "any": ["any", {"type": "any"}, {"type": "required"}],

@@ -127,4 +127,9 @@ def _plain(schema: Schema) -> Schema:
     pattern = schema.get("pattern")
     is_odd = isinstance(pattern, str) and LOOKAROUND.search(pattern) is not None
     left_out = ANNOTATIONS | {"pattern"} if is_odd else ANNOTATIONS
-    return {key: value for key, value in schema.items() if key not in left_out}
+    return {key: _whole(value) for key, value in schema.items() if key not in left_out}
+
+
+def _whole(value: Any) -> Any:
+    """A float without decimals as an integer, which lengths have to be."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
