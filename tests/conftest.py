@@ -119,5 +119,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Exempt what the imports left from garbage collection, whose time it is otherwise."""
+    _exempt_from_collection()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_a_file_left() -> Iterator[None]:
+    """Exempt it too: an engine that unloads collects garbage, among all that is alive."""
+    yield
+    _exempt_from_collection()
+
+
+def _exempt_from_collection() -> None:
     gc.collect()
     gc.freeze()

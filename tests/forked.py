@@ -35,6 +35,7 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
+from mlxstack.host.hardware import for_mlx
 from tests import remembered
 
 ROOT = Path(__file__).parents[1]
@@ -48,8 +49,10 @@ MODULES = (
     "mlxstack.gateway.__main__",
     "mlxstack.control.supervisor",
     "mlxstack.text.grammar.grammar_worker",
+    "anyio._backends._asyncio",
+    "typer._adapters",
 )
-"""Modules beside those of the commands."""
+"""Modules beside those of the commands; the last two are imported late."""
 SHAPES = str(ROOT / "mlxstack" / "engine" / "model" / "model_shape.py")
 WITHOUT_HUB = {SHAPES, "mlxstack.text.rendering.worker", "mlxstack.text.grammar.grammar_worker"}
 """Programs that use no client of the hub."""
@@ -71,7 +74,7 @@ HubVariables = frozenset[tuple[str, str]]
 Popen = Any
 EXECUTE: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 """Popen's own way to start a program."""
-_env = {**os.environ, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+_env = {**os.environ, **for_mlx(os.environ), "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 _of_commands: set[str] = set()
 _servers: dict[HubVariables, socket.socket] = {}
 _helpers: list[socket.socket] = []
