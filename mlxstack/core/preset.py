@@ -568,7 +568,7 @@ class Preset(Strict, frozen=True):
             description="`auto` drafts tokens that the grammar forces or that were seen "
             "before, where it pays; the output is the same. `off` does not."
         ),
-    ] = Speculation.OFF
+    ] = Speculation.AUTO
     prefill: PrefillSpec = field(default_factory=PrefillSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
