@@ -3,8 +3,8 @@
 A program with an interpreter of its own spends most of its time on imports. After `install`,
 `subprocess.Popen` forks those of this repository: a test process asks a process of this file,
 whose grandchild becomes its child; a forked program forks itself, and asks a process that it
-forked before once it has an engine. On a Mac, and where a program is run in another way or with
-other libraries, Popen starts it as ever.
+forked before once it runs uvloop or an engine. On a Mac, and where a program is run in another way
+or with other libraries, Popen starts it as ever.
 
 Variables of the hub are read by imports: a program for which they differ imports those modules
 anew, unless it is started within `preloaded`. What models are like is computed once (`remembered`).
@@ -78,7 +78,7 @@ _env = {**os.environ, **for_mlx(os.environ), "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _of_commands: set[str] = set()
 _servers: dict[HubVariables, socket.socket] = {}
 _helpers: list[socket.socket] = []
-"""In a program with an engine, one: the process that forks others for it."""
+"""In a program with a loop of uvloop, one: the process that forks others for it."""
 
 Start = Callable[["Program", Sequence[int]], int | None]
 """Starts a program and returns its process; None if that has to be done by Popen."""
@@ -332,10 +332,9 @@ def _fork_for(connection: socket.socket) -> None:
 
 
 def _start_from_program(program: Program, streams: Sequence[int]) -> int | None:
-    if not any(one.name == "mlx" for one in threading.enumerate()):
-        return _fork(program, streams)
     if not _helpers:
-        return None
+        has_engine = any(one.name == "mlx" for one in threading.enumerate())
+        return None if has_engine else _fork(program, streams)
     try:
         return _ask(_helpers[0], program, streams)
     except (OSError, ValueError):
@@ -405,19 +404,20 @@ def _preload() -> None:
     assert not {"huggingface_hub", "mlx"} & _of_commands
     for name in MODULES:
         importlib.import_module(name)
-    from mlxstack.api import server
+    import uvloop
+
     from mlxstack.engine import core
     from tests.self_checks import remembered_check
 
     core.self_check = remembered_check
-    serve_model = server.run
+    run_loop = uvloop.run
 
-    def run(*preset: Any) -> int:
+    def run(main: Any) -> Any:
         # Before there is a loop: at a fork, uvloop closes the numbers of its descriptors.
         _fork_helper()
-        return serve_model(*preset)
+        return run_loop(main)
 
-    server.run = run
+    uvloop.run = run
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()

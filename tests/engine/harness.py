@@ -21,7 +21,7 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
-from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
+from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup
@@ -167,8 +167,12 @@ def draft_freely(driver: Driver) -> None:
 
 
 def preset_of(model: Path, **more: Any) -> Preset:
-    """Three slots of 1,024 tokens; `more` replaces whole sections."""
-    preset = Preset(model=ModelSpec(id=str(model)), slots=SlotSpec(count=3, n_ctx=1024))
+    """Three slots of 1,024 tokens, no drafts; `more` replaces whole sections."""
+    preset = Preset(
+        model=ModelSpec(id=str(model)),
+        slots=SlotSpec(count=3, n_ctx=1024),
+        speculation=Speculation.OFF,
+    )
     return msgspec.structs.replace(preset, **more)
 
 
