@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct, structs
 
 from mlxstack.api.server import UvicornServer, bind, config, serve
-from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec, Speculation
 from mlxstack.demo import MODEL_DIR
 from mlxstack.service.assembly import assemble
 from mlxstack.service.parts.request_stream import EventDispatcher
@@ -36,7 +36,10 @@ class Running(Struct, frozen=True):
 
 
 def tiny_preset(folder: Path, **sections: Any) -> Preset:
-    """Three slots of a tiny random model that is built if it is not there yet."""
+    """Three slots of a tiny random model, built if it is not there yet; no drafts.
+
+    How many tokens a slot keeps of an answer depends on drafts, and so on the speed of passes.
+    """
     if not (folder / "config.json").exists():
         models.write(folder, TINY)
     plain = Preset(
@@ -44,6 +47,7 @@ def tiny_preset(folder: Path, **sections: Any) -> Preset:
         name="tiny",
         slots=SlotSpec(count=3, n_ctx=1024),
         server=ServerSpec(port=0),
+        speculation=Speculation.OFF,
     )
     return structs.replace(plain, **sections)
 
