@@ -14,6 +14,7 @@ from mlxstack.core.preset import (
     SamplingSpec,
     ServerSpec,
     SlotSpec,
+    Speculation,
 )
 from mlxstack.service.calls import background_tasks
 
@@ -25,8 +26,10 @@ PRESET = Preset(
     sampling=SamplingSpec(temperature=0, thinking=False),
     prefix_cache=PrefixCacheSpec(anticipate=Anticipation.OFF),
     server=ServerSpec(port=0),
+    speculation=Speculation.OFF,
 )
-"""One slot, without early turns: those of the last answer may run while the next is counted."""
+"""One slot, without drafts, whose number depends on speed, and without early turns: those of the last
+answer may run while the next is counted."""
 
 
 def let_intervals_rest(monkeypatch: pytest.MonkeyPatch) -> None:

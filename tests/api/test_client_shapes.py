@@ -85,8 +85,8 @@ def test_calls_and_results_may_be_parts_of_contents(prompts: Prompts) -> None:
     assert prompt.count("SUNNY") == 2
 
 
-def text(words: str) -> dict[str, Any]:
-    return {"type": "text", "text": words}
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
 
 
 @pytest.mark.parametrize("value", [{"sky": "blue", "t": [1, None]}, 21.5, 7, True])

@@ -81,8 +81,8 @@ def test_half_a_pair_in_an_older_result_ends_no_session(
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_byte_order_mark_is_skipped(stage: tuple[StandIn, httpx.Client], path: str) -> None:
-    for marks in ("\ufeff", "\ufeff\ufeff"):
-        answer = post(stage[1], path, marks + BODIES[path])
+    for begin in ("\ufeff", "\ufeff\ufeff"):
+        answer = post(stage[1], path, begin + BODIES[path])
         assert answer.status_code == 200, answer.text
 
 

@@ -304,10 +304,10 @@ def test_calls_that_a_template_writes_beside_tools_alone_are_text_without_them()
     template = template_of(form).replace(
         EACH, "{%- for c in (m.tool_calls or [] if tools else []) %}{%- set f = c.function %}"
     )
-    maker = PromptMaker(made_tokenizer(form, template))
+    prompts = PromptMaker(made_tokenizer(form, template))
     tools = (Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}}),)
     call = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("callid001", "act", {"key": "v"}),))
     talk = (Message(Role.USER, "hi"), call, Message(Role.TOOL, "r", tool_call_id="callid001"))
     plain = PromptMaker(made_tokenizer(form)).text(Conversation(talk, tools))
-    assert maker.text(Conversation(talk, tools)) == plain
-    assert '{"name": "act", "arguments": {"key": "v"}}' in maker.text(Conversation(talk))
+    assert prompts.text(Conversation(talk, tools)) == plain
+    assert '{"name": "act", "arguments": {"key": "v"}}' in prompts.text(Conversation(talk))

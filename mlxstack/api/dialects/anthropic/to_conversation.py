@@ -136,14 +136,14 @@ def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader
     return messages
 
 
-def _is_asked(turn: MessageParam) -> bool:
-    """Whether a user sent the turn, and not a tool.
+def _is_asked(message: MessageParam) -> bool:
+    """Whether a user sent the message, and not a tool.
 
     Documents and images beside the result of a tool become notes, since they are no choice of a
     user who could send something else.
     """
-    parts = turn.content if isinstance(turn.content, list) else []
-    return turn.role == "user" and all(part.get("type") != "tool_result" for part in parts)
+    parts = message.content if isinstance(message.content, list) else []
+    return message.role == "user" and all(part.get("type") != "tool_result" for part in parts)
 
 
 def _user(
