@@ -28,8 +28,8 @@ PRESET = Preset(
     server=ServerSpec(port=0),
     speculation=Speculation.OFF,
 )
-"""One slot, without drafts, whose number depends on speed, and without early turns: those of the last
-answer may run while the next is counted."""
+"""One slot, without drafts, whose number depends on speed, and without early turns: those of the
+last answer may run while the next is counted."""
 
 
 def let_intervals_rest(monkeypatch: pytest.MonkeyPatch) -> None:
