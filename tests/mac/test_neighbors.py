@@ -272,7 +272,7 @@ def settle(
         found.update(dict.fromkeys(names, planned(shell)))
         return grants_in(home) == budgets(shell) == found
 
-    wait_until(is_settled, lambda: (grants_in(home), found))
+    wait_until(is_settled, lambda: (grants_in(home), budgets(shell), found))
     for one in starts:
         one.communicate()
     assert bytes_held(home, fixed) <= CEILING
