@@ -494,6 +494,15 @@ def test_a_text_of_gemma_may_have_other_quotes(written: str, text: str) -> None:
     assert [one.arguments for one in calls] == [{"command": text, "n": "x"}]
 
 
+@pytest.mark.parametrize(
+    ("value", "items"),
+    [("[1}", [1]), ("[b:c]", ["b"]), ("['b':1]", ["b"]), ("[ ,:]", []), ("[}", [])],
+)
+def test_a_list_of_gemma_ends_at_a_misplaced_sign(value: str, items: list[Any]) -> None:
+    raw = f"<|tool_call>call:bash{{command:{value}}}<tool_call|>"
+    assert calls_of(GEMMA, raw) == [("bash", {"command": items})]
+
+
 @pytest.mark.parametrize("text", ["Phone call: now", "call:bash it", "call:other{a:1}", "call:ba"])
 def test_a_word_before_a_colon_is_no_call_of_gemma(text: str) -> None:
     said = f"{text} and more."

@@ -27,10 +27,8 @@ def _value(text: str, at: int, quote: str) -> tuple[Any, int]:
         return _object(text, at + 1, quote)
     if text.startswith("[", at):
         return _list(text, at + 1, quote)
-    bare = SCALAR.match(text, at)
-    if not bare or not bare[0]:
-        raise ValueError(f"no value at {text[at:]!r}")
-    return parse_scalar(bare[0].strip()), bare.end()
+    end = SCALAR.match(text, at).end()  # type: ignore[union-attr]
+    return parse_scalar(text[at:end].strip()), end
 
 
 def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
@@ -63,7 +61,9 @@ def _skip(text: str, at: int) -> int:
 
 
 def parse_scalar(text: str) -> Any:
-    """A value without quotes: null, a boolean, a number, else text."""
+    """Null, a boolean, a number, else text. Raises ValueError for none."""
+    if not text:
+        raise ValueError("a value is missing")
     if text in NULLS:
         return None
     if text.casefold() in ("true", "false"):
