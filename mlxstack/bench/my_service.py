@@ -22,8 +22,11 @@ AGENT_PROMPT = 256
 N_ANSWER = 48
 """Tokens of each answer, so that a rate has enough of them."""
 
-RESERVE = 160
-"""Slot tokens for answer, second question and template."""
+RESERVE = 256
+"""Slot tokens for answer, second question and template.
+
+Text of a model that knows no language takes more tokens than were sampled, and words vary.
+"""
 
 WORDS = (
     *("agent", "array", "batch", "branch", "build", "cache", "class", "commit", "compile", "error"),
