@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct, structs
 
@@ -21,7 +22,7 @@ from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests import models
 from tests.patience import PATIENCE_S
-from tests.service.standin import StandIn
+from tests.service.standin import FACTS, StandIn
 
 # The demo tokenizer has 1,024 tokens; a model with fewer rows would be asked for missing ones.
 TINY = {**models.LLAMA, "vocab_size": 1024}
@@ -57,6 +58,20 @@ def standing(server: ServerSpec) -> tuple[Service, StandIn]:
     outbox, engine = EventDispatcher(), StandIn(load_tokenizer(MODEL_DIR))
     engine.deliver = outbox.deliver
     return Service(Preset(model=ModelSpec(id="standin"), server=server), outbox, engine), engine
+
+
+@contextmanager
+def answering() -> Iterator[tuple[StandIn, httpx.Client]]:
+    """A served stand-in that answers "Fine.", and a client of it."""
+    service, engine = standing(ServerSpec(port=0))
+    engine.loading.set_result(FACTS)
+    engine.script = engine.tokenizer.encode("Fine.", add_special_tokens=False)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        serving(service, listener) as found,
+        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
+    ):
+        yield engine, http
 
 
 @contextmanager

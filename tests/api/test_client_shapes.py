@@ -1,7 +1,6 @@
 """Shapes of bodies that clients send and no specification has: read as what they mean."""
 
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,10 +8,8 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from mlxstack.core.preset import ServerSpec
-from tests.api.running import serving, standing
-from tests.patience import PATIENCE_S
-from tests.service.standin import FACTS, StandIn
+from tests.api.running import answering
+from tests.service.standin import StandIn
 
 pytestmark = pytest.mark.net
 
@@ -40,14 +37,7 @@ class Prompts(Struct):
 
 @pytest.fixture(scope="module")
 def prompts() -> Iterator[Prompts]:
-    service, engine = standing(ServerSpec(port=0))
-    engine.loading.set_result(FACTS)
-    engine.script = engine.tokenizer.encode("Fine.", add_special_tokens=False)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        serving(service, listener) as found,
-        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
-    ):
+    with answering() as (engine, http):
         yield Prompts(engine, http)
 
 

@@ -1,7 +1,6 @@
 """Bodies with half of a surrogate pair or a byte order mark are read."""
 
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.api.request_body import decode_body, mended_body
-from mlxstack.core.preset import ServerSpec
-from tests.api.running import serving, standing
-from tests.patience import PATIENCE_S
-from tests.service.standin import FACTS, StandIn
+from tests.api.running import answering
+from tests.service.standin import StandIn
 
 pytestmark = pytest.mark.net
 
@@ -24,14 +21,7 @@ HALVES = (r"\ud83d", r"\uDE00", r"\ude00\ud83d", "\ud83d")
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[tuple[StandIn, httpx.Client]]:
-    service, engine = standing(ServerSpec(port=0))
-    engine.loading.set_result(FACTS)
-    engine.script = engine.tokenizer.encode("Fine.", add_special_tokens=False)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        serving(service, listener) as found,
-        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
-    ):
+    with answering() as (engine, http):
         yield engine, http
 
 

@@ -1,6 +1,5 @@
 """Parallel tool results are paired with their calls on every endpoint, in any order."""
 
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,10 +7,8 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from mlxstack.core.preset import ServerSpec
-from tests.api.running import serving, standing
-from tests.patience import PATIENCE_S
-from tests.service.standin import FACTS, StandIn
+from tests.api.running import answering
+from tests.service.standin import StandIn
 
 pytestmark = pytest.mark.net
 
@@ -32,14 +29,7 @@ class Stage(Struct):
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    service, engine = standing(ServerSpec(port=0))
-    engine.loading.set_result(FACTS)
-    engine.script = engine.tokenizer.encode("Fine.", add_special_tokens=False)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        serving(service, listener) as found,
-        httpx.Client(base_url=found.url, timeout=PATIENCE_S) as http,
-    ):
+    with answering() as (engine, http):
         yield Stage(engine, http)
 
 

@@ -87,16 +87,16 @@ def read_messages(
     Only the latest message of the user can be refused for not being text, and for its images only
     if no answer follows: a client may send a refused message again, before another.
     """
-    said = [(f"messages[{i}]", part) for i, one in enumerate(sent) for part in _turns(one)]
-    last = max((n for n, (_, part) in enumerate(said) if part.role == "user"), default=-1)
-    answered = max((n for n, (_, part) in enumerate(said) if part.role == "assistant"), default=-1)
+    said = [(f"messages[{i}]", item) for i, one in enumerate(sent) for item in _turns(one)]
+    last = max((n for n, (_, item) in enumerate(said) if item.role == "user"), default=-1)
+    answered = max((n for n, (_, item) in enumerate(said) if item.role == "assistant"), default=-1)
     read = []
-    for n, (at, part) in enumerate(said):
-        seen = images if part.role in WITH_IMAGES else TEXT_ONLY
+    for n, (at, item) in enumerate(said):
+        seen = images if item.role in WITH_IMAGES else TEXT_ONLY
         content, found_images = with_marks(
-            part.content, f"{at}.content", seen, is_new=n == last > answered
+            item.content, f"{at}.content", seen, is_new=n == last > answered
         )
-        one = _message(part, content, at, read_latest_user if n == last else read_history)
+        one = _message(item, content, at, read_latest_user if n == last else read_history)
         read.append(msgspec.structs.replace(one, images=found_images) if found_images else one)
     return tuple(read)
 
