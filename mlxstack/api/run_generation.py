@@ -44,7 +44,6 @@ from mlxstack.core.response_parts import (
 )
 from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import stream_response
-from mlxstack.service.parts.stats import expected_timings
 from mlxstack.service.service import Service
 
 T = TypeVar("T")
@@ -94,7 +93,7 @@ async def answer_whole(
         await cancel(working)
         raise
     if not is_done:
-        known = cache_headers(orders[0], None, None)
+        known = cache_headers(orders[0], None)
         return streamed(_early(request, working, shape), known, "application/json")
     replies = working.result()
     first = replies[0]
@@ -130,10 +129,8 @@ async def answer_stream(
     admitted = groups[0][0]
     parts = stream_response(service, admitted, FIRST_S, BEAT_S)
     first = await anext(parts)
-    work = expected_timings(service.engine.snapshot(), first)
-    headers = _headers(admitted, first, work)
     chunks = frames(first, _numbered(service, parts, groups), renderer)
-    return streamed(chunks, headers, renderer.media_type)
+    return streamed(chunks, _headers(admitted, first), renderer.media_type)
 
 
 async def _numbered(
@@ -207,7 +204,7 @@ def _copy(admitted: AdmittedRequest, i: int) -> AdmittedRequest:
 
 
 def _headers(
-    admitted: AdmittedRequest, first: ResponsePart, work: RequestTimings
+    admitted: AdmittedRequest, first: ResponsePart, work: RequestTimings | None = None
 ) -> dict[str, str]:
     """Headers of the cache, of schemas that are not enforced, and of tools that are left out."""
     lists = {"loose-schemas": admitted.loose_schemas, "omitted-tools": admitted.omitted_tools}
@@ -218,13 +215,17 @@ def _headers(
 
 
 def cache_headers(
-    admitted: AdmittedRequest, first: ResponsePart | None, work: RequestTimings | None
+    admitted: AdmittedRequest, first: ResponsePart | None, work: RequestTimings | None = None
 ) -> dict[str, str]:
-    """Cache headers of a response whose first part is SlotAssigned."""
+    """Cache headers of a response whose first part is SlotAssigned.
+
+    While its `work` is under way they give the expected seconds.
+    """
     request, n_replayed = admitted.request, admitted.prompt.n_replayed
     agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
-    if not isinstance(first, SlotAssigned) or work is None:
+    if not isinstance(first, SlotAssigned):
         return agent
+    work = work or RequestTimings(prefill_s=first.expected_s, saved_s=first.saved_s)
     miss = _miss_headers(first, first.miss, work) if first.miss else {}
     early = {PREFIX + "begun-early": _begun(first.early)} if first.early else {}
     images = {PREFIX + "images": _images(request, first.n_cached)} if request.images else {}

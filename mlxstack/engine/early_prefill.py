@@ -51,7 +51,8 @@ class EarlyPrefill:
         self._batch = batch
         self._stats = stats
         self._prompts: dict[int, EarlyPrompt] = {}
-        self._begun: OrderedDict[str, tuple[str, array[int], EarlyPrompt]] = OrderedDict()
+        self.begun: OrderedDict[str, tuple[str, array[int], EarlyPrompt]] = OrderedDict()
+        """Expected prompts by agent, with their salts and tokens, until the real ones come."""
         self._histories: OrderedDict[tuple[str, str], EarlyHistory] = OrderedDict()
 
     def expect(self, request: Request, slot: int) -> None:
@@ -106,10 +107,10 @@ class EarlyPrefill:
 
     def settle(self, request: Request, n_cached: int) -> EarlyUse | None:
         """Use of an early turn by the next request of the agent."""
-        salt, tokens, prompt = self._begun.get(_name(request), ("", array("I"), None))
+        salt, tokens, prompt = self.begun.get(_name(request), ("", array("I"), None))
         if prompt is None or salt != request.salt or not request.use_cache:
             return None
-        del self._begun[_name(request)]
+        del self.begun[_name(request)]
         n_common = min(common_prefix(tokens, request.tokens), n_cached)
         use = EarlyUse(prompt.n_begun, max(0, min(n_common, prompt.end) - prompt.start))
         return self._count(request, use) if use.n_begun else None
@@ -118,15 +119,15 @@ class EarlyPrefill:
         """Keep the expected tokens, to compare them to the real ones."""
         request = prompt.request
         name = _name(request)
-        if name in self._begun:
+        if name in self.begun:
             self._waste(name)
-        self._begun[name] = request.salt, array("I", request.tokens), prompt
-        if len(self._begun) > MOST_AGENTS:
-            self._waste(next(iter(self._begun)))
+        self.begun[name] = request.salt, array("I", request.tokens), prompt
+        if len(self.begun) > MOST_AGENTS:
+            self._waste(next(iter(self.begun)))
 
     def _waste(self, name: str) -> None:
         """Count an early turn that no request used."""
-        _, _, prompt = self._begun.pop(name)
+        _, _, prompt = self.begun.pop(name)
         if prompt.n_begun:
             self._count(prompt.request, EarlyUse(prompt.n_begun, 0))
 

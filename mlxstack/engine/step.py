@@ -338,13 +338,14 @@ class EngineLoop:
         live.n_cached, live.miss = len(self.slots[slot]), miss
         live.saved_s = self.stats.saved_s(live.n_cached)
         self.stats.count(n_cached_tokens=live.n_cached)
-        early = self._early.settle(live.request, plan.position)
+        early = self._early.settle(live.request, plan.position) if self._early.begun else None
         if early is not None and early.n_used == early.n_begun:
             # The prompt differs from the last one as it was expected to.
             live.miss = None
         n_prompt, n_cached = len(live.request.tokens), live.n_cached
-        found = live.source, live.miss, early
-        self._emit(SlotAssigned(live.request.id, slot, n_prompt, n_cached, *found))
+        expected_s = self.stats.expected_s(n_cached, n_prompt - n_cached)
+        found = live.source, live.miss, early, expected_s, live.saved_s
+        self._events.append(SlotAssigned(live.request.id, slot, n_prompt, n_cached, *found))
         self._advance(live, plan.position)
 
     def _is_loading(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
@@ -415,7 +416,9 @@ class EngineLoop:
         took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
         live.prefill_s += took
         self.stats.prefilled(start, len(context) - start, took)
-        self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
+        self._events.append(
+            PrefillProgress(live.request.id, len(context), len(live.request.tokens))
+        )
         self._advance(live, len(context))
 
     def _prefill_draft(self, deliver: Deliver) -> None:
@@ -515,7 +518,7 @@ class EngineLoop:
         self.stats.count(n_generated_tokens=1)
         self._state = scheduler_state.begin_answer(self._state, slot)
         if reason is not FinishReason.EOS:
-            self._emit(sampled)
+            self._events.append(sampled)
         return None if reason is None else live.finish(reason, now)
 
     def _end(self, live: RequestState, last: LastEvent, deliver: Deliver | None = None) -> None:
@@ -539,7 +542,7 @@ class EngineLoop:
                 self._state, live.slot, len(self.slots[live.slot]), now
             )
         live.state = self.stats.ended(last)
-        self._emit(last)
+        self._events.append(last)
         if deliver is not None:
             self.flush(deliver)
         if is_own and live.slot is not None:
@@ -594,7 +597,4 @@ class EngineLoop:
 
     def _refuse(self, request: Request, error: StackError) -> None:
         self.stats.count(n_refused=1)
-        self._emit(RequestFailed(request.id, error))
-
-    def _emit(self, event: Event) -> None:
-        self._events.append(event)
+        self._events.append(RequestFailed(request.id, error))

@@ -32,7 +32,7 @@ class SleepAssertion:
 
     def __init__(self, command: tuple[str, ...] | None) -> None:
         self.why_not = ""
-        self._command = command
+        self.command = command
         self._n_requests = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._release: asyncio.TimerHandle | None = None
@@ -70,13 +70,13 @@ class SleepAssertion:
 
     def _acquire(self) -> None:
         self._cancel_release()
-        if self._command is None or self.is_held:
+        if self.command is None or self.is_held:
             return
         with suppress(OSError):
             # Without close_fds CPython spawns instead of forking a process with a whole model;
             # descriptors of Python are not inherited anyway.
             self._process = subprocess.Popen(
-                self._command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -85,7 +85,7 @@ class SleepAssertion:
             self.why_not = ""
             return
         if not self.why_not:
-            self.why_not = f"{self._command[0]} cannot be started"
+            self.why_not = f"{self.command[0]} cannot be started"
             log.warning("this computer may sleep while requests run: %s", self.why_not)
 
     def _cancel_release(self) -> None:

@@ -127,6 +127,7 @@ class Service:
         neighbors: Neighbors | None = None,
     ) -> None:
         self.preset = preset
+        self.name = preset.model.served_name
         self.neighbors = neighbors
         self.engine = engine
         self.stats = ServiceStats()
@@ -147,11 +148,6 @@ class Service:
         self._text_processor: TextProcessor | None = None
         self._health = ServiceHealth.LOADING
         self._watch: asyncio.Task[None] | None = None
-
-    @property
-    def name(self) -> str:
-        """Model name in the API: the preset's alias, or its model's id."""
-        return self.preset.model.served_name
 
     @property
     def request_log(self) -> RequestLog:
@@ -286,7 +282,7 @@ class Service:
         if self._text_processor is not None:
             self._text_processor.close(gone)
         self._text_processor = None
-        self.stats.forget_slots()
+        self.request_log.last_in_slot.clear()
 
     def rest(self, engine: GenerationEngine | Embedder) -> None:
         """Stay unloaded, with an engine that is not started, until `load_model`."""
@@ -297,6 +293,7 @@ class Service:
         """Serve a preset by another engine. Raises its load error."""
         self.stats.add_engine(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
+        self.name = preset.model.served_name
         return await self._begin()
 
     def give_up(self, why: str) -> None:
@@ -398,9 +395,11 @@ class Service:
         lock = (
             self.agent_locks.asking(request.agent) if request.agent is not None else nullcontext()
         )
-        with lock, self.sleep.request():
+        awake = self.sleep.request() if self.sleep.command else nullcontext()
+        with lock, awake:
             try:
-                self.early_turns.note_request(request)
+                if self.early_turns.pauses:
+                    self.early_turns.note_request(request)
                 engine.submit(request)
                 yield stream
             finally:

@@ -146,7 +146,7 @@ def test_priority_and_pin(http: httpx.Client, bob: str, live: Running) -> None:
     turn(http, bob, user("more"))
     names = {p["name"] for p in http.get("/cache?limit=100").json()["prefixes"]}
     assert f"agent:{bob}" in names
-    assert live.service.stats.last_in_slot[shown["slot"]].priority == 0
+    assert live.service.request_log.last_in_slot[shown["slot"]].priority == 0
     assert http.post(f"/v1/agents/{bob}", json={"is_pinned": False}).json()["is_pinned"] is False
     names = {p["name"] for p in http.get("/cache?limit=100").json()["prefixes"]}
     assert f"agent:{bob}" not in names

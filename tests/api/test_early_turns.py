@@ -188,10 +188,10 @@ def test_a_request_in_the_pause_ends_it(
     monkeypatch.setattr(early_turns, "PAUSE_S", 3600.0)
     turns, before = history("the river"), n_early(live)
     first = chat(http, turns)
-    assert len(live.service.early_turns._tasks) == 1
+    assert len(live.service.early_turns.pauses) == 1
     second = [*turns, message(first), {"role": "user", "content": NEXT}]
     chat(http, second, max_tokens=2)
-    assert not live.service.early_turns._tasks, "a cut answer is not expected to go on"
+    assert not live.service.early_turns.pauses, "a cut answer is not expected to go on"
     assert n_early(live) == before
 
 
@@ -208,7 +208,7 @@ def test_nothing_is_begun_without_spare_power(
     monkeypatch.setattr(live.service.early_turns, "may_begin", refuse)
     before = n_early(live)
     chat(http, history("the well"))
-    wait_until(lambda: not (live.service.early_turns._tasks or not asked))
+    wait_until(lambda: not (live.service.early_turns.pauses or not asked))
     assert n_early(live) == before
 
 
@@ -217,7 +217,7 @@ def test_a_preset_switches_it_off(tmp_path: Path) -> None:
     preset = tiny_preset(tmp_path / "tiny", prefix_cache=spec)
     with running(preset, tmp_path / "home") as live, httpx.Client(base_url=live.url) as http:
         message(chat(http, [{"role": "user", "content": "Hello."}]))
-        assert not live.service.early_turns._tasks
+        assert not live.service.early_turns.pauses
 
 
 def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
         call_id = called["tool_calls"][0]["id"]
         turns += [called, {"role": "tool", "tool_call_id": call_id, "content": result}]
         answer = message(chat(http, turns, **free))
-        wait_until(lambda: not live.service.early_turns._tasks)
+        wait_until(lambda: not live.service.early_turns.pauses)
         asked = [*turns, answer, {"role": "user", "content": "Thanks. What can you do?"}]
         second = chat(http, asked, **free)
         assert n_computed(second) <= n_tokens(http, "Thanks. What can you do?") + SLACK

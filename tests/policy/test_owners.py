@@ -90,7 +90,7 @@ def test_a_name_given_again_moves() -> None:
     owners.pin(PinnedPrefixName("system", tuple(old), 8, since=0.0))
     owners.pin(PinnedPrefixName("system", tuple(new), 8, since=1.0))
     assert memory.index.can_drop(old[0], StorageTier.MEMORY)
-    assert [name.keys for name in owners.names] == [tuple(new)]
+    assert [name.keys for name in owners.names.values()] == [tuple(new)]
 
 
 def test_d14_top_prefixes_show_names_hits_size_age_and_sharing() -> None:

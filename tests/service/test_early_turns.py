@@ -51,7 +51,7 @@ async def said(pair: Pair, words: str = "good day", **more: Any) -> str:
 
 async def rest(service: Service) -> None:
     """Wait until nothing is to be begun any more."""
-    await asyncio.gather(*service.early_turns._tasks.values(), return_exceptions=True)
+    await asyncio.gather(*service.early_turns.pauses.values(), return_exceptions=True)
 
 
 async def test_an_answer_is_expected_to_be_followed_by_the_user(pair: Pair) -> None:
@@ -91,7 +91,7 @@ async def test_a_service_that_stops_begins_nothing(
     service, engine = pair
     monkeypatch.setattr(early_turns, "PAUSE_S", 3600.0)
     await said(pair)
-    assert service.early_turns._tasks
+    assert service.early_turns.pauses
     await service.stop(0.1)
     await rest(service)
     assert not engine.expected

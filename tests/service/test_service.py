@@ -93,7 +93,7 @@ async def test_parts_come_in_order(pair: Pair) -> None:
     assert answer.content == "good day"
     assert answer.ended.ending is FinishCause.EOS
     assert [note.token for note in answer.notes] == list(pair[1].script or ())
-    assert pair[0].stats.last_in_slot[0].id == "a-1"
+    assert pair[0].request_log.last_in_slot[0].id == "a-1"
 
 
 async def test_thoughts_are_told_apart_and_counted(pair: Pair) -> None:

@@ -122,7 +122,8 @@ class InFlightStep(Struct, frozen=True):
 
     A row without choices has rules that raised after the model had run. `positions` are those of
     the token before the first choice, and `states` the hidden states (1 + draft, dim) from there
-    on. `passes` are widths. The draft model took `drafting_s` seconds, for the rows at `modeled`.
+    on. `passes` are widths, none where no row drafts. The draft model took `drafting_s` seconds,
+    for the rows at `modeled`.
     """
 
     rows: Sequence[BatchRow]
@@ -329,7 +330,9 @@ class Batch:
         return drafted
 
     def _learn(self, landed: InFlightStep, tokens: Sequence[RowToken], seconds: float) -> None:
-        """Learn the seconds and draft acceptance of a step."""
+        """Learn the seconds and draft acceptance of a step whose rows draft."""
+        if not landed.passes:
+            return
         self.costs = observe_passes(self.costs, landed.passes, seconds - landed.drafting_s)
         if self.draft_model is None:
             return
@@ -357,7 +360,12 @@ class Batch:
         return self.runner.layout(row.context.own_caches)
 
     def _expected_seconds(self, flight: InFlightStep) -> tuple[float, float]:
-        """Seconds of a step as the governor knows them, and of one without drafts."""
+        """Seconds of a step as the governor knows them, and of one without drafts.
+
+        Relative ones of a step that is one without drafts.
+        """
+        if not flight.passes:
+            return 1.0, 1.0
         layout = self._layout(flight.rows[0])
         taken_s = flight.drafting_s + pass_seconds(flight.passes, self.costs)
         return taken_s, step_seconds([1] * len(flight.rows), self.costs, layout)
@@ -397,8 +405,7 @@ class Batch:
         output = run(plan) if views is None else run(plan, views)
         self.n_calls += self.runner.n_calls - before
         self.n_rows += len(rows)
-        counts = [slot.n_tokens for slot in plan]
-        passes = pass_widths(counts, self._layout(rows[0]))
+        passes = self._pass_widths(rows, [slot.n_tokens for slot in plan])
         n_replayed = [len(row.replay) for row in rows]
         if any(n_replayed):
             output = output[mx.array(_new_lines(n_replayed, drafts))]
@@ -406,6 +413,11 @@ class Batch:
             return output, [None] * len(rows), passes
         ends = list(accumulate(1 + len(draft) for draft in drafts))[:-1]
         return self.runner.logits(output), [*mx.split(output, ends)], passes
+
+    def _pass_widths(self, rows: Sequence[BatchRow], counts: Sequence[int]) -> list[int]:
+        """Widths of the passes that feed so many tokens of each row, if a row drafts."""
+        is_drafting = any(row.drafter is not None for row in rows)
+        return pass_widths(counts, self._layout(rows[0])) if is_drafting else []
 
     def _stacked_views(
         self, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]]
@@ -448,9 +460,10 @@ class Batch:
                 row.context.extend(tokens)
             elif tokens:
                 row.pending = tokens[0]
-            if tokens and row.drafter is not None:
-                row.drafter.settle(tokens, len(draft))
-            row.lead_s = lead_after(row.lead_s, max(0, len(tokens) - 1), taken_s, plain_s)
+            if row.drafter is not None:
+                row.lead_s = lead_after(row.lead_s, max(0, len(tokens) - 1), taken_s, plain_s)
+                if tokens:
+                    row.drafter.settle(tokens, len(draft))
             if row.context.draft is not None:
                 row.context.draft.rewind(len(row.context) + len(row.replay))
             if self.draft_model is not None and states is not None and tokens:

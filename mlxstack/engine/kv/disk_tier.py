@@ -55,9 +55,9 @@ class DiskTier:
         self._prefix_cache = prefix_cache
         self._identity = identity
         self._post = post
-        self._writing = WriteQueue(prefix_cache, store, identity, post)
-        self._has_deferred = False
-        self.gc = self._writing.sweeping
+        self.writing = WriteQueue(prefix_cache, store, identity, post)
+        self.has_deferred = False
+        self.gc = self.writing.sweeping
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         sources = RestoreSources(store, slot_files, identity)
         self._restoring = SlotRestore(sources, self._reader, post, self._anchor)
@@ -78,17 +78,16 @@ class DiskTier:
         """Write in the background what of the context is in memory alone."""
         keys = (*indexed.segments, *indexed.checkpoints)
         new = [key for key in keys if not self._prefix_cache.is_on_disk(key)]
-        self._writing.write(new, is_deferred=is_deferred)
-        self._has_deferred |= is_deferred
+        self.writing.write(new, is_deferred=is_deferred)
+        self.has_deferred |= is_deferred
 
     def submit_pending(self, *, is_busy: bool) -> None:
         """Submit what waits; while the engine is busy only what is due."""
-        if self._has_deferred:
-            self._has_deferred = self._writing.submit_pending(is_busy=is_busy)
+        self.has_deferred = self.writing.submit_pending(is_busy=is_busy)
 
     def write_rest(self) -> None:
         """Write all records in the background that lie in memory alone."""
-        self._writing.write(
+        self.writing.write(
             [key for key in self._prefix_cache.index.nodes if self._is_unwritten(key)]
         )
 
@@ -99,21 +98,11 @@ class DiskTier:
 
     def catch_up(self) -> None:
         """Wait until all that waits to be written is durable."""
-        self._writing.catch_up()
+        self.writing.catch_up()
         try:
             self._store.flush()
         except StackError as error:
             log.warning("%s; a power cut may lose them", error)
-
-    @property
-    def n_written(self) -> int:
-        """Bytes newly written so far."""
-        return self._writing.n_written
-
-    @property
-    def n_copied(self) -> int:
-        """Bytes of shared prefixes that were copied to be written."""
-        return self._writing.n_copied
 
     def incremental_pack(self, context: SlotContext) -> IncrementalPack:
         """Incremental pack of this context for a later `save` or `write`."""
@@ -137,9 +126,9 @@ class DiskTier:
         """
         indexed = self._index(context)
         keys = (*indexed.segments, *indexed.checkpoints)
-        begun = self._writing.promised(keys)
-        writes = self._writing.write([key for key in keys if self._is_unwritten(key)])
-        self._writing.hold(keys)
+        begun = self.writing.promised(keys)
+        writes = self.writing.write([key for key in keys if self._is_unwritten(key)])
+        self.writing.hold(keys)
         manifest = self._manifest(context, indexed)
 
         def finish() -> SlotSaveResult:
@@ -156,7 +145,7 @@ class DiskTier:
                 slot, name, len(manifest.tokens), n_written, manifest.n_bytes, took
             )
 
-        return self._writing.after(finish)
+        return self.writing.after(finish)
 
     def put(
         self, context: SlotContext, indexed: IndexedContext, *, is_deferred: bool = False
@@ -179,7 +168,7 @@ class DiskTier:
                 self._store.flush()
                 manifests.put(agent, manifest)
 
-        noting = self._writing.after(finish, is_deferred=is_deferred)
+        noting = self.writing.after(finish, is_deferred=is_deferred)
         noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
     def restore(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
@@ -201,9 +190,9 @@ class DiskTier:
     def export(self, plan: ReusePlan, tokens: tuple[int, ...], salt: str) -> "Future[Manifest]":
         """Write a plan's KV for these tokens; returns its manifest."""
         nodes = self._prefix_cache.index.nodes
-        begun = self._writing.promised(plan.keys)
-        writes = self._writing.write([key for key in plan.keys if self._is_unwritten(key)])
-        self._writing.hold(plan.keys)
+        begun = self.writing.promised(plan.keys)
+        writes = self.writing.write([key for key in plan.keys if self._is_unwritten(key)])
+        self.writing.hold(plan.keys)
         manifest = Manifest(
             identity=self._identity,
             tokens=tokens[: plan.position],
@@ -220,7 +209,7 @@ class DiskTier:
                 raise StackError("a part of the KV did not reach the disk")
             return manifest
 
-        return self._writing.after(finish)
+        return self.writing.after(finish)
 
     def adopt(
         self,
@@ -251,16 +240,16 @@ class DiskTier:
 
     def after_writes(self) -> "Future[None]":
         """Done when all that waits now is written, or has failed."""
-        return self._writing.after(lambda: None)
+        return self.writing.after(lambda: None)
 
     def close(self) -> None:
         """Finish what waits to be written."""
-        self._writing.close()
+        self.writing.close()
         self._reader.shutdown(wait=True)
 
     def _note(self, data: bytes) -> None:
         """Save a note beside the KV; failures leave it for later."""
-        self._writing.after(lambda: self._store.note(self._identity, data))
+        self.writing.after(lambda: self._store.note(self._identity, data))
 
     def _anchor(self, context: SlotContext, manifest: Manifest) -> None:
         if manifest.segments and manifest.segments[-1] in self._prefix_cache.index.nodes:
@@ -306,7 +295,7 @@ class DiskTier:
 
         A file that the index does not know may lack its parent: the store compares headers.
         """
-        if self._writing.promised((key,)) or self._prefix_cache.get(key) is None:
+        if self.writing.promised((key,)) or self._prefix_cache.get(key) is None:
             return False
         return not (self._prefix_cache.is_on_disk(key) and self._store.has(self._identity, key))
 

@@ -58,7 +58,7 @@ class ContextParker:
         Repeated for each context: the prefix may have been evicted since.
         """
         retention, prefixes = self._prefix_cache.retention, self.shared_prefixes.named
-        known = {name.name: name for name in retention.names}
+        known = dict(retention.names)
         for name in known.values():
             if name.is_learned and name.name not in prefixes:
                 retention.unpin(name.name)

@@ -91,7 +91,7 @@ class SlotKVManager:
         contexts = sum(context.cache_bytes for context in self.slots)
         drafts = sum(context.draft_bytes for context in self.slots)
         texts = self.lookup.n_bytes + self.siblings.n_bytes
-        written = self.disk_tier.n_copied
+        written = self.disk_tier.writing.n_copied
         images = self.images.n_bytes if self.images else 0
         return checkpoints + contexts + self.shared_bytes + drafts + texts + written + images
 
@@ -326,7 +326,8 @@ class SlotKVManager:
         Deferred writes wait while the engine is busy: it computes a prompt or decodes.
         """
         self._idle = idle
-        self.disk_tier.submit_pending(is_busy=is_busy)
+        if self.disk_tier.has_deferred:
+            self.disk_tier.submit_pending(is_busy=is_busy)
         if self._is_room_due or step % ROOM_EVERY == 0:
             self.make_room(idle)
             self._is_room_due = False
@@ -416,7 +417,7 @@ class SlotKVManager:
 
     def park_all(self) -> FlushResult:
         """Write all contexts that may be on disk; slots stay."""
-        before = self.disk_tier.n_written
+        before = self.disk_tier.writing.n_written
         held = [context for context in self.slots if len(context)]
         for context in held:
             self.store(context)
@@ -424,7 +425,7 @@ class SlotKVManager:
         if spec.enabled and spec.disk.enabled and self._persist is not Persist.NEVER:
             self.disk_tier.write_rest()
         self.disk_tier.catch_up()
-        return FlushResult(len(held), self.disk_tier.n_written - before)
+        return FlushResult(len(held), self.disk_tier.writing.n_written - before)
 
     def store(self, context: SlotContext, *, is_deferred: bool = False) -> None:
         """Write this context's missing KV; memory releases it."""

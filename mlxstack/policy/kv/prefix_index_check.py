@@ -69,7 +69,7 @@ def _check_owners(index: PrefixIndex, retention: Retention) -> None:
     for agent, keys in retention.claims:
         for key in keys:
             claimed.setdefault(key, set()).add(agent)
-    for name in retention.names:
+    for name in retention.names.values():
         for key in name.keys:
             claimed.setdefault(key, set()).add(name.name)
     for key, node in index.nodes.items():

@@ -45,18 +45,13 @@ class PrefixStats(Struct, frozen=True):
 class Retention:
     """Claims of agents and names on records of one index.
 
-    Changed together with the index.
+    Changed together with the index. `names` are the named prefixes, oldest first.
     """
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self._claims: dict[str, tuple[str, ...]] = {}
-        self._names: dict[str, PinnedPrefixName] = {}
-
-    @property
-    def names(self) -> tuple[PinnedPrefixName, ...]:
-        """All named prefixes, oldest first."""
-        return tuple(self._names.values())
+        self.names: dict[str, PinnedPrefixName] = {}
 
     @property
     def claims(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -96,13 +91,13 @@ class Retention:
         A learned name only protects them.
         """
         self.unpin(name.name)
-        self._names[name.name] = name
+        self.names[name.name] = name
         for node in self._existing(name.keys):
             (node.soft_pins if name.is_learned else node.pins).add(name.name)
 
     def unpin(self, name: str) -> bool:
         """Unpin a named prefix; False for an unknown name."""
-        known = self._names.pop(name, None)
+        known = self.names.pop(name, None)
         if known is None:
             return False
         for node in self._existing(known.keys):
@@ -118,8 +113,8 @@ class Retention:
 
     def top(self, now: float, limit: int = 10) -> tuple[PrefixStats, ...]:
         """At most `limit` prefixes by hits: the newest pins, then the most used. O(records)."""
-        named = [self._named_prefix(name, now) for name in self._names.values()]
-        taken = {key for name in self._names.values() for key in name.keys}
+        named = [self._named_prefix(name, now) for name in self.names.values()]
+        taken = {key for name in self.names.values() for key in name.keys}
         others = [
             self._unnamed_prefix(key, now)
             for key, node in self._index.nodes.items()
@@ -131,8 +126,8 @@ class Retention:
 
     def known(self, key: str) -> PinnedPrefixName | None:
         """Records under the key of a `Prefix`; None without any."""
-        if key in self._names:
-            return self._names[key]
+        if key in self.names:
+            return self.names[key]
         node = self._index.nodes.get(key)
         if node is None or not isinstance(node.record, SegmentMeta):
             return None

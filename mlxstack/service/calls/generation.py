@@ -72,8 +72,6 @@ async def stream_response(
     with lock, service.open(admitted.request, admitted.text_processor) as events:
         while not events.is_over:
             event = await events.next(max(0.0, due - clock()))
-            if isinstance(event, SlotAssigned):
-                service.stats.note_slot(event, admitted.request)
             parts = assembler.on_event(event)
             if assembler.is_enough:
                 events.cancel()

@@ -62,11 +62,12 @@ class EarlyTurns:
 
     def __init__(self, may_begin: Callable[[], bool] = has_spare_power) -> None:
         self.may_begin = may_begin
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.pauses: dict[str, asyncio.Task[None]] = {}
+        """Pauses that have not ended, by agent."""
 
     def note_request(self, request: Request) -> None:
         """End the pause of an agent: its next request has come."""
-        task = self._tasks.pop(request.display_name or "", None)
+        task = self.pauses.pop(request.display_name or "", None)
         if task is not None:
             task.cancel()
 
@@ -76,12 +77,12 @@ class EarlyTurns:
         if name is None or not pause.request.use_cache:
             return
         self.note_request(pause.request)
-        task = self._tasks[name] = asyncio.create_task(self._begin(pause))
+        task = self.pauses[name] = asyncio.create_task(self._begin(pause))
         task.add_done_callback(lambda done: self._forget(name, done))
 
     def stop(self) -> None:
         """Begin nothing of what was noted."""
-        for task in self._tasks.values():
+        for task in self.pauses.values():
             task.cancel()
 
     async def _begin(self, pause: Pause) -> None:
@@ -94,7 +95,7 @@ class EarlyTurns:
             log.debug("the next turn of %s is not expected: %s", pause.request.id, error)
 
     def _forget(self, name: str, done: "asyncio.Task[None]") -> None:
-        if self._tasks.get(name) is done:
-            del self._tasks[name]
+        if self.pauses.get(name) is done:
+            del self.pauses[name]
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("a next turn could not be begun early", exc_info=error)

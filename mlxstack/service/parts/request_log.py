@@ -16,10 +16,12 @@ from mlxstack.core.engine_events import (
     RequestFinished,
     SlotAssigned,
 )
+from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.image import n_computed
 from mlxstack.core.request import Request
 from mlxstack.core.status import MissSums, MissView, RequestView
 from mlxstack.service.parts.agent_registry import AgentRegistry, age_s
+from mlxstack.service.parts.stats import BUSY
 
 log = logging.getLogger("mlxstack.requests")
 
@@ -38,11 +40,24 @@ class LoggedRequest(Struct, frozen=True):
     miss: MissView | None = None
 
 
+class SlotStatus(Struct, frozen=True):
+    """Slot as the engine sees it, with its last request."""
+
+    view: SlotView
+    last: Request | None
+
+    @property
+    def is_processing(self) -> bool:
+        """True while a request is served in it."""
+        return self.view.state in BUSY
+
+
 class RequestLog:
     """Last requests, newest last, fed with every event on the event loop.
 
     Each is kept as one block of bytes: small objects that outlive a burst of requests would keep
-    its memory from the system. `agent_registry` keeps the records of their agents.
+    its memory from the system. `last_in_slot` is the last request of each slot until the engine
+    is gone. `agent_registry` keeps the records of their agents.
     """
 
     def __init__(self) -> None:
@@ -50,6 +65,7 @@ class RequestLog:
         self._slots: dict[str, SlotAssigned] = {}
         self._done: deque[bytes] = deque(maxlen=MOST_REQUESTS)
         self._losses: dict[str, MissSums] = {}
+        self.last_in_slot: dict[int, Request] = {}
         self.agent_registry = AgentRegistry()
 
     def begin(self, request: Request, decode: Decode) -> None:
@@ -60,6 +76,8 @@ class RequestLog:
         """Note an event."""
         if isinstance(event, SlotAssigned):
             self._slots[event.request] = event
+            if event.request in self._requests:
+                self.last_in_slot[event.slot], _ = self._requests[event.request]
         elif isinstance(event, RequestFinished | RequestFailed):
             begun = self._requests.pop(event.request, None)
             slot = self._slots.pop(event.request, None)
@@ -83,6 +101,10 @@ class RequestLog:
             replace(e.view, age_s=age_s(now, e.at), miss=_aged(e.miss, age_s(now, e.at)))
             for e in entries
         )
+
+    def slots(self, now: Snapshot) -> tuple[SlotStatus, ...]:
+        """All slots, in the order of their ids."""
+        return tuple(SlotStatus(view, self.last_in_slot.get(view.id)) for view in now.slots)
 
     @property
     def losses(self) -> tuple[MissSums, ...]:

@@ -3,32 +3,16 @@
 import time
 from collections import deque
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.commands import SlotCommandResult, SlotRestoreResult, SlotSaveResult
-from mlxstack.core.engine_events import RequestTimings, SlotAssigned
-from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot
-from mlxstack.core.request import Request
-from mlxstack.core.response_parts import ResponsePart
+from mlxstack.core.engine_snapshot import Counters, RequestPhase, Snapshot
 from mlxstack.core.status import ThroughputSample
 
 START = Counters()
 BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})
 MOST_SAMPLES = 301
 """Five minutes, at one per second."""
-
-
-class SlotStatus(Struct, frozen=True):
-    """Slot as the engine sees it, with its last request."""
-
-    view: SlotView
-    last: Request | None
-
-    @property
-    def is_processing(self) -> bool:
-        """True while a request is served in it."""
-        return self.view.state in BUSY
 
 
 class ServiceStats:
@@ -50,16 +34,11 @@ class ServiceStats:
         self.bytes_before_load = 0
         self.load_began_at = time.monotonic()
         self.samples: deque[ThroughputSample] = deque(maxlen=MOST_SAMPLES)
-        self.last_in_slot: dict[int, Request] = {}
         self._past = Counters()
 
     def add_engine(self, last: Counters) -> None:
-        """Keep the counters of an ended engine, and forget its slots."""
+        """Keep the counters of an ended engine."""
         self._past = self._past.plus(last)
-
-    def forget_slots(self) -> None:
-        """Forget the requests in the slots of an engine that is gone."""
-        self.last_in_slot.clear()
 
     @property
     def uptime_s(self) -> float:
@@ -69,10 +48,6 @@ class ServiceStats:
     def total(self, now: Snapshot) -> Snapshot:
         """The snapshot, with the counters of the engines before."""
         return replace(now, counters=self._past.plus(now.counters))
-
-    def note_slot(self, assigned: SlotAssigned, request: Request) -> None:
-        """Remember the last request of a slot."""
-        self.last_in_slot[assigned.slot] = request
 
     def note_slot_io(self, done: SlotCommandResult) -> None:
         """Count the bytes of a save or a restore."""
@@ -88,10 +63,6 @@ class ServiceStats:
                 time.time(), now.n_prompt_tokens, now.n_generated_tokens, now.n_cached_tokens
             )
         )
-
-    def slots(self, now: Snapshot) -> tuple[SlotStatus, ...]:
-        """All slots, in the order of their ids."""
-        return tuple(SlotStatus(view, self.last_in_slot.get(view.id)) for view in now.slots)
 
 
 def n_processing(snapshot: Snapshot) -> int:
@@ -111,16 +82,3 @@ def decode_rate(now: Counters, before: Counters = START) -> float:
     seconds = now.decode_s - before.decode_s
     tokens = now.n_generated_tokens - before.n_generated_tokens
     return tokens / seconds if seconds > 0 else 0.0
-
-
-def expected_timings(snapshot: Snapshot, part: ResponsePart) -> RequestTimings:
-    """Prefill times of a starting reply, at the measured speed."""
-    rate = prompt_rate(snapshot.counters)
-    if not isinstance(part, SlotAssigned) or rate <= 0:
-        return RequestTimings()
-    return RequestTimings(
-        n_prompt=part.n_prompt,
-        n_cached=part.n_cached,
-        prefill_s=(part.n_prompt - part.n_cached) / rate,
-        saved_s=part.n_cached / rate,
-    )

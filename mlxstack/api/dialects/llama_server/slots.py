@@ -23,7 +23,7 @@ from mlxstack.core.commands import (
     SlotSaveResult,
 )
 from mlxstack.core.errors import BadRequest, Busy
-from mlxstack.service.parts import stats
+from mlxstack.service.parts.request_log import SlotStatus
 
 OPEN = ("id", "n_ctx", "speculative", "is_processing")
 TASK = re.compile(r"[-_]([0-9a-f]{7})")
@@ -41,7 +41,7 @@ async def list_slots(
 ) -> list[dict[str, Any]]:
     """All slots; `?fail_on_no_slot` gives 503 when none is idle."""
     snapshot = service.engine.snapshot()
-    slots = service.stats.slots(snapshot)
+    slots = service.request_log.slots(snapshot)
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in slots):
         raise Busy("no slot available")
     return [_seen(request, _slot(slot, snapshot.is_drafting)) for slot in slots]
@@ -118,7 +118,7 @@ async def _filename(request: AnyRequest) -> str:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
 
 
-def _slot(slot: stats.SlotStatus, is_speculative: bool) -> dict[str, Any]:
+def _slot(slot: SlotStatus, is_speculative: bool) -> dict[str, Any]:
     view = slot.view
     head = {
         "id": view.id,
@@ -129,7 +129,7 @@ def _slot(slot: stats.SlotStatus, is_speculative: bool) -> dict[str, Any]:
     return {**head, **_ours(slot), **(_last(slot) if view.is_used or view.n_tokens else {})}
 
 
-def _last(slot: stats.SlotStatus) -> dict[str, Any]:
+def _last(slot: SlotStatus) -> dict[str, Any]:
     """Fields that llama-server adds once a slot has been used."""
     view = slot.view
     return {
@@ -149,7 +149,7 @@ def _last(slot: stats.SlotStatus) -> dict[str, Any]:
     }
 
 
-def _ours(slot: stats.SlotStatus) -> dict[str, Any]:
+def _ours(slot: SlotStatus) -> dict[str, Any]:
     view = slot.view
     return {
         "state": view.state.value if view.state else "idle",

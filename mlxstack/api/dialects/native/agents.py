@@ -38,7 +38,6 @@ from mlxstack.service.calls.agents import AgentChanges, AgentDetails, AgentHisto
 from mlxstack.service.calls.generation import AgentTurnRequest, stream_turn
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.openai_messages import ChatMessageParam
-from mlxstack.service.parts.stats import expected_timings
 from mlxstack.service.service import Service
 
 AGENT = PREFIX + "agent"
@@ -261,10 +260,7 @@ async def _stream(
     text_processor = service.text_processor
     parts = stream_turn(service, agent, turn, FIRST_S, BEAT_S, orders.append)
     first = await anext(parts)
-    headers = {AGENT: agent}
-    if orders:
-        work = expected_timings(service.engine.snapshot(), first)
-        headers = cache_headers(orders[0], first, work)
+    headers = cache_headers(orders[0], first) if orders else {AGENT: agent}
     renderer = stream.ChatRenderer(wants, text_processor)
     return streamed(frames(first, interleaved([parts]), renderer), headers)
 
