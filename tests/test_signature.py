@@ -15,10 +15,10 @@ from tests.signature import (
     percentile,
 )
 
-MOST_LONG_SUMMARIES = 116
+MOST_LONG_SUMMARIES = 115
 """First lines of docstrings that are longer than the style page allows."""
 
-MOST_CODE_LINES = 45_933
+MOST_CODE_LINES = 45_867
 """Of the wheel, without imports, blanks, comments and docstrings."""
 
 KNOWN_CIRCLES = ("mlxstack.engine",)

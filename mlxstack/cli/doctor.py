@@ -297,7 +297,7 @@ def _port(home: Home) -> Iterator[CheckResult]:
 def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """MLX's device, read in a child process, since MLX may crash."""
     try:
-        facts = _ask_mlx(env)
+        facts = _answer(env, "mlxstack.engine.device")
     except (OSError, ValueError, subprocess.SubprocessError) as why:
         remedy = f"{REINSTALL}, and read what MLX says"
         yield bad("device", f"MLX does not start: {_last_line(why)}", remedy)
@@ -426,19 +426,16 @@ def template_notes(folder: Path, env: Mapping[str, str], home: Home) -> tuple[st
     known: tuple[str, ...] | None = read_json(kept, tuple)
     if known is not None:
         return known
-    command = [sys.executable, "-m", "mlxstack.cli.main", "template", str(folder), "--json"]
-    done = subprocess.run(
-        command, env={**env, **for_mlx(env)}, capture_output=True, timeout=LONGEST_S, check=True
-    )
-    notes = tuple(json.loads(done.stdout)["notes"])
+    notes = tuple(_answer(env, "mlxstack.cli.main", "template", str(folder), "--json")["notes"])
     if home.run.is_dir():
         make_private(kept.parent)
         write_json(kept, notes)
     return notes
 
 
-def _ask_mlx(env: Mapping[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "mlxstack.engine.device"]
+def _answer(env: Mapping[str, str], module: str, *arguments: str) -> dict[str, Any]:
+    """JSON that a module prints. Raises OSError, ValueError, SubprocessError."""
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(
         command, env={**env, **for_mlx(env)}, capture_output=True, timeout=LONGEST_S, check=True
     )

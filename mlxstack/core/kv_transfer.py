@@ -38,7 +38,6 @@ class RemoteKV(Protocol):
         None without a peer. On any thread, `compute_here` is called when prefill is to go on here
         meanwhile, and `done` in the end.
         """
-        ...
 
 
 class KVQuery(Struct, frozen=True):

@@ -55,7 +55,6 @@ class KVStore(Protocol):
 
     def has(self, identity: str, key: str) -> bool:
         """Whether a file of this key exists (not whether it is sound)."""
-        ...
 
     def write(self, file: KVFile) -> int:
         """Store at most once per key, durably after `flush`; bytes newly written.
@@ -63,49 +62,39 @@ class KVStore(Protocol):
         0 if it was there. A file of this key with another header is replaced.
         Raises StackError when the disk refuses.
         """
-        ...
 
     def flush(self) -> None:
         """Make all written files durable by one flush. Raises StackError."""
-        ...
 
     def read(self, identity: str, key: str) -> KVFile:
         """The file, checked. Raises NotFound or Damaged."""
-        ...
 
     def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Free `n_bytes`, sparing files in use; returns the deleted ones.
 
         Raises DiskFull when there is none.
         """
-        ...
 
     def sweep(self, command: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Delete by age and bytes. Raises BadRequest when neither is bounded."""
-        ...
 
     def note(self, identity: str, data: bytes) -> None:
         """Store a note beside this identity's KV files. Raises StackError."""
-        ...
 
     def noted(self, identity: str) -> bytes | None:
         """The note; None when there is none that can be read."""
-        ...
 
     def head(self, identity: str, key: str) -> KVFileHeader:
         """Header of a file, unchecked. Raises NotFound or Damaged."""
-        ...
 
     def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """Read all planes into `rows`, one after the other, and check them.
 
         Raises NotFound or Damaged; then the rows hold anything.
         """
-        ...
 
     def headers(self, identity: str) -> Iterator[KVFileHeader]:
         """Headers of one identity's files, unchecked; damaged files are set aside."""
-        ...
 
 
 class ConstraintState(Protocol):
@@ -113,28 +102,22 @@ class ConstraintState(Protocol):
 
     def mask(self) -> bytes | None:
         """Bit mask of the allowed tokens, lowest first; None: all."""
-        ...
 
     def advance(self, token: int) -> None:
         """The answer goes on with `token`. Raises StackError when it may not."""
-        ...
 
     @property
     def is_ruled(self) -> bool:
         """Whether a grammar rules the next token."""
-        ...
 
     def forced_tokens(self) -> Sequence[int]:
         """Next tokens that the grammar forces, up to a tokenization choice."""
-        ...
 
     def position(self) -> object:
         """Position to pass to `rewind`."""
-        ...
 
     def rewind(self, position: object) -> None:
         """Take back the tokens since that position."""
-        ...
 
 
 class Constraint(Protocol):
@@ -142,7 +125,6 @@ class Constraint(Protocol):
 
     def start(self) -> ConstraintState:
         """The state at the first token of an answer."""
-        ...
 
 
 class Manifest(Struct, frozen=True):
@@ -165,19 +147,15 @@ class SlotFileStore(Protocol):
 
     def check(self, name: str) -> None:
         """Raises BadRequest when `name` is not a safe file name."""
-        ...
 
     def check_replaceable(self, name: str) -> None:
         """Raise BadRequest for a bad name, Conflict for a foreign file."""
-        ...
 
     def write(self, name: str, manifest: Manifest) -> int:
         """Replace atomically and durably; bytes written. Raises as `check_replaceable`."""
-        ...
 
     def read(self, name: str) -> Manifest:
         """Raises NotFound or Damaged."""
-        ...
 
 
 class AgentManifestStore(Protocol):
@@ -185,8 +163,6 @@ class AgentManifestStore(Protocol):
 
     def put(self, agent: str, manifest: Manifest) -> None:
         """Replace an agent's saved context for the manifest's model. Raises StackError."""
-        ...
 
     def identities(self, agent: str) -> frozenset[str]:
         """Identities of the models with saved KV of this agent."""
-        ...

@@ -47,7 +47,8 @@ class EmbeddingEngine:
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._runner: ModelRunner | None = None
         self._n_device_errors = 0
-        self._failure = ""
+        self.trouble = ""
+        """Why the engine ended; empty while it serves."""
         self._device_memory = DeviceMemory(this_memory(os.environ).total)
         self.tokenizer: Any = None
 
@@ -82,14 +83,9 @@ class EmbeddingEngine:
         """Seconds since the texts at work were taken up; 0 when idle."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
-    @property
-    def trouble(self) -> str:
-        """Why the engine ended; empty while it serves."""
-        return self._failure
-
     def is_alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive() and not self._failure
+        return self._thread.is_alive() and not self.trouble
 
     def stop(self, drain_s: float) -> Future[None]:
         """End the thread after what it was given."""
@@ -101,7 +97,7 @@ class EmbeddingEngine:
     def _run(self) -> None:
         try:
             self._loaded.set_result(self._load())
-            while not self._failure and (work := self._inbox.get()) is not None:
+            while not self.trouble and (work := self._inbox.get()) is not None:
                 self._began = time.monotonic()
                 work()
                 self._began = None
@@ -122,7 +118,7 @@ class EmbeddingEngine:
             log.error("%s", failure.message)
             self._n_device_errors += 1
             if self._n_device_errors >= MOST_DEVICE_ERRORS:
-                self._failure = failure.message
+                self.trouble = failure.message
 
     def _load(self) -> ModelFacts:
         loaded = loader.load(self._preset.model, self._preset.kv)

@@ -29,18 +29,16 @@ from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.sleep import SleepAssertion, caffeinate
 from mlxstack.policy.sampling import default_sampling
-from mlxstack.service.parts.agent_registry import AgentRegistry, restore_agents
+from mlxstack.service.parts.agent_registry import restore_agents
 from mlxstack.service.parts.agent_store import AgentLocks, AgentStore, in_thread
 from mlxstack.service.parts.early_turns import EarlyTurns
 from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
-from mlxstack.service.parts.request_log import RequestLog
 from mlxstack.service.parts.request_stream import (
     Embedder,
     Engine,
     EventDispatcher,
-    GenerationEngine,
     RequestStream,
 )
 from mlxstack.service.parts.stats import ServiceStats
@@ -49,6 +47,7 @@ from mlxstack.text.images.families import processor_of
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
+    from mlxstack.engine.core import EngineCore
     from mlxstack.service.engine_factory import EngineFactory
 
 log = logging.getLogger("mlxstack.service")
@@ -120,7 +119,7 @@ class Service:
         self,
         preset: Preset,
         dispatcher: EventDispatcher,
-        engine: GenerationEngine | Embedder,
+        engine: "EngineCore | Embedder",
         agent_store: AgentStore | None = None,
         engine_factory: "EngineFactory | None" = None,
         peers: Peers | None = None,
@@ -143,28 +142,20 @@ class Service:
         self.died = asyncio.Event()
         self.trouble = ""
         self._dispatcher = dispatcher
+        self.request_log = dispatcher.request_log
+        self.agent_registry = dispatcher.request_log.agent_registry
         self._facts: ModelFacts | None = None
         self._template: TemplateFacts | None = None
         self._text_processor: TextProcessor | None = None
         self._health = ServiceHealth.LOADING
         self._watch: asyncio.Task[None] | None = None
 
-    @property
-    def request_log(self) -> RequestLog:
-        """Last requests and misses."""
-        return self._dispatcher.request_log
-
-    @property
-    def agent_registry(self) -> AgentRegistry:
-        """Records of the agents."""
-        return self._dispatcher.request_log.agent_registry
-
     def snapshot(self) -> Snapshot:
         """Snapshot of the engine, with the counters of the engines before it."""
         return self.stats.total(self.engine.snapshot())
 
     @property
-    def generator(self) -> GenerationEngine:
+    def generator(self) -> "EngineCore":
         """The engine, when it generates text. Raises Unsupported."""
         if isinstance(self.engine, Embedder):
             raise Unsupported(NO_GENERATION)
@@ -284,12 +275,12 @@ class Service:
         self._text_processor = None
         self.request_log.last_in_slot.clear()
 
-    def rest(self, engine: GenerationEngine | Embedder) -> None:
+    def rest(self, engine: "EngineCore | Embedder") -> None:
         """Stay unloaded, with an engine that is not started, until `load_model`."""
         self.stats.add_engine(self.engine.snapshot().counters)
         self.engine = engine
 
-    async def load_model(self, preset: Preset, engine: GenerationEngine | Embedder) -> ModelFacts:
+    async def load_model(self, preset: Preset, engine: "EngineCore | Embedder") -> ModelFacts:
         """Serve a preset by another engine. Raises its load error."""
         self.stats.add_engine(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine

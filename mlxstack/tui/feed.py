@@ -31,7 +31,6 @@ class Feed(Protocol):
 
     def news(self) -> AsyncGenerator[News, None]:
         """Frames as they come, and a Lost whenever the feed breaks."""
-        ...
 
 
 class LiveFeed:

@@ -360,9 +360,9 @@ class Batch:
         return self.runner.layout(row.context.own_caches)
 
     def _expected_seconds(self, flight: InFlightStep) -> tuple[float, float]:
-        """Seconds of a step as the governor knows them, and of one without drafts.
+        """Expected seconds of a step, and of one without drafts.
 
-        Relative ones of a step that is one without drafts.
+        Where no row drafts they are not known, but equal.
         """
         if not flight.passes:
             return 1.0, 1.0
@@ -415,7 +415,7 @@ class Batch:
         return self.runner.logits(output), [*mx.split(output, ends)], passes
 
     def _pass_widths(self, rows: Sequence[BatchRow], counts: Sequence[int]) -> list[int]:
-        """Widths of the passes that feed so many tokens of each row, if a row drafts."""
+        """Widths of the passes with these tokens, where a row drafts."""
         is_drafting = any(row.drafter is not None for row in rows)
         return pass_widths(counts, self._layout(rows[0])) if is_drafting else []
 

@@ -124,7 +124,11 @@ class DraftModel:
     def draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
         """Greedy draft tokens for each row; none after an exception."""
         try:
-            return self._draft(rows, counts)
+            began = time.perf_counter()
+            drafts, widths = self._draft(rows, max(counts))
+            costs = observe_passes(self.record.costs, widths, time.perf_counter() - began)
+            self.record = replace(self.record, costs=costs)
+            return [tokens[:n] for tokens, n in zip(drafts, counts, strict=True)]
         except Exception as error:  # the target model goes on without drafts
             self.fail(error, [row.context for row in rows])
             return [[] for _ in rows]
@@ -144,13 +148,15 @@ class DraftModel:
     ) -> None:
         """Hook of `mtp_drafter`: as `follow`, of a prefill chunk."""
 
-    def _draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
-        began = time.perf_counter()
+    def _draft(
+        self, rows: Sequence[DraftableRow], n_tokens: int
+    ) -> tuple[list[list[int]], list[int]]:
+        """Draft tokens of each row, and widths of the passes."""
         contexts = [self._context(row) for row in rows]
         behind = [self._text(_behind(row)) for row in rows]
         feeds = [mx.array(tokens) for tokens in behind]
         widths, chosen = [sum(map(len, behind))], []
-        for n in range(max(counts)):
+        for n in range(n_tokens):
             if n:
                 widths.append(len(rows))
             each = zip(contexts, feeds, strict=True)
@@ -163,9 +169,7 @@ class DraftModel:
         drafts: list[list[int]] = mx.stack(chosen, axis=1).tolist()  # type: ignore[assignment]
         for context, tokens in zip(contexts, drafts, strict=True):
             context.extend(tokens[:-1])
-        costs = observe_passes(self.record.costs, widths, time.perf_counter() - began)
-        self.record = replace(self.record, costs=costs)
-        return [tokens[:n] for tokens, n in zip(drafts, counts, strict=True)]
+        return drafts, widths
 
     def settle(self, n_drafted: int, n_accepted: int, seconds: float, plan: DraftPlan) -> None:
         """Learn the acceptance of a step's drafts, of `seconds` in all."""

@@ -5,7 +5,6 @@ from the passes of the model, so they are noted where prompts are computed and t
 KV from the cache brings no hidden states: the head's own KV begins where the slot's was computed.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, cast
@@ -20,7 +19,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import MTPHead
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts, observe_passes
+from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
 
 NAME = "MTP head"
 
@@ -140,13 +139,14 @@ class MTPDrafter(DraftModel):
         n_known = len(row.context) + len(row.known)
         return isinstance(pairs, MTPContext) and bool(pairs.behind) and pairs.end == n_known - 1
 
-    def _draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
-        began = time.perf_counter()
+    def _draft(
+        self, rows: Sequence[DraftableRow], n_tokens: int
+    ) -> tuple[list[list[int]], list[int]]:
         each = [cast(MTPContext, row.context.draft) for row in rows]
         feeds = [self._features(pairs) for pairs in each]
         ends = [end - 1 for end in accumulate(len(pairs.behind) for pairs in each)]
         widths, chosen = [ends[-1] + 1], []
-        for n in range(max(counts)):
+        for n in range(n_tokens):
             plan = [SlotTokens(pairs.caches, fed) for pairs, fed in zip(each, feeds, strict=True)]
             states = self._runner.states(plan)
             if not n:
@@ -161,10 +161,8 @@ class MTPDrafter(DraftModel):
         drafts: list[list[int]] = mx.stack(chosen, axis=1).tolist()  # type: ignore[assignment]
         for pairs in each:
             # Of the head's own states; the model's replace them once tokens are chosen.
-            pairs.trim(max(counts) - 1)
-        costs = observe_passes(self.record.costs, widths, time.perf_counter() - began)
-        self.record = replace(self.record, costs=costs)
-        return [tokens[:n] for tokens, n in zip(drafts, counts, strict=True)]
+            pairs.trim(n_tokens - 1)
+        return drafts, widths
 
     def _ending_at(
         self, context: SlotContext, position: int, token: int, like: mx.array

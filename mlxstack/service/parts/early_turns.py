@@ -12,9 +12,9 @@ from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.errors import StackError
 from mlxstack.core.request import Request
 from mlxstack.host.spare_power import has_spare_power
-from mlxstack.service.parts.request_stream import GenerationEngine
 
 if TYPE_CHECKING:
+    from mlxstack.engine.core import EngineCore
     from mlxstack.service.parts.text_processor import TextProcessor
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ PAUSE_S = 0.5
 class Pause(Struct, frozen=True):
     """Pause after the complete answer to a request served in `slot`."""
 
-    engine: GenerationEngine
+    engine: "EngineCore"
     text_processor: "TextProcessor"
     request: Request
     conversation: Conversation

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -29,7 +30,9 @@ from mlxstack.policy.memory.memory_shares import (
     granted,
     kv_budgets,
 )
-from mlxstack.service.parts.request_stream import GenerationEngine
+
+if TYPE_CHECKING:
+    from mlxstack.engine.core import EngineCore
 
 log = logging.getLogger("mlxstack.tasks")
 
@@ -74,7 +77,7 @@ class Neighbors:
                 return
             time.sleep(POLL_S)
 
-    async def divide(self, preset: Preset, engine: GenerationEngine) -> None:
+    async def divide(self, preset: Preset, engine: "EngineCore") -> None:
         """Bound the KV of a loaded engine by the share of this service."""
         budget = await asyncio.to_thread(self.share, preset)
         if budget is None or self._applied == (engine, budget):

@@ -7,23 +7,15 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mlxstack.core.commands import (
-    CollectGarbage,
-    FlushResult,
-    GCResult,
-    SlotCommand,
-    SlotCommandResult,
-)
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import StackError
 from mlxstack.core.model_info import ModelFacts
-from mlxstack.core.ports import Manifest
 from mlxstack.core.request import Request
 from mlxstack.service.parts.request_log import Decode, RequestLog
 
 if TYPE_CHECKING:
-    from mlxstack.engine.admin import PrefixCacheAdmin
+    from mlxstack.engine.core import EngineCore
 
 
 class Engine(Protocol):
@@ -38,24 +30,6 @@ class Engine(Protocol):
     def stalled_s(self) -> float: ...
     def is_alive(self) -> bool: ...
     def stop(self, drain_s: float) -> Future[None]: ...
-
-
-class GenerationEngine(Engine, Protocol):
-    """Engine of a language model, with slots and a prefix cache."""
-
-    cache: "PrefixCacheAdmin"
-
-    def submit(self, request: Request) -> None: ...
-    def begin_early(self, request: Request, after: str) -> None: ...
-    def cancel(self, request_id: str) -> None: ...
-    def run_slot_command(self, command: SlotCommand) -> Future[SlotCommandResult]: ...
-    def park(self) -> Future[FlushResult]: ...
-    def sweep(self, command: CollectGarbage) -> Future[GCResult]: ...
-    def match_kv(self, tokens: tuple[int, ...], salt: str) -> Future[int]: ...
-    def export_kv(self, tokens: tuple[int, ...], salt: str) -> Future[Manifest]: ...
-    def import_kv(self, manifest: Manifest) -> Future[int]: ...
-    def reserve_disk(self, n_bytes: int) -> Future[GCResult]: ...
-    def after_writes(self) -> Future[None]: ...
 
 
 @runtime_checkable
@@ -129,7 +103,7 @@ class EventQueue:
 class RequestStream:
     """Events of one request, in order."""
 
-    def __init__(self, request: Request, queue: EventQueue, engine: GenerationEngine) -> None:
+    def __init__(self, request: Request, queue: EventQueue, engine: "EngineCore") -> None:
         self.request = request
         self.is_over = False
         self._is_cancelled = False

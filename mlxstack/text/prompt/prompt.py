@@ -214,11 +214,12 @@ class PromptMaker:
         encoded = self._encoder.encode(marked, splices)
         spans = spans_in(encoded, images) if images else ()
         end = self._messages_end(marked, conversation)
+        tail = encoded.text[0 if end is None else end :]
         prompt = Prompt(
             tokens=encoded.tokens,
             text=unescape(encoded.text),
             checkpoint_positions=self._cuts(conversation, adapted, encoded, end),
-            is_in_thinking=self._is_in_thinking(encoded.text[0 if end is None else end :]),
+            is_in_thinking=self._output_format.opens_thought(tail),
             before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
             may_think=may_think,
             anchor=None if is_expected else self._anchor(conversation, encoded, end),
@@ -523,9 +524,6 @@ class PromptMaker:
         """Number of characters of the prompt that are system and tools."""
         head = takewhile(lambda message: message.role is Role.SYSTEM, conversation.messages)
         return common_length(marked, self._written(closed(conversation, (*head, PROBE_CHAR))))
-
-    def _is_in_thinking(self, tail: str) -> bool:
-        return self._output_format.opens_thought(tail)
 
 
 def _adapted(conversation: Conversation, capabilities: TemplateCapabilities) -> Conversation:

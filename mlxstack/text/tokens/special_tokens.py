@@ -28,7 +28,7 @@ class SpecialTokens(Struct, frozen=True):
 def special_tokens_of(tokenizer: Any) -> SpecialTokens:
     """Read it off a mlx-lm TokenizerWrapper."""
     added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
-    markers = markers_of(tokenizer)
+    markers = derive_format(tokenizer).marks
     template = str(getattr(tokenizer, "chat_template", None) or "")
     structure = {t.content for t in added if _is_structure(t, markers, template)}
     anchors = {t.content for t in added if t.content in structure and _is_anchor(t)}
@@ -49,11 +49,6 @@ def markers_of_calls(tokenizer: Any) -> tuple[str, ...]:
         return ()
     literals = (syntax.section_opens, syntax.opens, syntax.closes, syntax.section_closes)
     return tuple(piece for literal in literals for piece in pieces(literal) if is_mark(piece))
-
-
-def markers_of(tokenizer: Any) -> tuple[str, ...]:
-    """All strings that change the meaning of the following output."""
-    return derive_format(tokenizer).marks
 
 
 def nameless(tokenizer: Any) -> dict[str, int]:
