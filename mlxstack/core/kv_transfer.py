@@ -32,7 +32,7 @@ class RemoteKV(Protocol):
         prompt: RemotePrompt,
         compute_here: Callable[[], None],
         done: Callable[[], None],
-    ) -> Callable[[], None] | None:
+    ) -> Callable[[], object] | None:
         """Bring a prompt's KV into the index; returns a cancel function.
 
         None without a peer. On any thread, `compute_here` is called when prefill is to go on here

@@ -14,7 +14,7 @@ from mlxstack.engine.stats import EngineStats
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.kv import prefix_index_check
 from mlxstack.policy.kv.eviction import MemoryPressure
-from mlxstack.policy.kv.prefix_index import StorageTier, common_prefix
+from mlxstack.policy.kv.prefix_index import StorageTier
 from mlxstack.policy.kv.retention import PinnedPrefixName, PrefixStats
 
 MOST_AGENTS = 8
@@ -151,9 +151,8 @@ def _release_agent(slot_kv: SlotKVManager, agent: str, is_kept: bool) -> int:
 
 def _park_nearest(slot_kv: SlotKVManager, tokens: Tokens, salt: str) -> None:
     """Park the live context with the longest common prefix, if any."""
-    live = [c for c in slot_kv.slots if c.salt == salt and len(c)]
-    nearest = max(live, key=lambda c: common_prefix(c.tokens, tokens), default=None)
-    if nearest is not None and common_prefix(nearest.tokens, tokens):
+    n_common, nearest = slot_kv.nearest(tokens, salt)
+    if nearest is not None and n_common:
         slot_kv.park(nearest)
 
 

@@ -315,11 +315,8 @@ class Service:
         text_processor = await asyncio.to_thread(
             _processor_of, self.engine.tokenizer, self.preset, facts
         )
-        self._facts, self._text_processor, self._template = (
-            facts,
-            text_processor,
-            text_processor.facts,
-        )
+        self._facts, self._text_processor = facts, text_processor
+        self._template = text_processor.facts
         if self.neighbors is not None and not isinstance(self.engine, Embedder):
             await self.neighbors.divide(self.preset, self.engine)
         if self._peers is not None and not isinstance(self.engine, Embedder):

@@ -28,7 +28,7 @@ def measure_sharing(runner: ModelRunner, cache_factory: CacheFactory) -> list[Sh
     """Attention seconds of a sharable layer by prefix length; empty without."""
     caches = cache_factory.make()
     mx.eval(runner.execute([SlotTokens(caches, mx.array([0, 0]))]))
-    leaf = next(filter(cache_adapters.can_share, cache_adapters.leaves(caches)), None)
+    leaf = next(filter(cache_adapters.is_sliceable, cache_adapters.leaves(caches)), None)
     if leaf is None:
         return []
     like = leaf.keys

@@ -37,7 +37,7 @@ def choose_kernels(
         return planned
     caches = cache_factory.make()
     mx.eval(runner.execute([SlotTokens(caches, mx.array([0, 0]))]))
-    full = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.can_share(leaf)]
+    full = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.is_sliceable(leaf)]
     if any(type(leaf) is not KVCache for leaf in full):
         return planned
     by_dims = {(leaf.keys.shape[3], leaf.values.shape[3]): leaf for leaf in full}

@@ -154,11 +154,8 @@ class DiskTier:
 
         Missing records are written again when the context is stored the next time.
         """
-        agent, manifests, manifest = (
-            context.agent,
-            self._manifests,
-            self._manifest(context, indexed),
-        )
+        agent, manifests = context.agent, self._manifests
+        manifest = self._manifest(context, indexed)
 
         def finish() -> None:
             if missing := self._missing(manifest):

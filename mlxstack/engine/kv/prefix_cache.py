@@ -218,10 +218,8 @@ class PrefixCache:
         A segment beyond the last known block ends before the next block would be full.
         """
         match = prefix_index.match(self.index, chain.keys, trail=trail)
-        size, last = (
-            self.spec.block_size,
-            min(match.covered // self.spec.block_size, len(chain.keys)),
-        )
+        size = self.spec.block_size
+        last = min(match.covered // size, len(chain.keys))
         cuts: list[CheckpointCandidate] = []
         for end in range(last * size + 1, min((last + 1) * size, chain.n_tokens + 1)):
             if end not in self._ends:

@@ -113,6 +113,7 @@ class SlotContext:
     def caches(self, caches: list[Any]) -> None:
         self.unstack()
         self._caches = caches
+        self._counted = None
 
     @property
     def own_caches(self) -> list[Any]:
@@ -185,7 +186,7 @@ class SlotContext:
     @property
     def can_share(self) -> bool:
         """Whether prefixes can be shared: never with later quantization."""
-        is_shareable = any(cache_adapters.can_share(leaf) for leaf in self._own_leaves)
+        is_shareable = any(cache_adapters.is_sliceable(leaf) for leaf in self._own_leaves)
         return is_shareable and self.is_storable and not self._cache_factory.quantized_start
 
     def share(self, n_tokens: int) -> LivePrefix:
@@ -194,7 +195,7 @@ class SlotContext:
         They stay in the buffers of now where these hold little else, and are copied elsewhere.
         """
         if n_tokens > self.n_shared:
-            leaves = [leaf for leaf in self.leaves if cache_adapters.can_share(leaf)]
+            leaves = [leaf for leaf in self.leaves if cache_adapters.is_sliceable(leaf)]
             is_in_place = all(cache_adapters.is_filled(leaf, n_tokens) for leaf in leaves)
             n_bytes = sum(leaf.nbytes for leaf in leaves) if is_in_place else None
             layers = [cache_adapters.first_tokens(x, n_tokens, is_in_place) for x in leaves]
@@ -212,12 +213,12 @@ class SlotContext:
         layers = iter(prefix.layers) if prefix else None
 
         def change(leaf: Any) -> Any:
-            if not cache_adapters.can_share(leaf):
+            if not cache_adapters.is_sliceable(leaf):
                 return leaf
             return cache_adapters.prefixed(leaf, next(layers) if layers else None, n_tokens)
 
         self.caches = cache_adapters.map_leaves(self.caches, change)
-        self.prefix, self._counted = prefix, None
+        self.prefix = prefix
 
     def assign(self, salt: str, agent: str | None, n_prompt: int = 0) -> None:
         """Set tenant, agent and the prompt's length."""
@@ -227,7 +228,6 @@ class SlotContext:
         """Forget everything."""
         self.caches = self._cache_factory.make()
         self.prefix = None
-        self._counted = None
         self.tokens = []
         self.chain = None
         self.version += 1
@@ -329,7 +329,6 @@ class SlotContext:
         """Take over everything of a context that is not used any more."""
         self.caches, self.tokens, self.chain = other.caches, other.tokens, other.chain
         self.prefix = other.prefix
-        self._counted = None
         self.checkpoints = other.checkpoints
         self.agent, self.n_prompt = other.agent, other.n_prompt
         self._leaf, self._n_anchored = other._leaf, other._n_anchored
@@ -342,7 +341,6 @@ class SlotContext:
         due = self._cache_factory.quantized_start
         if due and not self.min_rewind and len(self.tokens) >= due:
             self.caches = self._cache_factory.quantize(self.caches)
-            self._counted = None
             self.evaluate()
             self._mark_min_rewind()
             # The segments it had are of 16-bit KV: nothing quantized may continue them.
@@ -396,7 +394,7 @@ class SlotContext:
             n_shared = sharing.split_point(position)
             self._rebase(self.prefix.cut(n_shared) if n_shared else None, position)
         for leaf in self.leaves:
-            if is_in_prefix and cache_adapters.can_share(leaf):
+            if is_in_prefix and cache_adapters.is_sliceable(leaf):
                 continue
             if is_cut or cache_adapters.is_sliceable(leaf):
                 leaf.trim(len(self.tokens) - position)
@@ -462,7 +460,8 @@ class SlotContext:
         layers = iter(prefix.layers)
 
         def change(leaf: Any) -> Any:
-            return PrefixedKVCache(next(layers), leaf) if cache_adapters.can_share(leaf) else leaf
+            is_tail = cache_adapters.is_sliceable(leaf)
+            return PrefixedKVCache(next(layers), leaf) if is_tail else leaf
 
         self.caches = cache_adapters.map_leaves(self.caches, change)
         self.prefix = prefix

@@ -298,12 +298,8 @@ class SlotRestore:
         done.add_done_callback(lambda found: self._post(lambda: run(found)))
 
     def _inspect(self, name: str) -> RestoreSource:
-        store, slot_files, identity = (
-            self._sources.store,
-            self._sources.slot_files,
-            self._sources.identity,
-        )
-        manifest = slot_files.read(name)
+        store, identity = self._sources.store, self._sources.identity
+        manifest = self._sources.slot_files.read(name)
         if manifest.identity != identity:
             raise Damaged(
                 f"the slot file {name} was saved with another model, adapter, KV precision or "

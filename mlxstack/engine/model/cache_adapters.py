@@ -106,12 +106,10 @@ def _shape(value: Any) -> str:
 
 
 def is_sliceable(leaf: Any) -> bool:
-    """Whether tokens can be cut off or out of this cache."""
-    return type(leaf) in (KVCache, QuantizedKVCache, PrefixedKVCache)
+    """Whether tokens can be cut off or out of this cache.
 
-
-def can_share(leaf: Any) -> bool:
-    """Whether a prefix of this cache can be shared with other contexts."""
+    A prefix of it can be shared with other contexts, too.
+    """
     return type(leaf) in (KVCache, QuantizedKVCache, PrefixedKVCache)
 
 

@@ -11,12 +11,11 @@ from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.segments import Layout, check_cover, layout_of_head, layouts, record_of
-from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
-from mlxstack.policy.kv.prefix_index import CheckpointMeta, Record, SegmentMeta, common_prefix
+from mlxstack.policy.kv.prefix_index import CheckpointMeta, Record, SegmentMeta
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 
 Tokens = tuple[int, ...]
@@ -43,7 +42,7 @@ class KVExchange:
 
     def match(self, tokens: Tokens, salt: str) -> int:
         """Cached tokens at the prompt's start: in slot, memory or disk."""
-        return max(self._stored(tokens, salt).position, self._nearest(tokens, salt)[0])
+        return max(self._stored(tokens, salt).position, self._slot_kv.nearest(tokens, salt)[0])
 
     def export(self, tokens: Tokens, salt: str, result: "Future[Manifest]") -> None:
         """Write the cached KV of the first tokens; returns the manifest."""
@@ -52,7 +51,7 @@ class KVExchange:
             raise Unsupported(
                 "KV is exchanged as files: set prefix_cache.enabled and prefix_cache.disk.enabled"
             )
-        n_live, context = self._nearest(tokens, salt)
+        n_live, context = self._slot_kv.nearest(tokens, salt)
         is_live = n_live > self._stored(tokens, salt).position
         if context is None or not is_live or not context.is_storable:
             copy_outcome(self._write(tokens, salt), result)
@@ -81,12 +80,6 @@ class KVExchange:
 
     def _stored(self, tokens: Tokens, salt: str) -> ReusePlan:
         return self._slot_kv.lookup.kept(tokens, salt, self._slot_kv.slots[0])
-
-    def _nearest(self, tokens: Tokens, salt: str) -> tuple[int, SlotContext | None]:
-        """The live context that shares most of these tokens, and how many."""
-        live = [context for context in self._slot_kv.slots if context.salt == salt]
-        shared = [(common_prefix(context.tokens, tokens), context) for context in live]
-        return max(shared, key=lambda one: one[0], default=(0, None))
 
     def _records(self, manifest: Manifest, headers: Sequence[KVFileHeader]) -> list[Record]:
         """Index records of sent files, parents first. Raises Damaged.

@@ -1,6 +1,7 @@
 """Remote prefill: KV of a prompt from a peer, beside other slots."""
 
 from collections.abc import Callable
+from functools import partial
 
 from mlxstack.core.kv_transfer import RemoteKV, RemotePrompt
 from mlxstack.core.ports import CallSoon
@@ -16,7 +17,7 @@ class RemotePrefill:
     def __init__(self, remote: RemoteKV, post: CallSoon) -> None:
         self._remote = remote
         self._post = post
-        self._cancels: dict[str, Callable[[], None]] = {}
+        self._cancels: dict[str, Callable[[], object]] = {}
 
     def begin(
         self,
@@ -46,11 +47,8 @@ class RemotePrefill:
             n_decoding=n_decoding,
             token_bytes=token_bytes,
         )
-        cancel = self._remote.fetch(
-            prompt,
-            lambda: self._post(ready),
-            lambda: self._post(ready),
-        )
+        wake = partial(self._post, ready)
+        cancel = self._remote.fetch(prompt, wake, wake)
         if cancel is not None:
             self._cancels[request.id] = cancel
         return cancel is not None

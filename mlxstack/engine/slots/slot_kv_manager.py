@@ -126,6 +126,12 @@ class SlotKVManager:
         """Prefixes that several conversations share."""
         return self._parker.shared_prefixes.learned
 
+    def nearest(self, tokens: Sequence[int], salt: str) -> tuple[int, SlotContext | None]:
+        """The live context that shares most of these tokens, and how many."""
+        live = [context for context in self.slots if context.salt == salt]
+        shared = [(common_prefix(context.tokens, tokens), context) for context in live]
+        return max(shared, key=lambda one: one[0], default=(0, None))
+
     def need(self, request: Request) -> int:
         """Bytes of live KV for the prompt and its answer's start."""
         return self.bytes_per_token * room_for(request)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.errors import Loading, StackError
@@ -43,10 +44,12 @@ async def run_tasks(
             group.create_task(warm_all(service))
         if spec.metrics.enabled:
             group.create_task(log_statistics(service, spec.metrics.log_interval))
-        group.create_task(watch_memory(service, level, LOOK_S))
+        relieve = partial(_relieve, service, level)
+        group.create_task(_every(LOOK_S, "the relief of memory", relieve))
         if service.neighbors is not None:
             group.create_task(watch_neighbors(service, service.neighbors, NEIGHBORS_S))
-        group.create_task(watch_disk(service, SWEEP_S))
+        sweep = partial(_sweep, service)
+        group.create_task(_every(SWEEP_S, "the sweep of the disk", sweep))
 
 
 async def log_statistics(service: Service, interval_s: float) -> None:
@@ -95,13 +98,6 @@ async def return_memory(service: Service, interval_s: float) -> None:
     await _every(interval_s, "the return of memory", trim)
 
 
-async def watch_memory(
-    service: Service, level: Callable[[], PressureLevel], interval_s: float
-) -> None:
-    """Reclaim cold KV under memory pressure, pinned KV never."""
-    await _every(interval_s, "the relief of memory", lambda: _relieve(service, level))
-
-
 async def watch_neighbors(service: Service, neighbors: Neighbors, interval_s: float) -> None:
     """Divide memory again when another service of the home starts or stops."""
 
@@ -112,11 +108,6 @@ async def watch_neighbors(service: Service, neighbors: Neighbors, interval_s: fl
         await neighbors.divide(service.preset, service.generator)
 
     await _every(interval_s, "the division of memory", divide)
-
-
-async def watch_disk(service: Service, interval_s: float) -> None:
-    """Delete KV beyond the disk bounds, of other processes too."""
-    await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
 
 
 async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[None]]) -> None:
@@ -134,6 +125,7 @@ async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[No
 
 
 async def _sweep(service: Service) -> None:
+    """Delete KV beyond the disk bounds, of other processes too."""
     disk = service.preset.prefix_cache.disk
     if disk.max_bytes is not None or disk.max_age_s is not None:
         service.require()
@@ -141,6 +133,7 @@ async def _sweep(service: Service) -> None:
 
 
 async def _relieve(service: Service, level: Callable[[], PressureLevel]) -> None:
+    """Reclaim cold KV under memory pressure, pinned KV never."""
     now = await asyncio.to_thread(level)
     if now is PressureLevel.CALM:
         return

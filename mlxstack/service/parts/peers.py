@@ -250,19 +250,13 @@ class Peers:
         prompt: RemotePrompt,
         compute_here: Callable[[], None],
         done: Callable[[], None],
-    ) -> Callable[[], None] | None:
+    ) -> Callable[[], object] | None:
         """Fetch KV of a prompt; see `core.kv_transfer.RemoteKV`."""
         is_any = any(peer.is_ready for peer in self._peers)
         if self._loop is None or not is_any or self._n_fetches >= MOST_FETCHES:
             return None
-        fetching = asyncio.run_coroutine_threadsafe(
-            self._fetch(prompt, compute_here, done), self._loop
-        )
-
-        def cancel() -> None:
-            fetching.cancel()
-
-        return cancel
+        fetching = self._fetch(prompt, compute_here, done)
+        return asyncio.run_coroutine_threadsafe(fetching, self._loop).cancel
 
     async def _fetch(
         self,

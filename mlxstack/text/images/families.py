@@ -123,11 +123,8 @@ def is_bidirectional(config: dict[str, Any]) -> bool:
 
 def expected_files(config: dict[str, Any]) -> VisionFiles | None:
     """Vision part of a checkpoint that is not here, by config.json."""
-    family, vision, text = (
-        FAMILIES.get(str(config.get("model_type"))),
-        config.get("vision_config"),
-        config.get("text_config"),
-    )
+    family = FAMILIES.get(str(config.get("model_type")))
+    vision, text = config.get("vision_config"), config.get("text_config")
     if family is None or not isinstance(vision, dict) or not isinstance(text, dict):
         return None
     sizes = _sizes(config) | {"vision_config": _sizes(vision), "text_config": _sizes(text)}

@@ -75,10 +75,8 @@ class PixtralProcessor(Struct, frozen=True):
 
 def processor(files: VisionFiles, max_pixels: int) -> PixtralProcessor:
     """Processor of a checkpoint. Raises SetupError."""
-    patch, merge = (
-        files.vision_config.get("patch_size", 14),
-        files.config.get("spatial_merge_size", 2),
-    )
+    patch = files.vision_config.get("patch_size", 14)
+    merge = files.config.get("spatial_merge_size", 2)
     check_patch(patch, merge)
     settings = convert(files, PixtralSettings)
     return PixtralProcessor(patch, merge, settings, max_pixels, files.fingerprint)
