@@ -1,7 +1,8 @@
 """Mirrors: contexts, runner, cache and store whose operations all ranks repeat."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -20,6 +21,18 @@ from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.kv import prefix_index
 from mlxstack.policy.kv.shared_prefixes import NO_SHARING, LiveSharing
 
+T = TypeVar("T")
+
+
+def _repeated(method: Callable[..., T]) -> Callable[..., T]:
+    """The method of a context, on all ranks."""
+
+    def change(context: "MirroredContext", *args: int) -> T:
+        operation = wire.ChangeContext(context.number, method.__name__, args)
+        return context.group.repeat(operation, partial(method, context, *args))
+
+    return change
+
 
 class MirroredContext(SlotContext):
     """Context of all ranks, each with its shard of the KV.
@@ -31,14 +44,14 @@ class MirroredContext(SlotContext):
         super().__init__(cache_factory)
         if n_tokens:
             self.caches = cache_factory.make(n_tokens)
-        self._group = group
+        self.group = group
         self.number = group.register(self)
         self._sources: tuple[wire.Keys, wire.Keys, int, bool] = (), (), 0, False
         group.log(wire.NewContext(self.number, n_tokens))
 
     def new_empty(self, n_tokens: int = 0) -> SlotContext:
         """As `SlotContext.new_empty`, on all ranks."""
-        return MirroredContext(self._cache_factory, self._group, n_tokens)
+        return MirroredContext(self._cache_factory, self.group, n_tokens)
 
     def note_sources(
         self,
@@ -53,7 +66,7 @@ class MirroredContext(SlotContext):
 
     def note_packed(self, start: int, end: int) -> None:
         """Note the segment that the prefix cache is given next."""
-        self._group.packing = self.number, start, end
+        self.group.packing = self.number, start, end
 
     def load(
         self,
@@ -64,7 +77,7 @@ class MirroredContext(SlotContext):
     ) -> None:
         """As `SlotContext.load`, on all ranks."""
         operation = wire.Load(self.number, tuple(tokens), *self._sources)
-        self._group.repeat(operation, lambda: SlotContext.load(self, tokens, parts, checkpoints))
+        self.group.repeat(operation, lambda: SlotContext.load(self, tokens, parts, checkpoints))
 
     def fork_from(
         self,
@@ -76,7 +89,7 @@ class MirroredContext(SlotContext):
         """As `SlotContext.fork_from`, on all ranks."""
         assert isinstance(other, MirroredContext)
         operation = wire.Fork(self.number, other.number, position, n_room)
-        return self._group.repeat(
+        return self.group.repeat(
             operation, lambda: SlotContext.fork_from(self, other, position, None, n_room)
         )
 
@@ -84,43 +97,19 @@ class MirroredContext(SlotContext):
         """As `SlotContext.take_over`, on all ranks."""
         assert isinstance(other, MirroredContext)
         operation = wire.TakeOver(self.number, other.number)
-        self._group.repeat(operation, lambda: SlotContext.take_over(self, other))
+        self.group.repeat(operation, lambda: SlotContext.take_over(self, other))
 
-    def clear(self) -> None:
-        """As `SlotContext.clear`, on all ranks."""
-        self._group.repeat(self._change("clear"), lambda: SlotContext.clear(self))
-
-    def detach(self) -> None:
-        """As `SlotContext.detach`, on all ranks."""
-        self._group.repeat(self._change("detach"), lambda: SlotContext.detach(self))
-
-    def reserve(self, n_tokens: int) -> None:
-        """As `SlotContext.reserve`, on all ranks."""
-        operation = self._change("reserve", n_tokens)
-        self._group.repeat(operation, lambda: SlotContext.reserve(self, n_tokens))
-
-    def checkpoint(self, spared: int = 0) -> None:
-        """As `SlotContext.checkpoint`, on all ranks."""
-        operation = self._change("checkpoint", spared)
-        self._group.repeat(operation, lambda: SlotContext.checkpoint(self, spared))
-
-    def begin_draft(self, n_tokens: int) -> None:
-        """As `SlotContext.begin_draft`, on all ranks."""
-        operation = self._change("begin_draft", n_tokens)
-        self._group.repeat(operation, lambda: SlotContext.begin_draft(self, n_tokens))
-
-    def end_draft(self, *tokens: int) -> bool:
-        """As `SlotContext.end_draft`, on all ranks."""
-        operation = self._change("end_draft", *tokens)
-        return self._group.repeat(operation, lambda: SlotContext.end_draft(self, *tokens))
+    clear = _repeated(SlotContext.clear)
+    detach = _repeated(SlotContext.detach)
+    reserve = _repeated(SlotContext.reserve)
+    checkpoint = _repeated(SlotContext.checkpoint)
+    begin_draft = _repeated(SlotContext.begin_draft)
+    end_draft = _repeated(SlotContext.end_draft)
 
     def rewind(self, position: int, sharing: LiveSharing = NO_SHARING) -> int:
         """As `SlotContext.rewind`, on all ranks."""
-        operation = self._change("rewind", position)
-        return self._group.repeat(operation, lambda: SlotContext.rewind(self, position, sharing))
-
-    def _change(self, method: str, *args: int) -> wire.ChangeContext:
-        return wire.ChangeContext(self.number, method, args)
+        operation = wire.ChangeContext(self.number, "rewind", (position,))
+        return self.group.repeat(operation, lambda: SlotContext.rewind(self, position, sharing))
 
 
 class MirroredRunner(ModelRunner):
