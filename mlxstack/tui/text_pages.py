@@ -13,7 +13,6 @@ from mlxstack.tui.views.table_data import Line, TableData
 
 GAP = "  "
 MOST_ROWS = 10
-TILES = (tiles.memory, tiles.decode, tiles.prefill, tiles.reuse, tiles.queue)
 
 
 def page(model: DashboardState, width: int) -> str:
@@ -22,7 +21,7 @@ def page(model: DashboardState, width: int) -> str:
     parts = [told] if told else []
     if not model.has_frame:
         return told
-    figures = [line for draw in TILES for line in draw(model, min(width, tiles.WIDE - 1))]
+    figures = [line for draw in tiles.TILES for line in draw(model, min(width, tiles.WIDE - 1))]
     lines = (
         *overview.health(model, width),
         *figures,

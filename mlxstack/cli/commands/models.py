@@ -25,6 +25,8 @@ def models(json: Json = False) -> None:
 
     They are in the hub's cache, in LM Studio's folders, and in folders that were served.
     """
+    from msgspec import to_builtins
+
     from mlxstack.cli.units import size
     from mlxstack.core.formatting import tokens
     from mlxstack.host.home import home_from
@@ -36,14 +38,11 @@ def models(json: Json = False) -> None:
     running = _running(home)
     fits = {one.path: _fits(one) for one in found}
     if json:
-        as_json(
-            {
-                "models": [
-                    {**_plain(one), "fits": fits[one.path], "is_running": _is_used(one, running)}
-                    for one in found
-                ]
-            }
-        )
+        told = [
+            to_builtins(one) | {"fits": fits[one.path], "is_running": _is_used(one, running)}
+            for one in found
+        ]
+        as_json({"models": told})
         return
     if not found:
         note(f"no models in {cache_folder()}; `mlx-stack pull ID` gets one")
@@ -153,13 +152,6 @@ def _fits(model: "LocalModel") -> str:
     if weights is not None:
         n_bytes = weights.plus(vision_weights(folder)).n_bytes(memory.half_bytes)
     return "yes" if n_bytes < memory.usable else "no"
-
-
-def _plain(model: "LocalModel") -> dict[str, object]:
-    import msgspec
-
-    found: dict[str, object] = msgspec.to_builtins(model)
-    return found
 
 
 def _age(seconds: float) -> str:

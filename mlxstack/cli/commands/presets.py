@@ -33,13 +33,7 @@ def presets(
 
         as_json(json_schema())
         return
-    _list(json)
-
-
-@app.command("list")
-def list_presets(json: Json = False) -> None:
-    """List the presets, as without a verb."""
-    _list(json)
+    list_presets(json)
 
 
 @app.command("show")
@@ -119,7 +113,9 @@ def remove_preset(
     typer.echo(f"{path} is deleted")
 
 
-def _list(json: bool) -> None:
+@app.command("list")
+def list_presets(json: Json = False) -> None:
+    """List the presets, as without a verb."""
     from mlxstack.cli.preset_list import catalog, with_fits
     from mlxstack.cli.units import size
     from mlxstack.core.formatting import tokens

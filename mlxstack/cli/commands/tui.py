@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.exit_codes import Misuse
+from mlxstack.cli.service_request import Url
 from mlxstack.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from mlxstack.cli.target import ServiceTarget
     from mlxstack.tui.theme import ThemeChoice
 
-Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.")]
 Key = Annotated[
     str | None,
     typer.Option("--key", help="Its API key; better in MLX_STACK_API_KEY, where ps cannot see it."),

@@ -471,10 +471,8 @@ class SlotKVManager:
         spec = self.prefix_cache.spec
         least = spec.block_size if context.agent is None else 1
         is_worth_it = len(context) >= least and context.is_storable
-        return is_worth_it and spec.enabled and spec.disk.enabled and self._may_be_written(context)
-
-    def _may_be_written(self, context: SlotContext) -> bool:
-        return context.agent is None or self._persist is not Persist.NEVER
+        may_be_written = context.agent is None or self._persist is not Persist.NEVER
+        return is_worth_it and spec.enabled and spec.disk.enabled and may_be_written
 
     def _write(
         self, context: SlotContext, indexed: IndexedContext, *, is_deferred: bool = False

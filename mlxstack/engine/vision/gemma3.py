@@ -11,7 +11,13 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import VisionBlock, VisionLayers, VisionTower, patch_matrix
+from mlxstack.engine.vision.tower import (
+    VisionBlock,
+    VisionLayers,
+    VisionTower,
+    patch_matrix,
+    projected,
+)
 
 
 class TextWidth(Struct, frozen=True):
@@ -48,11 +54,7 @@ class SiglipAttention(nn.Module):  # type: ignore[misc]
         self.out_proj = nn.Linear(n, n)
 
     def __call__(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        q, k, v = (
-            project(hidden).reshape(1, len(hidden), self.n_heads, -1).transpose(0, 2, 1, 3)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return q, k, v
+        return projected(self, hidden, self.n_heads)
 
 
 class SiglipMLP(nn.Module):  # type: ignore[misc]

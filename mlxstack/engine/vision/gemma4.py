@@ -13,7 +13,14 @@ from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
 from mlxstack.engine.vision.gemma3 import TextWidth
-from mlxstack.engine.vision.tower import Rotation, VisionBlock, VisionLayers, VisionTower, rotated
+from mlxstack.engine.vision.tower import (
+    Rotation,
+    VisionBlock,
+    VisionLayers,
+    VisionTower,
+    projected,
+    rotated,
+)
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
@@ -78,10 +85,7 @@ class Gemma4Attention(nn.Module):  # type: ignore[misc]
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def __call__(self, hidden: mx.array, rope: Rotation) -> tuple[mx.array, mx.array, mx.array]:
-        q, k, v = (
-            project(hidden).reshape(1, len(hidden), -1, self.head).transpose(0, 2, 1, 3)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = projected(self, hidden, -1, self.head)
         q, k = _turned(self.q_norm(q), *rope), _turned(self.k_norm(k), *rope)
         return q, k, mx.fast.rms_norm(v, None, self.eps)
 

@@ -18,6 +18,7 @@ from mlxstack.engine.vision.tower import (
     VisionLayers,
     VisionTower,
     patch_matrix,
+    projected,
     rotated,
 )
 
@@ -69,10 +70,7 @@ class PixtralAttention(nn.Module):  # type: ignore[misc]
         self.o_proj = nn.Linear(n, n, bias=False)
 
     def __call__(self, hidden: mx.array, rope: Rotation) -> tuple[mx.array, mx.array, mx.array]:
-        q, k, v = (
-            project(hidden).reshape(1, len(hidden), self.n_heads, -1).transpose(0, 2, 1, 3)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = projected(self, hidden, self.n_heads)
         return rotated(q, *rope), rotated(k, *rope), v
 
 

@@ -57,6 +57,17 @@ class VisionBlock(nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
 
+def projected(
+    attention: Any, hidden: mx.array, n_heads: int, dim: int = -1
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries, keys, values (1, heads, n, dim) of hidden states (n, width)."""
+    q, k, v = (
+        project(hidden).reshape(1, len(hidden), n_heads, dim).transpose(0, 2, 1, 3)
+        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    return q, k, v
+
+
 class VisionLayers(nn.Module):  # type: ignore[misc]
     """Blocks under the name `layers` that checkpoints give them."""
 

@@ -210,8 +210,6 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     return working.result()
 
 
-log = logging.getLogger("mlxstack.agents")
-
 Acquire = Callable[[AgentLockFiles, str], AgentLock | None]
 
 POLL_S = 0.05

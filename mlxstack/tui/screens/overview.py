@@ -16,7 +16,6 @@ from mlxstack.tui.widgets.text_lines import TextLines, TileBox
 from mlxstack.tui.widgets.titled_table import TitledTable
 
 OURS = frozenset({ActionTarget.SLOT, ActionTarget.SERVICE, ActionTarget.MACHINE})
-TILES = (tiles.memory, tiles.decode, tiles.prefill, tiles.reuse, tiles.queue)
 
 
 class OverviewScreen(BaseScreen):
@@ -42,7 +41,7 @@ class OverviewScreen(BaseScreen):
         """Health, tiles, charts, totals, tables."""
         yield TextLines(overview.health, "health").data_bind(model=BaseScreen.model)
         with Container(id="tiles"):
-            for draw in TILES:
+            for draw in tiles.TILES:
                 yield TileBox(draw, f"tile-{draw.__name__}").data_bind(model=BaseScreen.model)
         with Horizontal(id="charts"):
             yield SparklineChart(PREFILL, "prefill").data_bind(model=BaseScreen.model)

@@ -140,3 +140,6 @@ def _bar(parts: tuple[MemoryPart, ...], view: MemoryView, width: int) -> list[Te
     drawn.append(TextCell("-" * cells[-1], CellStyle.FAINT))
     drawn.append(TextCell("·" * (width - sum(cells)), CellStyle.FAINT))
     return drawn
+
+
+TILES = (memory, decode, prefill, reuse, queue)
