@@ -127,6 +127,7 @@ class Service:
     ) -> None:
         self.preset = preset
         self.name = preset.model.served_name
+        """Model name in the API: the preset's alias, or its model's id."""
         self.neighbors = neighbors
         self.engine = engine
         self.stats = ServiceStats()
@@ -275,16 +276,14 @@ class Service:
         self._text_processor = None
         self.request_log.last_in_slot.clear()
 
-    def rest(self, engine: "EngineCore | Embedder") -> None:
+    def rest(self, preset: Preset, engine: "EngineCore | Embedder") -> None:
         """Stay unloaded, with an engine that is not started, until `load_model`."""
         self.stats.add_engine(self.engine.snapshot().counters)
-        self.engine = engine
+        self.preset, self.engine, self.name = preset, engine, preset.model.served_name
 
     async def load_model(self, preset: Preset, engine: "EngineCore | Embedder") -> ModelFacts:
         """Serve a preset by another engine. Raises its load error."""
-        self.stats.add_engine(self.engine.snapshot().counters)
-        self.preset, self.engine = preset, engine
-        self.name = preset.model.served_name
+        self.rest(preset, engine)
         return await self._begin()
 
     def give_up(self, why: str) -> None:

@@ -95,7 +95,7 @@ async def unload(service: Service) -> None:
             await model_swap.park(service, limit_s)
         model_swap.begin(service, service.preset, "unload", limit_s)
         freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
-        service.rest(resting)
+        service.rest(service.preset, resting)
         if service.neighbors is not None:
             await asyncio.to_thread(service.neighbors.release)
         await return_free_memory(service.gate)

@@ -126,8 +126,7 @@ async def _load_instead(
     began = time.perf_counter()
     try:
         if failure := await try_load(service, engine_factory, preset):
-            service.preset = old
-            service.rest(engine_factory.engine(old))
+            service.rest(old, engine_factory.engine(old))
             raise Broken(
                 f"{preset.model.served_name} was not loaded, {name} stays unloaded: {failure}"
             )
