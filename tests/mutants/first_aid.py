@@ -281,7 +281,8 @@ FIRST_AID = (
     ),
     Mutant(
         "an agent that is never kept writes no KV", "engine/slots/slot_kv_manager.py",
-        "return context.agent is None or self._persist is not Persist.NEVER", "return True",
+        "may_be_written = context.agent is None or self._persist is not Persist.NEVER",
+        "may_be_written = True",
         AGENTS + "test_persist_modes",
     ),
     Mutant(
