@@ -22,6 +22,8 @@ from mlxstack.api import errors
 from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import BadRequest, Busy, StackError, UpgradeRefused
 
+# Request head; its longest lines are keys and cookies.
+MAX_HEAD_BYTES = 64 * 1024
 MOST_CONNECTIONS = 4096
 # The other descriptors are for files, and for accepted connections that are not counted yet.
 SHARE_OF_DESCRIPTORS = 0.75
@@ -176,6 +178,17 @@ class BoundedConnection(H11Protocol):
         """Read on; what is left of the request has a deadline."""
         super().data_received(data)
         self._set_deadline()
+
+    def handle_events(self) -> None:
+        """Ignore empty lines before a request line, as of RFC 9112, 2.2; then read on."""
+        if self.conn.our_state is self.conn.their_state is h11.IDLE:
+            data, _ = self.conn.trailing_data
+            if data.startswith((b"\r", b"\n")):
+                # h11 has no way to drop what it has been given.
+                self.conn = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
+                if rest := data.lstrip(b"\r\n"):
+                    self.conn.receive_data(rest)
+        super().handle_events()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection for the answer to a whole request.

@@ -67,6 +67,14 @@ MALFORMED = "JSON is malformed"
 BODY = "data"
 MISSING = re.compile(r"Object missing required field `(.+)`")
 
+_MESSAGES = "; a body with messages belongs to /v1/chat/completions"
+# Paths of the bodies that are sent to a wrong one, by the field that is missing there.
+ELSEWHERE = {
+    "messages": "; a body with input belongs to /v1/responses, with prompt to /v1/completions",
+    "input": _MESSAGES,
+    "prompt": _MESSAGES,
+}
+
 
 def nearest(table: ErrorTable[T], error: errors.StackError) -> T:
     """Entry of the error's class, or of its nearest ancestor."""
@@ -161,7 +169,7 @@ def _validation(problem: ValidationException) -> errors.BadRequest:
     path = "" if key == BODY else key
     if missing := MISSING.match(message):
         path = f"{path}.{missing[1]}".strip(".")
-        message = "Field required"
+        message = f"Field required{ELSEWHERE.get(path, '')}"
     return errors.BadRequest(f"{path}: {message}" if path else message, path or None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from mlxstack.api.connection import BoundedConnection
+from mlxstack.api.connection import MAX_HEAD_BYTES, BoundedConnection
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServerSpec
 
@@ -16,8 +16,6 @@ from mlxstack.core.preset import ServerSpec
 BACKLOG = 512
 # Longer than clients keep an idle connection, so that no request meets one that is closing.
 KEEP_ALIVE_S = 75
-# Request head; its longest lines are keys and cookies.
-MAX_HEAD_BYTES = 64 * 1024
 
 
 class UvicornServer(uvicorn.Server):
@@ -40,6 +38,7 @@ def uvicorn_config(app: Any, **limits: Any) -> uvicorn.Config:
         ws="none",
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         **limits,
     )
 

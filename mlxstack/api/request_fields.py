@@ -4,8 +4,8 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, cast
 
 from msgspec import Struct
 
@@ -90,7 +90,7 @@ class Fields(Struct, kw_only=True):
     repetition_context_size: int | None = None
     repeat_last_n: int | None = None
     logit_bias: LogitBias | None = None
-    stop: str | list[str] | None = None
+    stop: str | list[str | None] | None = None
     ignore_eos: bool | None = None
     n: int | None = None
     n_predict: int | None = None
@@ -148,23 +148,25 @@ def n_parts(contents: Iterable[Any]) -> int:
     return sum(len(content) for content in contents if isinstance(content, list))
 
 
+def _first_given(body: Fields, *fields: str) -> tuple[str, Any]:
+    """Name and value of the first field that is given; the value is None without one."""
+    given = ((name, value) for name in fields if (value := getattr(body, name)) is not None)
+    return next(given, ("", None))
+
+
 def limit(body: Fields) -> int | None:
     """Token limit of the response, None without one. Raises BadRequest."""
-    name = next((name for name in body.limits if getattr(body, name) is not None), None)
-    if name is None:
-        return None
-    value: int = getattr(body, name)
-    if value != UNLIMITED and value < body.least:
+    name, value = _first_given(body, *body.limits)
+    if value is not None and value != UNLIMITED and value < body.least:
         raise BadRequest(
             f"{name} is {value}; it must be at least {body.least}, or -1 for no limit", name
         )
-    return value
+    return cast(int | None, value)
 
 
 def thinking_budget(body: Fields) -> int | None:
     """Most tokens of reasoning; a negative number removes the limit."""
-    given = body.thinking_budget_tokens
-    budget = body.reasoning_budget_tokens if given is None else given
+    _, budget = _first_given(body, "thinking_budget_tokens", "reasoning_budget_tokens")
     return None if budget is None or budget < 0 else budget
 
 
@@ -192,6 +194,11 @@ def top_logprobs(n_top: int | None, name: str) -> int | None:
     return n_top
 
 
+def n_logprobs(is_wanted: bool | None, n_top: int | None) -> int | None:
+    """Number of alternatives by `logprobs` and `top_logprobs`. Raises BadRequest."""
+    return top_logprobs(n_top or 0, "top_logprobs") if is_wanted else None
+
+
 def sampling(
     body: Fields,
     defaults: SamplingParams,
@@ -204,11 +211,7 @@ def sampling(
     As for llama-server, penalties look at the whole context for a window of -1, and are off for one
     of 0. Raises BadRequest.
     """
-    repetition, name = (
-        (body.repetition_penalty, "repetition_penalty")
-        if body.repeat_penalty is None
-        else (body.repeat_penalty, "repeat_penalty")
-    )
+    name, repetition = _first_given(body, "repeat_penalty", "repetition_penalty")
     if repetition is not None and repetition <= 0:
         raise BadRequest(f"{name} is {repetition}; it must be above 0, and 1 is neutral", name)
     window = _given(body.repeat_last_n, _given(body.repetition_context_size, defaults.window))
@@ -245,7 +248,7 @@ def _share(value: float | None, name: str) -> float | None:
     return value
 
 
-def stops(stop: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
+def stops(stop: str | Sequence[str | None] | None, name: str) -> tuple[str, ...]:
     """Stop strings. Raises BadRequest for too many, or for one too long."""
     sequences = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
     if len(sequences) > MOST_STOPS:
@@ -259,12 +262,10 @@ def stops(stop: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
 
 
 def _agent(body: Fields) -> str | None:
-    name, agent = (
-        ("agent", body.agent) if body.session_id is None else ("session_id", body.session_id)
-    )
+    name, agent = _first_given(body, "session_id", "agent")
     if agent is not None and not AGENT_ID.fullmatch(agent):
         raise BadRequest(f"{name} {AGENT_WORDS}", name)
-    return agent
+    return cast(str | None, agent)
 
 
 def _user(body: Fields) -> Any:
@@ -452,9 +453,19 @@ def tool_choice_mode(choice: Any) -> ToolChoiceMode:
             pass
     if word not in list(ToolChoiceMode):
         raise BadRequest(
-            f"tool_choice is {choice!r}; known are none, auto, required, or a tool", "tool_choice"
+            f"tool_choice is {choice!r}; known are none, auto, required, or a tool that the client "
+            "runs, and not a vendor's servers",
+            "tool_choice",
         )
     return ToolChoiceMode(word)
+
+
+def allowed_tools(choice: Any, name_of: Callable[[Any], str | None]) -> tuple[str, ...]:
+    """Names of the tools that a `tool_choice` allows; none if all are."""
+    match choice:
+        case {"tools": list(tools)} | {"allowed_tools": {"tools": list(tools)}}:
+            return tuple(filter(None, map(name_of, tools)))
+    return ()
 
 
 def chosen_tool(choice: Any) -> str | None:
@@ -466,9 +477,27 @@ def chosen_tool(choice: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def json_instruction(schema: dict[str, Any] | None) -> Message:
-    """Instruction to answer in JSON, before the answer."""
+SCHEMA_KEYS = {"type", "properties", "anyOf", "$ref"}
+
+
+def format_constraint(wrapped: Any, schema: Any, param: str) -> ResponseConstraint:
+    """Constraint of a format by the schema in `json_schema`, beside it, or in its place.
+
+    Raises BadRequest for a schema that is none.
+    """
+    inner = wrapped if isinstance(wrapped, dict) else {}
+    found = inner.get("schema") or schema or (inner if SCHEMA_KEYS & inner.keys() else {})
+    if not isinstance(found, dict):
+        raise BadRequest(f"{param}: the schema must be an object, got {found!r:.20}", param)
+    return ResponseConstraint(found, param=param)
+
+
+def format_instruction(wanted: ResponseConstraint | None) -> tuple[Message, ...]:
+    """Instruction to answer in a JSON format, before the answer; none without a format."""
+    if wanted is None:
+        return ()
     line = "Answer with one JSON object and nothing else."
-    if schema:
-        line += f" It must match this JSON schema: {json.dumps(schema, ensure_ascii=False)}"
-    return Message(Role.SYSTEM, line)
+    if wanted.schema:
+        schema = json.dumps(wanted.schema, ensure_ascii=False)
+        line += f" It must match this JSON schema: {schema}"
+    return (Message(Role.SYSTEM, line),)

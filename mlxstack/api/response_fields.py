@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned, TokenSampled
 from mlxstack.core.response_parts import (
@@ -209,15 +209,8 @@ def legacy(
 
 def _chosen(note: TokenSampled, logprob: float, text_processor: "TextProcessor") -> SampledLogprob:
     own = _alternative(note.token, logprob, text_processor)
-    return SampledLogprob(
-        id=own.id,
-        token=own.token,
-        bytes=own.bytes,
-        logprob=own.logprob,
-        top_logprobs=tuple(
-            _alternative(token, logprob, text_processor) for token, logprob in note.top
-        ),
-    )
+    others = tuple(_alternative(token, one, text_processor) for token, one in note.top)
+    return SampledLogprob(**asdict(own), top_logprobs=others)
 
 
 def _alternative(token: int, logprob: float, text_processor: "TextProcessor") -> Alternative:

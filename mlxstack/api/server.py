@@ -14,7 +14,7 @@ import uvicorn
 import uvloop
 
 from mlxstack.api.app import create_app
-from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_config
+from mlxstack.api.listener import UvicornServer, bind, uvicorn_config
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset
@@ -116,5 +116,4 @@ def config(service: Service) -> uvicorn.Config:
     return uvicorn_config(
         swap_gate_middleware(service, create_app(service)),
         timeout_graceful_shutdown=ceil(drain_s) + GRACE_S,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )

@@ -8,7 +8,7 @@ from math import ceil
 
 import uvloop
 
-from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_config
+from mlxstack.api.listener import UvicornServer, bind, uvicorn_config
 from mlxstack.core.errors import SetupError
 from mlxstack.gateway.app import Gateway
 from mlxstack.gateway.members import Members
@@ -38,7 +38,6 @@ def web_server(spec: GatewaySpec, members: Members) -> UvicornServer:
         uvicorn_config(
             Gateway(spec, members),
             timeout_graceful_shutdown=ceil(spec.server.drain_s),
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
     )
 

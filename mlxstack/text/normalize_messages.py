@@ -18,7 +18,7 @@ _BILLING = re.compile(
 _HALF = re.compile(r"[\ud800-\udfff]")
 MAX_DEFINED = 2**24
 INTERRUPTED = "The call was interrupted; it has no result."
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 
 
 def drop_billing(text: str) -> str:
@@ -45,7 +45,7 @@ def _part_text(part: Any) -> str:
     kind = part.get("type", "text")
     if kind == "refusal":
         return str(part.get("refusal") or "")
-    if kind in _TEXT_PARTS:
+    if kind in TEXT_PARTS:
         return str(part.get("text") or "")
     raise Unsupported(f"{kind} input is not supported by this model; send text", "messages")
 

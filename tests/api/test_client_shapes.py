@@ -79,7 +79,15 @@ def text(said: str) -> dict[str, Any]:
     return {"type": "text", "text": said}
 
 
-@pytest.mark.parametrize("value", [{"sky": "blue", "t": [1, None]}, 21.5, 7, True])
+RESULTS: list[Any] = [
+    *({"sky": "blue", "t": [1, None]}, 21.5, 7, True),
+    *([], [1, 2], [{"city": "Rome"}, {"city": "Ulm"}]),
+    [{"type": "directory", "name": "src"}, {"type": "file", "name": "a.py"}],
+    [{"type": "resource", "resource": {"uri": "file:///a", "text": "x"}}, {"text": "y"}],
+]
+
+
+@pytest.mark.parametrize("value", RESULTS)
 def test_the_result_of_a_tool_may_be_any_json(prompts: Prompts, value: Any) -> None:
     """Frameworks send what a tool returned; a refusal would end the session for good."""
 
@@ -92,7 +100,19 @@ def test_the_result_of_a_tool_may_be_any_json(prompts: Prompts, value: Any) -> N
         result = {"type": "function_call_output", "call_id": "c1", "output": output}
         return {"input": [ASKED, call, result]}
 
-    for path, body in ((CHAT, chat), ("/v1/responses", responses)):
+    def messages(content: Any) -> dict[str, Any]:
+        use = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "c1", "content": content}
+        turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        return {"max_tokens": 9, "messages": [ASKED, *turns]}
+
+    def ollama(content: Any) -> dict[str, Any]:
+        return {**chat(content), "stream": False}
+
+    for path, body in (
+        *((CHAT, chat), ("/v1/responses", responses)),
+        *(("/v1/messages", messages), ("/api/chat", ollama)),
+    ):
         assert prompts.of(path, body(value)) == prompts.of(path, body(json.dumps(value)))
 
 
@@ -148,3 +168,111 @@ def test_thinking_is_switched_in_every_spelling(prompts: Prompts, switch: bool) 
         assert prompts.of(CHAT, body | more) == wanted, more
         own = {"chat_template_kwargs": {"enable_thinking": not switch}}
         assert prompts.of(CHAT, body | more | own) != wanted, "the variable of the template wins"
+
+
+SWITCHES: list[tuple[dict[str, Any], bool]] = [
+    ({"reasoning": False}, False),
+    ({"reasoning": {"enabled": False}}, False),
+    ({"reasoning": {"enabled": True, "effort": "low"}}, True),
+    ({"reasoning": {"effort": "none"}}, False),
+    ({"think": True}, True),
+    ({"reasoning": None, "think": None, "enable_thinking": False}, False),
+]
+
+
+@pytest.mark.parametrize(("sent", "switch"), SWITCHES)
+def test_thinking_is_switched_as_openrouter_and_ollama_do(
+    prompts: Prompts, sent: dict[str, Any], switch: bool
+) -> None:
+    body = {"messages": [ASKED]}
+    wanted = prompts.of(CHAT, {**body, "chat_template_kwargs": {"enable_thinking": switch}})
+    assert prompts.of(CHAT, body | sent) == wanted
+
+
+MISPLACED = [
+    (CHAT, {"input": "hi"}, "/v1/responses"),
+    (CHAT, {"prompt": "hi"}, "/v1/completions"),
+    ("/v1/responses", {"messages": [ASKED]}, "/v1/chat/completions"),
+    ("/v1/completions", {"messages": [ASKED]}, "/v1/chat/completions"),
+    ("/completion", {"messages": [ASKED]}, "/v1/chat/completions"),
+    ("/v1/messages", {"input": "hi", "max_tokens": 9}, "/v1/responses"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "other"), MISPLACED)
+def test_a_body_of_another_path_is_refused_with_that_path(
+    prompts: Prompts, path: str, body: dict[str, Any], other: str
+) -> None:
+    refused = prompts.http.post(path, json=body)
+    assert refused.status_code == 400
+    assert other in refused.json()["error"]["message"]
+
+
+SCHEMA = {"type": "object", "properties": {"sky": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json_schema": {"name": "sky", "schema": SCHEMA}},
+        {"json_schema": SCHEMA},
+        {"json_schema": None, "schema": SCHEMA},
+        {"json_schema": {"name": "sky", "strict": True}, "schema": SCHEMA},
+    ],
+)
+def test_a_schema_counts_wherever_it_stands(prompts: Prompts, form: dict[str, Any]) -> None:
+    """A schema that is not found leaves the answer free without a word."""
+    kind = {"type": "json_schema"}
+    for path, body in (
+        (CHAT, {"messages": [ASKED], "response_format": kind | form}),
+        ("/v1/responses", {"input": [ASKED], "text": {"format": kind | form}}),
+    ):
+        assert json.dumps(SCHEMA) in prompts.of(path, body)
+
+
+def test_a_schema_that_is_none_is_refused(prompts: Prompts) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": "object"}}
+    refused = prompts.http.post(CHAT, json={"messages": [ASKED], "response_format": form})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "response_format"
+
+
+@pytest.mark.parametrize(
+    "more", [{"logprobs": False, "top_logprobs": 0}, {"stop": [None]}, {"stop": ["", None, "x"]}]
+)
+def test_fields_that_say_nothing_are_not_refused(prompts: Prompts, more: dict[str, Any]) -> None:
+    assert prompts.of(CHAT, {"messages": [ASKED]} | more)
+
+
+def test_contents_of_ollama_may_be_parts(prompts: Prompts) -> None:
+    def said(*contents: Any) -> str:
+        turns = [{"role": "user", "content": content} for content in contents]
+        return prompts.of("/api/chat", {"messages": turns, "stream": False})
+
+    assert said([text("Weather"), text("in Rome?")], "now") == said("Weather\nin Rome?", "now")
+
+
+def test_no_arguments_may_be_an_empty_list(prompts: Prompts) -> None:
+    """PHP and Lua write an empty table so."""
+    result = {"role": "tool", "tool_call_id": "c1", "content": "SUNNY"}
+    sent = {"messages": [ASKED, calling(called("c1", arguments=[])), result]}
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": []}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "SUNNY"}
+    for path, body in ((CHAT, sent), ("/v1/responses", {"input": [ASKED, call, output]})):
+        assert "SUNNY" in prompts.of(path, body)
+
+
+def test_a_last_message_with_a_prefix_is_continued(prompts: Prompts) -> None:
+    begun = {"role": "assistant", "content": "The sky is"}
+    plain = {"messages": [ASKED, begun], "continue_final_message": True}
+    body = {"messages": [ASKED, {**begun, "prefix": True}]}
+    assert prompts.of(CHAT, body) == prompts.of(CHAT, plain)
+    assert prompts.of(CHAT, body).endswith("The sky is")
+
+
+@pytest.mark.parametrize("kind", ["web_search", "file_search", "image_generation"])
+def test_the_choice_of_a_vendors_tool_says_where_it_runs(prompts: Prompts, kind: str) -> None:
+    body = {"input": "hi", "tools": [{"type": kind}], "tool_choice": {"type": kind}}
+    refused = prompts.http.post("/v1/responses", json=body)
+    assert refused.status_code == 400
+    assert "a vendor's servers" in refused.json()["error"]["message"]

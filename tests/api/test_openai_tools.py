@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.request_fields import tool_choice_mode
+from mlxstack.api.request_fields import chosen_tool, tool_choice_mode
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import ServerSpec
@@ -164,7 +164,7 @@ def test_a_custom_tool_has_its_grammar_in_the_description(grammar: dict[str, Any
 def test_a_tool_choice_names_a_custom_tool() -> None:
     choice = {"type": "custom", "custom": {"name": "patch"}}
     body = msgspec.convert({"messages": USER, "tool_choice": choice}, ChatBody)
-    assert to_conversation.forced_tool(body) == "patch"
+    assert chosen_tool(to_conversation.tool_choice(body)) == "patch"
     assert tool_choice_mode(choice) is ToolChoiceMode.REQUIRED
 
 
@@ -190,7 +190,8 @@ def test_functions_are_tools_and_answered_as_a_function_call(client: openai.Open
 
 def test_function_call_is_a_tool_choice_and_part_of_the_history() -> None:
     sent = {"messages": USER, "functions": [FUNCTION], "function_call": {"name": "weather"}}
-    assert to_conversation.forced_tool(msgspec.convert(sent, ChatBody)) == "weather"
+    choice = to_conversation.tool_choice(msgspec.convert(sent, ChatBody))
+    assert chosen_tool(choice) == "weather"
     called = {"role": "assistant", "function_call": {"name": "weather", "arguments": "{}"}}
     (call,) = converted(messages=[*USER, called]).messages[-1].tool_calls
     assert (call.name, call.arguments) == ("weather", {})

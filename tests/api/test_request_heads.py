@@ -98,6 +98,16 @@ def test_two_lengths_are_refused_and_the_connection_is_closed(here: Running) -> 
     assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
 
 
+@pytest.mark.parametrize("empty", [b"\r\n", b"\r\n\r\n", b"\n"])
+def test_empty_lines_before_a_request_line_are_ignored(here: Running, empty: bytes) -> None:
+    """RFC 9112, 2.2: some clients end a body with an empty line, and reuse the connection."""
+    kept = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    body = request_of(CHAT, chat_body()).replace(b"Connection: close\r\n", b"")
+    with sent(here, empty + kept + empty + body + empty + request_of(CHAT, chat_body())) as client:
+        answer = answer_of(client)
+    assert answer.count(b"HTTP/1.1 200") == 3 and b"HTTP/1.1 400" not in answer
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_a_client_that_closes_its_sending_side_reads_the_whole_answer(

@@ -120,7 +120,7 @@ DOORS_AND_FILES = (
         GUARDS + "test_a_body_over_the_limit_is_413",
     ),
     Mutant(
-        "what comes before a body is bounded", "api/server.py",
+        "what comes before a body is bounded", "api/listener.py",
         "h11_max_incomplete_event_size=MAX_HEAD_BYTES", "h11_max_incomplete_event_size=2**40",
         "tests/api/test_heads.py::test_a_long_head_is_refused_before_it_is_whole",
     ),

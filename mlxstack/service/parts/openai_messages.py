@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from mlxstack.core.errors import BadRequest, Damaged, Unsupported
 from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
 from mlxstack.text.images.reader import KINDS, MOST_IN_ALL, TEXT_ONLY, ImageReader
-from mlxstack.text.normalize_messages import parse_arguments, plain_text, system_text
+from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments, plain_text, system_text
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -37,9 +37,11 @@ NOTES = {
 
 WITH_IMAGES = frozenset({"user", "tool", "function"})
 """Roles whose images are read."""
+PARTS = TEXT_PARTS | KINDS | NOTES.keys() | {"refusal"}
+"""Kinds of the parts of a content."""
 
 Content = str | list[str | dict[str, Any]] | None
-AnyContent = Content | dict[str, Any] | int | float | bool
+AnyContent = str | list[Any] | dict[str, Any] | int | float | bool | None
 """Content of a tool result, which some clients send as any JSON."""
 ContentReader = Callable[[AnyContent, str], str]
 
@@ -48,7 +50,7 @@ class FunctionParam(Struct):
     """Function of a call in the history; `arguments` usually are a string."""
 
     name: str | None = None
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | dict[str, Any] | list[Any] | None = None
 
 
 class CustomParam(Struct):
@@ -67,7 +69,10 @@ class ToolCallParam(Struct):
 
 
 class ChatMessageParam(Struct):
-    """One message. `function` is the legacy role of `tool`, `function_call` its one call."""
+    """One message. `function` is the legacy role of `tool`, `function_call` its one call.
+
+    A last one with `prefix` is continued, as DeepSeek and Mistral do.
+    """
 
     role: str
     content: AnyContent = None
@@ -77,6 +82,7 @@ class ChatMessageParam(Struct):
     function_call: FunctionParam | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    prefix: bool | None = None
 
 
 def read_messages(
@@ -93,8 +99,10 @@ def read_messages(
     read = []
     for n, (at, item) in enumerate(said):
         seen = images if item.role in WITH_IMAGES else TEXT_ONLY
+        is_result = ROLES.get(item.role) is Role.TOOL
+        content = result_content(item.content) if is_result else item.content
         content, found_images = with_marks(
-            item.content, f"{at}.content", seen, is_new=n == last > answered
+            content, f"{at}.content", seen, is_new=n == last > answered
         )
         one = _message(item, content, at, read_latest_user if n == last else read_history)
         read.append(msgspec.structs.replace(one, images=found_images) if found_images else one)
@@ -218,11 +226,20 @@ def read_history(content: AnyContent, at: str) -> str:
     return plain_text(_readable(_checked(content, at)), "\n")
 
 
-def result_content(content: AnyContent) -> Content:
-    """Content of a tool result; JSON text of another value."""
-    if isinstance(content, str | list | None):
-        return content
+def result_content(content: AnyContent, kinds: Container[Any] = PARTS) -> Content:
+    """Content of a tool result; JSON text of a value without parts of these kinds alone."""
+    match content:
+        case str() | None:
+            return content
+        case [_, *_] if all(_is_part(part, kinds) for part in content):
+            return content
     return json.dumps(content, ensure_ascii=False)
+
+
+def _is_part(part: Any, kinds: Container[Any]) -> bool:
+    if isinstance(part, dict):
+        return part.get("type", "text" if "text" in part else None) in kinds
+    return isinstance(part, str)
 
 
 def read_system(content: AnyContent, at: str) -> str:
@@ -240,7 +257,8 @@ def _checked(content: AnyContent, at: str) -> Content:
     for i, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type", "text") if isinstance(part, dict) else part
         if not isinstance(kind, str):
-            raise BadRequest(f"{at}[{i}].type must be a string", f"{at}[{i}].type")
+            path = f"{at}[{i}]" + (".type" if isinstance(part, dict) else "")
+            raise BadRequest(f"{path} must be a string", path)
     return content
 
 
@@ -270,7 +288,6 @@ def _message(
     calls = sent.tool_calls or (
         [ToolCallParam(function=sent.function_call)] if sent.function_call else []
     )
-    content = result_content(content) if role is Role.TOOL else content
     return Message(
         role=role,
         text=(read_rules if role is Role.SYSTEM else read)(content, f"{at}.content"),

@@ -133,9 +133,9 @@ class TextProcessor:
         began_at = tuple(self._began_at.values())
         return time.monotonic() - max(began_at) if len(began_at) >= N_THREADS else 0.0
 
-    async def read(self, convert: Callable[[], T]) -> T:
-        """Run `convert`, which takes long for a large body."""
-        return await self._run(convert)
+    async def read(self, convert: Callable[[ImageReader], T]) -> T:
+        """Run `convert`, which takes long for a large body, with a reader of its images."""
+        return await self._run(lambda: convert(self.image_reader()))
 
     async def raw(self, prompt: RawPrompt) -> Prompt:
         """Prompt of texts and tokens in a row, or of a text with images. Raises as `check` does."""

@@ -123,8 +123,6 @@ def test_c4_c5_an_assistant_turn_in_all_its_parts() -> None:
                     text("I "),
                     text("look."),
                     {"type": "tool_use", "id": "t1", "name": "weather", "input": {"b": 1, "a": 2}},
-                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
-                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{}]},
                 ],
             },
             user(result("sunny")),
@@ -135,6 +133,70 @@ def test_c4_c5_an_assistant_turn_in_all_its_parts() -> None:
     (call,) = turn.tool_calls
     assert isinstance(call.arguments, dict)
     assert list(call.arguments.items()) == [("b", 1), ("a", 2)]
+
+
+SEARCH = {
+    "type": "server_tool_use",
+    "id": "s1",
+    "name": "web_search",
+    "input": {"query": "rome weather"},
+}
+FOUND = [
+    {
+        "type": "web_search_result",
+        "url": "https://weather.example/rome",
+        "title": "Rome",
+        "page_age": "1 day",
+        "encrypted_content": "SECRET",
+    }
+]
+
+
+def found_by(key: str, content: Any, kind: str = "web_search_tool_result") -> dict[str, Any]:
+    return {"type": kind, "tool_use_id": key, "content": content}
+
+
+def test_searches_of_a_server_are_calls_with_their_results() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {}}
+    said = [
+        *(text("I search."), SEARCH, {**SEARCH, "id": "s2"}),
+        *(found_by("s1", FOUND), found_by("s2", {"type": "error", "error_code": "unavailable"})),
+        *(text("Sunny."), call),
+    ]
+    found = meant([*HI, {"role": "assistant", "content": said}, user(result("ok"))]).messages[1:]
+    assert [(m.role.value, m.tool_call_id, [c.id for c in m.tool_calls]) for m in found] == [
+        ("assistant", None, ["s1", "s2"]),
+        ("tool", "s1", []),
+        ("tool", "s2", []),
+        ("assistant", None, ["t1"]),
+        ("tool", "t1", []),
+    ]
+    assert (found[0].text, found[3].text) == ("I search.", "Sunny.")
+    assert "weather.example" in found[1].text and "SECRET" not in found[1].text
+    assert "unavailable" in found[2].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "told"),
+    [
+        ("bash_code_execution_tool_result", {"stdout": "42", "return_code": 0}, "42"),
+        ("mcp_tool_result", [text("SUNNY")], "SUNNY"),
+        ("web_fetch_tool_result", {"content": {"source": {"type": "text", "data": "A"}}}, '"A"'),
+        ("web_fetch_tool_result", {"source": {"type": "base64", "data": "AAAA"}}, "[file omitted]"),
+    ],
+)
+def test_results_of_a_servers_tools_are_told(kind: str, content: Any, told: str) -> None:
+    call = {**SEARCH, "type": "mcp_tool_use" if kind.startswith("mcp") else SEARCH["type"]}
+    said = {"role": "assistant", "content": [call, found_by("s1", content, kind)]}
+    found = meant([*HI, said])
+    assert found.messages[-1].role is Role.TOOL and told in found.messages[-1].text
+    assert found.add_generation_prompt
+
+
+def test_null_fields_of_blocks_are_as_absent() -> None:
+    thought = {"type": "thinking", "thinking": None, "signature": None}
+    said = {"role": "assistant", "content": [thought, text("ok", citations=None)]}
+    assert meant([*HI, said, *HI]).messages[1] == Message(Role.ASSISTANT, "ok")
 
 
 def test_a14_prefill_and_its_edges() -> None:

@@ -39,6 +39,18 @@ def test_b8_the_client_reads_a_whole_answer(claude: anthropic.Anthropic) -> None
     assert answer._request_id.startswith("req_")
 
 
+def test_a_limit_of_0_computes_the_prompt_alone(claude: anthropic.Anthropic) -> None:
+    """Anthropic's documented call to warm a cache: the next request finds the prompt."""
+    story: list[Any] = [{"role": "user", "content": "tell me of the sea " * 20}]
+    warmed, found = (
+        claude.messages.create(model="m", messages=story, max_tokens=most, extra_body=PLAIN)
+        for most in (0, 1)
+    )
+    assert (warmed.stop_reason, warmed.usage.output_tokens) == ("max_tokens", 0)
+    assert warmed.usage.input_tokens > 100
+    assert found.usage.input_tokens < 10 and found.usage.cache_read_input_tokens
+
+
 def test_b8_the_client_streams(claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(
         model="tiny", messages=HELLO, max_tokens=20, extra_body=PLAIN

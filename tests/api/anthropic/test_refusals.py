@@ -23,6 +23,7 @@ def turn(*content: Any, role: str = "user") -> dict[str, Any]:
 
 WRONG: list[tuple[Any, str]] = [
     ({}, "messages: Field required"),
+    ({"input": "hi"}, "messages: Field required; a body with input belongs to /v1/responses"),
     ([], "Expected `object`, got `array`"),
     ({"messages": []}, "messages: "),
     ({"messages": "hi"}, "messages: "),
@@ -42,7 +43,7 @@ WRONG: list[tuple[Any, str]] = [
     (turn(IMAGE), "messages[0].content[0]: image input is not supported by this model"),
     ({"messages": HELLO, "system": 5}, "system: "),
     ({"messages": HELLO, "max_tokens": "many"}, "max_tokens: "),
-    ({"messages": HELLO, "max_tokens": 0}, "max_tokens"),
+    ({"messages": HELLO, "max_tokens": -5}, "max_tokens"),
     ({"messages": HELLO, "temperature": "hot"}, "temperature: "),
     ({"messages": HELLO, "top_p": 3}, "top_p"),
     ({"messages": HELLO, "stop_sequences": "x"}, "stop_sequences: "),

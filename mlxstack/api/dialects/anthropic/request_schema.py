@@ -49,8 +49,15 @@ class ToolUse(Struct, tag="tool_use"):
 
 class ToolResult(Struct, tag="tool_result"):
     tool_use_id: str
-    content: Content | None = None
+    content: Any = None
     is_error: bool | None = None
+
+
+class ServerToolResult(Struct, tag="server_tool_result"):
+    """Result of a tool that ran on Anthropic's servers; its types have many names."""
+
+    tool_use_id: str
+    content: Any = None
 
 
 class ToolReference(Struct, tag="tool_reference"):
@@ -79,6 +86,7 @@ Block = (
     | ThinkingInput
     | ToolUse
     | ToolResult
+    | ServerToolResult
     | ToolReference
     | ToolAddition
     | ToolRemoval
@@ -136,10 +144,13 @@ class OutputConfig(Struct):
 
 
 class MessagesBody(Fields, kw_only=True):
-    """POST /v1/messages, and the same without limits for /v1/messages/count_tokens."""
+    """POST /v1/messages, and the same without limits for /v1/messages/count_tokens.
+
+    A limit of 0 computes the prompt and nothing else, so that its KV is there.
+    """
 
     limits: ClassVar[tuple[str, ...]] = ("max_tokens",)
-
+    least: ClassVar[int] = 0
     messages: list[MessageParam]
     system: Content | None = None
     tools: list[ToolParam] | None = None

@@ -1,5 +1,6 @@
 """Routes of the Messages API."""
 
+from functools import partial
 from uuid import uuid4
 
 from litestar import Response, post
@@ -42,8 +43,7 @@ async def messages(
 ) -> Response[MessageResponse] | Stream:
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
-    text_processor = service.text_processor
-    parsed = await text_processor.read(lambda: conversation(data, text_processor.image_reader()))
+    parsed = await service.text_processor.read(partial(conversation, data))
     require_answerable(parsed)
     admitted = await admit(service, parsed, _options(service, data, parsed, request))
     names = ResponseIds(admitted.request.id, model, request_id(request.scope))
@@ -60,8 +60,7 @@ async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> Tok
     """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
     text_processor = service.text_processor
-    parsed = await text_processor.read(lambda: conversation(data, text_processor.image_reader()))
-    prompt = await service.text_processor.prompt(parsed)
+    prompt = await text_processor.prompt(await text_processor.read(partial(conversation, data)))
     return TokenCount(len(prompt.tokens))
 
 

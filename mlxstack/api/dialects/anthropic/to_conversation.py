@@ -1,7 +1,9 @@
 """Converts a body of the Messages API to a conversation."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from mlxstack.api.dialects.anthropic.request_schema import (
     MessageParam,
     MessagesBody,
     SearchResult,
+    ServerToolResult,
     TextInput,
     ThinkingInput,
     ToolAddition,
@@ -32,11 +35,11 @@ from mlxstack.api.dialects.anthropic.typed_tools import (
     is_server_tool,
     require_runnable,
 )
-from mlxstack.api.request_fields import json_instruction
+from mlxstack.api.request_fields import format_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.generation_options import ToolChoiceMode
-from mlxstack.service.parts.openai_messages import with_marks
+from mlxstack.service.parts.openai_messages import result_content, with_marks
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import (
@@ -78,7 +81,7 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     is_open = last.role is Role.ASSISTANT
     at = len(messages) - is_open
     return Conversation(
-        messages=(*messages[:at], *_format(body), *messages[at:]),
+        messages=(*messages[:at], *format_instruction(response_format(body)), *messages[at:]),
         tools=declared,
         thinking=THINKING.get(body.thinking.type) if body.thinking else None,
         template=_template(body),
@@ -126,7 +129,7 @@ def _messages(turns: list[MessageParam], known: Definitions, images: ImageReader
                     structs.replace(said[-1], images=found_images or said[-1].images),
                 ]
             case "assistant":
-                messages.append(_assistant(blocks))
+                messages += _assistant(blocks) or (Message(Role.ASSISTANT),)
             case "system":
                 messages += _late_system(blocks, known)
             case role:
@@ -159,7 +162,34 @@ def _user(
     return user_message(results, text) or (Message(Role.USER),)
 
 
-def _assistant(blocks: tuple[Block, ...]) -> Message:
+def _assistant(blocks: tuple[Block, ...]) -> list[Message]:
+    """Messages of the assistant's turn, in which a server's tools may have answered."""
+    messages: list[Message] = []
+    for is_result, group in groupby(blocks, lambda block: isinstance(block, ServerToolResult)):
+        parts = tuple(group)
+        messages += map(_server_result, parts) if is_result else (_said(parts),)
+    return messages
+
+
+def _server_result(block: Any) -> Message:
+    text = json.dumps(_readable(block.content), ensure_ascii=False)
+    return Message(Role.TOOL, text, tool_call_id=block.tool_use_id)
+
+
+def _readable(value: Any) -> Any:
+    """JSON value without parts that only Anthropic's servers read, and without files."""
+    match value:
+        case {"type": "base64"}:
+            return "[file omitted]"
+        case dict():
+            known = {key: one for key, one in value.items() if not key.startswith("encrypted_")}
+            return {key: _readable(one) for key, one in known.items()}
+        case list():
+            return [_readable(one) for one in value]
+    return value
+
+
+def _said(blocks: tuple[Block, ...]) -> Message:
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingInput)]
     return Message(
         role=Role.ASSISTANT,
@@ -194,7 +224,8 @@ def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader
     """Tool result; found tools are described in place, a failure becomes text."""
     parts: list[dict[str, Any]] = []
     at = f"{at}.content"
-    content, found_images = with_marks(result.content, at, images, is_new=False)
+    sent = result_content(result.content, KINDS)
+    content, found_images = with_marks(sent, at, images, is_new=False)
     for block in read(content, at):
         if isinstance(block, ToolReference):
             parts.append({"type": "tool_reference", "tool_name": block.tool_name})
@@ -231,11 +262,6 @@ def response_format(body: MessagesBody) -> ResponseConstraint | None:
     return ResponseConstraint(spec.schema or {}, param="output_config.format")
 
 
-def _format(body: MessagesBody) -> tuple[Message, ...]:
-    spec = response_format(body)
-    return () if spec is None else (json_instruction(spec.schema),)
-
-
 FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
 
@@ -264,18 +290,24 @@ def block_text(block: Block) -> str:
     return ""
 
 
-def _read(content: list[dict[str, Any]], at: str) -> Iterator[Block]:
-    for i, raw in enumerate(content):
+def _read(content: list[Any], at: str) -> Iterator[Block]:
+    for i, sent in enumerate(content):
+        raw = {"type": "text", "text": sent} if isinstance(sent, str) else sent
         kind = raw.get("type")
         if not isinstance(kind, str):
             path = f"{at}[{i}].type"
             raise BadRequest(f"{path}: Field required", path)
-        yield _typed(raw, f"{at}[{i}]") if kind in KINDS else TextInput(_text(raw))
+        # Calls of a server's tools are named after where the tool runs, results after the tool.
+        for ending, known in (("_tool_use", "tool_use"), ("_tool_result", "server_tool_result")):
+            kind = known if kind.endswith(ending) else kind
+        yield _typed(raw, kind, f"{at}[{i}]") if kind in KINDS else TextInput(_text(raw))
 
 
-def _typed(raw: dict[str, Any], at: str) -> Block:
+def _typed(raw: dict[str, Any], kind: str, at: str) -> Block:
+    """Block of a known kind, null fields left out. Raises BadRequest."""
+    given = {key: value for key, value in raw.items() if value is not None}
     try:
-        block: Block = msgspec.convert(raw, Block)
+        block: Block = msgspec.convert({**given, "type": kind}, Block)
     except msgspec.ValidationError as error:
         fault = FAULT.fullmatch(str(error))
         assert fault is not None

@@ -1,5 +1,6 @@
 """Tokenizer and chat template routes."""
 
+from functools import partial
 from typing import Any
 
 from litestar import post
@@ -57,9 +58,7 @@ async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dic
 async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[str, str]:
     """Render a chat body to its prompt."""
     text_processor = service.text_processor
-    conversation = await text_processor.read(
-        lambda: to_conversation.conversation(data, text_processor.image_reader())
-    )
+    conversation = await text_processor.read(partial(to_conversation.conversation, data))
     return {"prompt": await text_processor.text(conversation)}
 
 

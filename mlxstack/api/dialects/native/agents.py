@@ -2,6 +2,7 @@
 
 import uuid
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,6 +40,7 @@ from mlxstack.service.calls.generation import AgentTurnRequest, stream_turn
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.service.service import Service
+from mlxstack.text.images.reader import ImageReader
 
 AGENT = PREFIX + "agent"
 NO = (None, "", "0", "false")
@@ -90,10 +92,8 @@ async def create_agent(
     past = AgentHistory()
     if data.messages:
         body = ChatBody(messages=data.messages, tools=data.tools)
-        text_processor = service.text_processor
-        conversation = await text_processor.read(
-            lambda: to_conversation.conversation(body, text_processor.image_reader())
-        )
+        convert = partial(to_conversation.conversation, body)
+        conversation = await service.text_processor.read(convert)
         past = AgentHistory(conversation.messages, conversation.tools)
     return of_new(agent, shown(request, await agents.create(service, agent, past)))
 
@@ -226,8 +226,8 @@ async def generate_for_agent(
     """Generate the next turn; 409 for a busy agent unless queued."""
     model = resolve_model(service, data.model)
     agent = checked(agent, "agent")
-    text_processor = service.text_processor
-    turn = await text_processor.read(lambda: _turn_request(service, agent, data, request))
+    convert = partial(_turn_request, service, agent, data, request)
+    turn = await service.text_processor.read(convert)
     wants = stream_config(data, turn.options.id, model)
     if data.stream:
         return await _stream(service, agent, turn, wants)
@@ -266,14 +266,14 @@ async def _stream(
 
 
 def _turn_request(
-    service: Service, agent: str, body: GenerateBody, request: AnyRequest
+    service: Service, agent: str, body: GenerateBody, request: AnyRequest, images: ImageReader
 ) -> AgentTurnRequest:
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
     request_fields.only_one(body.n)
     whole = structs.replace(body, messages=body.append) if body.append else body
     return AgentTurnRequest(
-        conversation=to_conversation.conversation(whole, service.text_processor.image_reader()),
+        conversation=to_conversation.conversation(whole, images),
         options=structs.replace(options(body, request, service), agent=agent),
         is_added=bool(body.append),
         is_patient=bool(body.queue),

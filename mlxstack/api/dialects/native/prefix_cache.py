@@ -126,7 +126,7 @@ async def _tokens(text_processor: TextProcessor, data: PrefixBody) -> tuple[int,
     if data.text is not None:
         return await text_processor.tokenize(data.text, TokenizeOptions(add_special=False))
     body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
-    conversation = await text_processor.read(lambda: to_conversation.conversation(body))
+    conversation = await text_processor.read(lambda _: to_conversation.conversation(body))
     return (await text_processor.prompt(conversation)).tokens
 
 

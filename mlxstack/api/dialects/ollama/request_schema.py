@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from mlxstack.api.dialects.openai_chat.request_schema import ChatToolParam
 from mlxstack.api.request_fields import Fields
-from mlxstack.service.parts.openai_messages import ToolCallParam
+from mlxstack.service.parts.openai_messages import AnyContent, ToolCallParam
 
 
 class OllamaOptions(Fields, kw_only=True):
@@ -20,7 +20,7 @@ class OllamaMessage(Struct):
     """One message; its calls and results may lack ids."""
 
     role: str
-    content: str | None = None
+    content: AnyContent = None
     thinking: str | None = None
     images: list[Any] | None = None
     tool_calls: list[ToolCallParam] | None = None

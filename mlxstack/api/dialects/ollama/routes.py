@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -70,10 +71,8 @@ async def chat(
     _keep_alive(service, data.keep_alive)
     if not data.messages:
         return _loaded(renderer, service)
-    text_processor = service.text_processor
-    conversation = await text_processor.read(
-        lambda: to_conversation.chat_conversation(data, text_processor.image_reader())
-    )
+    convert = partial(to_conversation.chat_conversation, data)
+    conversation = await service.text_processor.read(convert)
     admitted = await admit(service, conversation, _options(data, request, service))
     return await _answer(request, service, admitted, data, renderer)
 
@@ -87,10 +86,8 @@ async def generate(
     _keep_alive(service, data.keep_alive)
     if not data.prompt:
         return _loaded(renderer, service)
-    text_processor = service.text_processor
-    conversation = await text_processor.read(
-        lambda: to_conversation.prompt_conversation(data, text_processor.image_reader())
-    )
+    convert = partial(to_conversation.prompt_conversation, data)
+    conversation = await service.text_processor.read(convert)
     options = _options(data, request, service)
     admitted = (
         await admit_text(service, data.prompt, options)
@@ -221,11 +218,7 @@ def _options(
 ) -> GenerationOptions:
     """Generation options; as for Ollama, a `num_predict` below 1 is no limit."""
     sent = body.options or OllamaOptions()
-    n_top = (
-        request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
-        if body.logprobs
-        else None
-    )
+    n_top = request_fields.n_logprobs(body.logprobs, body.top_logprobs)
     options = request_fields.options(sent, f"ollama-{uuid4().hex}", n_top, request, service)
     limit = sent.num_predict
     return structs.replace(

@@ -15,10 +15,10 @@ from mlxstack.api.dialects.ollama.request_schema import (
 )
 from mlxstack.api.dialects.openai_chat import to_conversation as openai_chat
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.request_fields import json_instruction
+from mlxstack.api.request_fields import format_instruction
 from mlxstack.core.conversation import Conversation, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.parts.openai_messages import ChatMessageParam
+from mlxstack.service.parts.openai_messages import AnyContent, ChatMessageParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
@@ -77,8 +77,7 @@ def _conversation(chat: ChatBody, body: OllamaGenerationBody, images: ImageReade
     """Conversation whose last message of the assistant is continued."""
     conversation = openai_chat.conversation(chat, images)
     thinking, template = _effort(body.think)
-    shape = constraint(body)
-    instruction = () if shape is None else (json_instruction(shape.schema),)
+    instruction = format_instruction(constraint(body))
     messages = conversation.messages
     is_open = messages[-1].role is Role.ASSISTANT and not messages[-1].tool_calls
     # An empty answer has nothing to continue.
@@ -117,12 +116,10 @@ def _messages(sent: Sequence[OllamaMessage], images: ImageReader) -> list[ChatMe
     ]
 
 
-def _content(
-    text: str | None, sent: Iterable[Any] | None, images: ImageReader
-) -> str | list[Any] | None:
-    """Text, or parts; a vision model reads images first."""
+def _content(content: AnyContent, sent: Iterable[Any] | None, images: ImageReader) -> AnyContent:
+    """Content, or parts; a vision model reads images first."""
     parts: list[Any] = [{"type": "image", "data": data} for data in sent or ()]
     if not parts:
-        return text
-    spoken = {"type": "text", "text": text or ""}
-    return [*parts, spoken] if images.accepts_images else [spoken, *parts]
+        return content
+    said = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    return [*parts, *said] if images.accepts_images else [*said, *parts]

@@ -44,16 +44,11 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class JsonSchema(Struct):
-    name: str | None = None
-    schema: dict[str, Any] | None = None
-
-
 class ResponseFormat(Struct):
     """Output format; `schema` next to `json_object` is llama-server's form."""
 
     type: str | None = None
-    json_schema: JsonSchema | None = None
+    json_schema: dict[str, Any] | None = None
     schema: dict[str, Any] | None = None
 
 
@@ -65,9 +60,14 @@ class Prediction(Struct):
 
 
 class ThinkingSwitch(Struct):
-    """Thinking as z.ai, DeepSeek and Moonshot switch it: enabled or disabled."""
+    """Thinking as others switch it.
+
+    z.ai, DeepSeek and Moonshot have a `type` (enabled or disabled), OpenRouter the rest.
+    """
 
     type: str | None = None
+    enabled: bool | None = None
+    effort: str | None = None
 
 
 class ChatBody(Fields, kw_only=True):
@@ -87,6 +87,8 @@ class ChatBody(Fields, kw_only=True):
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     thinking: bool | ThinkingSwitch | None = None
+    reasoning: bool | ThinkingSwitch | None = None
+    think: bool | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -1,5 +1,6 @@
 """Routes of chat completions."""
 
+from functools import partial
 from uuid import uuid4
 
 from litestar import Response, post
@@ -17,7 +18,7 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
 )
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import OPENAI
-from mlxstack.api.request_fields import resolve_model
+from mlxstack.api.request_fields import chosen_tool, resolve_model
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
@@ -43,10 +44,8 @@ async def chat_completions(
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
     n = n_choices(data.n, service.preset.slots.count)
-    text_processor = service.text_processor
-    conversation = await text_processor.read(
-        lambda: to_conversation.conversation(data, text_processor.image_reader())
-    )
+    convert = partial(to_conversation.conversation, data)
+    conversation = await service.text_processor.read(convert)
     admitted = await admit(service, conversation, options(data, request, service))
     admitted = structs.replace(admitted, omitted_tools=to_conversation.omitted_tools(data))
     wants = stream_config(data, admitted.request.id, model)
@@ -66,30 +65,24 @@ async def chat_input_tokens(data: JSONBody[ChatBody], service: TheService) -> In
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
     text_processor = service.text_processor
-    prompt = await text_processor.prompt(
-        await text_processor.read(
-            lambda: to_conversation.conversation(data, text_processor.image_reader())
-        )
-    )
+    conversation = await text_processor.read(partial(to_conversation.conversation, data))
+    prompt = await text_processor.prompt(conversation)
     return InputTokens(len(prompt.tokens))
 
 
 def options(body: ChatBody, request: AnyRequest, service: Service) -> GenerationOptions:
     """Generation options of a chat body. Raises BadRequest."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
-    n_top = (
-        request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
-        if body.logprobs
-        else None
-    )
+    n_top = request_fields.n_logprobs(body.logprobs, body.top_logprobs)
+    choice = to_conversation.tool_choice(body)
     request_id = f"chatcmpl-{uuid4().hex}"
     common = request_fields.options(body, request_id, n_top, request, service)
     return structs.replace(
         common,
-        tool_choice=request_fields.tool_choice_mode(to_conversation.tool_choice(body)),
-        forced_tool=to_conversation.forced_tool(body),
-        allowed_tools=to_conversation.allowed_tools(body),
+        tool_choice=request_fields.tool_choice_mode(choice),
+        forced_tool=chosen_tool(choice),
+        allowed_tools=request_fields.allowed_tools(choice, chosen_tool),
         response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False or _is_legacy(body),
         has_progress=bool(body.return_progress),

@@ -9,8 +9,8 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     FunctionSpec,
     ThinkingSwitch,
 )
-from mlxstack.api.request_fields import chosen_tool, json_instruction
-from mlxstack.core.conversation import Conversation, Message, Tool
+from mlxstack.api.request_fields import format_instruction
+from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.openai_messages import read_latest_user, read_messages
 from mlxstack.text.grammar.response_format import ResponseConstraint
@@ -18,7 +18,7 @@ from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 
 Effort = tuple[bool | None, dict[str, Any]]
 CUSTOM = "custom"
-SWITCHED: dict[Any, bool] = {True: True, False: False, "enabled": True, "disabled": False}
+SWITCHED = {"enabled": True, "disabled": False}
 
 
 def conversation(body: ChatBody, images: ImageReader = TEXT_ONLY) -> Conversation:
@@ -26,19 +26,17 @@ def conversation(body: ChatBody, images: ImageReader = TEXT_ONLY) -> Conversatio
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
     _bound(body)
-    asked = body.thinking.type if isinstance(body.thinking, ThinkingSwitch) else body.thinking
-    wanted = SWITCHED.get(asked, body.enable_thinking)
-    thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort, wanted)
+    thinking, template = _thinking(body)
     messages = read_messages(body.messages, images)
     n_calls = sum(len(turn.tool_calls) for turn in messages)
     request_fields.bound(n_calls, request_fields.MOST_CALLS, "messages", "tool calls")
     return Conversation(
-        messages=(*messages, *_format(body)),
+        messages=(*messages, *format_instruction(response_format(body))),
         tools=_tools(body),
         thinking=thinking,
         template=template,
         add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final=bool(body.continue_final_message),
+        continue_final=bool(body.continue_final_message or body.messages[-1].prefix),
     )
 
 
@@ -62,19 +60,6 @@ def tool_choice(body: ChatBody) -> str | dict[str, Any] | None:
     return body.function_call if body.tool_choice is None else body.tool_choice
 
 
-def forced_tool(body: ChatBody) -> str | None:
-    """Name of the tool that must be called."""
-    return chosen_tool(tool_choice(body))
-
-
-def allowed_tools(body: ChatBody) -> tuple[str, ...]:
-    """Names of the functions allowed; none if all are."""
-    match body.tool_choice:
-        case {"tools": list(tools)} | {"allowed_tools": {"tools": list(tools)}}:
-            return tuple(name for tool in tools if (name := chosen_tool(tool)) is not None)
-    return ()
-
-
 def response_format(body: ChatBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
     spec = body.response_format
@@ -85,8 +70,7 @@ def response_format(body: ChatBody) -> ResponseConstraint | None:
             f"response_format.type is {spec.type!r}; known are text, json_object, json_schema",
             "response_format.type",
         )
-    schema = spec.json_schema.schema if spec.json_schema else spec.schema
-    return ResponseConstraint(schema or {}, param="response_format")
+    return request_fields.format_constraint(spec.json_schema, spec.schema, "response_format")
 
 
 def predicted_text(body: ChatBody) -> str:
@@ -148,6 +132,18 @@ def _function(spec: FunctionSpec) -> Tool:
     return Tool(spec.name, spec.description or "", spec.parameters or {})
 
 
+def _thinking(body: ChatBody) -> Effort:
+    """Thinking of a body, in whichever of the fields it is switched; none has a default."""
+    sent = (body.thinking, body.reasoning, body.enable_thinking, body.think)
+    switches = [
+        one if isinstance(one, ThinkingSwitch) else ThinkingSwitch(enabled=one) for one in sent
+    ]
+    states = (SWITCHED.get(one.type or "", one.enabled) for one in switches)
+    level = body.reasoning_effort or next(filter(None, (one.effort for one in switches)), None)
+    wanted = next((state for state in states if state is not None), None)
+    return effort(body.chat_template_kwargs, level, wanted)
+
+
 def effort(kwargs: dict[str, Any] | None, level: str | None, wanted: bool | None = None) -> Effort:
     """Thinking and template variables; `kwargs` win over what else is `wanted`."""
     template = dict(kwargs or {})
@@ -159,9 +155,3 @@ def effort(kwargs: dict[str, Any] | None, level: str | None, wanted: bool | None
     elif level is not None:
         template.setdefault("reasoning_effort", level)
     return thinking, template
-
-
-def _format(body: ChatBody) -> tuple[Message, ...]:
-    """A JSON format adds a last instruction."""
-    spec = response_format(body)
-    return () if spec is None else (json_instruction(spec.schema),)

@@ -38,38 +38,27 @@ class MessageInput(Struct):
     tool_call_id: str | None = None
 
 
-class FunctionCallInput(Struct):
-    call_id: str
-    name: str
-    arguments: str | dict[str, Any] | None = None
-    namespace: str | None = None
-
-
-class CustomCallInput(Struct):
-    """Earlier call of a custom tool, whose argument is free text."""
+class CallInput(Struct):
+    """Earlier call of a function, or of a custom tool, whose argument is free text."""
 
     call_id: str
     name: str
+    arguments: Any = None
     input: str = ""
     namespace: str | None = None
 
 
 class BuiltInCallItem(Struct):
-    """Earlier call of a tool that the API defines: shell commands, a patch, a search."""
+    """Earlier call of a tool that the API defines: shell commands, a patch, a search.
+
+    A computer has one action or several.
+    """
 
     type: str
     action: dict[str, Any] | None = None
+    actions: list[dict[str, Any]] | None = None
     operation: dict[str, Any] | None = None
     arguments: str | dict[str, Any] | None = None
-    call_id: str | None = None
-    id: str | None = None
-
-
-class ComputerCallItem(Struct):
-    """Earlier call of a computer, with one action or several."""
-
-    action: dict[str, Any] | None = None
-    actions: list[dict[str, Any]] | None = None
     call_id: str | None = None
     id: str | None = None
 

@@ -44,10 +44,8 @@ async def responses(
     """Answer a list of items, whole or as server-sent events."""
     model, box = resolve_model(service, data.model), toolbox(data)
     data, options = _resolved(data, request), _options(data, request, service, box)
-    text_processor = service.text_processor
-    conversation = await text_processor.read(
-        lambda: to_conversation.conversation(data, box, text_processor.image_reader())
-    )
+    convert = partial(to_conversation.conversation, data, box)
+    conversation = await service.text_processor.read(convert)
     admitted = await _admit(service, conversation, options)
     response, is_sealed = _response(data, admitted, model), SEALED in (data.include or ())
     on_item = _on_item(data, request, options.salt)
@@ -65,11 +63,8 @@ async def input_tokens(
     resolve_model(service, data.model)
     data, box = _resolved(data, request), toolbox(data)
     text_processor = service.text_processor
-    prompt = await text_processor.prompt(
-        await text_processor.read(
-            lambda: to_conversation.conversation(data, box, text_processor.image_reader())
-        )
-    )
+    conversation = await text_processor.read(partial(to_conversation.conversation, data, box))
+    prompt = await text_processor.prompt(conversation)
     return InputTokens(len(prompt.tokens))
 
 
@@ -109,15 +104,14 @@ def _options(
     body: ResponsesBody, request: AnyRequest, service: Service, box: ToolNames
 ) -> GenerationOptions:
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-    n_top = request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
-    common = request_fields.options(
-        body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request, service
-    )
+    n_top = request_fields.n_logprobs(wants_logprobs, body.top_logprobs)
+    common = request_fields.options(body, f"resp_{uuid4().hex}", n_top, request, service)
+    name_of = partial(to_conversation.forced_tool, box)
     return structs.replace(
         common,
         tool_choice=request_fields.tool_choice_mode(body.tool_choice),
-        forced_tool=to_conversation.forced_tool(body.tool_choice, box),
-        allowed_tools=to_conversation.allowed_tools(body.tool_choice, box),
+        forced_tool=name_of(body.tool_choice),
+        allowed_tools=request_fields.allowed_tools(body.tool_choice, name_of),
         response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False,
     )

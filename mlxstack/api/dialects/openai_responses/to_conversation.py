@@ -15,9 +15,7 @@ from mlxstack.api.dialects.openai_chat.to_conversation import effort
 from mlxstack.api.dialects.openai_responses.request_schema import (
     AgentMessageItem,
     BuiltInCallItem,
-    ComputerCallItem,
-    CustomCallInput,
-    FunctionCallInput,
+    CallInput,
     HostedCallItem,
     Item,
     MessageInput,
@@ -26,7 +24,7 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     ResponsesBody,
     ResponsesToolParam,
 )
-from mlxstack.api.request_fields import chosen_tool, json_instruction
+from mlxstack.api.request_fields import chosen_tool, format_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.openai_messages import (
@@ -160,7 +158,8 @@ def conversation(
         n_items, request_fields.MOST_MESSAGES + request_fields.MOST_CALLS, "input", "items"
     )
     request_fields.bound(len(box.tools), request_fields.MOST_TOOLS, "tools", "tools")
-    messages = (*_instructions(body), *_input(body, box, images), *_format(body))
+    instruction = format_instruction(response_format(body))
+    messages = (*_instructions(body), *_input(body, box, images), *instruction)
     if not messages:
         raise BadRequest("input is empty; at least one message is needed", "input")
     level = (body.reasoning or {}).get("effort")
@@ -170,28 +169,18 @@ def conversation(
     return Conversation(messages=messages, tools=box.tools, thinking=thinking, template=template)
 
 
-def forced_tool(choice: str | dict[str, Any] | None, box: ToolNames) -> str | None:
+def forced_tool(box: ToolNames, choice: Any) -> str | None:
     """Name in the prompt of the tool that must be called."""
     name = chosen_tool(choice)
     return box.spoken(name, choice.get("namespace")) if isinstance(choice, dict) and name else None
-
-
-def allowed_tools(choice: str | dict[str, Any] | None, box: ToolNames) -> tuple[str, ...]:
-    """Names in the prompt of the tools allowed; none if all are."""
-    match choice:
-        case {"tools": list(tools)} | {"allowed_tools": {"tools": list(tools)}}:
-            names = (forced_tool(tool, box) for tool in tools)
-            return tuple(name for name in names if name is not None)
-    return ()
 
 
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
     match (body.text or {}).get("format"):
         case {"type": "json_schema" | "json_object", **more}:
-            schema = more.get("schema")
-            return ResponseConstraint(
-                schema if isinstance(schema, dict) else {}, param="text.format"
+            return request_fields.format_constraint(
+                more.get("json_schema"), more.get("schema"), "text.format"
             )
         case {"type": kind} if kind not in (None, "text"):
             raise BadRequest(
@@ -213,12 +202,6 @@ def _input(body: ResponsesBody, box: ToolNames, images: ImageReader) -> tuple[Me
     if isinstance(body.input, str):
         return (Message(Role.USER, body.input),)
     return messages(body.input, box, images)
-
-
-def _format(body: ResponsesBody) -> tuple[Message, ...]:
-    """A JSON format adds a last instruction."""
-    spec = response_format(body)
-    return () if spec is None else (json_instruction(spec.schema),)
 
 
 T = TypeVar("T")
@@ -244,8 +227,9 @@ def messages(
         if reader is not None:
             name, shown = "content" if _is_asked(item) else "output", _with_parts(item)
             seen = images if name == "content" or kind in SHOWING else TEXT_ONLY
+            content = shown.get(name) if name == "content" else result_content(shown.get(name))
             shown[name], found_images = with_marks(
-                shown.get(name), f"{at}.{name}", seen, is_new=i == last > answered
+                content, f"{at}.{name}", seen, is_new=i == last > answered
             )
             message = reader(shown, at, box)
             read.append(structs.replace(message, images=found_images) if found_images else message)
@@ -319,13 +303,13 @@ def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
 
 
 def _function_call(item: Item, at: str, box: ToolNames) -> Message:
-    sent = _as(FunctionCallInput, item, at)
+    sent = _as(CallInput, item, at)
     name = box.spoken(sent.name, sent.namespace)
     return _calling(ToolCall(sent.call_id, name, parse_arguments(sent.arguments)))
 
 
 def _custom_call(item: Item, at: str, box: ToolNames) -> Message:
-    sent = _as(CustomCallInput, item, at)
+    sent = _as(CallInput, item, at)
     name = box.spoken(sent.name, sent.namespace)
     return _calling(ToolCall(sent.call_id, name, {custom_tools.INPUT: sent.input}))
 
@@ -340,9 +324,9 @@ def _built_in_call(item: Item, at: str, _: ToolNames) -> Message:
 
 
 def _computer_call(item: Item, at: str, _: ToolNames) -> Message:
-    sent = _as(ComputerCallItem, item, at)
+    sent = _as(BuiltInCallItem, item, at)
     arguments = sent.action if sent.action is not None else {"actions": sent.actions or []}
-    return _calling(ToolCall(sent.call_id or sent.id or "", "computer", arguments))
+    return _calling(ToolCall(_call_id(sent), "computer", arguments))
 
 
 def _hosted_call(item: Item, at: str) -> tuple[Message, Message]:
@@ -361,14 +345,7 @@ def _hosted_call(item: Item, at: str) -> tuple[Message, Message]:
 
 def _output(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(OutputItem, item, at)
-    text = read_history(result_content(sent.output), f"{at}.output")
-    return Message(Role.TOOL, text, tool_call_id=_call_id(sent))
-
-
-def _shell_output(item: Item, at: str, _: ToolNames) -> Message:
-    """Output of commands: text, or stdout, stderr and outcome of each as JSON."""
-    sent = _as(OutputItem, item, at)
-    text = sent.output if isinstance(sent.output, str) else _json(sent.output or [])
+    text = read_history(sent.output, f"{at}.output")
     return Message(Role.TOOL, text, tool_call_id=_call_id(sent))
 
 
@@ -391,7 +368,7 @@ def _agent_message(item: Item, at: str, _: ToolNames) -> Message:
 def _patch_output(item: Item, at: str, _: ToolNames) -> Message:
     """Log of a patch after its status."""
     sent = _as(OutputItem, item, at)
-    lines = (sent.status, read_history(result_content(sent.output), f"{at}.output"))
+    lines = (sent.status, read_history(sent.output, f"{at}.output"))
     return Message(Role.TOOL, "\n".join(filter(None, lines)), tool_call_id=_call_id(sent))
 
 
@@ -420,7 +397,7 @@ READERS: dict[str, Reader] = {
     "function_call_output": _output,
     "custom_tool_call_output": _output,
     "local_shell_call_output": _output,
-    "shell_call_output": _shell_output,
+    "shell_call_output": _output,
     "apply_patch_call_output": _patch_output,
     "computer_call_output": _output,
     FOUND: _found_tools,
