@@ -307,4 +307,14 @@ FIRST_AID = (
         "                stream.cancel()\n", "                pass\n",
         AGENTS + "test_x_9_a_client_that_leaves_leaves_no_trace",
     ),
+    Mutant(
+        "a list of JSON as a result is not lost", "service/parts/openai_messages.py",
+        "case [_, *_] if all(_is_part(part, kinds) for part in content):", "case list():",
+        "tests/api/test_client_shapes.py::test_the_result_of_a_tool_may_be_any_json",
+    ),
+    Mutant(
+        "empty lines before a request line are ignored", "api/connection.py",
+        'if data.startswith((b"\\r", b"\\n")):', "if not data:",
+        "tests/api/test_request_heads.py::test_empty_lines_before_a_request_line_are_ignored",
+    ),
 )  # fmt: skip

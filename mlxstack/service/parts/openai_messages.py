@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ NOTES = {
 
 WITH_IMAGES = frozenset({"user", "tool", "function"})
 """Roles whose images are read."""
-PARTS = TEXT_PARTS | KINDS | NOTES.keys() | {"refusal"}
+PARTS = (*TEXT_PARTS, *KINDS, *NOTES, "refusal")
 """Kinds of the parts of a content."""
 
 Content = str | list[str | dict[str, Any]] | None
@@ -226,7 +226,7 @@ def read_history(content: AnyContent, at: str) -> str:
     return plain_text(_readable(_checked(content, at)), "\n")
 
 
-def result_content(content: AnyContent, kinds: Container[Any] = PARTS) -> Content:
+def result_content(content: AnyContent, kinds: Sequence[str] = PARTS) -> Content:
     """Content of a tool result; JSON text of a value without parts of these kinds alone."""
     match content:
         case str() | None:
@@ -236,7 +236,7 @@ def result_content(content: AnyContent, kinds: Container[Any] = PARTS) -> Conten
     return json.dumps(content, ensure_ascii=False)
 
 
-def _is_part(part: Any, kinds: Container[Any]) -> bool:
+def _is_part(part: Any, kinds: Sequence[str]) -> bool:
     if isinstance(part, dict):
         return part.get("type", "text" if "text" in part else None) in kinds
     return isinstance(part, str)

@@ -224,7 +224,7 @@ def _result(result: ToolResult, known: Definitions, at: str, images: ImageReader
     """Tool result; found tools are described in place, a failure becomes text."""
     parts: list[dict[str, Any]] = []
     at = f"{at}.content"
-    sent = result_content(result.content, KINDS)
+    sent = result_content(result.content, tuple(KINDS))
     content, found_images = with_marks(sent, at, images, is_new=False)
     for block in read(content, at):
         if isinstance(block, ToolReference):

@@ -44,8 +44,7 @@ async def chat_completions(
     """Answer a conversation, whole or as server-sent events."""
     model = resolve_model(service, data.model)
     n = n_choices(data.n, service.preset.slots.count)
-    convert = partial(to_conversation.conversation, data)
-    conversation = await service.text_processor.read(convert)
+    conversation = await service.text_processor.read(partial(to_conversation.conversation, data))
     admitted = await admit(service, conversation, options(data, request, service))
     admitted = structs.replace(admitted, omitted_tools=to_conversation.omitted_tools(data))
     wants = stream_config(data, admitted.request.id, model)
