@@ -180,7 +180,10 @@ class BoundedConnection(H11Protocol):
         self._set_deadline()
 
     def handle_events(self) -> None:
-        """Ignore empty lines before a request line, as of RFC 9112, 2.2; then read on."""
+        """Read on; empty lines before a request line are ignored.
+
+        RFC 9112, 2.2.
+        """
         if self.conn.our_state is self.conn.their_state is h11.IDLE:
             data, _ = self.conn.trailing_data
             if data.startswith((b"\r", b"\n")):

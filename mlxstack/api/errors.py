@@ -67,12 +67,10 @@ MALFORMED = "JSON is malformed"
 BODY = "data"
 MISSING = re.compile(r"Object missing required field `(.+)`")
 
-_MESSAGES = "; a body with messages belongs to /v1/chat/completions"
 # Paths of the bodies that are sent to a wrong one, by the field that is missing there.
 ELSEWHERE = {
-    "messages": "; a body with input belongs to /v1/responses, with prompt to /v1/completions",
-    "input": _MESSAGES,
-    "prompt": _MESSAGES,
+    **dict.fromkeys(("input", "prompt"), "; one with messages belongs to /v1/chat/completions"),
+    "messages": "; one with input belongs to /v1/responses, with prompt to /v1/completions",
 }
 
 

@@ -64,12 +64,14 @@ CASED = (b"access-control-", b"process-start-")
 async def name_response(message: Message, scope: Scope) -> None:
     """Adds `x-request-id` for OpenAI's clients and `request-id` for Anthropic's.
 
-    An answered preflight has status 200, which older browsers require.
+    An answered preflight has status 200, which older browsers require; Chromium asks for leave to
+    reach a private network.
     """
     if message["type"] == "http.response.start":
+        headers = MutableScopeHeaders.from_message(message)
         if scope.get("method") == "OPTIONS" and message["status"] == HTTPStatus.NO_CONTENT:
             message["status"] = HTTPStatus.OK
-        headers = MutableScopeHeaders.from_message(message)
+            headers["access-control-allow-private-network"] = "true"
         headers["x-request-id"] = headers["request-id"] = request_id(scope)
         message["headers"] = [
             (name.title() if name.startswith(CASED) else name, value)

@@ -149,7 +149,7 @@ def n_parts(contents: Iterable[Any]) -> int:
 
 
 def _first_given(body: Fields, *fields: str) -> tuple[str, Any]:
-    """Name and value of the first field that is given; the value is None without one."""
+    """Name and value of the first given field; None without one."""
     given = ((name, value) for name in fields if (value := getattr(body, name)) is not None)
     return next(given, ("", None))
 
@@ -481,9 +481,9 @@ SCHEMA_KEYS = {"type", "properties", "anyOf", "$ref"}
 
 
 def format_constraint(wrapped: Any, schema: Any, param: str) -> ResponseConstraint:
-    """Constraint of a format by the schema in `json_schema`, beside it, or in its place.
+    """Constraint of a format by its schema.
 
-    Raises BadRequest for a schema that is none.
+    It stands in `json_schema`, beside it, or in its place.     Raises BadRequest for a schema that is none.
     """
     inner = wrapped if isinstance(wrapped, dict) else {}
     found = inner.get("schema") or schema or (inner if SCHEMA_KEYS & inner.keys() else {})
@@ -493,7 +493,7 @@ def format_constraint(wrapped: Any, schema: Any, param: str) -> ResponseConstrai
 
 
 def format_instruction(wanted: ResponseConstraint | None) -> tuple[Message, ...]:
-    """Instruction to answer in a JSON format, before the answer; none without a format."""
+    """Instruction to answer in a JSON format; none without one."""
     if wanted is None:
         return ()
     line = "Answer with one JSON object and nothing else."

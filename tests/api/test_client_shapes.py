@@ -176,6 +176,8 @@ SWITCHES: list[tuple[dict[str, Any], bool]] = [
     ({"reasoning": {"enabled": True, "effort": "low"}}, True),
     ({"reasoning": {"effort": "none"}}, False),
     ({"think": True}, True),
+    ({"think": "none"}, False),
+    ({"reasoning": "none"}, False),
     ({"reasoning": None, "think": None, "enable_thinking": False}, False),
 ]
 

@@ -190,12 +190,14 @@ def test_x10_preflights(locked: Running) -> None:
             "origin": origin,
             "access-control-request-method": "POST",
             "access-control-request-headers": "x-api-key, content-type",
+            "access-control-request-private-network": "true",
         }
         return httpx.options(locked.url + CHAT, headers=headers)
 
     answer = preflight("http://localhost:3000")
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert answer.headers["access-control-allow-private-network"] == "true"
     assert "x-api-key" in answer.headers["access-control-allow-headers"].lower()
     assert b"Access-Control-Allow-Origin" in {name for name, _ in answer.headers.raw}
     for origin in ("app://obsidian.md", "tauri://localhost", "vscode-webview://abc"):
@@ -204,6 +206,7 @@ def test_x10_preflights(locked: Running) -> None:
         assert page.headers["access-control-allow-origin"] == origin
     for origin in ("http://evil.com", "http://app://evil.com", "evil-app://x"):
         assert "access-control-allow-origin" not in preflight(origin).headers
+        assert "access-control-allow-private-network" not in preflight(origin).headers
     page = ask(locked, "/health", origin="http://localhost:3000")
     assert page.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert "x-mlx-stack-slot" in page.headers["access-control-expose-headers"].lower()

@@ -134,7 +134,7 @@ class TextProcessor:
         return time.monotonic() - max(began_at) if len(began_at) >= N_THREADS else 0.0
 
     async def read(self, convert: Callable[[ImageReader], T]) -> T:
-        """Run `convert`, which takes long for a large body, with a reader of its images."""
+        """Run `convert`, which takes long for a large body."""
         return await self._run(lambda: convert(self.image_reader()))
 
     async def raw(self, prompt: RawPrompt) -> Prompt:

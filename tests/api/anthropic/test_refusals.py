@@ -23,7 +23,7 @@ def turn(*content: Any, role: str = "user") -> dict[str, Any]:
 
 WRONG: list[tuple[Any, str]] = [
     ({}, "messages: Field required"),
-    ({"input": "hi"}, "messages: Field required; a body with input belongs to /v1/responses"),
+    ({"input": "hi"}, "messages: Field required; one with input belongs to /v1/responses"),
     ([], "Expected `object`, got `array`"),
     ({"messages": []}, "messages: "),
     ({"messages": "hi"}, "messages: "),

@@ -54,7 +54,7 @@ class ToolResult(Struct, tag="tool_result"):
 
 
 class ServerToolResult(Struct, tag="server_tool_result"):
-    """Result of a tool that ran on Anthropic's servers; its types have many names."""
+    """Result of a tool that ran on Anthropic's servers."""
 
     tool_use_id: str
     content: Any = None

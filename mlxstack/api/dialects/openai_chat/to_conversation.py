@@ -133,15 +133,19 @@ def _function(spec: FunctionSpec) -> Tool:
 
 
 def _thinking(body: ChatBody) -> Effort:
-    """Thinking of a body, in whichever of the fields it is switched; none has a default."""
+    """Thinking by the first field that switches it."""
     sent = (body.thinking, body.reasoning, body.enable_thinking, body.think)
-    switches = [
-        one if isinstance(one, ThinkingSwitch) else ThinkingSwitch(enabled=one) for one in sent
-    ]
-    states = (SWITCHED.get(one.type or "", one.enabled) for one in switches)
-    level = body.reasoning_effort or next(filter(None, (one.effort for one in switches)), None)
+    states, levels = zip(*map(_switch, sent), strict=True)
     wanted = next((state for state in states if state is not None), None)
+    level = body.reasoning_effort or next(filter(None, levels), None)
     return effort(body.chat_template_kwargs, level, wanted)
+
+
+def _switch(sent: bool | str | ThinkingSwitch | None) -> tuple[bool | None, str | None]:
+    """State and level of a switch; a word is a level."""
+    if isinstance(sent, ThinkingSwitch):
+        return SWITCHED.get(sent.type or "", sent.enabled), sent.effort
+    return (None, sent) if isinstance(sent, str) else (sent, None)
 
 
 def effort(kwargs: dict[str, Any] | None, level: str | None, wanted: bool | None = None) -> Effort:

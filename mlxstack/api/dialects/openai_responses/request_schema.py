@@ -39,7 +39,7 @@ class MessageInput(Struct):
 
 
 class CallInput(Struct):
-    """Earlier call of a function, or of a custom tool, whose argument is free text."""
+    """Earlier call of a function, or of a custom tool (`input`)."""
 
     call_id: str
     name: str
