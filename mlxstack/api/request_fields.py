@@ -483,7 +483,8 @@ SCHEMA_KEYS = {"type", "properties", "anyOf", "$ref"}
 def format_constraint(wrapped: Any, schema: Any, param: str) -> ResponseConstraint:
     """Constraint of a format by its schema.
 
-    It stands in `json_schema`, beside it, or in its place.     Raises BadRequest for a schema that is none.
+    It stands in `json_schema`, beside it, or in its place. Raises BadRequest for a schema that is
+    none.
     """
     inner = wrapped if isinstance(wrapped, dict) else {}
     found = inner.get("schema") or schema or (inner if SCHEMA_KEYS & inner.keys() else {})
