@@ -227,7 +227,7 @@ def read_history(content: AnyContent, at: str) -> str:
 
 
 def result_content(content: AnyContent, kinds: Sequence[str] = PARTS) -> Content:
-    """Content of a tool result; JSON text of what is no list of parts."""
+    """Content of a tool result: text, parts, or else JSON text."""
     match content:
         case str() | None:
             return content

@@ -163,7 +163,7 @@ def _user(
 
 
 def _assistant(blocks: tuple[Block, ...]) -> list[Message]:
-    """Messages of a turn of the assistant, with results of a server's tools."""
+    """Messages of the assistant, cut at results of a server's tools."""
     messages: list[Message] = []
     for is_result, group in groupby(blocks, lambda block: isinstance(block, ServerToolResult)):
         parts = tuple(group)
