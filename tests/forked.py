@@ -308,6 +308,7 @@ def serve() -> None:
     _preload()
     resource.setrlimit = set_limit
     subprocess.Popen._execute_child = _popen(_start_from_program)  # type: ignore[attr-defined]
+    _rehearse()
     _fork_for(connection)
 
 
@@ -418,6 +419,25 @@ def _preload() -> None:
         return run_loop(main)
 
     uvloop.run = run
+
+
+def _rehearse() -> None:
+    """Do once what each command and each service does at its start, for what Python keeps of it."""
+    import typer.main
+
+    from mlxstack.api.app import create_app
+    from mlxstack.cli.main import app
+    from mlxstack.core.preset import ServerSpec
+    from mlxstack.text.prompt.prompt import PromptMaker
+    from mlxstack.text.rendering.renderers import RENDERERS
+    from tests.api.running import standing
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(app)
+    service, engine = standing(ServerSpec(port=0))
+    create_app(service)
+    PromptMaker(engine.tokenizer)
+    RENDERERS.close()
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()

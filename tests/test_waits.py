@@ -1,6 +1,7 @@
 """Tests wait for facts, with the one limit of `tests.patience`; sleeps and clocks are counted."""
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,25 +103,28 @@ def timed(tree: ast.AST) -> Iterator[ast.Call]:
                 yield node
 
 
-FILES = {
-    name: ast.parse(path.read_text())
-    for path in sorted(TESTS.rglob("*.py"))
-    if (name := path.relative_to(TESTS).as_posix()) != "patience.py"
-    and name.partition("/")[0] not in PROGRAMS
-}
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Syntax trees of the tests by file, read for the tests below alone."""
+    return {
+        name: ast.parse(path.read_text())
+        for path in sorted(TESTS.rglob("*.py"))
+        if (name := path.relative_to(TESTS).as_posix()) != "patience.py"
+        and name.partition("/")[0] not in PROGRAMS
+    }
 
 
 def test_no_wait_has_a_limit_of_its_own() -> None:
     found = [
         f"{name}:{call.lineno}: {called(call)} has a limit of its own; give it PATIENCE_S"
-        for name, tree in FILES.items()
+        for name, tree in trees().items()
         for call in limits(tree)
     ]
     assert not found, "\n".join(found)
 
 
 def test_sleeps_and_clocks_only_become_fewer() -> None:
-    found = Counter({name: len(list(timed(tree))) for name, tree in FILES.items()})
+    found = Counter({name: len(list(timed(tree))) for name, tree in trees().items()})
     assert +found == COUNTED
 
 

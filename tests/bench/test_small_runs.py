@@ -1,5 +1,6 @@
 """Every benchmark from end to end on a tiny model: all rows are there and fit together."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import uvloop
 from pytest import approx
 
 from mlxstack.bench.dev import prefix_cache_scenarios
@@ -33,7 +35,10 @@ def run(name: str, folder: Path, **more: object) -> BenchReport:
         folder, dict(os.environ), date(2026, 11, 20), f"bench {name}", lambda _: None
     )
     wanted = BenchRequest(passes=1, is_small=True, **more)  # type: ignore[arg-type]
-    return report(name, wanted, scene)
+    with pytest.MonkeyPatch.context() as patch:
+        # uvloop starts programs itself: they would not be forked.
+        patch.setattr(uvloop, "run", asyncio.run)
+        return report(name, wanted, scene)
 
 
 def stage(folder: Path) -> Sandbox:

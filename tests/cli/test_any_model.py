@@ -87,7 +87,7 @@ def check_downloaded(shell: Shell, told: str, folder: Path) -> None:
     assert kept.returncode == 4, kept.stderr
     assert "is served by `tiny-llama`; `mlx-stack down tiny-llama` stops it first" in kept.stderr
     assert shell.run("up", NAME).returncode == 0
-    said = shell.run("chat", NAME, "-p", "hello")
+    said = shell.run("chat", NAME, "-p", "hello", "--max-tokens", "8")
     assert said.returncode == 0 and "tok/s" in said.stderr
     assert measured_model(shell, NAME) == NAME
     assert "n_ctx: 1024" in (shell.home / "derived" / "tiny-llama.yaml").read_text()
@@ -111,7 +111,7 @@ def test_a_folder_and_a_path_in_a_cache_are_models(shell: Shell, model_of: Model
     assert shell.services()["tiny-swa"]["n_ctx"] == N_CTX
     ran = shell.run("run", "openai", "--model", str(folder), "--", "sh", "-c", "echo $OPENAI_MODEL")
     assert (ran.returncode, ran.stdout) == (0, "tiny-swa\n"), ran.stderr
-    said = shell.run("chat", str(folder), "-p", "hello")
+    said = shell.run("chat", str(folder), "-p", "hello", "--max-tokens", "8")
     assert said.returncode == 0 and "tok/s" in said.stderr
     assert measured_model(shell, str(folder)) == folder.name
     assert_kv_is_as_planned(shell, str(folder))

@@ -5,11 +5,11 @@ MLX_STACK_CAPTURES at a folder of files `CLIENT-*.json`, each a list of requests
 `path`, `headers` and `body`; long texts may be left out as `<name:LENGTH>`.
 """
 
+import functools
 import json
 import os
 import random
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,14 @@ class Tape(Struct, frozen=True):
     requests: tuple[Request, ...] = ()
 
 
-def tapes() -> Iterable[Tape]:
+@functools.cache
+def tapes() -> tuple[Tape, ...]:
     """Those with words of ours, and the recorded ones, or one without requests in their place."""
-    yield from (_claude(), _claude_search(), _codex(), _opencode(), _aider(), _continue())
+    own = (_claude(), _claude_search(), _codex(), _opencode(), _aider(), _continue())
     files = sorted(Path(FOLDER).glob("*.json")) if FOLDER else []
     known = [file for file in files if file.stem.startswith(CLIENTS)]
-    yield from map(_recorded, known)
-    for client in CLIENTS:
-        if not any(file.stem.startswith(client) for file in known):
-            yield Tape(f"{client}-recorded")
+    missing = (one for one in CLIENTS if not any(file.stem.startswith(one) for file in known))
+    return (*own, *map(_recorded, known), *(Tape(f"{client}-recorded") for client in missing))
 
 
 def _recorded(file: Path) -> Tape:

@@ -133,7 +133,7 @@ def test_answers_of_a_busy_service_are_those_from_cold(tmp_path: Path, kind: str
 def test_a_disk_that_fails_at_any_operation_loses_nothing_acknowledged(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    outcome = disk_faults(model_of("tiny-hybrid"), tmp_path, n_faults=3, n_turns=5, seed=1)
+    outcome = disk_faults(model_of("tiny-hybrid"), tmp_path, n_faults=3, n_turns=4, seed=1)
     assert outcome.n_met == 3
     assert outcome.n_ops > 20
 
@@ -141,7 +141,7 @@ def test_a_disk_that_fails_at_any_operation_loses_nothing_acknowledged(
 def test_a_file_that_cannot_be_opened_moved_or_made_loses_nothing_acknowledged(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    outcome = call_faults(model_of("tiny-hybrid"), tmp_path, n_faults=3, n_turns=5, seed=1)
+    outcome = call_faults(model_of("tiny-hybrid"), tmp_path, n_faults=3, n_turns=4, seed=1)
     assert outcome.n_met == 3
     assert outcome.n_ops > 50
 

@@ -203,7 +203,7 @@ def pair(
         yield auto, off
         drafts = auto.engine._loop.batch.draft_model
         assert drafts is None or (drafts.n_drafted and not drafts.is_broken)
-        assert kind != draft or (drafts is not None and drafts.n_accepted > 300)
+        assert kind != draft or (drafts is not None and drafts.n_accepted > 150)
         assert has_head == isinstance(drafts, MTPDrafter)
 
 
@@ -218,17 +218,17 @@ def said(driver: Driver, ask: str) -> list[tuple[int, list[int]]]:
 def test_answers_are_the_same_with_drafts_alone_and_in_a_batch(pair: tuple[Driver, Driver]) -> None:
     auto, off = pair
     jobs = [(REPEATED[i % 4], rules) for i, rules in enumerate(RULES)]
-    jobs += [(tokens, rules) for tokens in REPEATED[1:3] for rules in RULES[:3]]
+    jobs += [(REPEATED[1], rules) for rules in RULES[:3]]
     expected = []
     for tokens, rules in jobs:
-        ask = off.submit(tokens, 40, sampling=rules, use_cache=False)
+        ask = off.submit(tokens, 24, sampling=rules, use_cache=False)
         off.finish(ask)
         expected.append(said(off, ask))
     assert off.engine.snapshot().counters.n_drafted_tokens == 0
     before = auto.engine.snapshot().counters
     asks = []
     for tokens, rules in jobs:
-        asks.append(auto.submit(tokens, 40, sampling=rules, use_cache=False))
+        asks.append(auto.submit(tokens, 24, sampling=rules, use_cache=False))
         if len(asks) % 3 == 0:
             auto.until(asks[-1], TokenSampled, 5)
         if len(asks) % 5 == 0:
@@ -252,13 +252,13 @@ def test_forks_turns_and_parked_contexts_go_on_as_without_drafts(
         tail = prompt(9, seed=turn)
         for agent in ("a", "b"):
             history = head + tail if agent == "a" else head[:100] + tail
-            answers = [d.answer(history, 30, agent=agent) for d in pair]
-            assert answers[0] == answers[1] == off.cold(history, 30)
+            answers = [d.answer(history, 18, agent=agent) for d in pair]
+            assert answers[0] == answers[1] == off.cold(history, 18)
             if agent == "a":
                 head = history + tuple(answers[0])
     for n in range(9):
         auto.answer(prompt(60, seed=50 + n), 2)
-    assert auto.answer(head + REPEATED[0], 30, agent="a") == off.cold(head + REPEATED[0], 30)
+    assert auto.answer(head + REPEATED[0], 18, agent="a") == off.cold(head + REPEATED[0], 18)
 
 
 def test_limits_and_ends_are_where_they_are_without_drafts(pair: tuple[Driver, Driver]) -> None:

@@ -25,6 +25,7 @@ from tests.mac.device_faults import (
     DeviceFaults,
 )
 from tests.patience import PATIENCE_S, wait_until
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -57,8 +58,25 @@ def wait_until_dead(driver: Driver) -> None:
     assert not driver.engine.is_alive()
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
-@pytest.mark.parametrize("after", [0, 2, 5, 13])
+@pytest.mark.parametrize(
+    ("kind", "after"),
+    [
+        ("tiny", 0),
+        ("tiny-hybrid", 0),
+        ("tiny-swa", 2),
+        ("tiny", 5),
+        ("tiny-hybrid", 5),
+        ("tiny-swa", 13),
+        *in_soak(
+            ("tiny-swa", 0),
+            ("tiny", 2),
+            ("tiny-hybrid", 2),
+            ("tiny-swa", 5),
+            ("tiny", 13),
+            ("tiny-hybrid", 13),
+        ),
+    ],
+)
 def test_after_one_error_all_answers_are_as_cold(
     kind: str, after: int, model_of: ModelOf, faults: DeviceFaults, tmp_path: Path
 ) -> None:

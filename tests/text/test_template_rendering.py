@@ -138,8 +138,9 @@ def test_an_answer_without_end_is_not_read_whole(
 def test_slow_renderings_leave_threads_for_others(
     renderers: TemplateRenderers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_rendering, "LIMIT_S", 3.0)
-    monkeypatch.setattr(template_rendering, "WARY_LIMIT_S", 3.0)
+    monkeypatch.setattr(template_rendering, "LIMIT_S", 1.0)
+    monkeypatch.setattr(template_rendering, "WARY_LIMIT_S", 1.0)
+    monkeypatch.setattr(template_rendering, "QUICK_S", 0.1)
     monkeypatch.setattr(limited_process, "STALL_S", PATIENCE_S)
     n_slow = template_rendering.MOST_SLOW
 
