@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxstack.api import connection
 from mlxstack.api.connection import canonical_path
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, tiny_preset
@@ -111,9 +112,10 @@ def test_empty_lines_before_a_request_line_are_ignored(here: Running, empty: byt
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_a_client_that_closes_its_sending_side_reads_the_whole_answer(
-    here: Running, is_stream: bool, version: str
+    here: Running, is_stream: bool, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = {**chat_body(max_tokens=300, ignore_eos=True), "stream": is_stream}
+    monkeypatch.setattr(connection, "PROBE_S", 0.02)
+    body = {**chat_body(max_tokens=100, ignore_eos=True), "stream": is_stream}
     with sent(here, request_of(CHAT, body, version=version)) as client:
         client.shutdown(socket.SHUT_WR)
         answer = answer_of(client)

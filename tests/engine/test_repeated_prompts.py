@@ -9,6 +9,7 @@ from mlxstack.core.preset import KVSpec, PrefillSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -19,6 +20,8 @@ DRAWS = [
     SamplingParams(temperature=1.0, seed=5),
     SamplingParams(temperature=0.8, top_p=0.9, seed=6, repetition_penalty=1.3, top_logprobs=2),
 ]
+OTHERS = [("tiny", 8), ("tiny-mla", 16), ("tiny-swa", 16), ("tiny-hybrid", 16)]
+"""Kinds of models and bits of their KV, beside a plain one."""
 
 
 def n_passes(driver: Driver) -> int:
@@ -30,10 +33,13 @@ def parts(driver: Driver, ask: str) -> list[TokenSampled]:
     return [event for event in driver.listener.events[ask] if isinstance(event, TokenSampled)]
 
 
-@pytest.mark.parametrize("sampling", DRAWS, ids=["greedy", "drawn", "penalized"])
 @pytest.mark.parametrize(
-    ("kind", "bits"),
-    [("tiny", 16), ("tiny", 8), ("tiny-mla", 16), ("tiny-swa", 16), ("tiny-hybrid", 16)],
+    ("kind", "bits", "sampling"),
+    [
+        *(("tiny", 16, sampling) for sampling in DRAWS),
+        *((kind, bits, DRAWS[0]) for kind, bits in OTHERS),
+        *in_soak(*((kind, bits, one) for kind, bits in OTHERS for one in DRAWS[1:])),
+    ],
 )
 def test_the_same_prompt_again_says_what_it_says_alone(
     model_of: ModelOf, tmp_path: Path, kind: str, bits: int, sampling: SamplingParams

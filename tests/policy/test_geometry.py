@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -290,6 +290,7 @@ def test_the_workspace_holds_the_table_of_grammars_for_each_word() -> None:
     assert workspace_bytes(larger, 512) - workspace_bytes(shape, 512) - logits >= 131 * MIB
 
 
+@settings(max_examples=30)
 @given(n=st.integers(0, 200_000), bite=st.integers(1, 4096), window=st.integers(1, 5000))
 def test_f4_used_never_exceeds_peak(n: int, bite: int, window: int) -> None:
     spec = geometry(GPT_OSS_20B | {"sliding_window": window})
