@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from textual.command import CommandList
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
 
 from mlxstack.tui.app import Dashboard
@@ -19,6 +21,25 @@ from tests.tui.clerk import Clerk
 PICTURES_BY = (3, 11)
 
 Shoot = Callable[..., bool]
+
+
+class ParsedRules(dict[tuple[Any, ...], list[RuleSet]]):
+    """Rules by their source, which stylesheets with equal variables share."""
+
+    def clear(self) -> None:
+        """Stay: a stylesheet with other variables takes another one."""
+
+
+_parsed: dict[frozenset[tuple[str, str]], ParsedRules] = {}
+
+
+def parsed_rules(sheet: Stylesheet) -> ParsedRules:
+    """Rules that any stylesheet with these variables has parsed."""
+    return _parsed.setdefault(frozenset(sheet._variables.items()), ParsedRules())
+
+
+# Each of hundreds of dashboards would parse the same styles.
+Stylesheet._parse_cache = property(parsed_rules, lambda *_: None)  # type: ignore[assignment]
 
 
 def pytest_configure(config: pytest.Config) -> None:
