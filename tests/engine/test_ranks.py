@@ -102,7 +102,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Preset:
     return preset_of(write(tmp_path_factory.mktemp("models") / "one", CONFIGS["llama"]))
 
 
-@pytest.mark.parametrize("name", ["llama", *in_soak("qwen3_next")])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_restart_finds_the_kv_on_the_disks_of_both(
     name: str, group: RankGroup, tmp_path: Path
 ) -> None:
