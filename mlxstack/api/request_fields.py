@@ -460,6 +460,16 @@ def tool_choice_mode(choice: Any) -> ToolChoiceMode:
     return ToolChoiceMode(word)
 
 
+def require_offered(kinds: Sequence[str], n_offered: int) -> None:
+    """Raise BadRequest for tools of these types of which none is offered."""
+    if kinds and not n_offered:
+        raise BadRequest(
+            f"tools[0].type is {kinds[0]!r}, which is not offered here: a tool that runs on a "
+            "vendor's servers, or has no schema; offer a function that the client runs",
+            "tools[0].type",
+        )
+
+
 def allowed_tools(choice: Any, name_of: Callable[[Any], str | None]) -> tuple[str, ...]:
     """Names of the tools that a `tool_choice` allows; none if all are."""
     match choice:

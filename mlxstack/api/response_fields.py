@@ -1,6 +1,7 @@
 """Response fields that several dialects share: timings, usage, logprobs."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType
@@ -194,16 +195,13 @@ def legacy(
     if not own:
         return None
     tokens = [_text(text_processor.piece(note.token)) for note in notes]
-    offsets = [offset]
-    for token in tokens[:-1]:
-        offsets.append(offsets[-1] + len(token))
     return LegacyLogprobs(
         tokens=tokens,
         token_logprobs=[_finite(logprob) for logprob in own],
         top_logprobs=[
             {_text(text_processor.piece(t)): _finite(p) for t, p in note.top} for note in notes
         ],
-        text_offset=offsets,
+        text_offset=list(accumulate(map(len, tokens[:-1]), initial=offset)),
     )
 
 

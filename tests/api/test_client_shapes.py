@@ -274,7 +274,23 @@ def test_a_last_message_with_a_prefix_is_continued(prompts: Prompts) -> None:
 
 @pytest.mark.parametrize("kind", ["web_search", "file_search", "image_generation"])
 def test_the_choice_of_a_vendors_tool_says_where_it_runs(prompts: Prompts, kind: str) -> None:
-    body = {"input": "hi", "tools": [{"type": kind}], "tool_choice": {"type": kind}}
+    own = {"type": "function", "name": "weather"}
+    body = {"input": "hi", "tools": [own, {"type": kind}], "tool_choice": {"type": kind}}
     refused = prompts.http.post("/v1/responses", json=body)
     assert refused.status_code == 400
     assert "a vendor's servers" in refused.json()["error"]["message"]
+
+
+HOSTED = [{"type": "web_search"}, {"type": "shell"}, {"type": "apply_patch"}]
+
+
+def test_tools_of_responses_that_are_not_offered_are_told(prompts: Prompts) -> None:
+    """Alone they are refused, as in the chat API: the model would have no hands."""
+    own = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    for kind in HOSTED:
+        refused = prompts.http.post("/v1/responses", json={"input": "hi", "tools": [kind]})
+        assert refused.status_code == 400
+        assert kind["type"] in refused.json()["error"]["message"]
+    beside = prompts.http.post("/v1/responses", json={"input": "hi", "tools": [own, *HOSTED]})
+    assert beside.headers["x-mlx-stack-omitted-tools"] == "web_search, shell, apply_patch"
+    assert prompts.of("/v1/responses", {"input": "hi", "tools": []})

@@ -129,18 +129,11 @@ class ThinkingConfig(Struct):
     budget_tokens: int | None = None
 
 
-class Format(Struct):
-    """JSON schema of a structured output."""
-
-    type: str | None = None
-    schema: dict[str, Any] | None = None
-
-
 class OutputConfig(Struct):
     """Reasoning effort and output format."""
 
     effort: str | None = None
-    format: Format | None = None
+    format: dict[str, Any] | None = None
 
 
 class MessagesBody(Fields, kw_only=True):
@@ -158,4 +151,4 @@ class MessagesBody(Fields, kw_only=True):
     stop_sequences: list[str] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: Format | None = None
+    output_format: dict[str, Any] | None = None

@@ -35,7 +35,7 @@ from mlxstack.api.dialects.anthropic.typed_tools import (
     is_server_tool,
     require_runnable,
 )
-from mlxstack.api.request_fields import format_instruction
+from mlxstack.api.request_fields import format_constraint, format_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.generation_options import ToolChoiceMode
@@ -257,9 +257,9 @@ def _template(body: MessagesBody) -> dict[str, Any]:
 def response_format(body: MessagesBody) -> ResponseConstraint | None:
     """Output constraint of a body."""
     spec = (body.output_config and body.output_config.format) or body.output_format
-    if spec is None or spec.type != "json_schema":
+    if spec is None or spec.get("type") != "json_schema":
         return None
-    return ResponseConstraint(spec.schema or {}, param="output_config.format")
+    return format_constraint(None, spec.get("schema"), "output_config.format")
 
 
 FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)

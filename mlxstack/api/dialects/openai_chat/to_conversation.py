@@ -100,12 +100,7 @@ def _tools(body: ChatBody) -> tuple[Tool, ...]:
     """Functions and custom tools of a body. Raises BadRequest."""
     specs = body.tools or ()
     offered = [_tool(spec, f"tools[{i}]") for i, spec in enumerate(specs) if _is_offered(spec)]
-    if specs and not offered:
-        raise BadRequest(
-            f"tools[0].type is {specs[0].type!r}, a tool that runs on a vendor's servers and not "
-            "here; offer a function that the client runs",
-            "tools[0].type",
-        )
+    request_fields.require_offered([spec.type or "" for spec in specs], len(offered))
     return (*offered, *(_function(spec) for spec in body.functions or ()))
 
 

@@ -47,6 +47,7 @@ async def responses(
     convert = partial(to_conversation.conversation, data, box)
     conversation = await service.text_processor.read(convert)
     admitted = await _admit(service, conversation, options)
+    admitted = structs.replace(admitted, omitted_tools=to_conversation.omitted_tools(data))
     response, is_sealed = _response(data, admitted, model), SEALED in (data.include or ())
     on_item = _on_item(data, request, options.salt)
     renderer = ResponseStream(response, box, admitted.text_processor, on_item, is_sealed=is_sealed)

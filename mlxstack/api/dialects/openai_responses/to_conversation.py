@@ -24,7 +24,7 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     ResponsesBody,
     ResponsesToolParam,
 )
-from mlxstack.api.request_fields import chosen_tool, format_instruction
+from mlxstack.api.request_fields import chosen_tool, format_instruction, require_offered
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.openai_messages import (
@@ -105,7 +105,17 @@ def toolbox(body: ResponsesBody) -> ToolNames:
             if name not in offers:
                 offers[name] = offer
                 tools.append(_tool(name, offer.kind, spec, is_found))
+    require_offered([str(sent.get("type")) for sent in body.tools or ()], len(tools))
     return ToolNames(tuple(tools), offers)
+
+
+def omitted_tools(body: ResponsesBody) -> tuple[str, ...]:
+    """Types of the tools that are not offered to the model."""
+    return tuple(str(sent.get("type")) for sent in body.tools or () if not _is_offered(sent))
+
+
+def _is_offered(sent: Item) -> bool:
+    return next(_offered([sent], "tools", None), None) is not None
 
 
 def _tool_lists(body: ResponsesBody) -> Iterator[tuple[list[Any], str, bool]]:
@@ -302,16 +312,11 @@ def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
     return Message(Role.ASSISTANT, reasoning=thoughts or None)
 
 
-def _function_call(item: Item, at: str, box: ToolNames) -> Message:
+def _named_call(item: Item, at: str, box: ToolNames) -> Message:
     sent = _as(CallInput, item, at)
-    name = box.spoken(sent.name, sent.namespace)
-    return _calling(ToolCall(sent.call_id, name, parse_arguments(sent.arguments)))
-
-
-def _custom_call(item: Item, at: str, box: ToolNames) -> Message:
-    sent = _as(CallInput, item, at)
-    name = box.spoken(sent.name, sent.namespace)
-    return _calling(ToolCall(sent.call_id, name, {custom_tools.INPUT: sent.input}))
+    is_custom = item["type"] == "custom_tool_call"
+    given = {custom_tools.INPUT: sent.input} if is_custom else parse_arguments(sent.arguments)
+    return _calling(ToolCall(sent.call_id, box.spoken(sent.name, sent.namespace), given))
 
 
 def _built_in_call(item: Item, at: str, _: ToolNames) -> Message:
@@ -387,8 +392,8 @@ def _calling(call: ToolCall) -> Message:
 READERS: dict[str, Reader] = {
     "message": _message,
     "reasoning": _reasoning,
-    "function_call": _function_call,
-    "custom_tool_call": _custom_call,
+    "function_call": _named_call,
+    "custom_tool_call": _named_call,
     "local_shell_call": _built_in_call,
     "shell_call": _built_in_call,
     "apply_patch_call": _built_in_call,
