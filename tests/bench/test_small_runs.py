@@ -13,7 +13,7 @@ import uvloop
 from pytest import approx
 
 from mlxstack.bench.dev import prefix_cache_scenarios
-from mlxstack.bench.dev.drafts import TEXTS
+from mlxstack.bench.dev.drafts import SHARING_TURNS, TEXTS
 from mlxstack.bench.dev.registry import SMALL, BenchContext, BenchRequest, report
 from mlxstack.bench.dev.report import BenchReport, ReportTable
 from mlxstack.bench.dev.sandbox import Sandbox, measure, service, with_model
@@ -87,15 +87,16 @@ def test_drafts(tmp_path: Path) -> None:
 def test_settings_that_are_off_by_default_on_real_text(tmp_path: Path) -> None:
     told = run("drafts", tmp_path, model=stage(tmp_path).model)
     (table,) = told.tables
-    scenes = [f"{text} x {n}" for text in ("prose", "edit", "calls") for n in (1, 2)]
-    assert column(table, "Setting") == ["speculation"] * 6 + ["live_sharing"] * 6
-    assert column(table, "Scene") == 2 * scenes
+    texts = ("prose", "edit", "calls")
+    scenes = [f"{text} x {n}" for text in texts for n in (1, 2)]
+    assert column(table, "Setting") == ["speculation"] * 6 + ["live_sharing"] * 3
+    assert column(table, "Scene") == [*scenes, *(f"{text} x 2" for text in texts)]
     assert [one.name for one in told.targets] == [
         "speculation: worst scene, against off",
         "live_sharing: worst scene, against off",
     ]
     assert told.raw["speculation on calls x 1: drafted"] > (0,)
-    assert told.raw["live_sharing on calls x 1: drafted"] == (0,)
+    assert told.raw["live_sharing on calls x 2: drafted"] == (0,) * SHARING_TURNS
 
 
 @pytest.mark.soak

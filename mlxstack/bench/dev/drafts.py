@@ -1,5 +1,6 @@
 """`bench drafts`: the whole engine with speculative decoding and without, by turns."""
 
+from collections.abc import Sequence
 from random import Random
 
 from msgspec import Struct
@@ -39,7 +40,10 @@ class DraftsPlan(Struct, frozen=True):
 
 
 SMALL = DraftsPlan((1, 2), 60, 60, 1)
-N_SYSTEM = 1500
+N_SYSTEM = 3000
+SHARING_TURNS = 4
+"""Answers of a pass, each a quarter as long: what sharing changes is less than what drifts."""
+
 RULED = ("calls",)
 """Texts that are answered under a schema, as a tool call is."""
 
@@ -57,25 +61,31 @@ def on_real_text(plan: DraftsPlan, real: RealText) -> DraftsPlan:
     return replace(plan, rows=rows, n_prompt=len(code), asked=asked, system=system)
 
 
-def run_on_text(stage: Sandbox, plan: DraftsPlan) -> Results:
-    """Settings that are off by default, on and off, on real text."""
+def run_on_text(stage: Sandbox, plan: DraftsPlan, settings: Sequence[str] = SETTINGS) -> Results:
+    """Settings, `auto` against off, on real text; sharing between several agents only."""
     scenes = {f"{text} x {n}": (text,) * n for text in plan.asked for n in plan.rows}
     rows: list[tuple[str, ...]] = []
     raw: dict[str, tuple[float, ...]] = {}
     targets = []
-    for setting in SETTINGS:
-        is_sharing = setting == "live_sharing"
+    for setting in settings:
         stage.say(f"the whole engine, with {setting}: auto and off")
-        system, n_prompt = (
-            (plan.system, plan.n_prompt + N_SYSTEM) if is_sharing else ("", plan.n_prompt)
-        )
         trial = Drafts(
-            scenes, n_prompt, plan.n_tokens, plan.passes, plan.asked, RULED, system, is_sharing
+            scenes, plan.n_prompt, plan.n_tokens, plan.passes, asked=plan.asked, ruled=RULED
         )
+        if setting == "live_sharing":
+            trial = replace(
+                trial,
+                scenes={name: texts for name, texts in scenes.items() if len(texts) > 1},
+                n_prompt=plan.n_prompt + N_SYSTEM,
+                n_tokens=plan.n_tokens // SHARING_TURNS,
+                turns=SHARING_TURNS,
+                system=plan.system,
+                has_sharing=True,
+            )
         found = measure(stage, [trial])[0]
         raw |= {f"{setting} {one.who} {one.what}": one.values for one in found.samples}
-        rows += [(setting, *_row(found, scene)) for scene in scenes]
-        worst = min(_speedup(found, scene) for scene in scenes)
+        rows += [(setting, *_row(found, scene)) for scene in trial.scenes]
+        worst = min(_speedup(found, scene) for scene in trial.scenes)
         targets.append(at_least(f"{setting}: worst scene, against off", worst, ALL_BUT_NOTHING))
     heads = ("Setting", "Scene", "Token off", "Token auto", "Speedup", "Passes", "Accepted")
     note = "A story, a rename in code, the arguments of a call; greedy, agents at once."

@@ -102,7 +102,8 @@ def _drafts(stage: Sandbox, wanted: BenchRequest) -> Results:
     real = _real_text(wanted)
     if real is None:
         return drafts.run(stage, plan)
-    return drafts.run_on_text(stage, drafts.on_real_text(plan, real))
+    settings = wanted.scenes or drafts.SETTINGS
+    return drafts.run_on_text(stage, drafts.on_real_text(plan, real), settings)
 
 
 def _early(stage: Sandbox, wanted: BenchRequest) -> Results:

@@ -80,13 +80,14 @@ class Drafts(Struct, frozen=True, tag=True):
     tokens, or one of `asked`, messages of users; `ruled` of them are answered under a schema.
     Gives, of on and off and by scene, `token_s`, `passes`, `drafted`, `accepted`, and the `gap_s`
     between two tokens of prose that 99 % do not exceed. `has_sharing`: on is live sharing instead,
-    behind `system`, which all requests have.
+    behind `system`, which all requests have. Each pass repeats a scene `turns` times.
     """
 
     scenes: dict[str, tuple[str, ...]]
     n_prompt: int = 200
     n_tokens: int = 132
     passes: int = 3
+    turns: int = 1
     asked: dict[str, str] = {}
     ruled: tuple[str, ...] = ()
     system: str = ""

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from mlxstack.bench.dev.timed_request import ServerUnderTest
 
 SCENES = ("turns", "crowds", "short", "joining", "picture", "counts", "team", "requests")
-SCENES_HELP = f"serve, peers: play this one only; may be given again. {', '.join(SCENES)}."
+SETTINGS = ("speculation", "live_sharing")
+SCENES_HELP = (
+    f"serve, peers: play this one only; may be given again. {', '.join(SCENES)}. "
+    f"drafts, with a folder as --model: {', '.join(SETTINGS)}."
+)
 NAMES = (
     "engine",
     "drafts",
@@ -118,11 +122,14 @@ def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
     if is_serve_only and what != "serve":
         raise Misuse("--url and --vs go with `bench dev serve`")
-    if scenes and what not in {"serve", "peers"}:
-        raise Misuse("--scene goes with `bench dev serve` and `bench dev peers`")
-    unknown = [one for one in scenes if one not in SCENES]
+    known = {"serve": SCENES, "peers": SCENES, "drafts": SETTINGS}.get(what, ())
+    if scenes and not known:
+        raise Misuse(
+            "--scene goes with `bench dev serve`, `bench dev peers` and `bench dev drafts`"
+        )
+    unknown = [one for one in scenes if one not in known]
     if unknown:
-        raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
+        raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(known)}")
 
 
 def _measured(what: str, wanted: "BenchRequest") -> "Iterator[BenchReport]":

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 
@@ -160,7 +160,7 @@ class MeasuredEngine:
                     SamplingParams(temperature=0.0 if is_greedy else 1.0, seed=i),
                     eos,
                     use_cache=trial.has_sharing,
-                    salt=f"{seed}-{len(texts)}-{texts[0]}",
+                    salt="" if trial.has_sharing else f"{seed}-{len(texts)}-{texts[0]}",
                     constraint=constraint,
                     arrived=time.monotonic(),
                 )
@@ -196,15 +196,16 @@ def drafts(trial: Drafts, model: str) -> BenchResult:
     """Figures of both sides for each scene, pass by pass.
 
     Each pass loads both sides anew, the other one first: of two engines in one process the place of
-    its weights in memory makes one faster by some percent.
+    its weights in memory makes one faster by some percent. In a pass a scene has `turns`.
     """
     found: dict[tuple[str, str], list[float]] = {}
-    for seed in range(trial.passes):
-        order = sorted(SIDES, reverse=bool(seed % 2))
+    for n_pass in range(trial.passes):
+        order = sorted(SIDES, reverse=bool(n_pass % 2))
         with ExitStack() as stack:
             sides = {who: stack.enter_context(_side(trial, model, who == "on")) for who in order}
-            for scene, texts in trial.scenes.items():
-                for who in order:
+            for (scene, texts), turn in product(trial.scenes.items(), range(trial.turns)):
+                for who in order[:: -1 if turn % 2 else 1]:
+                    seed = n_pass * trial.turns + turn
                     for what, value in sides[who].answer(trial, texts, seed).items():
                         found.setdefault((who, f"{scene}: {what}"), []).append(value)
             for who, side in sides.items():
