@@ -26,7 +26,7 @@ def test_a_verdict_against_batching_is_told_by_up_and_status(shell: Shell) -> No
     )
     up = shell.run("up", str(shell.preset), MLX_STACK_WORKER="")
     assert up.returncode == 0, up.stderr
-    assert "warning: decoding slot by slot: the row view cannot serve it" in up.stderr
+    assert "note: decoding slot by slot: the row view cannot serve it" in up.stderr
     assert "warning: chat template: the template shows no tools" in up.stderr
     seen = shell.services()["tiny"]
     assert seen["state"] == "healthy"

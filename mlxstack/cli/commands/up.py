@@ -383,7 +383,7 @@ def _tell(started: "Started", preset: "Preset", json: bool) -> None:
     if 0 < props.n_ctx_train < plan.n_ctx:
         note(f"warning: trained for {props.n_ctx_train} tokens; answers beyond them get worse")
     for remark in props.remarks:
-        note(f"warning: {remark}")
+        note(f"note: {remark}")
     for finding in () if props.is_base_model else props.template_notes:
         note(f"warning: chat template: {finding}")
     is_base = props.is_base_model and preset.kind is ServiceKind.CHAT
