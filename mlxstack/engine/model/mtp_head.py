@@ -174,15 +174,15 @@ def load_head(model: Any, path: Path, quantization: Any = None) -> MTPHead | Non
         raise ValueError("the output of the model is not its states times its output head")
     try:
         head = _build(model, files, tensors, parts)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        if quantization and not tensors.is_quantized:
+            size, bits = quantization["group_size"], quantization["bits"]
+            nn.quantize(head, size, bits, class_predicate=_is_divisible_by(size))
+        if not has_gpu():
+            head.set_dtype(mx.float32)
+        head.eval()
+        mx.eval(head.parameters())
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    if quantization and not tensors.is_quantized:
-        size, bits = quantization["group_size"], quantization["bits"]
-        nn.quantize(head, size, bits, class_predicate=_is_divisible_by(size))
-    if not has_gpu():
-        head.set_dtype(mx.float32)
-    head.eval()
-    mx.eval(head.parameters())
     return head
 
 
