@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 SCENES = ("turns", "crowds", "short", "joining", "picture", "counts", "team", "requests")
 SETTINGS = ("speculation", "live_sharing")
-SCENES_HELP = (
-    f"serve, peers: play this one only; may be given again. {', '.join(SCENES)}. "
-    f"drafts, with a folder as --model: {', '.join(SETTINGS)}."
-)
+SCENES_HELP = f"Play this one only; again for more. {', '.join(SCENES)}; {', '.join(SETTINGS)}."
 NAMES = (
     "engine",
     "drafts",
