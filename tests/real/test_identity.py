@@ -28,7 +28,7 @@ class Size(Struct, frozen=True):
     n_texts: int = 4
 
 
-SLICE = Size(140, 6, n_texts=3)
+SLICE = Size(140, 4, n_texts=3)
 CASES = [
     pytest.param(SMOLLM2, {}, SLICE, id="smollm2-f32-slice"),
     pytest.param(SMOLLM2, {}, Size(400, 16, 2000), id="smollm2-f32", marks=pytest.mark.real),
