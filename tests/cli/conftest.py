@@ -16,13 +16,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     assert up.returncode == 0, up.stderr
     yield shell
     shell.run("down")
-    for process in shell.own_processes():
-        process.kill()
+    shell.kill()
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     yield shell
-    for process in shell.own_processes():
-        process.kill()
+    shell.kill()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,9 @@ class Shell:
             except psutil.Error:
                 continue
         return found
+
+    def kill(self) -> None:
+        """End all of them; some end with others before their turn."""
+        for process in self.own_processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -82,8 +82,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     assert up.returncode == 0, up.stderr
     yield shell
     shell.run("down")
-    for process in shell.own_processes():
-        process.kill()
+    shell.kill()
 
 
 @pytest.fixture

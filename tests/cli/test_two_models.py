@@ -28,8 +28,7 @@ def gateway(shell: Shell) -> Iterator[Shell]:
         yield shell
     finally:
         shell.run("down")
-        for process in shell.own_processes():
-            process.kill()
+        shell.kill()
 
 
 @pytest.fixture(scope="module")

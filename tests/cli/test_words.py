@@ -15,6 +15,7 @@ from typer.main import get_command
 from mlxstack import __version__
 from mlxstack.cli.main import app
 from tests.cli import terminal
+from tests.repetition import in_soak
 
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
 
@@ -136,10 +137,17 @@ def test_a_closed_output_is_no_trouble(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (3 if words == ("status",) else 0, "")
 
 
+UNREAD = [("up", "demo", "--dry-run"), ("plan",), ("presets", "--json"), ("--help",)]
+
+
 @pytest.mark.parametrize(
-    "words", [("up", "demo", "--dry-run"), ("plan",), ("presets", "--json"), ("--help",)]
+    ("words", "encoding"),
+    [
+        *((words, "utf-8") for words in UNREAD),
+        (("plan",), "ascii"),
+        *in_soak(*((words, "ascii") for words in UNREAD if words != ("plan",))),
+    ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_reader_that_leaves_ends_the_command_quietly(
     tmp_path: Path, words: tuple[str, ...], encoding: str
 ) -> None:

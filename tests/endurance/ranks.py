@@ -56,8 +56,7 @@ def ranks_under_faults(folder: Path, seed: int) -> RanksOutcome:
             goes_on(shell, first)
     finally:
         shell.run("down")
-        for process in shell.own_processes():
-            process.kill()
+        shell.kill()
     return RanksOutcome(1, 3, len(faults))
 
 

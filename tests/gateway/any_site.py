@@ -18,7 +18,7 @@ from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host.home import Home
 from mlxstack.host.services import read_json
 from tests import forked, named_models
-from tests.gateway.site import own_processes
+from tests.gateway.site import kill_all, own_processes
 from tests.patience import PATIENCE_S
 from tests.ports import unused_port
 
@@ -89,8 +89,7 @@ def any_site(folder: Path, memory: str, keys: list[object]) -> Iterator[AnySite]
             yield AnySite(f"http://127.0.0.1:{port}", told, home, env, done.stdout + done.stderr)
         finally:
             run(env, "down")
-            for one in own_processes(home):
-                one.kill()
+            kill_all(home)
 
 
 def run(env: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":

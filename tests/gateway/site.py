@@ -1,7 +1,7 @@
 """A gateway over real members, in processes of their own."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -81,8 +81,7 @@ def serving(
             if state is not None:
                 services.stop(home, state, state.plan.patience.grace_s)
             process.wait(PATIENCE_S)
-            for one in own_processes(home):
-                one.kill()
+            kill_all(home)
 
 
 def is_healthy(url: str) -> bool:
@@ -101,3 +100,10 @@ def own_processes(home: Home) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def kill_all(home: Home) -> None:
+    """End these processes; some end with others before their turn."""
+    for process in own_processes(home):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -52,8 +52,7 @@ esac
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     yield shell
-    for process in shell.own_processes():
-        process.kill()
+    shell.kill()
 
 
 def launchctl(shell: Shell, n_drain: int) -> dict[str, str]:

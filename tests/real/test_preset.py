@@ -23,8 +23,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     del shell.env["MLX_STACK_WORKER"]
     yield shell
-    for process in shell.own_processes():
-        process.kill()
+    shell.kill()
 
 
 def test_up_downloads_the_smallest_real_model_and_it_answers(shell: Shell) -> None:

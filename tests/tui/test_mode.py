@@ -35,8 +35,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     for name, value in shell.env.items():
         monkeypatch.setenv(name, value)
     yield shell
-    for process in shell.own_processes():
-        process.kill()
+    shell.kill()
 
 
 async def test_h4_the_mode_is_switched_and_an_error_is_told(shell: Shell) -> None:

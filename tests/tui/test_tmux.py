@@ -37,8 +37,7 @@ def demo(tmp_path: Path) -> Iterator[Shell]:
     assert started.returncode == 0, started.stderr
     yield shell
     shell.run("down")
-    for process in shell.own_processes():
-        process.kill()
+    shell.kill()
 
 
 @pytest.fixture
