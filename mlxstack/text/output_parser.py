@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import msgspec
@@ -237,17 +237,14 @@ def _content(text: str) -> list[AnswerPart]:
 def _joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     """Neighbors of one kind as one."""
     joined: list[AnswerPart] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        match last, part:
-            case ContentPart(text=a), ContentPart(text=b):
-                joined[-1] = ContentPart(a + b)
-            case ReasoningPart(text=a), ReasoningPart(text=b):
-                joined[-1] = ReasoningPart(a + b)
-            case ArgumentsPart(text=a), ArgumentsPart(text=b):
-                joined[-1] = ArgumentsPart(a + b)
-            case _:
-                joined.append(part)
+    for kind, group in groupby(parts, type):
+        if kind in (ContentPart, ReasoningPart, ArgumentsPart):
+            texts = (
+                one.text for one in group if not isinstance(one, ToolCallStarted | ToolCallPart)
+            )
+            joined.append(kind("".join(texts)))
+        else:
+            joined += group
     return joined
 
 
@@ -274,9 +271,7 @@ class StopStringFilter:
 
     def leave(self) -> str:
         """Return held-back text without trailing white space, as something else follows."""
-        emitted = self._trimmed(self._flushed())
-        self._rest()
-        return emitted
+        return self.finish().rstrip()
 
     def finish(self) -> str:
         """Return held-back text; nothing follows."""

@@ -4,7 +4,7 @@ Families that write arguments between tags write text as it is and everything el
 that only the schema tells `5` from "5".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -119,9 +119,14 @@ def _plain(schema: Any, root: Schema) -> Any:
     return {"type": "string", "nullable": bool(types.others)}
 
 
+def named_types(schema: Mapping[str, Any], default: Sequence[str] = ()) -> list[str]:
+    """Names of the types of a schema."""
+    named = schema.get("type", list(default))
+    return named if isinstance(named, list) else [named]
+
+
 def _typed(schema: Schema) -> SchemaTypes:
-    named = schema.get("type", ["string", *OTHERS])
-    types = named if isinstance(named, list) else [named]
+    types = named_types(schema, ("string", *OTHERS))
     others = [name for name in types if name != "string"]
     kind: Any = others[0] if len(others) == 1 else others
     return SchemaTypes(

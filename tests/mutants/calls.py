@@ -37,13 +37,19 @@ CALLS = (
     ),
     Mutant(
         "calls in the marks of others are those of offered tools", "text/formats/call_reader.py",
-        "return read if read is not None and self._knows(read) else None", "return read",
+        "return self._told(read) if read is not None and self._knows(read) else None",
+        "return None if read is None else self._told(read)",
         LENIENT + "test_an_answer_may_end_with_a_call_in_the_marks_of_another_model",
     ),
     Mutant(
         "only a declared argument ends a value", "text/formats/tagged_calls.py",
         "if not self._types.declares(argument.name, following.key):", "if not following.key:",
         LENIENT + "test_another_argument_ends_a_value_that_nothing_closes",
+    ),
+    Mutant(
+        "a call that a value quotes is not one", "text/formats/tagged_calls.py",
+        "outer = yield from self._enclosing(closing, mark.end)", "outer = None",
+        "tests/text/test_malformed_calls.py::test_a_call_quoted_in_a_value_is_a_part_of_it",
     ),
     Mutant(
         "results go to the calls of their ids", "text/normalize_messages.py",

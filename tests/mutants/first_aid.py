@@ -85,7 +85,7 @@ FIRST_AID = (
     ),
     Mutant(
         "a recursion of a template is a refusal", "text/template/chat_template.py",
-        "    RecursionError,\n", "",
+        ", RecursionError)", ")",
         TRAITS + "test_endless_recursion_of_a_template_is_a_refusal",
     ),
     Mutant(

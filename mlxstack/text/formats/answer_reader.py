@@ -17,6 +17,7 @@ from mlxstack.text.formats.description import (
     DerivedFormat,
     ParsedMessage,
     first_mark,
+    is_mark,
 )
 from mlxstack.text.formats.foreign_calls import ELEMENTS, MARKS
 from mlxstack.text.formats.text_feed import (
@@ -30,6 +31,9 @@ from mlxstack.text.formats.text_feed import (
 
 MAX_HEADER = 300
 """The most characters of a channel header."""
+
+_BEGUN_HEADER = re.compile(r"(?s)\s*(?:\S+\s+){0,2}\S*(?:(?:<[|]|to=).*)?")
+"""A header, which has a mark or recipient in its first three words if it has more."""
 
 CODE_MARK = "<|python_tag|>"
 """Mark of code in Llama's answers, which may stand before a bare call too."""
@@ -209,6 +213,10 @@ class AnswerReader:
             again = yield from self._doubled(mark)
             if again:
                 self._feed.drop(again)
+                return
+            if (yield from self._calls.begins_prose(mark)):
+                self._tell(mark)
+                self._feed.drop(len(mark))
                 return
             end = yield from self._calls.unreadable(0)
             is_last = (yield from self._feed.space(end)) == len(self._feed.text)
@@ -444,7 +452,7 @@ class AnswerReader:
 
     def _message(self, channels: Channels) -> Reading[None]:
         """Thought or content up to the end of its message."""
-        mark = yield from self._say(MarkSet([*channels.ends, channels.starts]))
+        mark = yield from self._say(MarkSet(channels.stops))
         self._spoken.append(Break())
         self.is_reasoning = False
         if mark is not None and mark.text in channels.ends:
@@ -453,11 +461,11 @@ class AnswerReader:
     def _header(self, channels: Channels) -> Reading[bool]:
         """Whether speech follows a header; a call's message is read."""
         feed = self._feed
-        mark = yield from feed.find(MarkSet([channels.message]), 0)
+        within = _BEGUN_HEADER if is_mark(channels.message) else None
+        mark = yield from feed.find(MarkSet([channels.message]), 0, within)
         header = feed.text if mark is None else feed.text[: mark.start]
-        if mark is None or len(header) > MAX_HEADER:
-            self._headless(channels)
-            return False
+        if mark is None or len(header) > MAX_HEADER or (within and not within.fullmatch(header)):
+            return self._headless(channels)
         call = re.search(channels.call, header)
         if call is not None and self._calls is not None and self._is_call(call):
             self.is_in_call = True
@@ -474,16 +482,15 @@ class AnswerReader:
         is_plain = "space" in header.groupdict() and not header["space"]
         return not is_plain or self._calls.knows(header["name"])
 
-    def _headless(self, channels: Channels) -> None:
-        """Text without a header is content, unless it only begins one."""
-        text = self._feed.text
+    def _headless(self, channels: Channels) -> bool:
+        """Whether text without a header is content; it may only begin one."""
+        text, self.is_reasoning = self._feed.text, False
+        is_cut = self._feed.is_cut and re.search(channels.call, text) is not None
+        if not is_cut and not re.match(rf"\s*(?:<\||to=|{re.escape(channels.starts)})", text):
+            return True
         self._feed.drop(len(text))
-        if self._feed.is_cut and re.search(channels.call, text):
-            self._spoken.append(Cut())
-        elif not any(mark in text for mark in (channels.starts, *channels.ends)) and not re.match(
-            r"\s*(?:<\||to=)", text
-        ):
-            self._tell(text)
+        self._spoken += [Cut()] if is_cut else []
+        return False
 
     def _channel_call(self, channels: Channels, name: str, at: int) -> Reading[None]:
         """Call in a message: JSON arguments, or its own section."""
@@ -492,10 +499,9 @@ class AnswerReader:
         if syntax.section_opens:
             section = yield from self._calls.section(at)
         else:
-            section = yield from self._calls.message(name, at, (*channels.ends, channels.starts))
-        stop = yield from feed.find(
-            MarkSet([*channels.ends, channels.starts]), at if section is None else section.end
-        )
+            section = yield from self._calls.message(name, at, channels.stops)
+        end = at if section is None else section.end
+        stop = yield from feed.find(MarkSet(channels.stops), end)
         end = len(feed.text) if stop is None else stop.start
         start = len(channels.starts) if feed.text.startswith(channels.starts) else 0
         feed.drop(start)
@@ -533,10 +539,8 @@ def read_answer(
             case Break():
                 content.finish()
                 thoughts.finish()
-    ids = (f"call_{n}" for n in count())
-    known: set[str] = set()
+    ids = count()
     for at, call in enumerate(calls):
-        if not call.id or call.id in known:
-            calls[at] = replace(call, id=next(ids))
-        known.add(calls[at].id)
+        if not call.id or any(call.id == one.id for one in calls[:at]):
+            calls[at] = replace(call, id=f"call_{next(ids)}")
     return ParsedMessage(text + content.finish(), thought, tuple(calls), n_unparsed)

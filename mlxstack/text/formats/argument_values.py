@@ -8,13 +8,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.schema_types import OTHERS, SchemaTypes, properties, schema_types
+from mlxstack.text.schema_types import (
+    OTHERS,
+    SchemaTypes,
+    named_types,
+    properties,
+    schema_types,
+)
 
 UNDECODABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 NULLS = ("null", "None")
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 CONSTANTS = ("true", "false", "null", "none", "nan", "infinity")
-_CONSTANTS = {"true": True, "false": False, "null": None}
+CONSTANTS_OF_JSON = {"true": True, "false": False, "null": None}
 PREFIX = "functions."
 """Name space of tools in some prompts, which other formats do not write."""
 
@@ -34,8 +40,8 @@ class ArgumentTypes:
         self._known: dict[str, Mapping[str, SchemaTypes]] = {}
 
     def has(self, name: str) -> bool:
-        """Whether a tool of this name is offered."""
-        return name in self._tools
+        """Whether a tool of this name is offered, maybe with a prefix."""
+        return self.name(name) in self._tools
 
     def name(self, name: str) -> str:
         """Name of the offered tool, without a prefix that no tool has."""
@@ -61,6 +67,26 @@ class ArgumentTypes:
     def root(self, name: str) -> dict[str, Any]:
         """The parameters of a tool."""
         return dict(self._tools.get(name, {}))
+
+
+class CalledArguments:
+    """The arguments of a call of one tool."""
+
+    def __init__(self, types: ArgumentTypes, name: str) -> None:
+        self._types, self._name = types, types.name(name)
+        self.offers = types.has
+
+    def types_of(self, key: str) -> SchemaTypes:
+        """Types of an argument."""
+        return self._types.of(self._name, key)
+
+    def is_bare(self, key: str, begun: str) -> bool:
+        """Whether a value that begins so is surely text without quotes."""
+        return is_surely_text(begun, self.types_of(key))
+
+    def declares(self, key: str) -> bool:
+        """Whether the tool has an argument of this name."""
+        return self._types.declares(self._name, key)
 
 
 def argument_value(text: str, types: SchemaTypes) -> Any:
@@ -150,16 +176,12 @@ def python_value(node: ast.expr) -> Any:
 
 class _Constants(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node
+        return ast.Constant(CONSTANTS_OF_JSON[node.id]) if node.id in CONSTANTS_OF_JSON else node
 
 
 def type_names(types: SchemaTypes) -> set[str]:
     """Names of the types that are no text."""
-    kinds: set[str] = set()
-    for schema in types.others:
-        named = schema.get("type", list(OTHERS))
-        kinds |= set(named) if isinstance(named, list) else {str(named)}
-    return kinds
+    return {one for schema in types.others for one in named_types(schema, OTHERS)}
 
 
 def _fits(value: Any, kinds: set[str]) -> bool:

@@ -1,6 +1,7 @@
 """Derives tool-call syntax from the rendering of probe calls."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -34,6 +35,7 @@ from mlxstack.text.formats.probe_renderings import (
     VALUES,
     TemplateProbes,
     shared_end,
+    shared_length,
     shared_start,
     tokens,
 )
@@ -182,30 +184,26 @@ def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
     """JSON paths of name, arguments and id in a call."""
     if NAMES[at] in item:
         return JsonBody((), (), (NAMES[at],))
-    name, arguments = _path(item, NAMES[at]), _arguments_path(item)
+    name, arguments = _path(item, NAMES[at].__eq__), _path(item, _is_arguments)
     if name is None or arguments is None:
         return None
-    id_path = _path(item, IDS[at])
+    id_path = _path(item, IDS[at].__eq__)
     ids = [key for key, value in item.items() if "id" in key and isinstance(value, int | str)]
     return JsonBody((), name, arguments, id_path or (tuple(ids[:1]) if ids else ()))
 
 
-def _path(item: dict[str, Any], target: str) -> tuple[str, ...] | None:
+def _path(item: dict[str, Any], is_it: Callable[[Any], bool]) -> tuple[str, ...] | None:
+    """Path of the first value of a kind; None without one."""
     for key, value in item.items():
-        if value == target:
+        if is_it(value) is True:
             return (key,)
-        if isinstance(value, dict) and (rest := _path(value, target)) is not None:
+        if isinstance(value, dict) and (rest := _path(value, is_it)) is not None:
             return (key, *rest)
     return None
 
 
-def _arguments_path(item: dict[str, Any]) -> tuple[str, ...] | None:
-    for key, value in item.items():
-        if value == TWO or (isinstance(value, str) and VALUES[0] in value):
-            return (key,)
-        if isinstance(value, dict) and (rest := _arguments_path(value)) is not None:
-            return (key, *rest)
-    return None
+def _is_arguments(value: Any) -> bool:
+    return value == TWO or (isinstance(value, str) and VALUES[0] in value)
 
 
 def _json_end(text: str, at: int) -> int:
@@ -304,9 +302,8 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     if -1 in places or sorted(places) != places:
         return None
     key, value, second, last = places
-    head = text[name + len(NAMES[0]) : key] if text.startswith(NAMES[0], name) else None
-    if head is None:
-        head = text[name + len(NAMES[1]) : key]
+    at = 0 if text.startswith(NAMES[0], name) else 1
+    head = text[name + len(NAMES[at]) : key]
     value_opens = text[key + len(KEYS[0]) : value]
     between = text[value + len(VALUES[0]) : second].replace(KEYS[0], KEY)
     after = text[last + len(VALUES[1]) :].replace(KEYS[1], KEY, 1)
@@ -325,7 +322,7 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     value_closes = "".join(closes).rstrip()
     item = "" if has_json else _item(probes, opening, value_opens, value_closes)
     types = (value_opens, ()) if item else _types(probes, value_opens)
-    start, before = _id_before(text, name, 0 if text.startswith(NAMES[0], name) else 1)
+    start, before = _id_before(text, name, at)
     body = TaggedBody(
         (*before, NAME, *_head_parts(head, 0)),
         argument_opens=opening,
@@ -374,8 +371,9 @@ def _types(probes: TemplateProbes, value_opens: str) -> tuple[str, tuple[tuple[s
         tokens(one)[:1] == tokens(value_opens)[:1] for one in opened.values()
     ):
         return value_opens, ()
-    start = _common(opened.values())
-    end = _common([one[start:][::-1] for one in opened.values()])
+    start = min(shared_length(value_opens, one) for one in opened.values())
+    rest = value_opens[start:][::-1]
+    end = min(shared_length(rest, one[start:][::-1]) for one in opened.values())
     while start and value_opens[start - 1].isalnum():
         start -= 1
     while end and value_opens[len(value_opens) - end].isalnum():
@@ -389,14 +387,6 @@ def _value_opening(text: str, kind: str, last: str) -> str | None:
     """Text before a value of this type; None without one."""
     found = [text[: match.start()] for match in re.finditer(_SCALAR[kind], text)]
     return next((one for one in found if one.endswith(last)), next(iter(found), None))
-
-
-def _common(texts: Any) -> int:
-    first, *others = texts
-    n = 0
-    while n < len(first) and all(n < len(one) and one[n] == first[n] for one in others):
-        n += 1
-    return n
 
 
 def _counted(before: list[str], two: str | None) -> str:

@@ -26,15 +26,20 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.formats.notations import JSON, Notation
 from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading, TextFeed, quoted_otherwise
-from mlxstack.text.formats.value_copier import PythonArguments, ValueCopier
+from mlxstack.text.formats.value_copier import TypedArguments, ValueCopier
 
 MAX_HEAD = 300
 """The most characters between the mark of a call and its arguments."""
 
 QUOTES = ('"',)
+MARK_SIGNS = "<[]`"
+"""First characters of marks, in place of words, that may follow a call."""
+
 SEPARATORS = (",", ";")
 SPACES = (" ", "\n", "\t", "\r")
 SLOT = re.compile(r"[^\s<>\"'`{}\[\](),=]+")
+_NAME = re.compile(r"[\w.-]*")
+_BEGUN_SLOT = re.compile(rf"[\s\"']*(?:{SLOT.pattern})?[\s\"']*")
 T = TypeVar("T")
 
 
@@ -89,7 +94,7 @@ class CallParts:
         at: int,
         notation: Notation,
         stops: tuple[str, ...],
-        arguments: PythonArguments | None = None,
+        arguments: TypedArguments | None = None,
     ) -> Reading[int]:
         """Copy the arguments of the open call; -1 without an end."""
         copier = ValueCopier(at, notation, stops, arguments=arguments)
@@ -136,13 +141,20 @@ class CallParts:
         call = checked_call(fields["name"], fields.get("id"), arguments)
         return None if call is None else ReadCalls(self.writer.settle((call,), end), end)
 
+    def tool_name(self, at: int, sign: str = "") -> Reading[int]:
+        """End of an offered tool's name before a sign; -1 without one."""
+        end = yield from self.feed.after(_NAME, at)
+        is_known = self.types.has(self.feed.text[at:end])
+        return end if is_known and (yield from self.feed.starts(sign, end)) else -1
+
     def closes_at(self, at: int) -> Reading[bool]:
         """Whether a call ends here: its mark, the section's, or another."""
         syntax = self.syntax
         for literal in (syntax.closes, syntax.section_closes, syntax.opens):
-            mark = next(iter(pieces(literal)), "")
-            if mark and (yield from self.feed.literal(mark, at)) is not None:
-                return True
+            first, *others = pieces(literal) or [""]
+            for mark in (first, *(one for one in others if one[0] in MARK_SIGNS)):
+                if mark and (yield from self.feed.literal(mark, at)) is not None:
+                    return True
         return not syntax.closes.strip() and not syntax.section_closes.strip()
 
     def read_head(
@@ -167,7 +179,8 @@ class CallParts:
             following = [pieces(one)[0] for one, _ in self._head[group + 1 :] if one.strip()]
             ends = [text for one in following for text in quoted_otherwise(one)]
             is_last = not self._head[-1][0] or self._head[-1][1]
-            mark = yield from feed.find(MarkSet([*ends, *(last if is_last else ())]), at)
+            marks = MarkSet([*ends, *(last if is_last else ())])
+            mark = yield from feed.find(marks, at, _BEGUN_SLOT)
             end = len(feed.text) if mark is None else mark.start
             text = feed.text[at:end].strip().strip("\"'")
             if end - at > MAX_HEAD or not SLOT.fullmatch(text):
@@ -178,9 +191,8 @@ class CallParts:
             # The words of the head are the id of such a call.
             opening = next(reversed(pieces(self.syntax.opens)), "")
             head = f"{fields['name']}:{fields['index']}"
-            fields["id"] = ("" if is_mark(opening) else opening) + head
-            if not feed.text[start:at].startswith(head):
-                del fields["id"]
+            if feed.text[start:at].startswith(head):
+                fields["id"] = ("" if is_mark(opening) else opening) + head
         if "name" not in fields:
             return None
         fields["name"] = self.types.name(fields["name"])

@@ -25,11 +25,14 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.formats.foreign_calls import ELEMENTS, FOREIGN, ForeignCalls
 from mlxstack.text.formats.tagged_calls import TaggedCalls
-from mlxstack.text.formats.text_feed import Reading, TextFeed
+from mlxstack.text.formats.text_feed import FENCE, Reading, TextFeed
 from mlxstack.text.formats.value_calls import ValueCalls
 
 _NAMED = re.compile(r'[\[{].*?"name"\s*:\s*"([^"]+)"', re.DOTALL)
 _BRACKETS = re.compile(r"[\s}\]]*")
+_PROSE = re.compile(r"\s*(?:\w+[,.;:!?]? +){3}\w")
+_BEGUN_PROSE = re.compile(r"\s*(?:\w+[,.;:!?]? +){0,2}(?:\w+[,.;:!?]?)? *")
+_QUOTES = ("`", '"', "'", ")")
 UNMARKED = frozenset({"type", "function", "arguments", "parameters", "tool_calls"})
 
 
@@ -53,8 +56,8 @@ class CallReader:
         self._schemas = tool_schemas(tools)
         self._writer = CallWriter(feed, emit, self._types)
         self.strict = strict_marks(syntax)
-        is_gemma = isinstance(syntax.body, GemmaBody)
-        self.lenient = {GEMMA_HEAD} if is_gemma else trigger_marks(syntax) - self.strict
+        self._heads = {GEMMA_HEAD} if isinstance(syntax.body, GemmaBody) else set()
+        self.lenient = self._heads or trigger_marks(syntax) - self.strict
         self.is_bare = syntax.is_bare
         self._parts = CallParts(syntax, feed, self._types, self._writer)
         self.closings = self._parts.outer_closings
@@ -117,17 +120,11 @@ class CallReader:
         self._writer.begin(at)
         read = yield from self._tried(self._object(at, is_marked=is_marked))
         if read is None:
-            is_call = yield from self._values.begins_call(at, self.knows)
-            is_element = not is_call and (yield from self._begins_element(at))
+            is_call = yield from self._values.begins_call(at)
+            is_element = not is_call and (yield from self._feed.any_of(ELEMENTS, at)) > at
             if is_marked or is_call or is_element:
                 read = yield from self._others.read(at)
-        return read if read is not None and self._knows(read) else None
-
-    def _begins_element(self, at: int) -> Reading[bool]:
-        for opening in ELEMENTS:
-            if (yield from self._feed.starts(opening, at)):
-                return True
-        return False
+        return self._told(read) if read is not None and self._knows(read) else None
 
     def _object(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
         """Calls of objects, which name their arguments unless marks are around them."""
@@ -135,8 +132,7 @@ class CallReader:
         body = body if isinstance(body, JsonBody) and body.name else FOREIGN
         names = {body.name[-1], "name"}
         keys = names | {path[0] for path in (body.arguments, body.id, body.name) if path}
-        is_object = yield from self._values.begins_object(at, names, keys | UNMARKED, self.knows)
-        if not is_object:
+        if not (yield from self._values.begins_object(at, names, keys | UNMARKED)):
             return None
         read = yield from self._values.json(body, at, is_certain=True)
         keys = {"arguments", "parameters", body.arguments[-1]}
@@ -147,6 +143,20 @@ class CallReader:
     def knows(self, name: str) -> bool:
         """Whether a tool of this name is offered."""
         return self._types.has(name)
+
+    def begins_prose(self, mark: str) -> Reading[bool]:
+        """Whether prose follows a mark, not even a malformed call."""
+        feed = self._feed
+        if feed.is_final:
+            return False
+        if not is_mark(mark):
+            start = yield from feed.literal(_from(self._syntax.opens, mark), 0)
+            return start is None or (yield from self._parts.tool_name(start)) < 0
+        if (yield from feed.any_of(_QUOTES, len(mark))) > len(mark):
+            return not (yield from feed.starts(FENCE, len(mark)))
+        while (begun := _BEGUN_PROSE.fullmatch(feed.text, len(mark))) and not feed.is_final:
+            yield
+        return begun is None and _PROSE.match(feed.text, len(mark)) is not None
 
     def is_empty(self, text: str) -> bool:
         """Whether a text is nothing but marks of calls."""
@@ -172,7 +182,8 @@ class CallReader:
         if self._writer.is_quiet:
             return read
         rest = read.calls[len(self._writer.calls) :]
-        is_open = self._feed.is_cut and not read.is_closed and bool(self._parts.closing_marks)
+        is_closed = read.is_closed or read.is_cut
+        is_open = self._feed.is_cut and not is_closed and bool(self._parts.closing_marks)
         if rest and is_open:
             end = len(self._feed.text)
             read = replace(read, calls=read.calls[:-1], end=end, is_cut=True)
@@ -205,9 +216,7 @@ class CallReader:
         feed, syntax = self._feed, self._syntax
         after = yield from feed.literal(syntax.between, end)
         at = yield from feed.space(end if after is None else after)
-        for separator in SEPARATORS:
-            if (yield from feed.starts(separator, at)):
-                at = yield from feed.space(at + 1)
+        at = yield from feed.space((yield from feed.any_of(SEPARATORS, at)))
         opening = first_mark(syntax.opens) or first_mark(syntax.section_opens)
         if not opening and isinstance(syntax.body, JsonBody):
             opening = "{"
@@ -228,6 +237,9 @@ class CallReader:
             inside = yield from self._without_name_space(start)
         if inside is None:
             return (yield from self._foreign(start, is_inside=is_inside))
+        is_named = is_lenient and not is_marked and isinstance(syntax.body, TaggedBody | NamedBody)
+        if is_named and (yield from self._parts.tool_name(inside)) < 0:
+            return None
         self._writer.begin(inside)
         body = yield from self._tried(self._body(inside))
         if body is None:
@@ -244,7 +256,7 @@ class CallReader:
         """Position after a mark without its name space, or at a head."""
         if isinstance(self._syntax.body, GemmaBody):
             inside = yield from self._feed.any_of((GEMMA_HEAD,), at)
-            end = yield from self._values.plain_call(inside, self.knows, "{")
+            end = yield from self._parts.tool_name(inside, "{")
             return at if inside > at and end >= 0 else None
         mark, *words = pieces(self._syntax.opens) or [""]
         if len(words) != 1 or not is_mark(mark) or not words[0].endswith("."):
@@ -278,7 +290,10 @@ class CallReader:
         """The calls that were told, up to a closing mark."""
         mark = yield from self._feed.find(self._parts.ends, self._writer.position)
         end = len(self._feed.text) if mark is None else mark.start
-        is_last = mark is None or not self._feed.text[mark.end :].strip()
+        # A value between tags that reached the end may quote whole calls.
+        closings = self._parts.closing_marks if isinstance(self._syntax.body, TaggedBody) else ()
+        is_quote = mark is not None and bool(closings) and mark.text not in closings
+        is_last = mark is None or is_quote or not self._feed.text[mark.end :].strip()
         if self._feed.is_cut and is_last and self._writer.is_open:
             end = len(self._feed.text)
             self._writer.cut()
@@ -299,6 +314,7 @@ class CallReader:
         if not isinstance(self._syntax.body, JsonBody):
             body = yield from self._tried(self._values.json(FOREIGN, inside))
         if body is None:
+            inside = yield from self._feed.any_of(self._heads, inside)
             body = yield from self._others.read(inside)
         if body is None or body.is_cut:
             return body

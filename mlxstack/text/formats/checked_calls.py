@@ -75,13 +75,9 @@ def checked_call(name: Any, call_id: Any, arguments: Any) -> ToolCall | None:
 
 def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:
     """Arguments of text or null, which simple parsers confuse."""
-    for shape in shapes:
-        function = shape["function"]
-        if function["name"] == name:
-            properties = function["parameters"].get("properties")
-            known = properties if isinstance(properties, dict) else {}
-            return frozenset(key for key, one in known.items() if one.get("nullable") is True)
-    return frozenset()
+    named = (shape["function"] for shape in shapes if shape["function"]["name"] == name)
+    pairs = (pair for one in named for pair in one["parameters"].get("properties", {}).items())
+    return frozenset(key for key, one in pairs if one.get("nullable") is True)
 
 
 def plain(value: Any) -> Any:

@@ -161,6 +161,12 @@ class Channels(Struct, frozen=True):
     answer: str
     call_head: str = ""
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end a message, or begin the next header."""
+        header = first_mark(self.answer)
+        return (*self.ends, self.starts, *((header,) if is_mark(header) else ()))
+
 
 class DerivedFormat(Struct, frozen=True):
     """Output format of one model, named by syntax or `source` family.

@@ -1,7 +1,5 @@
 """Reads calls in the syntaxes of other models."""
 
-import re
-
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import ToolCall
@@ -25,22 +23,18 @@ from mlxstack.text.formats.text_feed import Reading, TextFeed
 from mlxstack.text.formats.value_calls import PYTHON_QUOTES, ValueCalls
 
 FOREIGN = JsonBody((), ("name",), ("arguments",))
-FUNCTIONS = CallSyntax(
-    TaggedBody((NAME, ">"), "<parameter=", ">\n", "\n</parameter>"),
-    opens="<function=",
-    closes="</function>",
+TAGGED = tuple(
+    CallSyntax(
+        TaggedBody((NAME, end), f"<parameter{sign}", f"{end}{space}", f"{space}</parameter>"),
+        opens=f"<{tag}{sign}",
+        closes=f"</{tag}>",
+    )
+    for tag, sign, end, space in (
+        ("function", "=", ">", "\n"),
+        ("invoke", ' name="', '">', ""),
+        ("function", ' name="', '">', "\n"),
+    )
 )
-INVOKES = CallSyntax(
-    TaggedBody((NAME, '">'), '<parameter name="', '">', "</parameter>"),
-    opens='<invoke name="',
-    closes="</invoke>",
-)
-NAMED_FUNCTIONS = CallSyntax(
-    TaggedBody((NAME, '">'), '<parameter name="', '">\n', "\n</parameter>"),
-    opens='<function name="',
-    closes="</function>",
-)
-TAGGED = (FUNCTIONS, INVOKES, NAMED_FUNCTIONS)
 MARKS = {
     "<tool_call>": "</tool_call>",
     "<tool_calls>": "</tool_calls>",
@@ -55,15 +49,10 @@ MARKS = {
 }
 """Marks of calls that models write in place of their own."""
 
-_NAME = re.compile(r"[\w.-]*")
 ELEMENTS = ("<function=", "<function", "<invoke")
 """Beginnings of calls that are tags."""
 
-NAMED = (
-    NamedBody((NAME, "[CALL_ID]", ID, "[ARGS]")),
-    NamedBody((NAME, "[ARGS]")),
-    NamedBody((NAME,)),
-)
+NAMED = (NamedBody((NAME, "[CALL_ID]", ID, "[ARGS]")), NamedBody((NAME,)))
 
 
 class ForeignCalls:
@@ -77,7 +66,8 @@ class ForeignCalls:
         def parts(body: CallBody) -> CallParts:
             return CallParts(replace(syntax, body=body), feed, types, writer)
 
-        self._python = ValueCalls(parts(PythonBody()))
+        self._parts = parts(PythonBody())
+        self._python = ValueCalls(self._parts)
         self._named = tuple(ValueCalls(parts(body)) for body in NAMED)
         self._tagged = tuple(
             (one, TaggedCalls(CallParts(one, feed, types, writer))) for one in TAGGED
@@ -105,17 +95,14 @@ class ForeignCalls:
             return None
         if read is None or not read.calls:
             return None
-        return read if all(self._knows(call.name) for call in read.calls) else None
-
-    def _knows(self, name: str) -> bool:
-        return self._types.has(self._types.name(name))
+        return read if all(self._types.has(call.name) for call in read.calls) else None
 
     def _python_calls(self, at: int) -> Reading[ReadCalls | None]:
         """Python calls in a list, or one after the other."""
         feed, values = self._feed, self._python
         calls: tuple[ToolCall, ...] = ()
-        start = at if (yield from values.begins_call(at, self._knows)) else -1
-        start = start if start >= 0 else (yield from values.plain_call(at, self._knows))
+        is_list = yield from values.begins_call(at)
+        start = at if is_list else (yield from self._parts.tool_name(at, "("))
         end = -1
         while start >= 0:
             end = yield from feed.balanced(start, PYTHON_QUOTES, ())
@@ -124,13 +111,12 @@ class ForeignCalls:
             body = PythonBody(is_list=False)
             calls = (*calls, *PythonCalls(body, self._types).parse(feed.text[at:end]))
             at = yield from feed.space(end)
-            start = yield from values.plain_call(at, self._knows)
+            start = yield from self._parts.tool_name(at, "(")
         return ReadCalls(calls, end) if calls else None
 
     def _names(self, at: int) -> Reading[ReadCalls | None]:
         """A name, then the arguments as JSON."""
-        end = yield from self._feed.after(_NAME, at)
-        if not self._knows(self._feed.text[at:end]):
+        if (yield from self._parts.tool_name(at)) < 0:
             return None
         for named in self._named:
             read = yield from self._tried(named.named(at))

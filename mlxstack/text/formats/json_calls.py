@@ -8,11 +8,8 @@ from mlxstack.text.formats.notations import JSON
 from mlxstack.text.formats.value_copier import Path, ValueCopier
 
 FUNCTION = "function"
-ARGUMENT_PATHS = (
-    (FUNCTION, "arguments"),
-    (FUNCTION, "parameters"),
-    ("arguments",),
-    ("parameters",),
+ARGUMENT_PATHS = tuple(
+    (*outer, key) for outer in ((FUNCTION,), ()) for key in ("arguments", "parameters")
 )
 NAME_PATHS = ((FUNCTION, "name"), ("name",))
 
@@ -21,7 +18,8 @@ class JsonCalls:
     """Writes the calls of a JSON object or list.
 
     A call opens where its arguments begin, if its name stands before them, and its id too where the
-    format writes one. None opens if it `is_stuck`: calls before these are untold.
+    format writes one. None opens if it `is_stuck`: calls before these are untold. `told_end` is
+    the end of the last call of a list that was told.
     """
 
     def __init__(
@@ -34,6 +32,7 @@ class JsonCalls:
         is_stuck: bool,
     ) -> None:
         self.copier = ValueCopier(at, JSON, stops, on_begin=self._begin, on_end=self._end)
+        self.told_end = at
         self._body = body
         self._writer = writer
         self._name_paths = tuple(path for path in (body.name, *NAME_PATHS) if path)
@@ -68,6 +67,8 @@ class JsonCalls:
         if not inner and (path or not self._is_list) and self._arguments is None:
             # Later calls have to wait for this one.
             self._is_stuck = True
+        elif path and not inner:
+            self.told_end = self.copier.at
 
     def _is_arguments(self, inner: Path) -> bool:
         if self._is_stuck or (self._body.id and self._body.id not in self._fields):

@@ -8,11 +8,23 @@ from typing import Any
 
 from msgspec import Struct
 
+from mlxstack.text.formats.argument_values import CONSTANTS_OF_JSON
 from mlxstack.text.formats.checked_calls import plain
 from mlxstack.text.formats.gemma_values import SCALAR, parse_scalar
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\"}
-_PYTHON_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+class BareText(Struct, frozen=True):
+    """Patterns of the end of a text without quotes.
+
+    It may end at `end`, where `after` matches: another argument, the call's end, or another
+    call. More text decides where `begun` matches.
+    """
+
+    end: re.Pattern[str]
+    after: re.Pattern[str]
+    begun: re.Pattern[str]
 
 
 class Notation(Struct, frozen=True):
@@ -30,6 +42,7 @@ class Notation(Struct, frozen=True):
     has_bare_keys: bool = False
     has_commas: bool = True
     is_raw_after_break: bool = False
+    bare: BareText | None = None
 
     @property
     def has_certain_quotes(self) -> bool:
@@ -42,8 +55,8 @@ def _json_scalar(text: str) -> Any:
 
 
 def _python_scalar(text: str) -> Any:
-    if text in _PYTHON_CONSTANTS:
-        return _PYTHON_CONSTANTS[text]
+    if text in CONSTANTS_OF_JSON:
+        return CONSTANTS_OF_JSON[text]
     return _same(ast.literal_eval(text))
 
 
@@ -64,9 +77,27 @@ PYTHON = Notation(
     _python_scalar,
     {**_ESCAPES, "a": "\a", "v": "\v", "\n": ""},
     is_raw_after_break=True,
+    bare=BareText(
+        re.compile(r"[,)]"),
+        re.compile(
+            r",\s*(?P<key>\w+)\s*=(?!=)|(?:,\s*)?\)\s*(?:(?=[\]<]|\Z)|,?\s*(?P<name>[\w.]+)\()"
+        ),
+        re.compile(r",\s*\w*\s*=?\Z|(?:,\s*)?\)\s*,?\s*[\w.]*\Z"),
+    ),
+)
+# A key right before its value counts without a declaration, but no address.
+_GEMMA_BARE = BareText(
+    re.compile(r"(?<!\s)\s*[,}]|[,}]"),
+    re.compile(
+        r"\s*,\s*\"?(?:[A-Za-z_]\w*\"?:(?=[^\s/])|(?P<key>[\w.-]+)\"?\s*:)"
+        r"|\s*(?:,\s*)?\}\s*(?:(?=<|\Z)|[,;]?\s*call:(?P<name>[\w.-]+)\{)"
+    ),
+    re.compile(r"\s*(?:,\s*\"?[\w.-]*\"?\s*:?|(?:,\s*)?\}\s*[,;]?\s*[\w.:-]*)\Z"),
 )
 
 
 def gemma_notation(quote: str) -> Notation:
     """Gemma's notation, with this mark around text."""
-    return Notation((quote,), _gemma_scalar, {}, SCALAR, has_bare_keys=True, has_commas=False)
+    return Notation(
+        (quote,), _gemma_scalar, {}, SCALAR, has_bare_keys=True, has_commas=False, bare=_GEMMA_BARE
+    )

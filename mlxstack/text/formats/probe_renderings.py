@@ -3,8 +3,10 @@
 import json
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
+from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.description import pieces
 from mlxstack.text.rendering.renderers import render_chat
 
@@ -21,10 +23,6 @@ TYPED: dict[str, Any] = {
 }  # fmt: skip
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 VARIABLES = {"enable_thinking": True, "thinking": True}
-REFUSALS = (
-    TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
-    RecursionError,
-)  # fmt: skip
 _PROPERTIES = {
     key: {"type": "string", "description": key} for key in (*KEYS, *(f"key_{t}" for t in TYPED))
 }
@@ -89,7 +87,7 @@ class TemplateProbes:
                 add_generation_prompt=opens,
                 **self._variables,
             )
-        except REFUSALS:
+        except UNREADABLE:
             return None
 
     def turn(self, content: Any = "", calls: Sequence[Turn] = (), **fields: Any) -> str | None:
@@ -131,10 +129,7 @@ class TemplateProbes:
 
 def common_start(first: str, second: str) -> int:
     """Length of the common prefix of two texts, at mark boundaries."""
-    n = next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
-        min(len(first), len(second)),
-    )
+    n = shared_length(first, second)
     if n in (len(first), len(second)):
         return n
     at = max(second.rfind("<", 0, n), second.rfind("[", 0, n))
@@ -167,12 +162,15 @@ def tokens(text: str) -> list[str]:
     return words
 
 
+def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Number of leading items that two sequences share."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def shared_start(first: Sequence[str], second: Sequence[str]) -> list[str]:
     """The common beginning of two sequences of tokens."""
-    n = 0
-    while n < min(len(first), len(second)) and first[n] == second[n]:
-        n += 1
-    return list(first[:n])
+    return list(first[: shared_length(first, second)])
 
 
 def shared_end(first: Sequence[str], second: Sequence[str]) -> list[str]:

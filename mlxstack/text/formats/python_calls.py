@@ -7,9 +7,9 @@ from typing import Any
 from mlxstack.core.conversation import ToolCall
 from mlxstack.text.formats.argument_values import (
     ArgumentTypes,
+    CalledArguments,
     argument_value,
     decoded,
-    is_surely_text,
     python_value,
 )
 from mlxstack.text.formats.checked_calls import checked_call
@@ -50,9 +50,9 @@ class PythonCalls:
         except ValueError:
             return self._unescaped(listed)
 
-    def arguments_of(self, name: str) -> "CalledArguments":
+    def arguments_of(self, name: str) -> "PythonArguments":
         """The arguments of a call, to be copied as they come."""
-        return CalledArguments(self, self._types, self._types.name(name))
+        return PythonArguments(self, self._types, name)
 
     def _of(self, name: str, key: str) -> SchemaTypes:
         return self._types.of(self._types.name(name), key)
@@ -116,28 +116,17 @@ class PythonCalls:
         raise ValueError(f"no argument: {text[at:]!r}")
 
 
-class CalledArguments:
-    """The arguments of the call of one tool."""
+class PythonArguments(CalledArguments):
+    """The arguments of a Python call, to be copied as they come."""
 
     def __init__(self, calls: PythonCalls, types: ArgumentTypes, name: str) -> None:
-        self._calls, self._types, self._name = calls, types, name
+        super().__init__(types, name)
+        self._calls = calls
 
     def is_copied(self, key: str, sign: str) -> bool:
         """Whether a value that begins so means what it says."""
         is_other = self._calls.is_spelled if sign in "\"'" else self._calls.is_bare
         return not is_other(self._name, key)
-
-    def is_bare(self, key: str, begun: str) -> bool:
-        """Whether such a beginning is surely text without quotes."""
-        return is_surely_text(begun, self._types.of(self._name, key))
-
-    def declares(self, key: str) -> bool:
-        """Whether the tool has an argument of this name."""
-        return self._types.declares(self._name, key)
-
-    def offers(self, name: str) -> bool:
-        """Whether a tool of this name is offered."""
-        return self._types.has(self._types.name(name))
 
 
 def _checked(name: str, arguments: dict[str, Any]) -> ToolCall:

@@ -58,6 +58,8 @@ class TaggedCalls:
         self._nested = NestedTags(parts.feed, body) if isinstance(body, TaggedBody) else None
         self._block = _json_block(body) if isinstance(body, TaggedBody) else ("", "")
         self._next = _next_opening(body) if isinstance(body, TaggedBody) else ""
+        opening = next((one for one in reversed(pieces(parts.syntax.opens)) if "<" in one), "")
+        self._opening = opening if self._next else ""
         self._given: set[str] = set()
 
     def read(self, body: TaggedBody, at: int) -> Reading[ReadCalls | None]:
@@ -161,12 +163,12 @@ class TaggedCalls:
         closing = body.value_closes.strip().replace(KEY, argument.key)
         copier = self._argument_copier(body, argument, at)
         self._writer.begin_value(argument.key, copier)
-        ends = MarkSet([closing, self._next, *self._parts.closing_marks])
+        ends = MarkSet([closing, self._next, self._opening, *self._parts.ends.marks])
         copy = BoundCopy(self._feed, self._writer, copier, ends)
         mark = yield from self._closing_of(body, argument, at, copy)
         if mark is None:
             copy.advance()
-            mark = self._missing_closing(at)
+            mark = self._missing_closing(argument, at)
         if mark is None:
             return None
         text = self._cut(body, at, mark.start)
@@ -184,23 +186,23 @@ class TaggedCalls:
             self._writer.end_value(read[0], read[1], read[1])
         return read
 
-    def _missing_closing(self, at: int) -> FoundMark | None:
-        """End of an open call, in place of a missing closing mark."""
+    def _missing_closing(self, argument: Argument, at: int) -> FoundMark | None:
+        """End of an offered tool's call, in place of a closing mark."""
         feed = self._feed
-        if not self._writer.is_open or feed.is_cut:
+        if not self._types.has(argument.name) or feed.is_cut:
             return None
         mark = MarkSet(self._parts.closing_marks).search(feed.text, at, is_final=True)
-        return FoundMark(len(feed.text) if mark is None else mark.start)
+        return self._before_call(at, len(feed.text) if mark is None else mark.start)
 
     def _closing_of(
         self, body: TaggedBody, argument: Argument, at: int, copy: BoundCopy
     ) -> Reading[FoundMark | None]:
         """Mark that ends a value; the rest of the call follows.
 
-        Another argument ends a value that nothing closes.
+        Another argument or call ends a value that nothing closes.
         """
         closing = body.value_closes.strip().replace(KEY, argument.key)
-        marks = MarkSet([closing, self._next, "<![CDATA[", "]]>"])
+        marks = MarkSet([closing, self._next, self._opening, "<![CDATA[", "]]>"])
         first: FoundMark | None = None
         is_data, scan = False, at
         while True:
@@ -212,12 +214,45 @@ class TaggedCalls:
                 if not is_data and (yield from self._is_next(body, argument, mark.start, copy)):
                     return FoundMark(at + len(self._feed.text[at : mark.start].rstrip()))
                 continue
+            if mark.text == self._opening:
+                if is_data or not (yield from self._begins_call(body, mark.start)):
+                    continue
+                outer = yield from self._enclosing(closing, mark.end)
+                if outer is None:
+                    return first if self._feed.is_cut else self._before_call(at, mark.start)
+                mark, scan = outer, outer.end
             if mark.text != closing:
                 is_data = mark.text == "<![CDATA[" and (is_data or mark.start == at)
                 continue
             first = first or mark
             if not is_data and (yield from self._ends_value(body, mark.end)):
                 return mark
+
+    def _begins_call(self, body: TaggedBody, at: int) -> Reading[bool]:
+        """Whether a call of an offered tool with an argument opens here."""
+        feed, opens = self._feed, self._syntax.opens
+        start = yield from feed.literal(opens[opens.rfind(self._opening) :], at)
+        if start is None or (yield from self._parts.tool_name(start)) < 0:
+            return False
+        head = yield from self._parts.read_head(start, (self._next,))
+        return head is not None and (yield from feed.literal(self._next, head[1])) is not None
+
+    def _enclosing(self, closing: str, at: int) -> Reading[FoundMark | None]:
+        """Mark that closes a value in which calls are quoted."""
+        marks, depth = MarkSet([closing, self._next]), 0
+        while (mark := (yield from self._feed.find(marks, at))) is not None:
+            depth, at = depth + (1 if mark.text == self._next else -1), mark.end
+            if depth < 0:
+                return mark
+        return None
+
+    def _before_call(self, at: int, end: int) -> FoundMark:
+        """End of a value before the marks between two calls."""
+        syntax, text = self._syntax, self._feed.text[at:end].rstrip()
+        marks = f"{syntax.closes} {syntax.section_closes} {syntax.section_opens} {syntax.opens}"
+        for piece in reversed(pieces(marks)):
+            text = text.removesuffix(piece).rstrip()
+        return FoundMark(at + len(text))
 
     def _is_next(
         self, body: TaggedBody, argument: Argument, at: int, copy: BoundCopy

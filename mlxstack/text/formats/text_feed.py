@@ -72,13 +72,21 @@ class TextFeed:
         """Forget the text before `end`."""
         self.text = self.text[end:]
 
-    def find(self, marks: MarkSet, at: int) -> Reading[FoundMark | None]:
-        """First mark after `at`; None if none comes."""
+    def find(
+        self, marks: MarkSet, at: int, within: re.Pattern[str] | None = None
+    ) -> Reading[FoundMark | None]:
+        """First mark after `at`; None if none comes.
+
+        All text before it has to match `within`.
+        """
+        start = at
         while True:
             mark = marks.search(self.text, at, is_final=self.is_final)
             if mark is not None or self.is_final:
                 return mark
             at = max(at, marks.hold(self.text, at))
+            if within is not None and not within.fullmatch(self.text, start, at):
+                return None
             yield
 
     def space(self, at: int) -> Reading[int]:

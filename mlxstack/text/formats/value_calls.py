@@ -1,7 +1,8 @@
 """Reads calls whose arguments are one value: JSON, Python's, Gemma's."""
 
+import json
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from mlxstack.core.conversation import ToolCall
@@ -9,18 +10,24 @@ from mlxstack.text.formats.argument_values import object_of
 from mlxstack.text.formats.call_parts import QUOTES, SEPARATORS, CallParts, ReadCalls
 from mlxstack.text.formats.checked_calls import UNREADABLE, checked_call
 from mlxstack.text.formats.description import GemmaBody, JsonBody, PythonBody
-from mlxstack.text.formats.gemma_values import parse_gemma_call
+from mlxstack.text.formats.gemma_values import GemmaArguments
 from mlxstack.text.formats.json_calls import JsonCalls
 from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
 from mlxstack.text.formats.python_calls import PythonCalls
 from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading
+from mlxstack.text.formats.value_copier import ValueCopier
 
 PYTHON_QUOTES = ('"', "'")
-NAME_KEYS = frozenset({"name", "function", "tool", "tool_name", "action"})
+NAME_KEYS = frozenset({"name", "function", "function_name", "tool", "tool_name", "action"})
 ARGUMENT_KEYS = frozenset(
     {"arguments", "parameters", "args", "input", "tool_input", "action_input"}
 )
 LIST_KEYS = ("tool_calls", "calls")
+TYPE_KEY, KINDS = "type", ("function", "function_call", "tool_call", "tool_use")
+MAX_IN_VAIN = 64
+"""The most braces of a malformed list at which no object begins."""
+
+_DECODER = json.JSONDecoder(strict=False)
 _PYTHON_OBJECT = re.compile(r"[\s\[{]+'")
 _PLAIN = re.compile(r"[\w.:/-]*")
 _SEPARATORS, _DOTTED, _WORD = re.compile(r"[\s,]*"), re.compile(r"[\w.-]*"), re.compile(r"\w*")
@@ -58,16 +65,51 @@ class ValueCalls:
         yield from self._parts.copied(copier)
         quotes = PYTHON_QUOTES if _PYTHON_OBJECT.match(feed.text, at) else QUOTES
         end = copier.at if copier.is_done else (yield from feed.balanced(at, quotes, stops))
-        if end < 0:
-            return None
-        value = object_of(feed.text[at:end])
-        items = self._items(body, value)
-        checked = tuple(call for item in items if (call := _json_call(body, item)) is not None)
-        if not checked or len(checked) != len(items):
-            return None
+        checked = () if end < 0 else self._checked(body, feed.text[at:end])
+        if not checked:
+            is_list = not before and feed.text.startswith("[", at)
+            sound = self._sound(body, json_calls.told_end, end)
+            return (yield from sound) if is_list else None
         calls = self._writer.settle((*before, *checked), end)
         rest = (yield from self._next_object(body, end, calls)) if stops else None
         return ReadCalls(calls, end) if rest is None else rest
+
+    def _checked(self, body: JsonBody, text: str) -> tuple[ToolCall, ...]:
+        """The calls of a JSON value; none if any is malformed."""
+        try:
+            calls = [_json_call(body, item) for item in self._items(body, object_of(text))]
+        except UNREADABLE:
+            return ()
+        return tuple(call for call in calls if call is not None) if all(calls) else ()
+
+    def _sound(
+        self, body: JsonBody, at: int, end: int, before: tuple[ToolCall, ...] = ()
+    ) -> Reading[ReadCalls | None]:
+        """The sound calls beside malformed ones, after those before."""
+        feed, writer = self._feed, self._writer
+        is_told = writer.is_open or bool(writer.calls)
+        if end < 0:
+            mark = yield from feed.find(self._parts.closings, at)
+            end = len(feed.text) if mark is None else mark.start
+            if feed.is_cut and mark is None and is_told:
+                return None
+        found: list[ToolCall] = []
+        n_vain, start = 0, end
+        while (at := feed.text.find("{", at, end)) >= 0 and n_vain < MAX_IN_VAIN:
+            try:
+                item, after = _DECODER.raw_decode(feed.text, at)
+                call = _json_call(body, item)
+            except UNREADABLE:
+                n_vain, at = n_vain + 1, at + 1
+                continue
+            if call is not None and self._parts.types.has(call.name):
+                start = start if found else at
+                found.append(call)
+            at = after
+        told = writer.settle(None, start) if writer.is_open else tuple(writer.calls)
+        calls = told if len(told) > len(before) else before
+        is_cut = feed.is_cut and end == len(feed.text)
+        return ReadCalls((*calls, *found), end, is_cut=is_cut) if calls or found else None
 
     def _items(self, body: JsonBody, value: Any) -> list[Any]:
         """The calls of a list, maybe in an object, or of names."""
@@ -82,47 +124,43 @@ class ValueCalls:
         return [value]
 
     def begins_object(
-        self, at: int, names: Container[str], keys: Container[str], knows: Callable[[str], bool]
+        self, at: int, names: Container[str], keys: Container[str], following: Container[str] = ()
     ) -> Reading[bool]:
         """Whether an object of a call begins here, maybe in a list.
 
-        Its first key is one of `keys`; the value of one of `names` is a known name.
+        Its first key is one of `keys`; the value of one of `names` is a known name, or else one of
+        `following` is the second key.
         """
         feed = self._feed
         at = yield from feed.space(at)
         if (yield from feed.starts("[", at)):
             at = yield from feed.space(at + 1)
-        if not (yield from feed.starts("{", at)):
-            return False
-        read = yield from self._quoted_word((yield from feed.space(at + 1)))
+        read = yield from self._quoted_word(at, "{")
         if read is None or read[0] not in keys:
             return False
-        at = yield from feed.space(read[1])
-        if not (yield from feed.starts(":", at)):
-            return False
-        if read[0] not in names:
-            return True
-        value = yield from self._quoted_word((yield from feed.space(at + 1)))
-        return value is not None and knows(value[0])
+        if read[0] not in names and read[0] != TYPE_KEY:
+            return (yield from feed.starts(":", (yield from feed.space(read[1]))))
+        value = yield from self._quoted_word(read[1], ":")
+        if value is None or read[0] not in names:
+            return value is not None and value[0] in KINDS
+        second = (yield from self._quoted_word(value[1], ",")) if following else None
+        is_known = self._parts.types.has(value[0])
+        return is_known or (second is not None and second[0] in following)
 
-    def begins_call(self, at: int, knows: Callable[[str], bool]) -> Reading[bool]:
+    def begins_call(self, at: int) -> Reading[bool]:
         """Whether a list of Python calls begins here, with a known name."""
-        feed = self._feed
-        if not (yield from feed.starts("[", at)):
+        if not (yield from self._feed.starts("[", at)):
             return False
-        start = yield from feed.space(at + 1)
-        end = yield from feed.after(_DOTTED, start)
-        return knows(feed.text[start:end]) and (yield from feed.starts("(", end))
+        start = yield from self._feed.space(at + 1)
+        return (yield from self._parts.tool_name(start, "(")) >= 0
 
-    def plain_call(self, at: int, knows: Callable[[str], bool], sign: str = "(") -> Reading[int]:
-        """Position of the bracket of a known call; -1 without one."""
-        end = yield from self._feed.after(_DOTTED, at)
-        is_call = knows(self._feed.text[at:end]) and (yield from self._feed.starts(sign, end))
-        return end if is_call else -1
-
-    def _quoted_word(self, at: int) -> Reading[tuple[str, int] | None]:
-        """Word in quotes, and the position after them."""
+    def _quoted_word(self, at: int, sign: str) -> Reading[tuple[str, int] | None]:
+        """Word in quotes after a sign, and the position after them."""
         feed = self._feed
+        at = yield from feed.space(at)
+        if not (yield from feed.starts(sign, at)):
+            return None
+        at = yield from feed.space(at + len(sign))
         for quote in PYTHON_QUOTES:
             if (yield from feed.starts(quote, at)):
                 end = yield from feed.after(_PLAIN, at + 1)
@@ -136,36 +174,26 @@ class ValueCalls:
         """Calls of further objects between the same marks."""
         feed = self._feed
         at = yield from feed.space(at)
-        for separator in SEPARATORS:
-            if (yield from feed.starts(separator, at)):
-                at = yield from feed.space(at + 1)
+        at = yield from feed.space((yield from feed.any_of(SEPARATORS, at)))
         if not (yield from feed.starts("{", at)):
             return None
         try:
             calls = yield from self.json(body, at, before)
         except UNREADABLE:
             calls = None
+        if calls is None:
+            calls = yield from self._sound(body, at, -1, before)
         if calls is None and self._writer.is_open:
             raise ValueError("the arguments of a call that was told are no JSON")
         return calls
 
     def _opens_json(self, body: JsonBody, at: int) -> Reading[bool]:
         """Whether JSON begins here; unmarked objects need a known key."""
-        feed = self._feed
-        if (yield from feed.starts("[", at)):
-            if not self._syntax.is_bare:
-                return True
-            at = yield from feed.space(at + 1)
-        if not (yield from feed.starts("{", at)):
-            return False
         if not self._syntax.is_bare:
-            return True
-        at = yield from feed.space(at + 1)
-        keys = {path[0] for path in (body.name, body.arguments, body.id, ("type",)) if path}
-        for key in sorted(keys | {"name"}):
-            if (yield from feed.starts(f'"{key}"', at)):
-                return True
-        return False
+            return (yield from self._feed.any_of("[{", at)) > at
+        paths = (body.name, body.arguments, body.id, ("name",), (TYPE_KEY,))
+        keys = {path[0] for path in paths if path}
+        return (yield from self.begins_object(at, {"name"}, keys, keys | ARGUMENT_KEYS))
 
     def named(self, at: int) -> Reading[ReadCalls | None]:
         head = yield from self._parts.read_head(at, ("{", FENCE))
@@ -234,15 +262,13 @@ class ValueCalls:
         if not (yield from feed.starts("{", start)):
             is_closed = yield from self._parts.closes_at(start)
             return self._parts.settled(fields, {}, start) if is_closed else None
+        arguments = GemmaArguments(self._parts.types, fields["name"])
+        copier = ValueCopier(start, gemma_notation(body.quote), stops, arguments=arguments)
         if self._writer.open(fields["name"]):
-            end = yield from self._parts.object(start, gemma_notation(body.quote), stops)
-            if end >= 0:
-                return ReadCalls(tuple(self._writer.calls), end)
-        end = yield from feed.balanced(start, (body.quote,), stops)
-        if end < 0:
+            self._writer.copy(copier)
+        if not (yield from self._parts.copied(copier)):
             return None
-        arguments = parse_gemma_call(feed.text[start:end], body.quote)
-        return self._parts.settled(fields, arguments, end)
+        return self._parts.settled(fields, json.loads(copier.written), copier.at)
 
     def message(self, name: str, at: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
         """Call whose arguments are a message, up to one of `ends`."""

@@ -28,12 +28,7 @@ CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _SPACE, _SEPARATORS = re.compile(r"\s*"), re.compile(r"[,\s]*")
 _LAST_CLOSERS = re.compile(r"[\"'][\s\]})]*\Z")
 _KEYWORD, _BEGUN_KEYWORD = re.compile(r"(\w+)\s*=(?!=)"), re.compile(r"\w*\s*=?\Z")
-# An argument without quotes ends where another one or the end of its call follows.
-_BARE_END = re.compile(r"[,)]")
-_AFTER_BARE = re.compile(
-    r",\s*(?P<key>\w+)\s*=(?!=)|(?:,\s*)?\)\s*(?:(?=[\]<]|\Z)|,?\s*(?P<name>[\w.]+)\()"
-)
-_BEGUN_AFTER_BARE = re.compile(r",\s*\w*\s*=?\Z|(?:,\s*)?\)\s*,?\s*[\w.]*\Z")
+_BARE_NAME = re.compile(r"[^:,<{}\[\]]*")
 _ITEM, _MEMBER = re.compile(r"[\"'{\[\]\-\w(]"), re.compile(r"[\"'}]")
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _N_DIGITS = {"u": 4, "x": 2}
@@ -50,8 +45,8 @@ class Frame(Struct):
     is_muted: bool = False
 
 
-class PythonArguments(Protocol):
-    """Types of the arguments of a Python call."""
+class TypedArguments(Protocol):
+    """Types of arguments that may be text without quotes."""
 
     def is_copied(self, key: str, sign: str) -> bool:
         """Whether a value that begins so means what it says."""
@@ -72,8 +67,8 @@ class ValueCopier:
     All that is written is the beginning of one JSON value: `closing` completes it at any time. A
     key that comes again is left out with its value. `is_done`: the value has ended at `at`;
     `is_broken`: the text at `at` is no such value. One of `stops` in a text is a part of it only if
-    the text is closed after it. With `arguments` the value is those of a Python call, in
-    parentheses. Without `has_scalars`, it must be a container or a text; without `has_texts`, no
+    the text is closed after it. With `arguments` the value is those of a call, in parentheses
+    or braces. Without `has_scalars`, it must be a container or a text; without `has_texts`, no
     text either.
 
     `on_begin` gets the path of each value and its first character, before it is written; `on_end`
@@ -86,7 +81,7 @@ class ValueCopier:
         notation: Notation = JSON,
         stops: tuple[str, ...] = (),
         *,
-        arguments: PythonArguments | None = None,
+        arguments: TypedArguments | None = None,
         has_scalars: bool = True,
         has_texts: bool = True,
         on_begin: Callable[[Path, str], None] | None = None,
@@ -96,7 +91,7 @@ class ValueCopier:
         self.written = ""
         self.is_done = self.is_broken = False
         self._notation = notation
-        self._arguments, self._bare_at, self._is_loose = arguments, at, False
+        self._arguments, self._bare_at, self._is_loose = arguments, at, notation.has_bare_keys
         self._has_scalars, self._has_texts = has_scalars, has_texts
         self._stops = stops
         self._on_begin, self._on_end = on_begin, on_end
@@ -134,7 +129,7 @@ class ValueCopier:
         arguments = self._arguments
         if arguments is not None and len(self._frames) < LEAST_NESTED:
             if not self._frames:
-                return self._open(sign) if sign == "(" else self._break()
+                return self._open(sign) if sign in "({" else self._break()
             if not arguments.is_copied(str(self._frames[0].key), sign):
                 return self._break() if sign in self._notation.quotes else self._go(self._bare)
         return self._typed_value(sign)
@@ -167,7 +162,8 @@ class ValueCopier:
         end = self._bare_end(start)
         begun = self._text[start : self._held if end < 0 else end][:DECIDING]
         if not self._arguments.is_bare(str(self._frames[0].key), begun):
-            return (end >= 0 or self._is_final or len(begun) == DECIDING) and self._break()
+            is_other = end >= 0 or self._is_final or len(begun) == DECIDING
+            return is_other and (self._scalar() if self._notation.has_bare_keys else self._break())
         self.at = start
         self._begin(begun[0])
         self._write('"')
@@ -188,20 +184,20 @@ class ValueCopier:
 
     def _bare_end(self, at: int) -> int:
         """End of a text without quotes; -1: certain up to `_held`."""
-        assert self._arguments is not None
-        for match in _BARE_END.finditer(self._text, at):
+        arguments, bare = self._arguments, self._notation.bare
+        assert arguments is not None and bare is not None
+        for match in bare.end.finditer(self._text, at):
             self._held = match.start()
-            begun = _BEGUN_AFTER_BARE.match(self._text, match.start())
-            if begun is not None and not self._is_final:
+            if not self._is_final and bare.begun.match(self._text, match.start()):
                 return -1
-            after = _AFTER_BARE.match(self._text, match.start())
+            after = bare.after.match(self._text, match.start())
             if after is not None and (
                 after.lastgroup is None
-                or (after["key"] and self._arguments.declares(after["key"]))
-                or (after["name"] and self._arguments.offers(after["name"]))
+                or (after["key"] and arguments.declares(after["key"]))
+                or (after["name"] and arguments.offers(after["name"]))
             ):
                 return match.start()
-        self._held = len(self._text)
+        self._held = len(self._text) if self._is_final else max(at, len(self._text.rstrip()))
         return -1
 
     def _starting_quote(self) -> str | None:
@@ -220,14 +216,14 @@ class ValueCopier:
         self._write("[" if sign == "[" else "{")
         self.at += 1
         self._frames.append(Frame(sign))
-        return self._go(self._item if sign == "[" else self._key)
+        return self._go(self._member)
 
     def _scalar(self) -> bool:
         notation = self._notation
         match = notation.scalar_text.match(self._text, self.at)
         end = match.end() if match else self.at
         if end == len(self._text) and not self._is_final:
-            return end - self.at > MAX_SCALAR and self._break()
+            return end - self.at > MAX_SCALAR and not notation.has_bare_keys and self._break()
         try:
             value = notation.scalar(self._text[self.at : end])
         except UNREADABLE:
@@ -239,26 +235,20 @@ class ValueCopier:
         self.at = end
         return self._end()
 
-    def _item(self) -> bool:
-        """The next item of a list, or its end."""
+    def _member(self) -> bool:
+        """The next item or key of a container, or its end."""
         if not self._skip(_SPACE if self._notation.has_commas else _SEPARATORS):
             return False
         frame = self._frames[-1]
         if self._text[self.at] == CLOSERS[frame.opens]:
             return self._close()
-        assert isinstance(frame.key, int)
-        frame.key += 1
-        return self._go(self._value)
+        if isinstance(frame.key, int) and frame.opens == "[":
+            frame.key += 1
+            return self._go(self._value)
+        return self._keyword() if frame.opens == "(" else self._key()
 
     def _key(self) -> bool:
-        """The next key of an object, or its end."""
-        if not self._skip(_SPACE if self._notation.has_commas else _SEPARATORS):
-            return False
-        frame = self._frames[-1]
-        if self._text[self.at] == CLOSERS[frame.opens]:
-            return self._close()
-        if frame.opens == "(":
-            return self._keyword()
+        """A key of an object."""
         quote = self._starting_quote()
         if quote is None:
             return False
@@ -274,13 +264,14 @@ class ValueCopier:
             self.at = self._bare_at = match.end()
             self._is_loose = match[0][-2].isspace()
             return self._begin_member(match[1])
-        is_begun = _BEGUN_KEYWORD.match(self._text, self.at) is not None
-        return (self._is_final or not is_begun) and self._break()
+        return (self._is_final or not _BEGUN_KEYWORD.match(self._text, self.at)) and self._break()
 
     def _bare_key(self) -> bool:
-        end = self._text.find(":", self.at)
-        if end < 0:
-            return self._is_final and self._break()
+        end = _BARE_NAME.match(self._text, self.at).end()  # type: ignore[union-attr]
+        if end == len(self._text) and not self._is_final:
+            return False
+        if self._text[end : end + 1] != ":":
+            return self._break()
         key = self._text[self.at : end].strip().strip('"')
         self.at = end + 1
         return self._begin_member(key)
@@ -373,10 +364,8 @@ class ValueCopier:
             self.at += len(self._quote)
             return self._go(self._colon)
         is_end = self._closes(self.at + len(self._quote))
-        if is_end is None:
-            return False
         if not is_end:
-            return self._break()
+            return is_end is not None and self._break()
         self.at += len(self._quote)
         self._write('"')
         self._is_text_open = False
@@ -404,9 +393,8 @@ class ValueCopier:
     def _after(self) -> bool:
         """A comma or the end of the container."""
         frame = self._frames[-1]
-        following = self._item if frame.opens == "[" else self._key
         if not self._notation.has_commas:
-            return self._go(following)
+            return self._go(self._member)
         if not self._skip(_SPACE):
             return False
         if self._text[self.at] == CLOSERS[frame.opens]:
@@ -416,7 +404,7 @@ class ValueCopier:
         elif frame.opens + self._text[self.at] != "[{":
             # Only objects of a list may stand without a comma.
             return self._break()
-        return self._go(following)
+        return self._go(self._member)
 
     def _close(self) -> bool:
         frame = self._frames[-1]

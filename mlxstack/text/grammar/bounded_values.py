@@ -7,7 +7,7 @@ digits of its JSON grammars as well (its common/json-schema-to-grammar.cpp).
 from collections.abc import Mapping
 from typing import Any
 
-from mlxstack.text.schema_types import Schema
+from mlxstack.text.schema_types import Schema, named_types
 
 LIMIT = 9 * 10**18
 """Largest number: 64 bit integers fit, and the ranges that llguidance can express."""
@@ -79,8 +79,7 @@ def _types(schema: Mapping[str, Any]) -> frozenset[str]:
     """Types that a schema describes itself."""
     if "type" not in schema:
         return TYPES if ELSEWHERE.isdisjoint(schema) else frozenset()
-    named = schema["type"]
-    return frozenset(str(one) for one in (named if isinstance(named, list) else [named]))
+    return frozenset(map(str, named_types(schema)))
 
 
 def _bounds(schema: Schema) -> Schema:

@@ -9,7 +9,13 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text.grammar.lark_builder import LarkBuilder, containing, listed, quoted
-from mlxstack.text.schema_types import Schema, SchemaTypes, properties, schema_types
+from mlxstack.text.schema_types import (
+    Schema,
+    SchemaTypes,
+    named_types,
+    properties,
+    schema_types,
+)
 
 SCALARS = frozenset({"number", "integer", "boolean", "null"})
 PYTHON_WORDS = (("boolean", '"True"'), ("boolean", '"False"'), ("null", '"None"'))
@@ -94,10 +100,8 @@ def _members(
 
 def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
     """JSON, or the constants of Python."""
-    types = set()
-    for schema in at.kinds.others:
-        named = [] if "enum" in schema else schema.get("type", [])
-        types |= set(named if isinstance(named, list) else [named])
+    plain = (schema for schema in at.kinds.others if "enum" not in schema)
+    types = {one for schema in plain for one in named_types(schema)}
     words = [word for kind, word in PYTHON_WORDS if kind in types]
     value = builder.json(at.schema if isinstance(at.schema, dict) else {}, at.root)
     return builder.rule(" | ".join([value, *words]))
@@ -172,8 +176,7 @@ def _texts(
 def _scalars(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
     rules = []
     for schema in at.kinds.others:
-        named = schema.get("type", [])
-        types = [one for one in (named if isinstance(named, list) else [named]) if one in SCALARS]
+        types = [one for one in named_types(schema) if one in SCALARS]
         plain = [one for one in schema.get("enum", []) if not isinstance(one, dict | list)]
         if plain:
             rules.append(builder.json({"enum": plain}, at.root))

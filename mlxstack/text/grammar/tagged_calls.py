@@ -1,5 +1,6 @@
 """Grammar of tool calls with tagged arguments: strings verbatim, others as JSON."""
 
+import json
 import re
 from collections.abc import Callable
 
@@ -7,13 +8,22 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed
-from mlxstack.text.schema_types import Schema, SchemaTypes, properties, schema_types
+from mlxstack.text.schema_types import (
+    Schema,
+    SchemaTypes,
+    named_types,
+    properties,
+    schema_types,
+)
 
 FREE = "free_tags"
 SCALARS = ("number", "integer", "boolean", "null")
 NO_ARGUMENTS: Schema = dict.fromkeys(("properties", "required", "allOf", "anyOf", "oneOf", "$ref"))
 ANY = schema_types({}, {})
 NULL = ("null|None",)
+CONSTANTS = tuple(
+    (word, value) for value in (None, True, False) for word in (json.dumps(value), str(value))
+)
 # What json.loads or ast.literal_eval could take for something else than text.
 NO_TEXT = (
     r"(?i:null|none|true|false|nan|infinity)\s*",
@@ -115,8 +125,7 @@ def _values(
 
 def _nested(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> list[str]:
     """Rules of a value without text; containers are nested tags."""
-    named = schema.get("type", [])
-    types = named if isinstance(named, list) else [named]
+    types = named_types(schema)
     plain = [one for one in schema.get("enum", ()) if not isinstance(one, dict | list)]
     scalars = [one for one in types if one in SCALARS]
     rules = []
@@ -178,30 +187,18 @@ def _words(tags: TagFormat, kinds: SchemaTypes) -> list[str]:
     if tags.types:
         return []
     values = [value for schema in kinds.others for value in schema.get("enum", ())]
-    named = [schema.get("type", ()) for schema in kinds.others if "enum" not in schema]
-    types = {one for name in named for one in ([name] if isinstance(name, str) else name)}
-    has_booleans = "boolean" in types
+    plain = (schema for schema in kinds.others if "enum" not in schema)
+    types = {one for schema in plain for one in named_types(schema)}
     return [
         word
-        for word, value, is_typed in (
-            ("null", None, "null" in types),
-            ("None", None, "null" in types),
-            ("true", True, has_booleans),
-            ("True", True, has_booleans),
-            ("false", False, has_booleans),
-            ("False", False, has_booleans),
-        )
-        if is_typed or any(one is value for one in values)
+        for word, value in CONSTANTS
+        if ("null" if value is None else "boolean") in types or any(one is value for one in values)
     ]
 
 
 def _avoided(tags: TagFormat, types: SchemaTypes) -> tuple[str, ...]:
     """Texts that the parser would read as another type."""
     avoided = (*tags.avoided, *(containing(one) for one in tags.never))
-    if tags.types:
+    if tags.types or not types.others:
         return avoided
-    if types.others and not types.is_text:
-        return (*avoided, *NO_TEXT)
-    if types.others:
-        return (*avoided, *NULL)
-    return avoided
+    return (*avoided, *(NULL if types.is_text else NO_TEXT))

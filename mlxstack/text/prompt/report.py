@@ -15,6 +15,7 @@ from mlxstack.text.formats import (
     read_answer,
 )
 from mlxstack.text.formats.description import call_marks
+from mlxstack.text.formats.probe_renderings import shared_length
 from mlxstack.text.prompt.answer_replay import NAMELESS, SampledAnswer
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from mlxstack.text.template.adaptation import CallText, TemplateCapabilities
@@ -165,9 +166,7 @@ def _share(
     if prompt.anchor is not None:
         prompt_maker.answers.remember(NAMELESS, prompt.anchor, SampledAnswer(answer, tokens))
     cached, later = prompt.tokens + tokens, prompt_maker.make(after).tokens
-    pairs = enumerate(zip(cached, later, strict=False))
-    same = next((at for at, (a, b) in pairs if a != b), min(len(cached), len(later)))
-    return same / len(cached)
+    return shared_length(cached, later) / len(cached)
 
 
 def _sampled_text(
@@ -185,7 +184,8 @@ def _sampled_text(
     opening, body = opened[n_before:], written[n_before:]
     n_same = common_length(opening, body)
     # Never in the middle of a mark.
-    n_same = body.rfind("<", 0, n_same) if _is_in_mark(body[:n_same]) else n_same
+    mark = body.rfind("<", 0, n_same)
+    n_same = mark if mark > body.rfind(">", 0, n_same) else n_same
     text = body[n_same:]
     thought = answer.reasoning
     if thought is None or output_format.reasoning is None or thought in text:
@@ -193,10 +193,6 @@ def _sampled_text(
     opens = "" if prompt.is_in_thinking else output_format.reasoning.opens
     closes = output_format.reasoning.closes
     return f"{opens}{thought}{'' if text.lstrip().startswith(closes.strip()) else closes}{text}"
-
-
-def _is_in_mark(text: str) -> bool:
-    return text.rfind("<") > text.rfind(">")
 
 
 def parsed(

@@ -34,14 +34,7 @@ from mlxstack.text.tokens.special_tokens import SpecialTokens
 
 Turn = dict[str, Any]
 
-REFUSALS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
+REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 RESERVED = frozenset(
     {
         "conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding",
