@@ -143,9 +143,9 @@ UNREAD = [("up", "demo", "--dry-run"), ("plan",), ("presets", "--json"), ("--hel
 @pytest.mark.parametrize(
     ("words", "encoding"),
     [
-        *((words, "utf-8") for words in UNREAD),
+        *((command, "utf-8") for command in UNREAD),
         (("plan",), "ascii"),
-        *in_soak(*((words, "ascii") for words in UNREAD if words != ("plan",))),
+        *in_soak(*((command, "ascii") for command in UNREAD if command != ("plan",))),
     ],
 )
 def test_a_reader_that_leaves_ends_the_command_quietly(

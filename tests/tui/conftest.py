@@ -33,9 +33,9 @@ class ParsedRules(dict[tuple[Any, ...], list[RuleSet]]):
 _parsed: dict[frozenset[tuple[str, str]], ParsedRules] = {}
 
 
-def parsed_rules(sheet: Stylesheet) -> ParsedRules:
+def parsed_rules(stylesheet: Stylesheet) -> ParsedRules:
     """Rules that any stylesheet with these variables has parsed."""
-    return _parsed.setdefault(frozenset(sheet._variables.items()), ParsedRules())
+    return _parsed.setdefault(frozenset(stylesheet._variables.items()), ParsedRules())
 
 
 # Each of hundreds of dashboards would parse the same styles.

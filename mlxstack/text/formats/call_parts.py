@@ -179,8 +179,8 @@ class CallParts:
             following = [pieces(one)[0] for one, _ in self._head[group + 1 :] if one.strip()]
             ends = [text for one in following for text in quoted_otherwise(one)]
             is_last = not self._head[-1][0] or self._head[-1][1]
-            marks = MarkSet([*ends, *(last if is_last else ())])
-            mark = yield from feed.find(marks, at, _BEGUN_SLOT)
+            bounds = MarkSet([*ends, *(last if is_last else ())])
+            mark = yield from feed.find(bounds, at, _BEGUN_SLOT)
             end = len(feed.text) if mark is None else mark.start
             text = feed.text[at:end].strip().strip("\"'")
             if end - at > MAX_HEAD or not SLOT.fullmatch(text):

@@ -56,8 +56,8 @@ class CallReader:
         self._schemas = tool_schemas(tools)
         self._writer = CallWriter(feed, emit, self._types)
         self.strict = strict_marks(syntax)
-        self._heads = {GEMMA_HEAD} if isinstance(syntax.body, GemmaBody) else set()
-        self.lenient = self._heads or trigger_marks(syntax) - self.strict
+        self._gemma_openings = {GEMMA_HEAD} if isinstance(syntax.body, GemmaBody) else set()
+        self.lenient = self._gemma_openings or trigger_marks(syntax) - self.strict
         self.is_bare = syntax.is_bare
         self._parts = CallParts(syntax, feed, self._types, self._writer)
         self.closings = self._parts.outer_closings
@@ -314,7 +314,7 @@ class CallReader:
         if not isinstance(self._syntax.body, JsonBody):
             body = yield from self._tried(self._values.json(FOREIGN, inside))
         if body is None:
-            inside = yield from self._feed.any_of(self._heads, inside)
+            inside = yield from self._feed.any_of(self._gemma_openings, inside)
             body = yield from self._others.read(inside)
         if body is None or body.is_cut:
             return body

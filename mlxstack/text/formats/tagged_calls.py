@@ -239,8 +239,8 @@ class TaggedCalls:
 
     def _enclosing(self, closing: str, at: int) -> Reading[FoundMark | None]:
         """Mark that closes a value in which calls are quoted."""
-        marks, depth = MarkSet([closing, self._next]), 0
-        while (mark := (yield from self._feed.find(marks, at))) is not None:
+        bounds, depth = MarkSet([closing, self._next]), 0
+        while (mark := (yield from self._feed.find(bounds, at))) is not None:
             depth, at = depth + (1 if mark.text == self._next else -1), mark.end
             if depth < 0:
                 return mark
@@ -249,8 +249,8 @@ class TaggedCalls:
     def _before_call(self, at: int, end: int) -> FoundMark:
         """End of a value before the marks between two calls."""
         syntax, text = self._syntax, self._feed.text[at:end].rstrip()
-        marks = f"{syntax.closes} {syntax.section_closes} {syntax.section_opens} {syntax.opens}"
-        for piece in reversed(pieces(marks)):
+        between = f"{syntax.closes} {syntax.section_closes} {syntax.section_opens} {syntax.opens}"
+        for piece in reversed(pieces(between)):
             text = text.removesuffix(piece).rstrip()
         return FoundMark(at + len(text))
 
