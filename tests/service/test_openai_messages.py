@@ -1,5 +1,6 @@
 """Stored messages come back as they were, and files to be warmed are read as requests are."""
 
+import json
 from typing import Any
 
 import pytest
@@ -52,6 +53,27 @@ def test_a_stored_message_comes_back_unchanged(message: Message) -> None:
 def test_a_stored_message_that_cannot_be_read_is_damaged(stored: dict[str, Any]) -> None:
     with pytest.raises(Damaged, match="cannot be read"):
         read_stored(stored)
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "x"}}, {"type": "of_the_future"}],
+         "[image omitted]\n"),
+        ([{"type": "text", "text": "a"}, {"type": "of_the_future", "text": "b"}], "a\n"),
+        ([{"type": "file", "name": "a"}, {"type": "directory", "name": "b"}], "JSON"),
+        ([{"type": "text", "name": "a.txt"}], "JSON"),
+        ([{"city": "Rome"}], "JSON"),
+        ([{"type": "text", "text": "a"}, None], "JSON"),
+        (["a", "b"], "a\nb"),
+        ([], "JSON"),
+    ],
+)  # fmt: skip
+def test_a_list_with_a_known_part_is_parts_and_another_one_is_json(
+    sent: list[Any], text: str
+) -> None:
+    (read,) = read_messages([ChatMessageParam("tool", sent, tool_call_id="c")])
+    assert read.text == (json.dumps(sent) if text == "JSON" else text)
 
 
 def test_only_the_latest_question_is_refused_for_an_image() -> None:
