@@ -59,6 +59,8 @@ WITHOUT_HUB = {SHAPES, "mlxstack.text.rendering.worker", "mlxstack.text.grammar.
 AT_START = ("GLIBC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that are read when a process starts; `LATER` are obeyed in a forked one too."""
 LATER = {"PYTHONUNBUFFERED", "PYTHONUTF8", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}
+SHELL_DETECTION = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
+"""With it, Typer's commands take the name of a shell."""
 OF_HUB = ("HF_", "HOME", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_")
 """Variables that the hub's client reads when it is imported."""
 HUB_USERS = {"huggingface_hub", "mlx_lm", "mlxstack", "transformers"}
@@ -432,7 +434,9 @@ def _rehearse() -> None:
     from mlxstack.text.rendering.renderers import RENDERERS
     from tests.api.running import standing
 
-    typer.main.get_command = functools.cache(typer.main.get_command)
+    make = functools.cache(lambda app, _shell_detection: get_command(app))
+    get_command = typer.main.get_command
+    typer.main.get_command = lambda app: make(app, os.environ.get(SHELL_DETECTION))
     typer.main.get_command(app)
     service, engine = standing(ServerSpec(port=0))
     create_app(service)

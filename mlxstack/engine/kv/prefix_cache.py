@@ -134,6 +134,8 @@ class PrefixCache:
         for each in doomed:
             doomed.extend(self.index.nodes[each].children)
         for each in reversed(doomed):
+            # A write under way holds its own bytes, and what it writes needs what is lost.
+            self.index.set_writing(each, False)
             self.retention.forget(each)
             for place in tuple(self.index.nodes[each].tiers):
                 self._drop(each, place)
