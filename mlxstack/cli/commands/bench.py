@@ -120,13 +120,10 @@ def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
     if is_serve_only and what != "serve":
         raise Misuse("--url and --vs go with `bench dev serve`")
     known = {"serve": SCENES, "peers": SCENES, "drafts": SETTINGS}.get(what, ())
-    if scenes and not known:
-        raise Misuse(
-            "--scene goes with `bench dev serve`, `bench dev peers` and `bench dev drafts`"
-        )
     unknown = [one for one in scenes if one not in known]
     if unknown:
-        raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(known)}")
+        there = ", ".join(known) or "none"
+        raise Misuse(f"`bench dev {what}` has no scene `{unknown[0]}`; there is {there}")
 
 
 def _measured(what: str, wanted: "BenchRequest") -> "Iterator[BenchReport]":
