@@ -21,6 +21,7 @@ from mlxstack.host.logs import RotatingLog
 from mlxstack.host.parent_watchdog import VARIABLE
 from mlxstack.host.process import ProcessId, identify
 from mlxstack.host.services import (
+    ERROR_LINE,
     Phase,
     RestartPolicy,
     ServiceSpec,
@@ -228,13 +229,15 @@ class Supervisor:
 
     def _record_exit(self, pid: int, code: int, stuck: str | None) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        words = tuple(self._log.last_lines)[-N_LAST_WORDS:]
+        lines = tuple(self._log.last_lines)
+        # Other ranks and native code may go on printing after it.
+        errors = tuple(filter(ERROR_LINE.match, lines[:-N_LAST_WORDS]))[-1:]
         self._say(f"worker {pid} {how}")
         self._record_state(
             worker=None,
             exit_code=code,
             exit_summary=f"{stuck} and {how}" if stuck else how,
-            last_log_lines=words,
+            last_log_lines=(*errors, *lines[-N_LAST_WORDS:]),
             n_crashes=self._state.n_crashes + 1,
         )
 

@@ -22,7 +22,7 @@ class RotatingLog:
             path, maxBytes=max_bytes, backupCount=N_KEPT, encoding="utf-8"
         )
         self._file.setFormatter(logging.Formatter("%(message)s"))
-        self.last_lines: deque[str] = deque(maxlen=40)
+        self.last_lines: deque[str] = deque(maxlen=400)
 
     def write(self, line: str) -> None:
         """Add one line, without its newline."""

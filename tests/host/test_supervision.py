@@ -253,7 +253,7 @@ def test_a_hopeless_worker_is_not_started_again(started: Callable[[str], Started
     assert one.process.wait(PATIENCE_S) == 1
     final = read_state(one.home, "one")
     assert final is not None and final.n_crashes == 1 and final.exit_code == 78
-    assert "error: this model cannot be served" in final.last_log_lines
+    assert services.last_error(final) == "this model cannot be served"
 
 
 @pytest.mark.parametrize("mode", ["ok", "deaf"])

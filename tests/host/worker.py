@@ -2,7 +2,8 @@
 
 `python worker.py PRESET_JSON`. The variable WORKER_MODE makes it behave:
 ok; slow (never ready); downloads (says so for six seconds, then serves); deaf (ignores
-SIGTERM); dies (at once); hopeless (must not restart); flaps (serves, then dies soon).
+SIGTERM); dies (at once); hopeless (must not restart, and goes on
+talking after its reason); flaps (serves, then dies soon).
 After SIGUSR1 it calls itself ill.
 """
 
@@ -63,6 +64,8 @@ def main() -> int:
         return 3
     if MODE == "hopeless":
         say("error: this model cannot be served")
+        for _ in range(50):
+            say("[ring] Sending to socket 7 failed with errno 32")
         return 78
     return asyncio.run(run(preset))
 
