@@ -39,8 +39,6 @@ WITH_IMAGES = frozenset({"user", "tool", "function"})
 """Roles whose images are read."""
 PARTS = (*TEXT_PARTS, *KINDS, *NOTES, "refusal")
 """Kinds of the parts of a content."""
-PART_KEYS = frozenset(("text", "refusal", "image_url", "input_audio", "file", "file_id"))
-PART_KEYS |= {"file_data", "file_url", "source", "data", "url", "tool_name", "encrypted_content"}
 
 Content = str | list[str | dict[str, Any]] | None
 AnyContent = str | list[Any] | dict[str, Any] | int | float | bool | None
@@ -231,27 +229,28 @@ def read_history(content: AnyContent, at: str) -> str:
 def result_content(content: AnyContent, kinds: Sequence[str] = PARTS) -> Content:
     """Content of a tool result: text, parts, or else JSON text.
 
-    A list is of parts if one of them is known.
+    Parts of unknown types may be among known ones.
     """
     match content:
         case str() | None:
             return content
-        case list() if None not in map(_kind, content) and any(_is_of(kinds, x) for x in content):
+        case [_, *_] if all(_is_part(part, kinds) for part in content):
+            return content
+        case list() if all(map(_is_typed, content)) and any(_is_part(x, kinds) for x in content):
             return content
     return json.dumps(content, ensure_ascii=False)
 
 
-def _kind(part: Any) -> str | None:
-    sent = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else part
-    return sent if isinstance(sent, str) else None
+def _is_part(part: Any, kinds: Sequence[str]) -> bool:
+    if isinstance(part, dict):
+        kind = part.get("type", "text" if "text" in part else None)
+        # The files of a folder have this type, too.
+        return kind in kinds and (kind != "file" or "file" in part)
+    return isinstance(part, str)
 
 
-def _is_of(kinds: Sequence[str], part: str | dict[str, Any]) -> bool:
-    """Whether a part is text, or of these kinds with a key that such parts have.
-
-    Objects of other lists have types, too: of the files in a folder, for one.
-    """
-    return isinstance(part, str) or (_kind(part) in kinds and not PART_KEYS.isdisjoint(part))
+def _is_typed(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("type"), str)
 
 
 def read_system(content: AnyContent, at: str) -> str:
