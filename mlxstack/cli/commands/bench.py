@@ -122,8 +122,7 @@ def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
     known = {"serve": SCENES, "peers": SCENES, "drafts": SETTINGS}.get(what, ())
     unknown = [one for one in scenes if one not in known]
     if unknown:
-        there = ", ".join(known) or "none"
-        raise Misuse(f"`bench dev {what}` has no scene `{unknown[0]}`; there is {there}")
+        raise Misuse(f"no scene `{unknown[0]}` in {what}; there is {', '.join(known) or 'none'}")
 
 
 def _measured(what: str, wanted: "BenchRequest") -> "Iterator[BenchReport]":
