@@ -122,4 +122,10 @@ FAULTS = (
         "                self._broken.append((row, result))\n", "                raise result\n",
         SERVING + "test_a_request_that_raises_fails_alone",
     ),
+    Mutant(
+        "a lost file goes though what continues it is written", "engine/kv/prefix_cache.py",
+        "            self.index.set_writing(each, False)\n", "",
+        "tests/engine/test_long_chains.py::"
+        "test_a_lost_segment_goes_though_what_continues_it_is_being_written",
+    ),
 )  # fmt: skip
