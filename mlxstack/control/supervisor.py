@@ -230,7 +230,7 @@ class Supervisor:
     def _record_exit(self, pid: int, code: int, stuck: str | None) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         lines = tuple(self._log.last_lines)
-        # Other ranks and native code may go on printing after it.
+        # Other ranks and native code may print many lines after an error.
         errors = tuple(filter(ERROR_LINE.match, lines[:-N_LAST_WORDS]))[-1:]
         self._say(f"worker {pid} {how}")
         self._record_state(

@@ -42,7 +42,7 @@ class DraftsPlan(Struct, frozen=True):
 SMALL = DraftsPlan((1, 2), 60, 60, 1)
 N_SYSTEM = 3000
 SHARING_TURNS = 4
-"""Answers of a pass, each a quarter as long: what sharing changes is less than what drifts."""
+"""Short answers of both sides in turn: the machine drifts by more than sharing changes."""
 
 RULED = ("calls",)
 """Texts that are answered under a schema, as a tool call is."""

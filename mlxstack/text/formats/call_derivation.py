@@ -184,10 +184,10 @@ def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
     """JSON paths of name, arguments and id in a call."""
     if NAMES[at] in item:
         return JsonBody((), (), (NAMES[at],))
-    name, arguments = _path(item, NAMES[at].__eq__), _path(item, _is_arguments)
+    name, arguments = _path(item, lambda one: one == NAMES[at]), _path(item, _is_arguments)
     if name is None or arguments is None:
         return None
-    id_path = _path(item, IDS[at].__eq__)
+    id_path = _path(item, lambda one: one == IDS[at])
     ids = [key for key, value in item.items() if "id" in key and isinstance(value, int | str)]
     return JsonBody((), name, arguments, id_path or (tuple(ids[:1]) if ids else ()))
 
@@ -195,7 +195,7 @@ def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
 def _path(item: dict[str, Any], is_it: Callable[[Any], bool]) -> tuple[str, ...] | None:
     """Path of the first value of a kind; None without one."""
     for key, value in item.items():
-        if is_it(value) is True:
+        if is_it(value):
             return (key,)
         if isinstance(value, dict) and (rest := _path(value, is_it)) is not None:
             return (key, *rest)
