@@ -5,8 +5,9 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypedDict, TypeVar, cast
 
+import msgspec
 from msgspec import Struct
 
 from mlxstack.api.guards import Connection, apply_key_policy
@@ -64,6 +65,18 @@ Prompt = TextPrompt | MediaText
 """One prompt: a text, token ids and texts in a row, or a text with images."""
 LogitBias = dict[str, float | bool] | list[list[Any]]
 
+GUIDED = ("json", "regex", "choice", "grammar")
+
+
+class StructuredOutputs(TypedDict, total=False):
+    """vLLM's constraint of an answer, in the first field that is given."""
+
+    json: dict[str, Any] | str | None
+    regex: str | None
+    choice: list[str] | None
+    grammar: str | None
+    json_object: bool | None
+
 
 class Fields(Struct, kw_only=True):
     """Unknown fields are ignored; every field may be absent or null.
@@ -102,6 +115,11 @@ class Fields(Struct, kw_only=True):
     timings_per_token: bool | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
     prompt_cache_key: Any = None
@@ -171,14 +189,38 @@ def thinking_budget(body: Fields) -> int | None:
 
 
 def _shape(body: Fields) -> ResponseConstraint | None:
-    """Constraint by llama-server's own fields."""
+    """Constraint by the fields of llama-server and vLLM. Raises BadRequest."""
     if body.grammar:
         return ResponseConstraint(grammar=body.grammar, param="grammar")
-    return (
-        None
-        if body.json_schema is None
-        else ResponseConstraint(body.json_schema, param="json_schema")
-    )
+    if body.json_schema is not None:
+        return ResponseConstraint(body.json_schema, param="json_schema")
+    older = {kind: getattr(body, f"guided_{kind}") for kind in GUIDED}
+    newer: Mapping[str, Any] = body.structured_outputs or {}
+    return _structured(newer, "structured_outputs.") or _structured(older, "guided_")
+
+
+def _structured(given: Mapping[str, Any], prefix: str) -> ResponseConstraint | None:
+    """Constraint of the first field that is given. Raises BadRequest."""
+    kind = next((name for name, value in given.items() if value not in (None, False)), "")
+    value, param = given.get(kind), f"{prefix}{kind}"
+    match kind:
+        case "":
+            return None
+        case "regex":
+            return ResponseConstraint(regex=value, param=param)
+        case "choice":
+            return ResponseConstraint(regex="|".join(map(re.escape, value or ())), param=param)
+        case "grammar":
+            return ResponseConstraint(grammar=value, param=param)
+    return ResponseConstraint(_schema(value, param) if kind == "json" else {}, param=param)
+
+
+def _schema(given: Any, param: str) -> dict[str, Any]:
+    """Schema, which may be the text of one. Raises BadRequest."""
+    try:
+        return msgspec.json.decode(given, type=dict[str, Any]) if isinstance(given, str) else given
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"{param} is no schema: {error}", param) from None
 
 
 def only_one(n: int | None) -> None:

@@ -77,10 +77,6 @@ class Client:
         """GET /props, typed."""
         return await self._get("/props", PropsResponse)
 
-    async def props_raw(self) -> dict[str, Any]:
-        """GET /props, everything."""
-        return await self._get("/props", dict[str, Any])
-
     async def slots(self) -> list[SlotResponse]:
         """GET /slots."""
         return await self._get("/slots", list[SlotResponse])

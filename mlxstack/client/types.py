@@ -20,7 +20,7 @@ class GenerationSettings(Struct, frozen=True):
 
 
 class PropsResponse(Struct, frozen=True):
-    """Subset of GET /props for our own clients; `props_raw` has all.
+    """Subset of GET /props for our own clients.
 
     `why_not_batching` is the reason why running slots do not share a forward pass. MLX holds
     `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers. `template_notes` are the

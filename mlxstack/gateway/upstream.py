@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -146,7 +146,7 @@ class MemberConnection(asyncio.Protocol):
             self._news.clear()
             if response.is_headed and not is_begun:
                 is_begun = True
-                headers = _returned(response.headers)
+                headers = [one for one in response.headers if one[0] not in NOT_RETURNED]
                 status = self._parser.get_status_code()
                 await send({"type": "http.response.start", "status": status, "headers": headers})
                 if not has_body:
@@ -251,7 +251,3 @@ def request_head(scope: Any, n_body: int, key: str) -> bytes:
     ]
     lines += [b"authorization: Bearer " + key.encode(), b"content-length: %d" % n_body, b"", b""]
     return b"\r\n".join(lines)
-
-
-def _returned(headers: Iterable[Header]) -> list[Header]:
-    return [(name, value) for name, value in headers if name not in NOT_RETURNED]

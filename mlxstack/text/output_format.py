@@ -69,7 +69,8 @@ class OutputFormat:
         self.has_headers = self.description.channels is not None
         self.trigger_mark = trigger_mark(self.description)
         self.answer_tokens = self._tokens(self._answer_opening())
-        self.thought_tokens = _single(self._tokens(self._thought_opening()))
+        reasoning = self.description.reasoning
+        self.thought_tokens = _single(self._tokens(reasoning.opens if reasoning else ""))
         self.forced_opening = forced_opening(self.description)
         self.call_opening = self._tokens(self.forced_opening)
         self.call_tokens = _single(self.call_opening)
@@ -88,9 +89,6 @@ class OutputFormat:
         if self.description.channels is not None:
             return self.description.channels.answer
         return self.description.reasoning.closes if self.description.reasoning else ""
-
-    def _thought_opening(self) -> str:
-        return self.description.reasoning.opens if self.description.reasoning else ""
 
     def _message_opening(self) -> tuple[int, ...]:
         """Tokens between an open message and the next header, if any."""

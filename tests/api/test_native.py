@@ -135,6 +135,23 @@ def test_tokens_survive_the_way_there_and_back(http: httpx.Client) -> None:
     assert len(literal["tokens"]) > len(tokens)
 
 
+def test_vllms_bodies_are_tokenized(http: httpx.Client) -> None:
+    text, chat = "<|im_start|>hé", {"messages": [{"role": "user", "content": "hé"}]}
+    by_content = http.post("/tokenize", json={"content": text, "add_special": True}).json()
+    by_prompt = http.post("/tokenize", json={"model": "any", "prompt": text}).json()
+    assert by_prompt == by_content
+    bare = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
+    assert bare == http.post("/tokenize", json={"content": text}).json()
+    of_chat = http.post("/tokenize", json=chat).json()
+    assert of_chat["count"] == len(of_chat["tokens"])
+    counted = http.post("/v1/chat/completions/input_tokens", json=chat).json()["input_tokens"]
+    assert of_chat["count"] == counted > 1
+    slots = http.get("/slots").json()
+    assert of_chat["max_model_len"] == slots[0]["n_ctx"]
+    text = http.post("/apply-template", json=chat).json()["prompt"]
+    assert http.post("/tokenize", json={"content": text}).json()["tokens"] == of_chat["tokens"]
+
+
 @pytest.mark.parametrize(
     ("path", "field"),
     [("/completion", "prompt"), ("/detokenize", "tokens"), ("/cache/warm", "tokens")],

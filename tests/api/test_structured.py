@@ -1,6 +1,7 @@
 """Answers that must look like something: schemas, grammars, forced calls, bounded thoughts."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -157,6 +158,38 @@ def test_llama_servers_json_schema_and_grammar(http: httpx.Client) -> None:
     assert made["stop_type"] == "eos"
     said = chat(http, "hello", grammar=rules, max_tokens=30)["choices"][0]["message"]["content"]
     assert said[:2] in ("ye", "no")
+
+
+CHOICES = ["a (b)", "no\nnever", "1/2 ü::="]
+CONSTRAINTS: list[tuple[str, Any, str]] = [
+    ("regex", "(yes|no) [0-9]{3}", "(yes|no) [0-9]{3}"),
+    ("choice", CHOICES, "|".join(map(re.escape, CHOICES))),
+    ("grammar", 'root ::= "x" [0-9]{2}', "x[0-9]{2}"),
+]
+
+
+@pytest.mark.parametrize("form", ["structured_outputs", "guided"])
+def test_vllms_constraints_hold(http: httpx.Client, form: str) -> None:
+    """The OpenAI SDK sends them by `extra_body`, in the form of either of its generations."""
+
+    def wanted(kind: str, value: Any) -> dict[str, Any]:
+        return {form: {kind: value}} if form == "structured_outputs" else {f"guided_{kind}": value}
+
+    for seed, (kind, value, pattern) in enumerate(CONSTRAINTS):
+        body = {**wanted(kind, value), "temperature": 1, "seed": seed}
+        made = chat(http, "go", **body, max_tokens=60)["choices"][0]["message"]["content"]
+        assert re.fullmatch(pattern, made), (kind, made)
+        body = {**body, "prompt": "once", "max_tokens": 60}
+        made = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        assert re.fullmatch(pattern, made), (kind, made)
+    for schema in (PERSON, json.dumps(PERSON)):
+        text = content(http, {**chat_body("go", max_tokens=300), **wanted("json", schema)})
+        jsonschema.validate(json.loads(text), PERSON)
+    prefix = "structured_outputs." if form == "structured_outputs" else "guided_"
+    for kind, value in (("regex", "(a"), ("json", "[1]"), ("choice", [7]), ("grammar", "root")):
+        refused = http.post(CHAT, json=chat_body(**wanted(kind, value)))
+        assert refused.status_code == 400, (kind, refused.text)
+        assert f"{prefix}{kind}" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["greet", "visit"])

@@ -79,9 +79,8 @@ class ContextParker:
 
         Where the context left a segment before its end, only the file has the rest.
         """
-        for step in prefix_index.reach(
-            self._prefix_cache.index, _last(indexed.segments), len(context)
-        ):
+        last = indexed.segments[-1] if indexed.segments else None
+        for step in prefix_index.reach(self._prefix_cache.index, last, len(context)):
             record = self._prefix_cache.index.nodes[step.key].record
             assert isinstance(record, prefix_index.SegmentMeta)
             if self._prefix_cache.get(step.key) is None and step.upto == record.end:
@@ -224,10 +223,6 @@ class ContextParker:
         """
         trail = context.parent_segment()
         return trail if trail and trail.n_common >= self._prefix_cache.spec.block_size else None
-
-
-def _last(keys: Sequence[str]) -> str | None:
-    return keys[-1] if keys else None
 
 
 REST = 2.0

@@ -132,7 +132,8 @@ def _module_name(config: Config) -> str:
 
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """Remapping tables of mlx-lm's loader, parsed: an import takes seconds."""
-    tree = ast.parse((_package_folder() / "utils.py").read_text("utf-8"))
+    folder = next(iter(_package().submodule_search_locations or ()))
+    tree = ast.parse(Path(folder, "utils.py").read_text("utf-8"))
     tables = {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in tree.body
@@ -148,10 +149,6 @@ def _package() -> ModuleSpec:
     if spec is None:
         raise Unsupported("mlx-lm is not installed, so the planner gives no number")
     return spec
-
-
-def _package_folder() -> Path:
-    return Path(next(iter(_package().submodule_search_locations or ())))
 
 
 def _version() -> str:

@@ -26,13 +26,14 @@ MAX_CHARS = 1_000_000
 
 
 class ResponseConstraint(Struct, frozen=True):
-    """JSON schema, or grammar in llama.cpp's or Lark's notation.
+    """JSON schema, grammar in llama.cpp's or Lark's notation, or regular expression.
 
     `param` is the field it came in, for errors.
     """
 
     schema: dict[str, Any] | None = None
     grammar: str | None = None
+    regex: str | None = None
     param: str = "response_format"
 
 
@@ -47,6 +48,9 @@ def grammar_of(shape: ResponseConstraint) -> str:
             return LLMatcher.grammar_from_lark(any_to_lark(shape.grammar))
         except Exception as error:
             raise BadRequest(f"{shape.param}: {error}", shape.param) from None
+    if shape.regex is not None:
+        bound(shape.regex, shape.param)
+        return LLMatcher.grammar_from_regex(shape.regex)
     return schema_grammar(shape.schema or {"type": "object"}, shape.param)
 
 

@@ -35,7 +35,8 @@ def models(model: DashboardState, width: int) -> TableData:
     found = members(model)
     if found:
         rows = tuple(TableRow(one.id, _member(one, model)) for one in found)
-        told = f"{_count(found, 'loaded')} of {len(found)} loaded, enter shows one"
+        n_loaded = sum(one.status is not None and one.status.value == "loaded" for one in found)
+        told = f"{n_loaded} of {len(found)} loaded, enter shows one"
     else:
         rows = (_one_model(model),) if model.frame.service.model else ()
         told = "one; `mlx-stack up A B` serves several" if rows else ""
@@ -121,7 +122,3 @@ def _progress(state: str, model: DashboardState) -> str:
 def _slots(model: DashboardState) -> str:
     slots = model.frame.snapshot.slots
     return f"{sum(map(is_active, slots))}/{len(slots)}" if slots else NONE
-
-
-def _count(found: tuple[ListedModel, ...], state: str) -> int:
-    return sum(one.status is not None and one.status.value == state for one in found)

@@ -5,19 +5,27 @@ from typing import Any
 
 from litestar import post
 from litestar.params import JSONBody
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.run_generation import TheService
+from mlxstack.service.parts.openai_messages import ChatMessageParam
+from mlxstack.service.parts.text_processor import TextProcessor
 from mlxstack.text.prompt.prompt import TokenizeOptions
 
 
-class TokenizeBody(Struct):
-    """POST /tokenize; `content` is text, or texts and token ids."""
+class TokenizeBody(ChatBody, kw_only=True):
+    """POST /tokenize: llama-server's `content`, vLLM's `prompt`, or a chat.
 
+    `content` is text, or texts and token ids.
+    """
+
+    messages: list[ChatMessageParam] = field(default_factory=list)
+    prompt: str | None = None
     content: str | list[str | int] | None = None
     add_special: bool | None = None
+    add_special_tokens: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
 
@@ -30,20 +38,15 @@ class DetokenizeBody(Struct):
 
 @post("/tokenize", status_code=200)
 async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[str, Any]:
-    """Tokenize text, with the piece of each token on request."""
+    """Tokenize text or a chat, with the piece of each token on request."""
     text_processor = service.text_processor
-    parts = [data.content] if isinstance(data.content, str) else data.content or []
-    tokens: list[int] = []
-    for i, part in enumerate(parts):
-        if isinstance(part, int):
-            text_processor.check([part], "content")
-            tokens.append(part)
-        else:
-            tokens += await text_processor.tokenize(part, _spelling(data, is_first=i == 0))
+    tokens = await _tokens(text_processor, data)
+    counts = {"count": len(tokens), "max_model_len": service.n_ctx}
     if not data.with_pieces:
-        return {"tokens": tokens}
+        return {"tokens": tokens, **counts}
     pieces = await text_processor.pieces(tokens)
-    return {"tokens": [{"id": id_, "piece": p} for id_, p in zip(tokens, pieces, strict=True)]}
+    each = [{"id": id_, "piece": piece} for id_, piece in zip(tokens, pieces, strict=True)]
+    return {"tokens": each, **counts}
 
 
 @post("/detokenize", status_code=200)
@@ -62,9 +65,26 @@ async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[
     return {"prompt": await text_processor.text(conversation)}
 
 
-def _spelling(body: TokenizeBody, is_first: bool) -> TokenizeOptions:
+async def _tokens(text_processor: TextProcessor, body: TokenizeBody) -> list[int]:
+    if body.messages:
+        chat = await text_processor.read(partial(to_conversation.conversation, body))
+        return list((await text_processor.prompt(chat)).tokens)
+    content = body.prompt if body.content is None else body.content
+    tokens: list[int] = []
+    for i, part in enumerate([content] if isinstance(content, str) else content or []):
+        if isinstance(part, int):
+            text_processor.check([part], "content")
+            tokens.append(part)
+        else:
+            tokens += await text_processor.tokenize(part, _options(body, is_first=i == 0))
+    return tokens
+
+
+def _options(body: TokenizeBody, is_first: bool) -> TokenizeOptions:
+    # Without a word on it vLLM adds the beginning of the text to a `prompt`.
+    is_vllm = body.content is None and body.add_special_tokens is not False
     return TokenizeOptions(
-        add_special=bool(body.add_special) and is_first,
+        add_special=bool(body.add_special or is_vllm) and is_first,
         parse_special=body.parse_special is not False,
     )
 
