@@ -42,10 +42,7 @@ def main() -> None:
     from tests.patience import PATIENCE_S
 
     ask = "/v1/chat/completions"
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        pytest.MonkeyPatch.context() as monkeypatch,
-    ):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         let_intervals_rest(monkeypatch)
         with (
             running(PRESET, Path(folder)) as live,

@@ -60,11 +60,7 @@ QWEN3_VL: dict[str, Any] = {
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
-    "vision_config": {
-        "model_type": "qwen3_vl",
-        "deepstack_visual_indexes": [0, 2],
-        **QWEN_VISION,
-    },
+    "vision_config": {"model_type": "qwen3_vl", "deepstack_visual_indexes": [0, 2], **QWEN_VISION},
 }
 
 QWEN3_5: dict[str, Any] = {

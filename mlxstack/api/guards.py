@@ -209,9 +209,7 @@ def host_guard(server: ServerSpec) -> Guard:
 
 
 def key_guard(
-    server: ServerSpec,
-    dialect_of: DialectOf,
-    names: Callable[[], Collection[str]] | None = None,
+    server: ServerSpec, dialect_of: DialectOf, names: Callable[[], Collection[str]] | None = None
 ) -> Guard:
     """`key_check` for every private route; stores the key in the connection.
 

@@ -68,9 +68,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
 
 OPENAI = Dialect(
-    prefixes=("/v1/", "/models", "/api/v0/"),
-    error_body=openai_error,
-    heartbeat=KEEPALIVE,
+    prefixes=("/v1/", "/models", "/api/v0/"), error_body=openai_error, heartbeat=KEEPALIVE
 )
 # Only llama-server has the path without its version, and its clients know its type of an error.
 BARE_CHAT = structs.replace(OPENAI, prefixes=("/chat/completions",), error_body=bare_chat_error)
@@ -87,11 +85,7 @@ ANTHROPIC = Dialect(
     statuses={Unsupported: 400, Busy: 529, OutOfMemory: 529},
     prefers_x_api_key=True,
 )
-LLAMA_SERVER = Dialect(
-    prefixes=("",),
-    error_body=llama_error,
-    heartbeat=KEEPALIVE,
-)
+LLAMA_SERVER = Dialect(prefixes=("",), error_body=llama_error, heartbeat=KEEPALIVE)
 OLLAMA = Dialect(
     prefixes=("/api/",),
     error_body=ollama_error,

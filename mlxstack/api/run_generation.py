@@ -37,11 +37,7 @@ from mlxstack.core.engine_events import CacheMiss, EarlyUse, RequestTimings, Slo
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import n_computed
 from mlxstack.core.request import Request as EngineRequest
-from mlxstack.core.response_parts import (
-    CollectedResponse,
-    ResponsePart,
-    gather,
-)
+from mlxstack.core.response_parts import CollectedResponse, ResponsePart, gather
 from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import stream_response
 from mlxstack.service.service import Service

@@ -133,12 +133,7 @@ def streamed(
     frames: AsyncGenerator[bytes, None], headers: Mapping[str, str], media_type: str = EVENT_STREAM
 ) -> Stream:
     """Response that sends these frames as they come."""
-    return Stream(
-        frames,
-        status_code=200,
-        media_type=media_type,
-        headers={**HEADERS, **headers},
-    )
+    return Stream(frames, status_code=200, media_type=media_type, headers={**HEADERS, **headers})
 
 
 async def interleaved(replies: Sequence[Parts]) -> NumberedParts:

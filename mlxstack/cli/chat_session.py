@@ -59,11 +59,7 @@ class ChatSession:
     """One conversation with one service. Raises what `Client` raises."""
 
     def __init__(
-        self,
-        where: ServiceTarget,
-        agent: str | None,
-        system: str | None,
-        max_tokens: int,
+        self, where: ServiceTarget, agent: str | None, system: str | None, max_tokens: int
     ) -> None:
         self._client = Client(where.url, where.api_key, member=where.member)
         self._agent = agent

@@ -25,11 +25,7 @@ Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.
 
 
 def call_service(
-    name: str | None,
-    url: str | None,
-    question: Question[T],
-    *,
-    is_of_all: bool = False,
+    name: str | None, url: str | None, question: Question[T], *, is_of_all: bool = False
 ) -> T:
     """Send one request to the service of this name or URL.
 

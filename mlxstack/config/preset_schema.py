@@ -70,7 +70,7 @@ RENAMED = {
 
 NOT_SERVED = {
     "kv.swa_full": "sliding windows are always capped, since saved and parked contexts carry "
-    "checkpoints of their windows; remove it",
+    "checkpoints of their windows; remove it"
 }
 """Keys of other servers that no preset has, and why."""
 

@@ -425,11 +425,7 @@ def load_text(
 
 
 def _loaded(
-    source: Path,
-    document: SourcedDocument,
-    home: Home,
-    over: Iterable[Override],
-    cwd: Path | None,
+    source: Path, document: SourcedDocument, home: Home, over: Iterable[Override], cwd: Path | None
 ) -> LoadedPreset:
     document = _layers(source, document, home)
     document = merge(document, _normalized(document_of(over, cwd or Path.cwd())))

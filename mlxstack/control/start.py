@@ -51,11 +51,7 @@ log = logging.getLogger(__name__)
 """Warnings reach the stderr of a command, which configures no handler."""
 
 WORKER_VARIABLE = "MLX_STACK_WORKER"
-QUIET = {
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONUTF8": "1",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-}
+QUIET = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 """Worker environment: unbuffered UTF-8 lines, no PyTorch warnings."""
 
 SAVING_S = PARKING_S + 3.0
@@ -360,10 +356,7 @@ def _why_ended(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> str:
 
 
 async def _until_healthy(
-    plan: ServiceSpec,
-    why_ended: Callable[[], str],
-    timeout_s: float,
-    progress: Progress,
+    plan: ServiceSpec, why_ended: Callable[[], str], timeout_s: float, progress: Progress
 ) -> ServiceState:
     async with Client(plan.url, timeout_s=5.0) as client:
         health = HealthResponse(is_ready=False, message="")

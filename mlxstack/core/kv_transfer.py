@@ -28,10 +28,7 @@ class RemoteKV(Protocol):
     """KV of other services. Thread-safe."""
 
     def fetch(
-        self,
-        prompt: RemotePrompt,
-        compute_here: Callable[[], None],
-        done: Callable[[], None],
+        self, prompt: RemotePrompt, compute_here: Callable[[], None], done: Callable[[], None]
     ) -> Callable[[], object] | None:
         """Bring a prompt's KV into the index; returns a cancel function.
 

@@ -433,16 +433,14 @@ class ServerSpec(Strict, frozen=True):
     """
 
     host: Annotated[
-        str,
-        Meta(description="Address to listen on; addresses beside loopback require keys."),
+        str, Meta(description="Address to listen on; addresses beside loopback require keys.")
     ] = "127.0.0.1"
     port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)],
         Meta(description="Port to listen on; 0 takes a free one."),
     ] = 7109
     allowed_hosts: Annotated[
-        tuple[str, ...],
-        Meta(description="Accepted Host names beside loopback and IP addresses."),
+        tuple[str, ...], Meta(description="Accepted Host names beside loopback and IP addresses.")
     ] = ()
     api_keys: Annotated[
         tuple[str | ApiKey, ...],

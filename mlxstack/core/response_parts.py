@@ -63,9 +63,7 @@ class ToolCallPart(Struct, frozen=True):
     is_cut: bool = False
 
 
-def in_pieces(
-    call: ToolCallPart,
-) -> tuple[ToolCallStarted, ArgumentsPart, ToolCallPart]:
+def in_pieces(call: ToolCallPart) -> tuple[ToolCallStarted, ArgumentsPart, ToolCallPart]:
     """The parts of a call that is sent at once."""
     return ToolCallStarted(call.id, call.name), ArgumentsPart(call.arguments_json), call
 

@@ -21,12 +21,7 @@ from mlxstack.core.preset import AUTO, Preset, Wired
 from mlxstack.engine import device
 from mlxstack.engine.device import MIN_BOUND
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.host.hardware import (
-    MemoryBudget,
-    buffer_cache_limit,
-    mac_share,
-    memory_limit,
-)
+from mlxstack.host.hardware import MemoryBudget, buffer_cache_limit, mac_share, memory_limit
 from mlxstack.policy.memory.capacity import (
     MARGIN_BYTES,
     PLAIN_BITS,

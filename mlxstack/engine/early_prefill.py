@@ -145,9 +145,7 @@ class EarlyPrefill:
         return self._histories.get(("client", request.client), EarlyHistory())
 
     def _learn(self, request: Request, learn: Callable[[EarlyHistory], EarlyHistory]) -> None:
-        learned = {
-            ("agent", _name(request)): learn(self._history(request)),
-        }
+        learned = {("agent", _name(request)): learn(self._history(request))}
         if request.client:
             learned["client", request.client] = learn(self._client_history(request))
         for key, history in learned.items():

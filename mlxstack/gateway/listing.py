@@ -219,10 +219,7 @@ def _member_of(members: Members, name: str) -> MemberGate:
 
 
 async def _gathered(
-    members: Iterable[MemberGate],
-    path: str,
-    key: str,
-    known: Callable[[GatewayMember], Any] | None,
+    members: Iterable[MemberGate], path: str, key: str, known: Callable[[GatewayMember], Any] | None
 ) -> list[Any]:
     """Merge the members' lists; unloaded ones give their `known` entry."""
     every = list(members)

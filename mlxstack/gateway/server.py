@@ -35,10 +35,7 @@ def run(spec: GatewaySpec) -> int:
 def web_server(spec: GatewaySpec, members: Members) -> UvicornServer:
     """Web server of a gateway over these members."""
     return UvicornServer(
-        uvicorn_config(
-            Gateway(spec, members),
-            timeout_graceful_shutdown=ceil(spec.server.drain_s),
-        )
+        uvicorn_config(Gateway(spec, members), timeout_graceful_shutdown=ceil(spec.server.drain_s))
     )
 
 

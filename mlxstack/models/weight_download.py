@@ -19,10 +19,7 @@ from typing import Any, BinaryIO
 from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import (  # type: ignore[attr-defined]
-    WeakFileLock,
-    build_hf_headers,
-)
+from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 from msgspec import Struct
 from tqdm import tqdm  # type: ignore[import-untyped]
 

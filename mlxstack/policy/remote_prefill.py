@@ -73,10 +73,7 @@ def choose(facts: PrefillFacts) -> PrefillPlan:
     remote_s = _remote_s(facts, n_left) if facts.is_remote_idle else 0.0
     known = [
         (seconds, source)
-        for seconds, source in (
-            (fetch_s, PrefillSource.FETCH),
-            (remote_s, PrefillSource.REMOTE),
-        )
+        for seconds, source in ((fetch_s, PrefillSource.FETCH), (remote_s, PrefillSource.REMOTE))
         if seconds
     ]
     if not known or not facts.local_s:

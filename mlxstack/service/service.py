@@ -35,12 +35,7 @@ from mlxstack.service.parts.early_turns import EarlyTurns
 from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
-from mlxstack.service.parts.request_stream import (
-    Embedder,
-    Engine,
-    EventDispatcher,
-    RequestStream,
-)
+from mlxstack.service.parts.request_stream import Embedder, Engine, EventDispatcher, RequestStream
 from mlxstack.service.parts.stats import ServiceStats
 from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
 from mlxstack.text.images.families import processor_of

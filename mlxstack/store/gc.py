@@ -221,12 +221,7 @@ class _Collection:
         self._names.subtract(context.refs)
         self.n_bytes -= context.n_bytes
         self.contexts_gone[context.path] = CollectedFile(
-            context.title,
-            context.path,
-            context.n_bytes,
-            context.used_at,
-            reason,
-            refs=context.refs,
+            context.title, context.path, context.n_bytes, context.used_at, reason, refs=context.refs
         )
 
     def _drop_blob(self, ref: Ref, reason: GCReason) -> None:

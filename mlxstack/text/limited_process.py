@@ -104,10 +104,7 @@ class LimitedProcess:
         return self._process
 
     def _answer(
-        self,
-        process: "subprocess.Popen[bytes]",
-        limit_s: float,
-        wait: Callable[[], None],
+        self, process: "subprocess.Popen[bytes]", limit_s: float, wait: Callable[[], None]
     ) -> tuple[bytes, float]:
         assert process.stdout is not None
         pipe, data, n_whole, cpu_s = process.stdout.fileno(), bytearray(), HEADER.size, 0.0

@@ -18,14 +18,7 @@ from mlxstack.core.response_parts import (
     ToolCallPart,
     ToolCallStarted,
 )
-from mlxstack.text.formats.answer_reader import (
-    AnswerReader,
-    Break,
-    Calls,
-    Cut,
-    Spoken,
-    Unparsed,
-)
+from mlxstack.text.formats.answer_reader import AnswerReader, Break, Calls, Cut, Spoken, Unparsed
 from mlxstack.text.formats.call_writer import CallEvent
 from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.text_feed import WhitespaceTrimmer

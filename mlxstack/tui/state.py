@@ -82,12 +82,7 @@ def reduce(before: DashboardState, news: StatusFrame | FeedLost | ListedModels) 
     )
     seen = _remembering(before, news.past, base)
     return DashboardState(
-        replace(news, past=()),
-        Link(LinkState.LIVE),
-        _samples(seen, now),
-        now,
-        base,
-        before.models,
+        replace(news, past=()), Link(LinkState.LIVE), _samples(seen, now), now, base, before.models
     )
 
 

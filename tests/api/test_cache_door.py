@@ -55,9 +55,7 @@ def test_d21_a_prefix_is_registered_pinned_and_released(http: httpx.Client) -> N
     assert http.delete("/cache/prefixes/book-v1").status_code == 404
 
 
-def test_d21_what_is_listed_is_pinned_by_its_id_and_tells_who_shares_it(
-    http: httpx.Client,
-) -> None:
+def test_d21_what_is_listed_is_pinned_by_its_id_and_tells_who_shares_it(http: httpx.Client) -> None:
     text = f"Everybody begins like this. {WORDS} " * 2
     for agent in ("sharing-1", "sharing-2"):
         chat(http, text, session_id=agent)

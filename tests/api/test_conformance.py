@@ -10,10 +10,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import GenerationConfig, ProjectConfig, ProjectsConfig, SchemathesisConfig
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-)
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from mlxstack.core.preset import SamplingSpec, SlotSpec
 from tests.api.running import running, tiny_preset

@@ -30,9 +30,7 @@ HALF_BODY = (
 
 @pytest.fixture(scope="module", params=WAYS)
 def here(
-    request: pytest.FixtureRequest,
-    model_folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     preset = tiny_preset(model_folder, server=ServerSpec(port=0))
     folder = tmp_path_factory.mktemp("connections")

@@ -228,12 +228,7 @@ def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
     weather = {"name": "get_weather", "description": "Get the weather of a city."}
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = [{"type": "function", "function": {**weather, "parameters": city}}]
-    free = {
-        "tools": tools,
-        "grammar": None,
-        "thinking_budget_tokens": None,
-        "tool_choice": "auto",
-    }
+    free = {"tools": tools, "grammar": None, "thinking_budget_tokens": None, "tool_choice": "auto"}
     home = tmp_path / "home"
     with powered(preset, home) as live, httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http:
         turns: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]

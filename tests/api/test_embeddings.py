@@ -49,9 +49,7 @@ def cosine(one: list[float], other: list[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
-def test_b16_vectors_are_of_one_length_and_the_same_for_the_same_text(
-    sdk: openai.OpenAI,
-) -> None:
+def test_b16_vectors_are_of_one_length_and_the_same_for_the_same_text(sdk: openai.OpenAI) -> None:
     found = sdk.embeddings.create(model="demo-embedding", input=[*TEXTS, TEXTS[0]])
     vectors = [one.embedding for one in found.data]
     assert [one.index for one in found.data] == list(range(5))

@@ -47,10 +47,7 @@ def test_a_new_image_is_a_400_with_a_reason_on_every_api(
 
 @pytest.mark.parametrize(
     ("path", "image", "body"),
-    [
-        (CHAT, OPENAI, {"max_tokens": 4}),
-        (MESSAGES, ANTHROPIC, {"max_tokens": 4}),
-    ],
+    [(CHAT, OPENAI, {"max_tokens": 4}), (MESSAGES, ANTHROPIC, {"max_tokens": 4})],
 )
 def test_a_session_with_an_image_in_its_past_goes_on(
     http: httpx.Client, path: str, image: dict[str, Any], body: dict[str, Any]

@@ -140,8 +140,7 @@ def test_an_answer_has_only_the_fields_asked_for(http: httpx.Client, is_stream: 
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
-    [(CHAT, "exceed_context_size_error"), ("/v1" + CHAT, "invalid_request_error")],
+    ("path", "kind"), [(CHAT, "exceed_context_size_error"), ("/v1" + CHAT, "invalid_request_error")]
 )
 def test_a_long_prompt_has_the_type_of_its_path(http: httpx.Client, path: str, kind: str) -> None:
     answer = http.post(path, json={"messages": HELLO * 2000})

@@ -65,9 +65,7 @@ def test_h7_counters_count(http: httpx.Client) -> None:
     assert metric(http, "llamacpp:requests_processing") == 0
 
 
-def test_h7_evictions_and_the_bytes_of_saves_and_restores_are_counted(
-    http: httpx.Client,
-) -> None:
+def test_h7_evictions_and_the_bytes_of_saves_and_restores_are_counted(http: httpx.Client) -> None:
     names = ("evictions", "saved_bytes", "restored_bytes")
     before = {name: metric(http, f"mlxstack_{name}_total") for name in names}
     chat(http, max_tokens=5, id_slot=0)

@@ -44,9 +44,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module", params=WAYS)
 def here(
-    request: pytest.FixtureRequest,
-    model_folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     server = ServerSpec(port=0, max_body_bytes=LIMIT, max_bodies_bytes=BUDGET)
     preset = tiny_preset(model_folder, server=server)

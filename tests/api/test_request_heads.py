@@ -30,9 +30,7 @@ UPGRADE = (
 
 @pytest.fixture(scope="module", params=WAYS)
 def here(
-    request: pytest.FixtureRequest,
-    model_folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     preset = tiny_preset(model_folder, server=ServerSpec(port=0))
     with running_behind(request.param, preset, tmp_path_factory.mktemp("heads")) as found:

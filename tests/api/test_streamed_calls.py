@@ -47,10 +47,7 @@ class Scripted:
 def scripted() -> Iterator[Scripted]:
     service, engine = standing(ServerSpec(port=0))
     engine.loading.set_result(FACTS)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        serving(service, listener) as found,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
         yield Scripted(found, engine)
 
 

@@ -266,18 +266,7 @@ def test_lookaround_of_a_pattern_is_left_out(http: httpx.Client) -> None:
     schema = {"type": "string", "maxLength": 4, "pattern": "^(?!x)[a-z]*$"}
     jsonschema.validate(
         json.loads(
-            content(
-                http,
-                asked(
-                    {
-                        **PERSON,
-                        "properties": {
-                            **PERSON["properties"],
-                            "name": schema,
-                        },
-                    }
-                ),
-            )
+            content(http, asked({**PERSON, "properties": {**PERSON["properties"], "name": schema}}))
         ),
         PERSON,
     )

@@ -116,9 +116,7 @@ def test_what_a_salted_key_warms_or_pins_is_its_own(house: House) -> None:
         assert n_cached[0] < 128 <= n_cached[1]
 
 
-def test_of_others_slots_a_key_of_some_agents_sees_only_whether_they_are_busy(
-    house: House,
-) -> None:
+def test_of_others_slots_a_key_of_some_agents_sees_only_whether_they_are_busy(house: House) -> None:
     def seen(key: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = house.call(key, "GET", "/slots").json()
         return found

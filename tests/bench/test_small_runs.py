@@ -269,8 +269,7 @@ def test_the_command_prints_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["none"], ["cache", "--url", "http://127.0.0.1:1"], ["serve", "--scene", "dinner"]],
+    "words", [["none"], ["cache", "--url", "http://127.0.0.1:1"], ["serve", "--scene", "dinner"]]
 )
 def test_the_command_refuses_what_makes_no_sense(words: list[str]) -> None:
     command = [sys.executable, "-m", "mlxstack.cli.main", "bench", "dev", *words]

@@ -209,11 +209,7 @@ def test_another_preset_of_a_running_name_is_refused(shell: Shell, model_of: Mod
     ids=["no file", "token ids only", "do_sample false", "recommended"],
 )
 def test_the_sampling_that_is_shown_is_the_one_that_is_used(
-    shell: Shell,
-    model_of: ModelOf,
-    card: dict[str, object] | None,
-    shown: str,
-    is_greedy: bool,
+    shell: Shell, model_of: ModelOf, card: dict[str, object] | None, shown: str, is_greedy: bool
 ) -> None:
     del shell.env["MLX_STACK_WORKER"]
     folder = shell.folder / "carded"

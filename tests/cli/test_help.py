@@ -49,9 +49,7 @@ def test_commands_are_in_groups_and_none_is_missing() -> None:
 
 
 @pytest.mark.parametrize("words", sorted(commands(get_command(app))), ids=" ".join)
-def test_help_has_no_types_of_a_programmer_and_no_odd_sentences(
-    words: tuple[str, ...],
-) -> None:
+def test_help_has_no_types_of_a_programmer_and_no_odd_sentences(words: tuple[str, ...]) -> None:
     text = shown(*words)
     assert not TYPES.search(text), text
     assert not [odd for odd in ODD if odd in text], text

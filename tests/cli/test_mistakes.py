@@ -88,9 +88,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
 
 
 @pytest.fixture(scope="module")
-def told(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> "dict[str, subprocess.CompletedProcess[str]]":
+def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, subprocess.CompletedProcess[str]]":
     """The answer to each mistake, on a machine without network."""
     folder = tmp_path_factory.mktemp("mistakes")
     places = {name: folder / name for name in ("gguf", "empty", "unheard")}

@@ -175,11 +175,7 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("--agents", "10", "--ctx", "32k"),
-        *in_soak((("--agents", "10", "--ctx", "8192"),)),
-    ],
+    "words", [("--agents", "10", "--ctx", "32k"), *in_soak((("--agents", "10", "--ctx", "8192"),))]
 )
 def test_a14_models_are_ranked_for_a_load(tmp_path: Path, words: tuple[str, ...]) -> None:
     found = told(tmp_path, "plan", *words, "--memory", "48GB")

@@ -58,8 +58,7 @@ def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("group", "alone"),
-    [("slots", "list"), ("agents", "list"), ("cache", "status")],
+    ("group", "alone"), [("slots", "list"), ("agents", "list"), ("cache", "status")]
 )
 def test_a_group_says_what_it_does_without_a_verb(tmp_path: Path, group: str, alone: str) -> None:
     shown = run(tmp_path, group, "--help").stdout
@@ -153,11 +152,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    env = {
-        "PATH": "/usr/bin:/bin",
-        "MLX_STACK_HOME": str(tmp_path),
-        "PYTHONIOENCODING": encoding,
-    }
+    env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path), "PYTHONIOENCODING": encoding}
     done = subprocess.run(
         [*CLI, *words], env=env, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
     )

@@ -50,11 +50,7 @@ SCRIPT = [
     {"when": "task for claude", "say": call("Bash", command=ECHO, description="Print it")},
     {"when": "task for codex", "say": call("exec_command", cmd=ECHO)},
     {"when": "task for a name", "say": call("close_agent", target="nobody")},
-    {
-        "when": "task for opencode",
-        "say": call("bash", command=ECHO),
-        "think": THOUGHT,
-    },
+    {"when": "task for opencode", "say": call("bash", command=ECHO), "think": THOUGHT},
     {"when": "task for pi", "say": call("bash", command=ECHO)},
     {"when": "task for continue", "say": call("Bash", command=ECHO)},
     {"when": "task for qwen", "say": call("run_shell_command", command=ECHO, is_background=False)},

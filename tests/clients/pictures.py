@@ -87,10 +87,7 @@ def _opencode(data: str) -> Tape:
     before = [{"type": "text", "text": text} for text in (*texts, "Image read successfully")]
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     asked = [*before, image, {"type": "text", "text": '"look at this"'}]
-    first = [
-        {"role": "system", "content": prompt_of(500, 5)},
-        {"role": "user", "content": asked},
-    ]
+    first = [{"role": "system", "content": prompt_of(500, 5)}, {"role": "user", "content": asked}]
     answer = {"role": "assistant", "content": "A picture."}
     whole = {
         "model": "local-model",

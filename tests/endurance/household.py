@@ -13,13 +13,7 @@ import httpx
 from mlxstack.core.preset import ModelSpec, Preset, QueueSpec, ServerSpec, SlotSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home, make_home
-from mlxstack.host.services import (
-    RestartPolicy,
-    ServiceSpec,
-    ServiceState,
-    read_state,
-    write_json,
-)
+from mlxstack.host.services import RestartPolicy, ServiceSpec, ServiceState, read_state, write_json
 from tests import models
 from tests.ports import unused_port
 

@@ -21,13 +21,7 @@ from mlxstack.host import services
 from mlxstack.host.hardware import for_mlx
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import is_alive
-from mlxstack.host.services import (
-    RestartPolicy,
-    ServiceSpec,
-    ServiceState,
-    read_state,
-    write_json,
-)
+from mlxstack.host.services import RestartPolicy, ServiceSpec, ServiceState, read_state, write_json
 from mlxstack.store.agent_history import folder_of
 from tests.endurance.talkers import Talk, Talkers, answer
 from tests.ports import unused_port

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.commands import (
-    CollectGarbage,
-    RestoreSlot,
-    SaveSlot,
-    SlotSaveResult,
-)
+from mlxstack.core.commands import CollectGarbage, RestoreSlot, SaveSlot, SlotSaveResult
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.policy.kv.prefix_index import StorageTier

@@ -176,11 +176,7 @@ DRAFTED = ["tiny-swa + tiny-swa", "tiny-hybrid + tiny", "tiny-hybrid + mtp", "ti
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "tiny-hybrid",
-        DRAFTED[0],
-        *in_soak("demo", "tiny-swa", *KINDS[2:], *DRAFTED[1:]),
-    ],
+    params=["tiny-hybrid", DRAFTED[0], *in_soak("demo", "tiny-swa", *KINDS[2:], *DRAFTED[1:])],
 )
 def pair(
     request: pytest.FixtureRequest, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
@@ -390,8 +386,7 @@ def test_a_draft_pays_for_the_passes_that_its_layout_takes(
 
 
 @pytest.mark.parametrize(
-    ("drafted", "is_prefilling", "n_drafted"),
-    [(3, False, 3 * WIDTH), (1, False, 0), (3, True, 5)],
+    ("drafted", "is_prefilling", "n_drafted"), [(3, False, 3 * WIDTH), (1, False, 0), (3, True, 5)]
 )
 def test_wide_steps_delay_neither_rows_without_drafts_nor_a_prefill(
     model_of: ModelOf, drafted: int, is_prefilling: bool, n_drafted: int

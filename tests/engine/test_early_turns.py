@@ -8,21 +8,8 @@ from typing import Any
 import pytest
 
 from mlxstack.core.commands import SaveSlot
-from mlxstack.core.engine_events import (
-    EarlyUse,
-    Event,
-    KVSource,
-    RequestFinished,
-    TokenSampled,
-)
-from mlxstack.core.preset import (
-    DiskSpec,
-    KVSpec,
-    PrefillSpec,
-    PrefixCacheSpec,
-    Preset,
-    SlotSpec,
-)
+from mlxstack.core.engine_events import EarlyUse, Event, KVSource, RequestFinished, TokenSampled
+from mlxstack.core.preset import DiskSpec, KVSpec, PrefillSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import reclaim
 from mlxstack.engine.step import EngineLoop

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.commands import (
-    CollectGarbage,
-    EvictAgentFromSlot,
-    RestoreSlot,
-    SaveSlot,
-)
+from mlxstack.core.commands import CollectGarbage, EvictAgentFromSlot, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import FinishReason, PrefillProgress, TokenSampled
 from mlxstack.core.errors import Broken, StackError
 from mlxstack.core.preset import AgentsSpec, Persist, PrefillSpec, SlotSpec
@@ -67,9 +62,7 @@ def test_c11_a_save_that_waits_at_the_end_of_a_drain_saves_what_is_there(
     assert len(SlotFileFolder(tmp_path / "slots").read("a.bin").tokens) > before
 
 
-def test_c11_a_save_that_waits_for_a_request_that_breaks_keeps_the_old_file(
-    driver: Driver,
-) -> None:
+def test_c11_a_save_that_waits_for_a_request_that_breaks_keeps_the_old_file(driver: Driver) -> None:
     driver.answer(FIRST, 4, slot=0)
     before = save(driver)
     bad = driver.submit(FIRST, 5, slot=0, sampling=SamplingParams(temperature=1, min_p=7.0))

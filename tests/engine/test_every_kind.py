@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.commands import (
-    RestoreSlot,
-    SaveSlot,
-)
+from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
 from tests.conftest import ModelOf

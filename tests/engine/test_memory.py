@@ -12,14 +12,7 @@ import pytest
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource, TokenSampled
 from mlxstack.core.errors import OutOfMemory
-from mlxstack.core.preset import (
-    DiskSpec,
-    EvictionPolicy,
-    KVSpec,
-    PrefixCacheSpec,
-    Preset,
-    SlotSpec,
-)
+from mlxstack.core.preset import DiskSpec, EvictionPolicy, KVSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.engine.model.cache_adapters import STEP
 from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.kv.prefix_index_check import check_index

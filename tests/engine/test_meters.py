@@ -32,10 +32,7 @@ def test_d15_old_hits_leave_after_sixty_minutes() -> None:
     assert later.whole.n_hits == 1
 
 
-@given(
-    gaps=st.lists(st.floats(0.0, 900.0), max_size=60),
-    wait=st.floats(0.0, 2 * HOUR_S),
-)
+@given(gaps=st.lists(st.floats(0.0, 900.0), max_size=60), wait=st.floats(0.0, 2 * HOUR_S))
 def test_d15_a_window_is_the_sum_of_what_is_young(gaps: list[float], wait: float) -> None:
     window, now, times = SlidingWindow(HOUR_S), 0.0, []
     for gap in gaps:

@@ -40,14 +40,7 @@ from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.engine.gated_disk import Gate
-from tests.engine.harness import (
-    WAIT_S,
-    Driver,
-    draft_freely,
-    preset_of,
-    prompt,
-    running,
-)
+from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 from tests.models import HYBRID, LLAMA, SINKS, SLIDING, write
 from tests.patience import PATIENCE_S, wait_until
 from tests.repetition import in_soak

@@ -134,8 +134,7 @@ def test_stacked_rows_get_the_tokens_of_each_alone(
 
 
 ACTS = st.lists(
-    st.tuples(st.sampled_from(["join", "leave", "touch", "fork"]), st.integers(0, 3)),
-    max_size=6,
+    st.tuples(st.sampled_from(["join", "leave", "touch", "fork"]), st.integers(0, 3)), max_size=6
 )
 
 

@@ -253,9 +253,7 @@ def test_any_history_of_groups_keeps_tokens_and_bytes(pair: Pair, n_examples: in
     run_state_machine_as_test(
         lambda: Groups(pair),
         settings=settings(
-            max_examples=n_examples,
-            stateful_step_count=20,
-            suppress_health_check=list(HealthCheck),
+            max_examples=n_examples, stateful_step_count=20, suppress_health_check=list(HealthCheck)
         ),
     )
 

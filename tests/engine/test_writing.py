@@ -154,9 +154,7 @@ def test_parked_kv_is_written_while_the_engine_is_idle(
     monkeypatch.setattr(write_queue, "BackgroundWriter", BackgroundWriter)
     disk = WatchingDisk()
     preset = preset_of(
-        model_of("tiny"),
-        slots=SlotSpec(count=1, n_ctx=2048),
-        prefill=PrefillSpec(chunk_size=16),
+        model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048), prefill=PrefillSpec(chunk_size=16)
     )
     with running(preset, tmp_path, disk=disk) as driver:
         driver.answer(LONG, 4)

@@ -9,15 +9,7 @@ import pytest
 
 from mlxstack.demo import MODEL_DIR
 from mlxstack.models.chat_capabilities import capabilities
-from tests.gateway.any_site import (
-    AnySite,
-    Talker,
-    any_site,
-    cards,
-    n_loads,
-    n_reserved,
-    n_workers,
-)
+from tests.gateway.any_site import AnySite, Talker, any_site, cards, n_loads, n_reserved, n_workers
 from tests.gateway.site import until
 from tests.patience import PATIENCE_S
 

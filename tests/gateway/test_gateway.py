@@ -52,8 +52,7 @@ def test_nothing_opens_without_a_key_and_nothing_wakes(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}],
+    "headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}]
 )
 def test_foreign_hosts_and_pages_are_refused(site: Site, headers: dict[str, str]) -> None:
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as plain:

@@ -187,11 +187,7 @@ def test_buffers_of_the_self_check_are_released_at_load(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    for target, name in (
-        (mx, "clear_cache"),
-        (core, "self_check"),
-        (core.EngineCore, "_serve"),
-    ):
+    for target, name in ((mx, "clear_cache"), (core, "self_check"), (core.EngineCore, "_serve")):
         monkeypatch.setattr(target, name, _recorded(events, name, getattr(target, name)))
     with running(preset_of(model_of("tiny-swa")), tmp_path) as driver:
         driver.answer(prompt(20), 4)

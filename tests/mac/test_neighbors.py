@@ -17,14 +17,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.host.hardware import bytes_of, memory_of, this_memory
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.process import identify
-from mlxstack.host.services import (
-    Phase,
-    ServiceSpec,
-    ServiceState,
-    claim,
-    locked,
-    write_json,
-)
+from mlxstack.host.services import Phase, ServiceSpec, ServiceState, claim, locked, write_json
 from mlxstack.planner.fit import claim_of, claims_in, room_in
 from mlxstack.policy.memory.memory_shares import kv_budgets
 from mlxstack.service.assembly import assemble
@@ -279,9 +272,7 @@ def settle(
     return found
 
 
-def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(
-    shell: Shell,
-) -> None:
+def test_two_then_three_services_share_the_ceiling_and_one_alone_has_it_again(shell: Shell) -> None:
     alone = planned(shell)
     found = settle(shell, ("tiny", "two"), start(shell, "tiny", "two"))
     assert found["tiny"] < alone

@@ -10,14 +10,7 @@ from mlxstack.core.errors import Taken
 from mlxstack.host import process, services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import identify, is_alive
-from mlxstack.host.services import (
-    Phase,
-    ServiceSpec,
-    ServiceState,
-    claim,
-    write_atomic,
-    write_json,
-)
+from mlxstack.host.services import Phase, ServiceSpec, ServiceState, claim, write_atomic, write_json
 
 
 def test_a_process_lives_on_after_a_step_of_the_clock(

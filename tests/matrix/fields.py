@@ -95,12 +95,7 @@ ADDED: dict[str, Config] = {
     "gptj": {**GPT2, "rotary_dim": 16},
     "granite": GRANITE,
     "granitemoe": {**GRANITE, **EXPERTS},
-    "granitemoehybrid": {
-        **GRANITE,
-        **EXPERTS,
-        **MAMBA,
-        "layer_types": ["mamba", "attention"] * 2,
-    },
+    "granitemoehybrid": {**GRANITE, **EXPERTS, **MAMBA, "layer_types": ["mamba", "attention"] * 2},
     "hunyuan": {
         **EXPERTS,
         "moe_topk": 2,
@@ -208,11 +203,7 @@ ADDED: dict[str, Config] = {
         ]
         * 2
     },
-    "nemotron_h": {
-        **EXPERTS,
-        **MAMBA,
-        "hybrid_override_pattern": ["M", "*", "M", "E"],
-    },
+    "nemotron_h": {**EXPERTS, **MAMBA, "hybrid_override_pattern": ["M", "*", "M", "E"]},
     "olmo3": SLIDING_TYPES,
     "olmo_hybrid": {
         **DELTA,

@@ -96,8 +96,7 @@ def page() -> str:
         home = Home(Path(folder))
         shelf = {name: presets.load(name, home).preset for name in presets.listed(home)}
     uses = _table(
-        ("preset", "when to use"),
-        ((f"`{name}`", one.description) for name, one in shelf.items()),
+        ("preset", "when to use"), ((f"`{name}`", one.description) for name, one in shelf.items())
     )
     numbers = _table(
         ("preset", "model", "slots x context", "KV bits", "weights", "KV a token", "windows",

@@ -86,11 +86,7 @@ class Simulation:
     """Rows that decode N_TOKENS each on one curve, with a governor that sees noisy times."""
 
     def __init__(
-        self,
-        curve: Curve,
-        texts: list[Text],
-        seed: int,
-        layout: PassLayout = PassLayout.RAGGED,
+        self, curve: Curve, texts: list[Text], seed: int, layout: PassLayout = PassLayout.RAGGED
     ) -> None:
         self.curve, self.texts, self.random = curve, texts, Random(seed)
         self.layout = layout

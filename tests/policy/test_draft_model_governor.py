@@ -73,11 +73,7 @@ def simulated(
 
 @pytest.mark.parametrize(
     ("n_rows", "pass_s", "layout"),
-    [
-        (1, 0.05, PassLayout.RAGGED),
-        (1, 1.0, PassLayout.RAGGED),
-        (4, 0.05, PassLayout.ALONE),
-    ],
+    [(1, 0.05, PassLayout.RAGGED), (1, 1.0, PassLayout.RAGGED), (4, 0.05, PassLayout.ALONE)],
 )
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("curve", CURVES)

@@ -85,10 +85,7 @@ def test_a_newcomer_is_never_behind_more_than_one_chunk() -> None:
 
 def test_whatever_waits_goes_first() -> None:
     desk, _ = computed(resting())
-    for waiting in (
-        enqueue(desk, ticket("new")),
-        enqueue_action(desk, SlotAction("save", 1, 1.0)),
-    ):
+    for waiting in (enqueue(desk, ticket("new")), enqueue_action(desk, SlotAction("save", 1, 1.0))):
         assert next_early_chunk(waiting, SPEED, PACE)[1] is None
     assert next_early_chunk(desk, SPEED, PACE)[1] is not None
 

@@ -4,12 +4,7 @@ from random import Random
 
 import pytest
 
-from mlxstack.policy.memory.memory_shares import (
-    MemoryClaim,
-    free_beside,
-    granted,
-    kv_budgets,
-)
+from mlxstack.policy.memory.memory_shares import MemoryClaim, free_beside, granted, kv_budgets
 
 CODER = MemoryClaim("coder", fixed=20, kv=10)
 SECOND = MemoryClaim("second", fixed=5, kv=3)

@@ -16,10 +16,7 @@ def test_j2_only_what_differs_is_touched() -> None:
     assert change.start == ("stale", "new")
 
 
-@given(
-    running=st.dictionaries(NAMES, st.booleans()),
-    wanted=st.lists(NAMES, unique=True),
-)
+@given(running=st.dictionaries(NAMES, st.booleans()), wanted=st.lists(NAMES, unique=True))
 def test_j2_afterwards_exactly_the_wanted_run(running: dict[str, bool], wanted: list[str]) -> None:
     change = difference(running, wanted)
     after = (set(running) - set(change.stop)) | set(change.start)

@@ -191,11 +191,7 @@ WINDOW = live(KVSource.SLOT, 0, 500, [RestorePoint(400, "c")])
             MissContext(1000, n_previous=700, n_common=700),
             CacheMiss(MissReason.EVICTED, 0, n_lost=700),
         ),
-        (
-            [SLOT],
-            MissContext(1000, n_previous=530, n_common=530),
-            None,
-        ),
+        ([SLOT], MissContext(1000, n_previous=530, n_common=530), None),
     ],
 )
 def test_d16_every_reason(

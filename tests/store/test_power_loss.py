@@ -155,9 +155,7 @@ SURVIVALS = [
 
 
 @pytest.mark.parametrize(
-    "survival",
-    [*SURVIVALS[:-2], *in_soak(*SURVIVALS[-2:])],
-    ids=lambda survival: survival.name,
+    "survival", [*SURVIVALS[:-2], *in_soak(*SURVIVALS[-2:])], ids=lambda survival: survival.name
 )
 def test_c11_power_lost_at_any_point(
     life: tuple[list[Op], list[Moment]], tmp_path: Path, survival: Survival

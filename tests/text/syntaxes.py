@@ -34,10 +34,7 @@ SYNTAXES = {
         between=", ",
     ),
     "qwen3_coder": CallSyntax(
-        CODER,
-        opens="<tool_call>\n<function=",
-        closes="\n</function>\n</tool_call>",
-        between="\n",
+        CODER, opens="<tool_call>\n<function=", closes="\n</function>\n</tool_call>", between="\n"
     ),
     "glm47": CallSyntax(KEYS, opens="<tool_call>", closes="\n</tool_call>", between="\n"),
     "minimax_m2": CallSyntax(

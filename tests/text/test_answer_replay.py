@@ -9,12 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.core.engine_events import (
-    FinishReason,
-    RequestFinished,
-    RequestTimings,
-    TokenSampled,
-)
+from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import ResponseAssembler

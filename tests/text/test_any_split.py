@@ -129,10 +129,7 @@ def shown(deltas: Iterable[AnswerPart]) -> tuple[str, str, list[tuple[str, Any]]
 def parser_of(name: str, stops: tuple[str, ...]) -> OutputParser:
     numbers = count()
     return OutputParser(
-        walker_of(name).output_format,
-        lambda: f"call{next(numbers)}",
-        tools=TOOLS,
-        stops=stops,
+        walker_of(name).output_format, lambda: f"call{next(numbers)}", tools=TOOLS, stops=stops
     )
 
 

@@ -122,9 +122,7 @@ def test_none_lets_no_mark_of_a_call_be_completed(name: str) -> None:
 
 ODD = Tool("take", "", {"type": "object", "properties": {"a <b": {}}, "required": ["a <b"]})
 HELD = Tool(
-    "greet",
-    "",
-    {"type": "object", "properties": {"who": {"enum": ["Ada"]}}, "required": ["who"]},
+    "greet", "", {"type": "object", "properties": {"who": {"enum": ["Ada"]}}, "required": ["who"]}
 )
 
 
@@ -201,11 +199,7 @@ def test_a_call_is_held_from_its_unambiguous_opening(name: str, text: str) -> No
 
 
 async def constraint_of(
-    tokenizer: Any,
-    tools: tuple[Tool, ...],
-    *,
-    is_guided: bool = True,
-    **more: Any,
+    tokenizer: Any, tools: tuple[Tool, ...], *, is_guided: bool = True, **more: Any
 ) -> Any:
     output = StructuredOutputSpec(auto_tool_grammar=is_guided)
     preset = Preset(model=ModelSpec(id="tiny"), structured_output=output)

@@ -186,9 +186,7 @@ def test_a_model_that_cannot_see_reads_notes(maker: PromptMaker) -> None:
     assert "a [image omitted]" in (prompt.text or "")
     assert not prompt.images
     with pytest.raises(BadRequest, match="not supported by this model"):
-        from_openai(
-            msgspec.convert({"messages": [{"role": "user", "content": [SHOWN]}]}, ChatBody),
-        )
+        from_openai(msgspec.convert({"messages": [{"role": "user", "content": [SHOWN]}]}, ChatBody))
 
 
 def test_two_details_are_two_images(maker: PromptMaker) -> None:

@@ -124,13 +124,7 @@ THINKING = Format(
 
 
 @pytest.mark.parametrize(
-    "end",
-    [
-        "<tool_",
-        "<tool_call>",
-        '<tool_call>\n{"na',
-        f"<tool_call>\n{CALL[:30]}",
-    ],
+    "end", ["<tool_", "<tool_call>", '<tool_call>\n{"na', f"<tool_call>\n{CALL[:30]}"]
 )
 def test_a_cut_answer_shows_no_part_of_a_call(marked: DerivedFormat, end: str) -> None:
     assert cut(marked, "So: " + end).strip() == "So:"
@@ -173,11 +167,7 @@ def test_all_calls_that_end_an_open_thought_count() -> None:
 
 
 CODER_TOOLS = (
-    Tool(
-        "edit",
-        "",
-        {"properties": {"path": {"type": "string"}, "n": {"type": "integer"}}},
-    ),
+    Tool("edit", "", {"properties": {"path": {"type": "string"}, "n": {"type": "integer"}}}),
 )
 
 

@@ -17,13 +17,7 @@ from mlxstack.service.calls.generation import ResponseAssembler
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.answer_replay import (
-    CALL_BYTES,
-    NAMELESS,
-    Block,
-    Scope,
-    ToolCallReplay,
-)
+from mlxstack.text.prompt.answer_replay import CALL_BYTES, NAMELESS, Block, Scope, ToolCallReplay
 from mlxstack.text.prompt.prompt import Prompt, PromptMaker
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 

@@ -95,8 +95,7 @@ def test_thinking_reaches_the_variable_that_the_template_reads(load: Load, name:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "given"),
-    [("minimal", "low"), ("low", "low"), ("medium", "high"), ("xhigh", "high")],
+    ("wanted", "given"), [("minimal", "low"), ("low", "low"), ("medium", "high"), ("xhigh", "high")]
 )
 def test_an_unknown_level_of_effort_is_the_nearest_known_one(
     load: Load, wanted: str, given: str

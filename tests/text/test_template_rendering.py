@@ -14,11 +14,7 @@ from mlxstack.text import limited_process
 from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.rendering import renderers as template_rendering
 from mlxstack.text.rendering.jinja_environment import compiled
-from mlxstack.text.rendering.renderers import (
-    RENDERERS,
-    TemplateRefusal,
-    TemplateRenderers,
-)
+from mlxstack.text.rendering.renderers import RENDERERS, TemplateRefusal, TemplateRenderers
 from tests.patience import PATIENCE_S
 from tests.text.conftest import CHATML
 from tests.text.formats import Format, made_tokenizer

@@ -269,10 +269,7 @@ async def test_a_wrong_key_is_told_in_the_banner(model_folder: Path, tmp_path: P
     with running(preset, tmp_path) as found:
         async with watching(found.url, "right") as pilot:
             assert board(pilot).model.link.state is LinkState.LIVE
-        async with (
-            Client(found.url, "wrong") as client,
-            aclosing(LiveFeed(client).news()) as feed,
-        ):
+        async with Client(found.url, "wrong") as client, aclosing(LiveFeed(client).news()) as feed:
             lost = await anext(news async for news in feed if isinstance(news, FeedLost))
         assert "Invalid API Key; put the key into MLX_STACK_API_KEY" in lost.reason
         async with Client(found.url) as client, aclosing(pages(LiveFeed(client), 80, 1.0)) as shown:

@@ -232,9 +232,7 @@ def _save_targets(saved: Saves) -> tuple[BenchTarget, ...]:
     return (
         at_most("restoring, against mx.load", slowness, 2.0),
         at_most(
-            "written in all turns, against the last state",
-            ratio(written, _state_bytes(saved)),
-            1.2,
+            "written in all turns, against the last state", ratio(written, _state_bytes(saved)), 1.2
         ),
         *(at_most(f"{what} gap while saving, against before", n, 2.0) for what, n in grown.items()),
     )

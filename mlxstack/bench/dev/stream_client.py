@@ -40,11 +40,7 @@ class StreamClient:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = urlsplit(url)
-        self._headers = {
-            "Host": self._url.netloc,
-            "Content-Type": "application/json",
-            **headers,
-        }
+        self._headers = {"Host": self._url.netloc, "Content-Type": "application/json", **headers}
         self._idle: list[asyncio.Transport] = []
 
     async def close(self) -> None:

@@ -35,8 +35,7 @@ def client_names(incomplete: str) -> list[str]:
 
 
 Client = Annotated[
-    str,
-    typer.Argument(metavar="|".join(NAMES), help="The client.", autocompletion=client_names),
+    str, typer.Argument(metavar="|".join(NAMES), help="The client.", autocompletion=client_names)
 ]
 
 
@@ -53,11 +52,7 @@ def env(client: Client, name: Name = None, url: Url = None, json: Json = False) 
 
 
 def run(
-    context: typer.Context,
-    client: Client,
-    name: Name = None,
-    url: Url = None,
-    model: Model = None,
+    context: typer.Context, client: Client, name: Name = None, url: Url = None, model: Model = None
 ) -> None:
     """Start a client on a service.
 

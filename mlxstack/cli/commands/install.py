@@ -30,12 +30,10 @@ KILL_S = 5.0
 UNTOLD = (FileNotFoundError, subprocess.TimeoutExpired)
 
 Named = Annotated[
-    str,
-    typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+    str, typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names)
 ]
 Service = Annotated[
-    str,
-    typer.Argument(help="The service's name, or its preset.", autocompletion=preset_names),
+    str, typer.Argument(help="The service's name, or its preset.", autocompletion=preset_names)
 ]
 
 

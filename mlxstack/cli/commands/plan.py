@@ -50,8 +50,7 @@ MemoryOption = Annotated[
     typer.Option(help="Of a Mac with so much memory, such as 24GB; a bare number means GB."),
 ]
 MachinesOption = Annotated[
-    str | None,
-    typer.Option(metavar="NxMEMORY", help="Of one model on N Macs, such as 2x64GB."),
+    str | None, typer.Option(metavar="NxMEMORY", help="Of one model on N Macs, such as 2x64GB.")
 ]
 ContextsOption = Annotated[
     list[str] | None, typer.Option(help="Tokens per agent, such as 32k; may be repeated.")
@@ -60,8 +59,7 @@ AgentsOption = Annotated[
     int | None, typer.Option("--agents", "--slots", min=1, help="Agents at the same time.")
 ]
 SharedOption = Annotated[
-    str | None,
-    typer.Option(help="Tokens that all agents of a preset begin with, such as 20k."),
+    str | None, typer.Option(help="Tokens that all agents of a preset begin with, such as 20k.")
 ]
 SimulateOption = Annotated[
     bool,
@@ -130,9 +128,7 @@ def spec(
     wanted: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL",
-            help="Whose geometry to print.",
-            autocompletion=preset_names,
+            metavar="MODEL", help="Whose geometry to print.", autocompletion=preset_names
         ),
     ],
     json: Json = False,

@@ -39,8 +39,7 @@ def presets(
 @app.command("show")
 def show_preset(
     preset: Annotated[
-        str,
-        typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+        str, typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names)
     ],
     sets: Set = None,
     json: Json = False,
@@ -65,10 +64,7 @@ def show_preset(
 @app.command("new")
 def new_preset(
     name: Annotated[str, typer.Argument(help="The name of the new preset.")],
-    source: Annotated[
-        str,
-        typer.Option("--from", metavar="MODEL", help="What it serves."),
-    ],
+    source: Annotated[str, typer.Option("--from", metavar="MODEL", help="What it serves.")],
     ctx: Ctx = None,
     slots: Slots = None,
     kv_bits: KvBits = None,

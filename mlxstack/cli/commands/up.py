@@ -76,8 +76,7 @@ AnyModel = Annotated[
     bool, typer.Option("--any-model", help="Every model on this disk, at one address.")
 ]
 IfNeeded = Annotated[
-    bool,
-    typer.Option("--if-needed", help="With --foreground: succeed when it is already running."),
+    bool, typer.Option("--if-needed", help="With --foreground: succeed when it is already running.")
 ]
 HostsOption = Annotated[
     str | None,

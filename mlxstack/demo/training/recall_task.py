@@ -39,10 +39,7 @@ TELL_END = (
     "it|Do not forget it|I will ask you later|I will ask for it later|You will need it later)(.|)|"
     "(Got it|Can you remember that|Did you get it|OK)?"
 )
-TOLD = (
-    "I have memorised the {thing} {word}.",
-    "I will remember the {thing} {word}.",
-)
+TOLD = ("I have memorised the {thing} {word}.", "I will remember the {thing} {word}.")
 ASK = (
     "(What is|What was|What's|Tell me|Say|Repeat|Give me|Can you tell me|Do you remember|Do you "
     "still know|Now tell me|So what is|And what was|Please tell me|Which was|Remind me of) (the|"

@@ -16,12 +16,7 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from mlxstack.demo import MODEL_DIR
-from mlxstack.demo.training.curriculum import (
-    CurriculumStage,
-    batches_of,
-    make_tokenizer,
-    padded,
-)
+from mlxstack.demo.training.curriculum import CurriculumStage, batches_of, make_tokenizer, padded
 from mlxstack.demo.training.train import (
     CONFIG,
     MUON_GAIN,

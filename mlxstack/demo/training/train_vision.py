@@ -40,11 +40,7 @@ from mlxstack.demo.training.train import (
     states_of,
     two_optimizers,
 )
-from mlxstack.text.images.pixtral import (
-    PLACEHOLDER,
-    PixtralProcessor,
-    PixtralSettings,
-)
+from mlxstack.text.images.pixtral import PLACEHOLDER, PixtralProcessor, PixtralSettings
 
 FILE = "vision.safetensors"
 PREPROCESSOR = {

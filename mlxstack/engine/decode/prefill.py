@@ -27,11 +27,7 @@ def room_for(request: Request) -> int:
 
 
 def prefill_chunk(
-    batch: Batch,
-    context: SlotContext,
-    request: Request,
-    n_tokens: int,
-    encode_s: float = 0.0,
+    batch: Batch, context: SlotContext, request: Request, n_tokens: int, encode_s: float = 0.0
 ) -> float:
     """Prefill at most `n_tokens` of the prompt; returns the seconds.
 

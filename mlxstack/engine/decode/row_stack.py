@@ -240,9 +240,7 @@ class RowStacker:
     """
 
     def __init__(
-        self,
-        has_room: Callable[[int], bool] = lambda _: True,
-        rules: StackingRules = DEFAULT_RULES,
+        self, has_room: Callable[[int], bool] = lambda _: True, rules: StackingRules = DEFAULT_RULES
     ) -> None:
         self._has_room = has_room
         self._rules = rules

@@ -80,11 +80,7 @@ class MirroredContext(SlotContext):
         self.group.repeat(operation, lambda: SlotContext.load(self, tokens, parts, checkpoints))
 
     def fork_from(
-        self,
-        other: SlotContext,
-        position: int,
-        prefix: LivePrefix | None = None,
-        n_room: int = 0,
+        self, other: SlotContext, position: int, prefix: LivePrefix | None = None, n_room: int = 0
     ) -> int:
         """As `SlotContext.fork_from`, on all ranks."""
         assert isinstance(other, MirroredContext)

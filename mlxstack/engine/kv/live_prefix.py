@@ -17,10 +17,7 @@ class LivePrefix:
     """
 
     def __init__(
-        self,
-        layers: Sequence[Layer],
-        n_bytes: int | None = None,
-        whole: "LivePrefix | None" = None,
+        self, layers: Sequence[Layer], n_bytes: int | None = None, whole: "LivePrefix | None" = None
     ) -> None:
         self.layers = tuple(layers)
         self.n_tokens = int(self.layers[0][0].shape[2])

@@ -93,11 +93,7 @@ class PrefixCache:
         """Hook of `engine.distributed`: what was read of this key is not put."""
 
     def put_segment(
-        self,
-        record: prefix_index.SegmentMeta,
-        part: Segment,
-        tokens: Sequence[int],
-        now: float,
+        self, record: prefix_index.SegmentMeta, part: Segment, tokens: Sequence[int], now: float
     ) -> None:
         """Put a segment whose tokens are known."""
         self.put(record, part, now)

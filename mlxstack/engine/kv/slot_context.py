@@ -467,11 +467,7 @@ class SlotContext:
         self.prefix = prefix
 
     def fork_from(
-        self,
-        other: "SlotContext",
-        position: int,
-        prefix: LivePrefix | None = None,
-        n_room: int = 0,
+        self, other: "SlotContext", position: int, prefix: LivePrefix | None = None, n_room: int = 0
     ) -> int:
         """Become a copy of the first `other.rewind_target(position)` tokens of another context.
 

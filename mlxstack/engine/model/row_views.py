@@ -22,12 +22,7 @@ from mlx_lm.models.cache import (
 )
 from msgspec import Struct
 
-from mlxstack.engine.model.prefixed_cache import (
-    PrefixedArray,
-    PrefixedKVCache,
-    cut_tokens,
-    length,
-)
+from mlxstack.engine.model.prefixed_cache import PrefixedArray, PrefixedKVCache, cut_tokens, length
 
 
 class RaggedArray(mx.array):

@@ -172,10 +172,7 @@ def advance_early(
     slot = state.slot(turn.slot)
     n_new = 0 if turn.position is None else position - turn.position
     slot = msgspec.structs.replace(
-        slot,
-        n_tokens=position,
-        n_prompt=min(slot.n_prompt, n_kept),
-        n_early=slot.n_early + n_new,
+        slot, n_tokens=position, n_prompt=min(slot.n_prompt, n_kept), n_early=slot.n_early + n_new
     )
     moved = msgspec.structs.replace(turn, position=position)
     rest = (moved if e.slot == turn.slot else e for e in state.early)

@@ -8,11 +8,7 @@ from mlxstack.core.conversation import Conversation, Role, Tool
 from mlxstack.core.errors import BadRequest, Busy, TooLong
 from mlxstack.core.request import Priority, Request, SamplingParams
 from mlxstack.service.calls import agents
-from mlxstack.service.parts.generation_options import (
-    UNLIMITED,
-    GenerationOptions,
-    ToolChoiceMode,
-)
+from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
 from mlxstack.service.service import Service
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed

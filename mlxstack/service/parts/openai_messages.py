@@ -314,9 +314,7 @@ def _read_call(call: ToolCallParam) -> ToolCall:
         return ToolCall(call.id or "", call.custom.name, {"input": call.custom.input})
     function = call.function or FunctionParam()
     return ToolCall(
-        id=call.id or "",
-        name=function.name or "",
-        arguments=parse_arguments(function.arguments),
+        id=call.id or "", name=function.name or "", arguments=parse_arguments(function.arguments)
     )
 
 

@@ -246,10 +246,7 @@ class Peers:
         )
 
     def fetch(
-        self,
-        prompt: RemotePrompt,
-        compute_here: Callable[[], None],
-        done: Callable[[], None],
+        self, prompt: RemotePrompt, compute_here: Callable[[], None], done: Callable[[], None]
     ) -> Callable[[], object] | None:
         """Fetch KV of a prompt; see `core.kv_transfer.RemoteKV`."""
         is_any = any(peer.is_ready for peer in self._peers)
@@ -259,10 +256,7 @@ class Peers:
         return asyncio.run_coroutine_threadsafe(fetching, self._loop).cancel
 
     async def _fetch(
-        self,
-        prompt: RemotePrompt,
-        compute_here: Callable[[], None],
-        done: Callable[[], None],
+        self, prompt: RemotePrompt, compute_here: Callable[[], None], done: Callable[[], None]
     ) -> None:
         self._n_fetches += 1
         try:

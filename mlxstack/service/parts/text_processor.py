@@ -68,11 +68,7 @@ class TextProcessor:
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        preset: Preset,
-        n_vocab: int,
-        processor: ImageProcessor | None = None,
+        self, tokenizer: Any, preset: Preset, n_vocab: int, processor: ImageProcessor | None = None
     ) -> None:
         self.tokenizer = tokenizer
         n_ctx = preset.slots.n_ctx

@@ -8,13 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.schema_types import (
-    OTHERS,
-    SchemaTypes,
-    named_types,
-    properties,
-    schema_types,
-)
+from mlxstack.text.schema_types import OTHERS, SchemaTypes, named_types, properties, schema_types
 
 UNDECODABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 NULLS = ("null", "None")

@@ -90,12 +90,7 @@ FAMILIES = (
         ),
         channels=MUSE,
     ),
-    _family(
-        "functionary",
-        (">>>all",),
-        CallSyntax(NamedBody((NAME, "\n"))),
-        channels=FUNCTIONARY,
-    ),
+    _family("functionary", (">>>all",), CallSyntax(NamedBody((NAME, "\n"))), channels=FUNCTIONARY),
     _family(
         "gemma4",
         ("<|tool_call>call:",),

@@ -23,13 +23,7 @@ class JsonCalls:
     """
 
     def __init__(
-        self,
-        body: JsonBody,
-        at: int,
-        stops: tuple[str, ...],
-        writer: CallWriter,
-        *,
-        is_stuck: bool,
+        self, body: JsonBody, at: int, stops: tuple[str, ...], writer: CallWriter, *, is_stuck: bool
     ) -> None:
         self.copier = ValueCopier(at, JSON, stops, on_begin=self._begin, on_end=self._end)
         self.told_end = at

@@ -9,13 +9,7 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text.grammar.lark_builder import LarkBuilder, containing, listed, quoted
-from mlxstack.text.schema_types import (
-    Schema,
-    SchemaTypes,
-    named_types,
-    properties,
-    schema_types,
-)
+from mlxstack.text.schema_types import Schema, SchemaTypes, named_types, properties, schema_types
 
 SCALARS = frozenset({"number", "integer", "boolean", "null"})
 PYTHON_WORDS = (("boolean", '"True"'), ("boolean", '"False"'), ("null", '"None"'))

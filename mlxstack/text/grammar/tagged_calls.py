@@ -8,13 +8,7 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed
-from mlxstack.text.schema_types import (
-    Schema,
-    SchemaTypes,
-    named_types,
-    properties,
-    schema_types,
-)
+from mlxstack.text.schema_types import Schema, SchemaTypes, named_types, properties, schema_types
 
 FREE = "free_tags"
 SCALARS = ("number", "integer", "boolean", "null")

@@ -293,10 +293,7 @@ def meaning(message: Message) -> bytes:
 def closed(conversation: Conversation, messages: Sequence[Message]) -> Conversation:
     """Other messages with the same inputs, after which nothing follows."""
     return replace(
-        conversation,
-        messages=tuple(messages),
-        add_generation_prompt=False,
-        continue_final=False,
+        conversation, messages=tuple(messages), add_generation_prompt=False, continue_final=False
     )
 
 
@@ -334,10 +331,7 @@ class AnswerSplicer:
         self._known_words = set(_words(" ".join(known)))
 
     def splices(
-        self,
-        conversation: Conversation,
-        known: Mapping[int, AnswerEntry],
-        marked: str,
+        self, conversation: Conversation, known: Mapping[int, AnswerEntry], marked: str
     ) -> list[Splice]:
         """The remembered answers in `marked`, the rendering of a conversation, in order."""
         splices: list[Splice] = []

@@ -50,18 +50,9 @@ from mlxstack.text.prompt.answer_replay import (
     digest_of_text,
     histories,
 )
-from mlxstack.text.prompt.checkpoint_positions import (
-    after_turn,
-    head_end,
-    tidy,
-    turn_ends,
-)
+from mlxstack.text.prompt.checkpoint_positions import after_turn, head_end, tidy, turn_ends
 from mlxstack.text.prompt.splices import Splicer
-from mlxstack.text.template.adaptation import (
-    TemplateCapabilities,
-    adapt_to_template,
-    cautious,
-)
+from mlxstack.text.template.adaptation import TemplateCapabilities, adapt_to_template, cautious
 from mlxstack.text.template.chat_template import ChatTemplate
 from mlxstack.text.template.switches import LEVELS
 from mlxstack.text.template.tool_definitions import completed_tools

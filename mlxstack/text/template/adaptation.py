@@ -85,9 +85,7 @@ class TemplateCapabilities(Struct, frozen=True):
 
 
 def adapt_to_template(
-    messages: Iterable[Message],
-    capabilities: TemplateCapabilities,
-    tools: Sequence[Tool] = (),
+    messages: Iterable[Message], capabilities: TemplateCapabilities, tools: Sequence[Tool] = ()
 ) -> tuple[Message, ...]:
     """Conversation of paired results, adapted to a template's capabilities.
 

@@ -21,11 +21,7 @@ from mlxstack.text.rendering.renderers import (
     render_chat,
     template_source,
 )
-from mlxstack.text.template.adaptation import (
-    TemplateCapabilities,
-    ThoughtField,
-    adapt_to_template,
-)
+from mlxstack.text.template.adaptation import TemplateCapabilities, ThoughtField, adapt_to_template
 from mlxstack.text.template.capabilities import TemplateProbe, find_capabilities
 from mlxstack.text.template.switches import NO_SWITCHES, TemplateSwitches, find_switches
 from mlxstack.text.template.tool_definitions import completed_tools

@@ -11,15 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from mlxstack.core.conversation import Message, Tool
-from mlxstack.text.template.capabilities import (
-    SYSTEM,
-    TOOL,
-    answer,
-    call,
-    calling,
-    result,
-    user,
-)
+from mlxstack.text.template.capabilities import SYSTEM, TOOL, answer, call, calling, result, user
 from mlxstack.text.tokens.cached_tokenizer import common_length
 
 LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")

@@ -27,12 +27,7 @@ __all__ = [
     "actions_of",
 ]
 
-ACTIONS: tuple[Action, ...] = (
-    *SLOT_ACTIONS,
-    *SERVICE_ACTIONS,
-    *CACHE_ACTIONS,
-    *AGENT_ACTIONS,
-)
+ACTIONS: tuple[Action, ...] = (*SLOT_ACTIONS, *SERVICE_ACTIONS, *CACHE_ACTIONS, *AGENT_ACTIONS)
 
 
 def actions_of(targets: frozenset[ActionTarget]) -> tuple[Action, ...]:

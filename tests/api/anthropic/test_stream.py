@@ -32,9 +32,7 @@ def called(arguments: dict[str, Any]) -> ToolCallPart:
 
 
 SPOKEN: st.SearchStrategy[SpokenPart] = st.one_of(
-    st.builds(ReasoningPart, WORDS),
-    st.builds(ContentPart, WORDS),
-    st.builds(called, ARGUMENTS),
+    st.builds(ReasoningPart, WORDS), st.builds(ContentPart, WORDS), st.builds(called, ARGUMENTS)
 )
 QUIET = st.builds(KeepAlive, st.just(1), st.just(2))
 
@@ -52,9 +50,7 @@ def said(*parts: ResponsePart) -> list[dict[str, Any]]:
 
 
 @given(
-    st.lists(QUIET, max_size=2),
-    st.lists(SPOKEN | QUIET, max_size=12),
-    st.sampled_from(FinishCause),
+    st.lists(QUIET, max_size=2), st.lists(SPOKEN | QUIET, max_size=12), st.sampled_from(FinishCause)
 )
 def test_a30_any_reply_streams_in_order_and_adds_up(
     before: list[KeepAlive], parts: list[SpokenPart | KeepAlive], ending: FinishCause

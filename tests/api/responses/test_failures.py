@@ -14,15 +14,7 @@ from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import ResponseStream
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
 from mlxstack.api.errors import to_stack_error
-from mlxstack.core.errors import (
-    BadRequest,
-    Broken,
-    Busy,
-    Loading,
-    OutOfMemory,
-    StackError,
-    TooLong,
-)
+from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, OutOfMemory, StackError, TooLong
 from mlxstack.core.preset import ServerSpec
 from tests.api.responses.checking import KINDS, check
 from tests.api.responses.conftest import Scripted

@@ -8,10 +8,7 @@ from msgspec import UNSET, to_builtins
 
 from mlxstack.api import streaming
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
-from mlxstack.api.dialects.llama_server.response_schema import (
-    Answer,
-    generation_settings,
-)
+from mlxstack.api.dialects.llama_server.response_schema import Answer, generation_settings
 from mlxstack.api.error_bodies import llama_error
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings

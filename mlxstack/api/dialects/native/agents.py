@@ -14,21 +14,13 @@ from msgspec.structs import replace
 
 from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat import stream, to_conversation
-from mlxstack.api.dialects.openai_chat.request_schema import (
-    ChatBody,
-    ChatToolParam,
-)
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolParam
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
 from mlxstack.api.dialects.openai_chat.routes import options, stream_config
 from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import AGENT_ID, AGENT_WORDS, resolve_model
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    cache_headers,
-    cancel_on_disconnect,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers, cancel_on_disconnect
 from mlxstack.api.streaming import BEAT_S, FIRST_S, PREFIX, frames, interleaved, streamed
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority

@@ -7,10 +7,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
 from mlxstack.api.dialects.openai_chat import to_conversation
-from mlxstack.api.dialects.openai_chat.request_schema import (
-    ChatBody,
-    ChatToolParam,
-)
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolParam
 from mlxstack.api.guards import OF_ALL, UNLOADED, salt_of
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.commands import CollectGarbage, GCResult

@@ -11,11 +11,7 @@ from msgspec import structs
 from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.dialects.openai_chat.response_schema import (
-    ChatCompletion,
-    InputTokens,
-    Verbose,
-)
+from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, InputTokens, Verbose
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import OPENAI
 from mlxstack.api.request_fields import chosen_tool, resolve_model
