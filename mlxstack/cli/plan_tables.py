@@ -131,7 +131,8 @@ def show_table(rows: Sequence[PlanRow]) -> None:
 def _weights(found: Forecast) -> str:
     stored, held = found.spec.weights_bytes, found.here.weights_bytes
     wider = f"; {size(held)} in memory" if held != stored else ""
-    return f"{size(stored)}, {found.spec.weights_from}{wider}"
+    head = f"; {size(found.spec.head_bytes)} of them an MTP head" if found.spec.head_bytes else ""
+    return f"{size(stored)}, {found.spec.weights_from}{wider}{head}"
 
 
 def _growth(found: Forecast) -> str:

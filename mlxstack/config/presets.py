@@ -356,7 +356,8 @@ def _files(*folders: Path) -> dict[str, Path]:
     presets: dict[str, Path] = {}
     for folder in folders:
         files = sorted(folder.iterdir(), key=lambda file: file.stem) if folder.is_dir() else []
-        presets |= {file.stem: file for file in files if file.suffix in ENDINGS}
+        # macOS writes `._NAME` beside files on disks that are not its own.
+        presets |= {f.stem: f for f in files if f.suffix in ENDINGS and f.name[0] != "."}
     return presets
 
 

@@ -7,7 +7,7 @@ them. A fault is a SetupError.
 import json
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
+from mlxstack.models.mtp_tensors import HeadTensors, head_tensors
 from mlxstack.text.images.checkpoint import FLOAT_BYTES, NAME
 
 LONGEST = 32 * 1024 * 1024
@@ -154,6 +155,7 @@ def _too_deep(file: Path) -> SetupError:
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"(.+-)\d+-of-(\d{1,5})\.safetensors")
 BESIDE = ("vision_model", "vision_embedder", "audio_tower", "embed_audio")
 """Beginnings of tensors of other towers, which are not loaded."""
 
@@ -162,7 +164,7 @@ class ModelFiles(Struct, frozen=True):
     """Model files: `config` from `source`; `weights` is None if absent.
 
     An excerpt holds only those fields that decide sizes. `hub_bytes` is the size of the files on
-    the hub, 0 where it was not asked.
+    the hub, 0 where it was not asked. `head` are the weights of an MTP head in any file.
     """
 
     config: dict[str, Any]
@@ -170,6 +172,7 @@ class ModelFiles(Struct, frozen=True):
     is_excerpt: bool = False
     weights: Weights | None = None
     hub_bytes: int = 0
+    head: Weights = Weights()
 
 
 def find_model(
@@ -227,32 +230,49 @@ def read_config(path: Path) -> ModelFiles:
     if path.is_dir():
         refuse_gguf(path)
     file = path / CONFIG if path.is_dir() else path
-    return ModelFiles(read_config_object(file), file, weights=measured(file.parent))
+    config = read_config_object(file)
+    head = head_tensors(config)
+    of_head = Weights() if head is None else _sum(weight_files(file.parent), head.is_of_head)
+    return ModelFiles(config, file, weights=measured(file.parent, head), head=of_head)
 
 
-def measured(folder: Path) -> Weights | None:
-    """Weights of the model without its vision tower, from file headers.
+def weight_files(folder: Path, beginning: str = "") -> list[Path]:
+    """Weight files whose names begin so, without macOS's `._NAME`."""
+    return sorted(folder.glob(f"{beginning or '[!.]'}*.safetensors"))
 
-    None when there are none, or some of the files that the index names are missing.
+
+def measured(folder: Path, head: HeadTensors | None = None) -> Weights | None:
+    """Weights without vision tower and MTP head, from file headers.
+
+    None when there are none, or some of the files are missing.
     """
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files or not _names(folder) <= {file.name for file in files}:
+    files = weight_files(folder, "model")
+    if not files or missing_weights(folder):
         return None
-    sums = {"packed": 0, "n_half": 0, "n_single": 0}
-    for file in files:
-        try:
-            _add_tensors(sums, _header(file))
-        except (TypeError, ValueError, LookupError) as why:
-            raise SetupError(f"the header of {file} is damaged: {why}") from why
-        except OSError as why:
-            raise SetupError(f"{file} cannot be read: {why.strerror}") from why
-    return Weights(**sums)
+    return _sum(files, lambda name: _is_loaded(name) and not (head and head.is_of_head(name)))
+
+
+def missing_weights(folder: Path) -> list[str]:
+    """Missing weight files, by the index or by their numbers.
+
+    An index that names no file of the folder was left by a conversion, and counts for nothing.
+    """
+    here = {file.name for file in weight_files(folder, "model")}
+    named = _names(folder)
+    if not named & here:
+        shards = [match for name in here if (match := SHARD.fullmatch(name))]
+        named = {
+            f"{one[1]}{number:0{len(one[2])}}-of-{one[2]}.safetensors"
+            for one in shards
+            for number in range(1, int(one[2]) + 1)
+        }
+    return sorted(named - here)
 
 
 def weights_on_disk(spec: ModelSpec) -> int:
     """Bytes of the weight files on this computer; 0 without any."""
     folder = _folder(spec)
-    files = folder.glob("model*.safetensors") if folder is not None else ()
+    files = weight_files(folder, "model") if folder is not None else ()
     return sum(file.stat().st_size for file in files)
 
 
@@ -288,15 +308,26 @@ def _names(folder: Path) -> set[str]:
     return {name for name in names if isinstance(name, str)}
 
 
-def _add_tensors(sums: dict[str, int], header: dict[str, Any]) -> None:
-    """Add the sizes of the tensors that mlx-lm loads."""
-    for name, tensor in header.items():
-        is_beside = NAME.fullmatch(name) or name.removeprefix("model.").startswith(BESIDE)
-        if name == "__metadata__" or is_beside:
-            continue
-        begin, end = tensor["data_offsets"]
-        width = FLOAT_BYTES.get(tensor["dtype"], 1)
-        sums[{1: "packed", 2: "n_half", 4: "n_single"}[width]] += (end - begin) // width
+def _is_loaded(name: str) -> bool:
+    """Whether a tensor of this name belongs to the text model."""
+    return not (NAME.fullmatch(name) or name.removeprefix("model.").startswith(BESIDE))
+
+
+def _sum(files: Sequence[Path], is_wanted: Callable[[str], bool]) -> Weights:
+    """Sizes of the wanted tensors. Raises SetupError for damaged files."""
+    sums = {1: 0, 2: 0, 4: 0}
+    for file in files:
+        try:
+            for name, tensor in _header(file).items():
+                if name != "__metadata__" and is_wanted(name):
+                    begin, end = tensor["data_offsets"]
+                    width = FLOAT_BYTES.get(tensor["dtype"], 1)
+                    sums[width] += (end - begin) // width
+        except (TypeError, ValueError, LookupError) as why:
+            raise SetupError(f"the header of {file} is damaged: {why}") from why
+        except OSError as why:
+            raise SetupError(f"{file} cannot be read: {why.strerror}") from why
+    return Weights(packed=sums[1], n_half=sums[2], n_single=sums[4])
 
 
 def _header(file: Path) -> dict[str, Any]:

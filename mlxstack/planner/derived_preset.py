@@ -12,7 +12,7 @@ from mlxstack.config import presets
 from mlxstack.config.presets import expanded, is_folder
 from mlxstack.core.errors import BadRequest, SetupError, Taken
 from mlxstack.core.formatting import size
-from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec
+from mlxstack.core.preset import KVSpec, ModelSpec, Preset
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.services import write_atomic
@@ -28,6 +28,7 @@ from mlxstack.planner.fit import (
     of_files,
     of_preset,
     room_in,
+    sized,
 )
 from mlxstack.policy.memory.capacity import LayerKind, fits, kv_budget
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
@@ -81,12 +82,8 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes)
         given.n_ctx or start.slots.n_ctx,
         given.bits or start.kv.bits,
     )
-    preset = replace(
-        start,
-        description=f"{reference.id}, sized for this machine",
-        slots=replace(start.slots, count=sizes.n_slots, n_ctx=sizes.n_ctx),
-        kv=replace(start.kv, bits=sizes.bits),
-    )
+    description = f"{reference.id}, sized for this machine"
+    preset = replace(sized(start, sizes), description=description)
     candidate = replace(candidate, preset=preset)
     origin = base.name if base is not None else ""
     reasons = _reasons(candidate, room, given, is_planned=chosen is not None, base=origin)
@@ -166,7 +163,8 @@ def _choose(candidate: Candidate, room: MemoryRoom, given: SlotSizes) -> Capacit
         if sizes.bits < 16 and not given.bits and not _can_quantize(candidate):
             return False
         try:
-            return fits(_sized(candidate, sizes).load(room.memory.half_bytes), room.free)
+            resized = replace(candidate, preset=sized(candidate.preset, sizes))
+            return fits(resized.load(room.memory.half_bytes), room.free)
         except BadRequest:
             return False
 
@@ -183,14 +181,6 @@ def _can_quantize(candidate: Candidate) -> bool:
     shape = candidate.reply.shape
     return shape is not None and all(
         layer.kind is not LayerKind.LATENT for layer in shape.geometry.layers
-    )
-
-
-def _sized(candidate: Candidate, sizes: CapacityOption) -> Candidate:
-    preset = candidate.preset
-    slots = SlotSpec(sizes.n_slots, sizes.n_ctx, preset.slots.save_path)
-    return replace(
-        candidate, preset=replace(preset, slots=slots, kv=replace(preset.kv, bits=sizes.bits))
     )
 
 

@@ -50,8 +50,9 @@ class KindRow(Struct, frozen=True):
 class Spec(Struct, frozen=True):
     """Bytes at 16-bit KV, as the model's own precision is.
 
-    Of the weights `tower_bytes` are those of the vision tower; a screenshot has `n_screenshot`
-    tokens. Both are 0 where no images are served; `why_no_images` tells why where there is a tower.
+    Of the weights `tower_bytes` are those of the vision tower, `head_bytes` those of the MTP head;
+    a screenshot has `n_screenshot` tokens. They are 0 without one; `why_no_images` tells why a
+    tower serves no images.
     """
 
     model: str
@@ -69,6 +70,7 @@ class Spec(Struct, frozen=True):
     tower_bytes: int = 0
     n_screenshot: int = 0
     why_no_images: str = ""
+    head_bytes: int = 0
 
 
 class InMemory(Struct, frozen=True):
@@ -182,6 +184,7 @@ def spec_of(candidate: Candidate) -> Spec:
         tower_bytes=candidate.vision.tower.n_bytes(),
         n_screenshot=candidate.vision.n_tokens(*SCREENSHOT),
         why_no_images=candidate.vision.why_not,
+        head_bytes=candidate.head.n_bytes(),
     )
 
 

@@ -20,7 +20,14 @@ from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Unsupported
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Weights
-from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind, scaled_context
+from mlxstack.core.preset import (
+    AUTO,
+    ModelSpec,
+    Preset,
+    ServiceKind,
+    Speculation,
+    scaled_context,
+)
 from mlxstack.host import services
 from mlxstack.host.hardware import MEMORY_VARIABLE, MemoryBudget, for_mlx
 from mlxstack.host.home import Home
@@ -28,6 +35,7 @@ from mlxstack.host.process import held_bytes
 from mlxstack.host.services import ServiceSpec, ServiceState, read_json
 from mlxstack.models import model_files
 from mlxstack.models.model_files import ModelFiles
+from mlxstack.models.mtp_tensors import head_tensors
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory import capacity
 from mlxstack.policy.memory.capacity import (
@@ -135,7 +143,7 @@ class Candidate(Struct, frozen=True):
     """`weights` are measured from their files, else estimated; `reply` is mlx-lm's model.
 
     `draft` is the draft model, None where there is none or nothing is known of it. A tower of
-    `vision` is part of the weights.
+    `vision` and an MTP `head` are part of the weights.
     """
 
     preset: Preset
@@ -143,6 +151,7 @@ class Candidate(Struct, frozen=True):
     reply: ShapeReply
     draft: "Candidate | None" = None
     vision: VisionPlan = VisionPlan()
+    head: Weights = Weights()
 
     @property
     def is_measured(self) -> bool:
@@ -154,7 +163,7 @@ class Candidate(Struct, frozen=True):
         """Weights in memory. Raises Unsupported where they are unknown."""
         built = self.reply.shape.weights if self.reply.shape is not None else None
         if weights := self.files.weights or built:
-            return weights.plus(self.vision.tower)
+            return weights.plus(self.vision.tower).plus(self.head)
         if self.files.hub_bytes:
             return Weights(packed=self.files.hub_bytes)
         raise Unsupported(self.reply.refusal or "only the files tell the weights' size")
@@ -204,9 +213,14 @@ class Candidate(Struct, frozen=True):
         bytes_beside = capacity.workspace_bytes(shape, chunk, slots.count, half_bytes)
         if half_bytes != SINGLE:
             bytes_beside += capacity.peak_score_bytes(shape, bits, chunk, slots.n_ctx)
-        weights, draft = self._own_weights(half_bytes), self.draft
-        if draft is not None:
-            weights += draft.weights.n_bytes(half_bytes)
+        weights, drafts = self._own_weights(half_bytes), Geometry(())
+        if self.draft is not None:
+            weights += self.draft.weights.n_bytes(half_bytes)
+            drafts = self.draft.geometry(half_bytes)
+        elif self.head != Weights() and geometry.full_layers:
+            # A head keeps KV of one layer, which is never quantized.
+            last = geometry.layers[geometry.full_layers[-1]]
+            drafts = replace(geometry, layers=(last,), bits=capacity.PLAIN_BITS)
         return ServiceLoad(
             geometry=geometry,
             weights=weights,
@@ -215,7 +229,7 @@ class Candidate(Struct, frozen=True):
             n_ctx=slots.n_ctx,
             chunk=chunk,
             budget=self._budget(total_bytes),
-            draft=Geometry(()) if draft is None else draft.geometry(half_bytes),
+            draft=drafts,
         )
 
     def _own_weights(self, half_bytes: int) -> int:
@@ -286,7 +300,9 @@ def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
     draft_candidates = {at: Candidate(*draft, reply) for (at, draft), reply in beside}
     each = enumerate(zip(pairs, replies[: len(pairs)], strict=True))
     return [
-        Candidate(*pair, reply, draft_candidates.get(at), vision_plan(*pair))
+        Candidate(
+            *pair, reply, draft_candidates.get(at), vision_plan(*pair), _head(*pair, reply.shape)
+        )
         for at, (pair, reply) in each
     ]
 
@@ -310,6 +326,27 @@ def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
         return alone, model_files.find_model(alone.model, excerpts())
     except SetupError:
         return None
+
+
+def _head(preset: Preset, files: ModelFiles, shape: ModelShape | None) -> Weights:
+    """MTP head of a preset: measured, else by the model's shape."""
+    model, expected = preset.model, head_tensors(files.config)
+    is_drafting = preset.speculation is Speculation.AUTO and preset.kind is ServiceKind.CHAT
+    if expected is None or not is_drafting or preset.hosts or model.draft is not None:
+        return Weights()
+    source, is_expected = files, files.weights is None and expected.is_expected
+    if model.mtp is not None:
+        is_expected = True
+        with suppress(SetupError):
+            source = model_files.find_model(ModelSpec(id=model.mtp), excerpts())
+    head, table = source.head, files.config.get("quantization")
+    if head == Weights():
+        return shape.head if is_expected and shape is not None else head
+    if not isinstance(table, dict) or head.packed:
+        return head
+    # The head gets the quantization of the model, with two numbers of 16 bits for each group.
+    n_bits = (table.get("bits") or 4) + 32 / (table.get("group_size") or 64)
+    return Weights(packed=int((head.n_half + head.n_single) * n_bits / 8))
 
 
 def shipped(home: Home) -> list[Candidate]:
@@ -420,6 +457,17 @@ def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) ->
     return " ".join(settings)
 
 
+def sized(preset: Preset, option: CapacityOption) -> Preset:
+    """A preset with the settings of an option."""
+    cache, pct = preset.prefix_cache, option.budget_pct
+    return replace(
+        preset,
+        slots=replace(preset.slots, count=option.n_slots, n_ctx=option.n_ctx),
+        kv=replace(preset.kv, bits=option.bits),
+        prefix_cache=cache if pct is None else replace(cache, memory_budget_pct=pct),
+    )
+
+
 def as_sets(given: SlotSizes) -> tuple[str, ...]:
     """The sizes that are given, as `--set` takes them."""
     sizes = {"slots.count": given.n_slots, "slots.n_ctx": given.n_ctx, "kv.bits": given.bits}
@@ -490,17 +538,9 @@ def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
 
 def _fits_with(candidate: Candidate, option: CapacityOption, room: MemoryRoom) -> bool:
     """Whether the service fits with these settings and their buffers."""
-    preset, pct = candidate.preset, option.budget_pct
-    cache = preset.prefix_cache
-    changed = replace(
-        preset,
-        slots=replace(preset.slots, count=option.n_slots, n_ctx=option.n_ctx),
-        kv=replace(preset.kv, bits=option.bits),
-        prefix_cache=cache if pct is None else replace(cache, memory_budget_pct=pct),
-    )
-    memory = room.memory
+    changed = replace(candidate, preset=sized(candidate.preset, option))
     try:
-        load = replace(candidate, preset=changed).load(memory.half_bytes, memory.total)
+        load = changed.load(room.memory.half_bytes, room.memory.total)
     except BadRequest:
         return False
     return fits(load, room.free)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
-from mlxstack.engine.model.mtp_head import head_files
 from mlxstack.models import hub
-from mlxstack.models.model_files import whole_snapshot
+from mlxstack.models.model_files import read_config_object, whole_snapshot
+from mlxstack.models.mtp_tensors import head_tensors
 from mlxstack.models.transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ def fetch_head(model: str) -> Path:
     """Snapshot with the weight files of an MTP head alone. Raises SetupError."""
     log.info("looking for the MTP head of %s on the hub", model)
     config = hub.fetch_config(model)
-    files = head_files(config.parent)
-    names = hub.weight_files_with(model, files.is_of_head) if files is not None else []
+    head = head_tensors(read_config_object(config))
+    names = hub.weight_files_with(model, head.is_of_head) if head is not None else []
     if not names:
         raise SetupError(f"model.mtp: {model} has no MTP head that is known here")
     if hub.is_cached(model, names):

@@ -27,7 +27,7 @@ from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
 from mlxstack.models.generation_config import sampling_defaults
-from mlxstack.models.model_files import check_folder
+from mlxstack.models.model_files import check_folder, missing_weights
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory.capacity import PLAIN_BITS
 from mlxstack.store import kv_file_format
@@ -82,7 +82,8 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
         tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     # Some model files end the program when a package of theirs is missing.
     except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
-        raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {error}") from error
+        why = f"it lacks {', '.join(lacking)}" if (lacking := missing_weights(path)) else error
+        raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {why}") from error
     if spec.rope is not None and not has_scaled_rope(model):
         raise SetupError(not_scaled(str(config.get("model_type", ""))))
     if spec.adapter is not None:

@@ -88,11 +88,12 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
     own = mx.float32 if is_single else mx.bfloat16
     model.set_dtype(own)
     weights = None if _is_repacked(config) else _weights(model, config)
+    hidden, n_heads, inner = _widths(args, config)
+    head = _head(model, hidden)
     layers, n_vocab = _layers(model, config)
     model.set_dtype(mx.float32)
     widened, _ = _layers(model, config)
     has_sinks = any("sink" in path.rpartition(".")[2] for path, _ in _parameters(model))
-    hidden, n_heads, inner = _widths(args, config)
     return ModelShape(
         geometry=Geometry(layers, own.size, has_sinks=has_sinks),
         widened=Geometry(widened, mx.float32.size, has_sinks=has_sinks),
@@ -103,6 +104,7 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
         n_vocab=n_vocab,
         division=division_of(model),
         has_scaled_rope=has_scaled_rope(model),
+        head=head,
     )
 
 
@@ -205,6 +207,17 @@ def _weights(model: Any, config: Config) -> Weights:
             mode=str(table.get("mode", "affine")),
             class_predicate=lambda path, module: _precision(model, table, path, module),
         )
+    return _sums(model)
+
+
+def _head(model: Any, hidden: int) -> Weights:
+    """Weights of an MTP head: a layer with attention, and a projection."""
+    layers = [layer for layer in getattr(model, "layers", ()) if "self_attn" in layer]
+    return _sums(layers[-1]).plus(Weights(n_half=2 * hidden**2)) if layers else Weights()
+
+
+def _sums(model: Any) -> Weights:
+    """Numbers of the parameters, by storage."""
     sums = {1: 0, 2: 0, 4: 0}
     packed = 0
     for _, array in _parameters(model):
@@ -231,7 +244,8 @@ def _precision(
 def _is_repacked(config: Config) -> bool:
     """Whether the loader repacks weights in ways that config omits."""
     text = config.get("text_config") or {}
-    return "quantization" not in config and any("quantization_config" in c for c in (config, text))
+    tables = [one.get("quantization_config") for one in (config, text)]
+    return "quantization" not in config and tables != [None, None]
 
 
 def _is_single(config: Config) -> bool:

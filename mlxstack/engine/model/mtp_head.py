@@ -13,60 +13,13 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm import utils as mlx_utils
 from mlx_lm.models.base import create_attention_mask
-from msgspec import Struct
 
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelParts
+from mlxstack.models.model_files import weight_files
+from mlxstack.models.mtp_tensors import QWEN, HeadLayout, HeadTensors, head_tensors
 
 Weights = dict[str, mx.array]
-
-
-class HeadLayout(Struct, frozen=True):
-    """Tensor names of a head below `prefix`.
-
-    In it, {n} is the number of the model's layers. `is_normed`: drafting goes on from states after
-    the last norm, not before it. Latent attention takes its mask as an array.
-    """
-
-    prefix: str
-    layer: str
-    embedding_norm: str
-    hidden_norm: str
-    projection: str
-    norm: str
-    is_normed: bool
-    is_mask_array: bool = False
-
-
-QWEN = HeadLayout(
-    "mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", is_normed=True
-)
-GLM = HeadLayout(
-    "model.layers.{n}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm", is_normed=False
-)
-DEEPSEEK = HeadLayout(
-    "model.layers.{n}.",
-    "",
-    "enorm",
-    "hnorm",
-    "eh_proj",
-    "shared_head.norm",
-    is_normed=False,
-    is_mask_array=True,
-)
-LAYOUTS = {
-    "llama": QWEN,
-    "qwen3_next": QWEN,
-    "qwen3_5": QWEN,
-    "qwen3_5_moe": QWEN,
-    "glm4_moe": GLM,
-    "glm4_moe_lite": DEEPSEEK,
-    "deepseek_v3": DEEPSEEK,
-}
-"""Layouts by the model type of config.json; our demo model has a head in Qwen's."""
-
-SHARED = ("embed_tokens.", "shared_head.head.")
-"""Tensors beside a head of GLM or DeepSeek: copies of the model's own, which the head uses."""
 
 
 class MTPHead(nn.Module):  # type: ignore[misc]
@@ -134,46 +87,24 @@ def parts_of(model: Any) -> ModelParts | None:
     return parts if mx.allclose(whole, ours, rtol=1e-3, atol=1e-3).item() else None
 
 
-class HeadFiles(Struct, frozen=True):
-    """Checkpoint of a known type, with its head's tensor names."""
-
-    path: Path
-    config: dict[str, Any]
-    layout: HeadLayout
-    prefix: str
-
-    def is_of_head(self, name: str) -> bool:
-        """Whether a tensor of this name belongs to the head."""
-        return name.startswith((self.prefix, f"language_model.{self.prefix}"))
-
-
-def head_files(path: Path) -> HeadFiles | None:
-    """Head files of a checkpoint, None for an unknown type."""
-    config = mlx_utils.load_config(path)
-    layout = LAYOUTS.get(str(config.get("model_type", "")).removesuffix("_text"))
-    if layout is None:
-        return None
-    n_layers = (config.get("text_config") or config)["num_hidden_layers"]
-    return HeadFiles(path, config, layout, layout.prefix.format(n=n_layers))
-
-
 def load_head(model: Any, path: Path, quantization: Any = None) -> MTPHead | None:
     """MTP head in a folder for a model, None without one.
 
     A head in full precision gets the model's `quantization`, as config.json has it. Raises
-    ValueError for one that does not fit the model.
+    ValueError for one that cannot be read, or does not fit the model.
     """
-    files = head_files(path)
-    if files is None:
+    config = mlx_utils.load_config(path)
+    names = head_tensors(config)
+    if names is None:
         return None
-    tensors = _Tensors(files)
-    if f"{files.layout.projection}.weight" not in tensors.of_head:
-        return None
-    parts = parts_of(model)
-    if parts is None:
-        raise ValueError("the output of the model is not its states times its output head")
     try:
-        head = _build(model, files, tensors, parts)
+        tensors = _Tensors(path, names)
+        if f"{names.layout.projection}.weight" not in tensors.of_head:
+            return None
+        parts = parts_of(model)
+        if parts is None:
+            raise ValueError("the output of the model is not its states times its output head")
+        head = _build(model, config, tensors, parts)
         if quantization and not tensors.is_quantized:
             size, bits = quantization["group_size"], quantization["bits"]
             nn.quantize(head, size, bits, class_predicate=_is_divisible_by(size))
@@ -189,19 +120,16 @@ def load_head(model: Any, path: Path, quantization: Any = None) -> MTPHead | Non
 class _Tensors:
     """Lazily loaded tensors of a head, by their names below its prefix."""
 
-    def __init__(self, files: HeadFiles) -> None:
+    def __init__(self, path: Path, names: HeadTensors) -> None:
         self.of_head: Weights = {}
+        self.layout = names.layout
         is_converted = None
-        for name, tensor, is_mlx in _weights(files.path):
+        for name, tensor, is_mlx in _weights(path):
             if name.endswith("conv1d.weight"):
                 is_converted = tensor.shape[-1] == 1
-            if files.is_of_head(name):
-                self.of_head[name.rpartition(files.prefix)[2]] = tensor
+            if names.is_of_head(name):
+                self.of_head[name.rpartition(names.prefix)[2]] = tensor
                 is_converted = is_mlx if is_converted is None else is_converted
-        if files.layout is not QWEN:
-            # Copies; Qwen's would be embeddings of its own, which are not known here.
-            for name in [name for name in self.of_head if name.startswith(SHARED)]:
-                del self.of_head[name]
         self.is_published = not is_converted
         """Whether the tensors are as published, not converted by mlx-lm."""
         self.is_quantized = any(name.endswith(".scales") for name in self.of_head)
@@ -209,7 +137,7 @@ class _Tensors:
 
 def _weights(path: Path) -> Iterator[tuple[str, mx.array, bool]]:
     """Names and tensors of the weight files, and whether mlx-lm wrote each."""
-    for file in sorted(path.glob("*.safetensors")):
+    for file in weight_files(path):
         loaded: Any = mx.load(str(file), return_metadata=True)
         tensors, metadata = loaded
         for name, tensor in tensors.items():
@@ -221,29 +149,24 @@ def _is_divisible_by(size: int) -> Callable[[str, Any], bool]:
     return lambda _, module: hasattr(module, "to_quantized") and module.weight.shape[-1] % size == 0
 
 
-def _build(model: Any, files: HeadFiles, tensors: _Tensors, parts: ModelParts) -> MTPHead:
+def _build(model: Any, config: dict[str, Any], tensors: _Tensors, parts: ModelParts) -> MTPHead:
     """Head with its weights.
 
     Its layer is of the class and kind of the model's last attention layer. The layer's tensors
     take the names of that one, so that the model's own conversion of published tensors (stacked
     experts, FP8, latent attention) applies.
     """
-    config, layout = files.config, files.layout
+    layout = tensors.layout
     model_class, args_class = mlx_utils._get_classes(config)
     # Lazy: no weight of it is ever computed.
     layers = model_class(args_class.from_dict(config)).layers
     index = max(i for i, layer in enumerate(layers) if "self_attn" in layer)
-    outer = {layout.embedding_norm, layout.hidden_norm, layout.projection, layout.norm}
     inner, weights = Weights(), Weights()
-    names = {
-        layout.embedding_norm: "embedding_norm",
-        layout.hidden_norm: "hidden_norm",
-        layout.projection: "projection",
-        layout.norm: "norm",
-    }
+    modules = ("embedding_norm", "hidden_norm", "projection", "norm")
+    names = {getattr(layout, module): module for module in modules}
     for name, tensor in tensors.of_head.items():
         module, _, kind = name.rpartition(".")
-        if module in outer:
+        if module in names:
             weights[f"{names[module]}.{kind}"] = tensor
         elif name.startswith(layout.layer):
             inner[f"model.layers.{index}.{name.removeprefix(layout.layer)}"] = tensor

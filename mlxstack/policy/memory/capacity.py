@@ -147,7 +147,8 @@ class ModelShape(Struct, frozen=True):
     """The caches, weights and widths of a model, as mlx-lm builds it.
 
     `widened` is the geometry where MLX computes in float32. `weights` is None where only the
-    files tell their precision. `division` is how several machines can compute it together.
+    files tell their precision. `division` is how several machines can compute it together. `head`
+    are the weights that an MTP head of this model would have.
     """
 
     geometry: Geometry
@@ -159,6 +160,7 @@ class ModelShape(Struct, frozen=True):
     n_vocab: int
     division: Division = Division.NONE
     has_scaled_rope: bool = False
+    head: Weights = Weights()
 
 
 class ShapeReply(Struct, frozen=True):
