@@ -20,14 +20,7 @@ from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Unsupported
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Weights
-from mlxstack.core.preset import (
-    AUTO,
-    ModelSpec,
-    Preset,
-    ServiceKind,
-    Speculation,
-    scaled_context,
-)
+from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind, Speculation, scaled_context
 from mlxstack.host import services
 from mlxstack.host.hardware import MEMORY_VARIABLE, MemoryBudget, for_mlx
 from mlxstack.host.home import Home

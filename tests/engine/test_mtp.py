@@ -21,11 +21,14 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import EraseSlot
 from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
+from mlxstack.core.model_info import Weights
+from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.engine.decode.mtp_drafter import NAME, MTPContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import load_head, parts_of
+from mlxstack.models.model_files import measured, read_config
+from mlxstack.planner.fit import Candidate, of_files
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 from tests.engine.mtp_models import CONVERTED, FILE, add_head, random_head
@@ -430,6 +433,53 @@ def test_of_a_published_model_only_the_files_of_its_head_are_fetched(
         assert hub.fetched.count(names[1]) == 1 and names[0] not in hub.fetched
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
     assert load_head(model, found[0]) is not None
+
+
+def planned(folder: Path, **settings: Any) -> Candidate:
+    """Candidate of the model in a folder, or of its config.json alone."""
+    files = read_config(folder)
+    return of_files(Preset(model=ModelSpec(id=str(folder)), **settings), files)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_counts_the_head_that_is_loaded(model_of: ModelOf, kind: str) -> None:
+    folder = with_head(model_of, kind)
+    _, head = load(folder)
+    n_bytes = sum(array.nbytes for _, array in tree_flatten(head.parameters()))
+    candidate, without = planned(folder), planned(folder, speculation=Speculation.OFF)
+    assert candidate.head.n_bytes(4) == n_bytes
+    assert candidate.weights == without.weights.plus(candidate.head)
+    assert without.weights == measured(model_of(kind))
+    layer = candidate.geometry().layers[-1]
+    assert candidate.load().draft.layers == (layer,)
+    assert not without.load().draft.layers
+
+
+def test_a_head_that_is_not_here_is_counted_by_its_config(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    folder = with_head(model_of, "tiny-mla")
+    config = json.loads((folder / "config.json").read_text())
+    heads: dict[str, Weights] = {}
+    for name, more in (
+        ("published", {"num_nextn_predict_layers": 1}),
+        ("converted", {"num_nextn_predict_layers": 1, "quantization": {"group_size": 32}}),
+        ("without", {}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config | more))
+        heads[name] = planned(tmp_path / name).head
+    assert heads["published"].n_half == pytest.approx(planned(folder).head.n_single, rel=0.05)
+    assert heads["converted"] == heads["without"] == Weights()
+
+
+def test_a_file_that_is_no_weights_costs_the_head_alone(model_of: ModelOf, tmp_path: Path) -> None:
+    folder = add_head(model_of("tiny-hybrid"), tmp_path / "model")
+    (folder / "._model.safetensors").write_bytes(b"\x00\x05\x16\x07" + bytes(4092))
+    model, _ = load(folder)
+    (folder / "other.safetensors").write_bytes(b"\xff" * 8)
+    with pytest.raises(ValueError, match="other"):
+        load_head(model, folder)
 
 
 def test_models_that_are_more_than_their_parts_have_no_head() -> None:

@@ -13,7 +13,14 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host.home import Home
-from mlxstack.models.model_files import find_model, measured, quantization_in, read_config
+from mlxstack.models.model_files import (
+    find_model,
+    measured,
+    missing_weights,
+    quantization_in,
+    read_config,
+    weight_files,
+)
 
 EXCERPTS = builtin_folder() / "configs"
 
@@ -59,6 +66,30 @@ def test_a13_half_a_download_is_not_measured(tmp_path: Path) -> None:
     assert measured(folder) is None
     (folder / "model.safetensors").unlink()
     assert measured(folder) is None
+
+
+def test_an_index_of_other_files_counts_for_nothing(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    weights = measured(folder)
+    index = {"weight_map": {"a": "model-00001-of-00005.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert weights is not None
+    assert measured(folder) == weights
+
+
+def test_shards_without_an_index_are_counted_by_their_names(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-00002-of-00003.safetensors")
+    assert missing_weights(folder) == [f"model-0000{n}-of-00003.safetensors" for n in (1, 3)]
+    assert measured(folder) is None
+
+
+def test_files_of_macos_beside_the_weights_are_no_weights(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    weights = read_config(folder).weights
+    (folder / "._model.safetensors").write_bytes(b"\x00\x05\x16\x07" + bytes(4092))
+    assert read_config(folder).weights == weights
+    assert weight_files(folder) == [folder / "model.safetensors"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x04\x00\x00\x00\x00\x00\x00\x00nope"])

@@ -224,6 +224,16 @@ SHARING = (
         "tests/engine/test_mtp.py::test_models_that_are_more_than_their_parts_have_no_head",
     ),
     Mutant(
+        "plan counts an MTP head", "planner/fit.py",
+        ".plus(self.head)", "",
+        "tests/engine/test_mtp.py::test_the_plan_counts_the_head_that_is_loaded",
+    ),
+    Mutant(
+        "files of macOS beside weights are no weights", "models/model_files.py",
+        "{beginning or '[!.]'}*.safetensors", "{beginning}*.safetensors",
+        "tests/host/test_models.py::test_files_of_macos_beside_the_weights_are_no_weights",
+    ),
+    Mutant(
         "a long chunk is approached in steps", "policy/scheduling/chunked_prefill.py",
         "GROWTH = 2", "GROWTH = 100",
         "tests/policy/test_pacing.py::"
