@@ -23,7 +23,7 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.models import hub_answers
-from mlxstack.models.model_files import read_object
+from mlxstack.models.model_files import is_whole, read_object
 from mlxstack.models.weight_download import (
     PART,
     WEIGHTS,
@@ -238,6 +238,13 @@ def _is_offline(error: BaseException) -> bool:
 
 
 def _offline(model: str) -> SetupError:
+    # The newest commit is here in part, or unknown, as in a copied cache.
+    snapshots = blobs_folder(model).with_name("snapshots").glob("*")
+    if earlier := sorted(filter(is_whole, snapshots), key=lambda one: one.stat().st_mtime):
+        return SetupError(
+            f"the newest {model} is not on this machine, and {constants.ENDPOINT} cannot be asked; "
+            f"an earlier one is: `mlx-stack up {earlier[-1]}`"
+        )
     if constants.is_offline_mode():
         return SetupError(
             f"{model} is not on this machine, and HF_HUB_OFFLINE forbids to ask the hub; unset it"

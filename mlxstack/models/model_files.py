@@ -209,8 +209,15 @@ def whole_snapshot(model: str, revision: str | None = None) -> Path | None:
         folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, ValueError, OSError):
         return None
-    is_whole = (folder / CONFIG).is_file() and measured(folder) is not None
-    return folder if is_whole else None
+    return folder if (folder / CONFIG).is_file() and measured(folder) is not None else None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether config.json and all weights are there and readable."""
+    try:
+        return (folder / CONFIG).is_file() and measured(folder) is not None
+    except SetupError:
+        return False
 
 
 def refuse_gguf(folder: Path) -> None:
@@ -318,9 +325,12 @@ def _sum(files: Sequence[Path], is_wanted: Callable[[str], bool]) -> Weights:
     sums = {1: 0, 2: 0, 4: 0}
     for file in files:
         try:
+            n_bytes = file.stat().st_size
             for name, tensor in _header(file).items():
                 if name != "__metadata__" and is_wanted(name):
                     begin, end = tensor["data_offsets"]
+                    if end > n_bytes:
+                        raise SetupError(f"{file} ends early; delete it, and get it again")
                     width = FLOAT_BYTES.get(tensor["dtype"], 1)
                     sums[width] += (end - begin) // width
         except (TypeError, ValueError, LookupError) as why:

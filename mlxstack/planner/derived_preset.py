@@ -34,6 +34,12 @@ from mlxstack.policy.memory.capacity import LayerKind, fits, kv_budget
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
 from mlxstack.policy.sampling import default_sampling, described, is_chosen
 
+NOT_LOADED = {
+    "model_type": "; a newer mlx-lm may have the type, and docs/models.md lists those of this one",
+    "quantization_config": "",
+}
+"""Keys of config.json with values that mlx-lm cannot load, and advice."""
+
 
 class Reason(Struct, frozen=True):
     """One setting of a derived preset, and why it has this value."""
@@ -71,11 +77,9 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes)
     start = base or Preset(model=model)
     start = replace(start, name=reference.name, model=model)
     candidate = of_files(start, files)
-    if candidate.reply.param == "model_type":
-        raise SetupError(
-            f"{reference.id} cannot be served: {candidate.reply.refusal}; a newer mlx-lm may have "
-            "the type, and docs/models.md lists those of this one"
-        )
+    if candidate.reply.param in NOT_LOADED:
+        advice = NOT_LOADED[candidate.reply.param]
+        raise SetupError(f"{reference.id} cannot be served: {candidate.reply.refusal}{advice}")
     chosen = _choose(candidate, room, given)
     sizes = chosen or CapacityOption(
         given.n_slots or start.slots.count,

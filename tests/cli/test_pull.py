@@ -72,6 +72,18 @@ def test_pull_tells_lines_when_piped_and_the_model_is_listed_and_removed(tmp_pat
     assert "no models in" in run(tmp_path, "models", **env).stderr
 
 
+def test_an_earlier_download_is_named_where_the_newest_is_unknown(tmp_path: Path) -> None:
+    with hub.serving(model_files()) as here:
+        env = here.env(tmp_path / "hf")
+        assert run(tmp_path, "pull", hub.MODEL, **env).returncode == 0
+    folder = Path(env["HF_HOME"]) / "hub" / "models--org--tiny"
+    shutil.rmtree(folder / "refs")
+    (snapshot,) = (folder / "snapshots").iterdir()
+    done = run(tmp_path, "plan", hub.MODEL, HF_HUB_OFFLINE="1", **env)
+    assert done.returncode == 5
+    assert f"an earlier one is: `mlx-stack up {snapshot}`" in done.stderr
+
+
 def test_pull_draws_a_bar_on_a_terminal(tmp_path: Path) -> None:
     with hub.serving(model_files()) as here:
         ours, theirs = pty.openpty()

@@ -1,6 +1,7 @@
 """Models are found and weighed from their files alone."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,14 @@ def test_an_index_of_other_files_counts_for_nothing(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert weights is not None
     assert measured(folder) == weights
+
+
+def test_a_file_that_ends_early_is_named(tmp_path: Path) -> None:
+    tensors = {"model.norm.weight": np.zeros(10_000, dtype=np.float32)}
+    save_file(tensors, model_folder(tmp_path) / "model.safetensors")
+    os.truncate(tmp_path / "model.safetensors", 20_000)
+    with pytest.raises(SetupError, match=r"model\.safetensors ends early"):
+        measured(tmp_path)
 
 
 def test_shards_without_an_index_are_counted_by_their_names(tmp_path: Path) -> None:

@@ -134,6 +134,19 @@ def test_f9_weights_that_only_files_tell_are_not_guessed() -> None:
     assert shape_of_config(config | {"quantization_config": {}}).weights is None
 
 
+def test_f9_weights_of_a_method_that_mlx_lm_does_not_read_are_refused() -> None:
+    config = config_of("qwen3-coder-30b-a3b")
+    del config["quantization"]
+    with pytest.raises(Unsupported, match="no weights that bitsandbytes quantized"):
+        estimate(config | {"quantization_config": {"quant_method": "bitsandbytes"}})
+
+
+def test_f9_a_quantization_config_of_null_says_nothing() -> None:
+    config = config_of("qwen3-coder-30b-a3b")
+    del config["quantization"]
+    assert estimate(config | {"quantization_config": None}) == estimate(config)
+
+
 def test_f9_a_missing_number_is_named() -> None:
     config = {k: v for k, v in config_of("qwen3-coder-30b-a3b").items() if k != "hidden_size"}
     with pytest.raises(Unsupported, match="hidden_size"):

@@ -34,6 +34,10 @@ Config = Mapping[str, Any]
 
 PACKAGE = "mlx_lm"
 REMAPPINGS = ("MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING")
+READABLE = frozenset(
+    {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
+)
+"""Methods of `quantization_config` that mlx-lm's loader reads; it ignores others."""
 WIDTHS = (
     ("hidden_size", "n_embd", "dim", "d_model"),
     ("num_attention_heads", "n_head", "n_heads"),
@@ -111,6 +115,13 @@ def _shape(config: Config, model: Any, args: Any) -> ModelShape:
 def _built(config: Config) -> tuple[Any, Any]:
     plain = msgspec.json.decode(msgspec.json.encode(dict(config)))
     name = _module_name(config)
+    method = (_flat(config).get("quantization_config") or {}).get("quant_method")
+    if method not in {None, *READABLE} and "quantization" not in config:
+        raise Unsupported(
+            f"mlx-lm reads no weights that {method} quantized; take an MLX version of this model, "
+            "such as one of mlx-community",
+            "quantization_config",
+        )
     try:
         module = importlib.import_module(f"{PACKAGE}.models.{name}")
     except ModuleNotFoundError:
