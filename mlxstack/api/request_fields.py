@@ -5,10 +5,10 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypedDict, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from mlxstack.api.guards import Connection, apply_key_policy
 from mlxstack.core.conversation import Message, Role
@@ -39,6 +39,11 @@ MOST_TOOLS = 4_000
 MOST_BIASES = 300_000
 """More than any vocabulary has tokens."""
 
+BUDGETS = (
+    *("thinking_budget_tokens", "reasoning_budget_tokens"),
+    *("thinking_token_budget", "thinking_budget"),
+)
+"""Fields of llama-server, of vLLM and of Qwen's cloud."""
 LEAST_TOP_P = 1e-6
 MOST_BIAS_TEXTS = 1000
 LONGEST_BIAS_TEXT = 1000
@@ -60,9 +65,12 @@ class PromptObject(Struct, frozen=True):
 
 
 Prompts = str | PromptObject | list[str | int | list[int | str] | PromptObject]
+EmptyList = Annotated[list[Any], Meta(max_length=0)]
+"""An object without keys, as PHP writes it."""
 TextPrompt = str | tuple[int | str, ...]
 Prompt = TextPrompt | MediaText
 """One prompt: a text, token ids and texts in a row, or a text with images."""
+Stop = str | list[str | None] | None
 LogitBias = dict[str, float | bool] | list[list[Any]]
 
 GUIDED = ("json", "regex", "choice", "grammar")
@@ -103,7 +111,7 @@ class Fields(Struct, kw_only=True):
     repetition_context_size: int | None = None
     repeat_last_n: int | None = None
     logit_bias: LogitBias | None = None
-    stop: str | list[str | None] | None = None
+    stop: Stop = None
     ignore_eos: bool | None = None
     n: int | None = None
     n_predict: int | None = None
@@ -122,6 +130,8 @@ class Fields(Struct, kw_only=True):
     guided_grammar: str | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
     prompt_cache_key: Any = None
     user: Any = None
     metadata: Any = None
@@ -184,7 +194,7 @@ def limit(body: Fields) -> int | None:
 
 def thinking_budget(body: Fields) -> int | None:
     """Most tokens of reasoning; a negative number removes the limit."""
-    _, budget = _first_given(body, "thinking_budget_tokens", "reasoning_budget_tokens")
+    _, budget = _first_given(body, *BUDGETS)
     return None if budget is None or budget < 0 else budget
 
 
@@ -290,7 +300,7 @@ def _share(value: float | None, name: str) -> float | None:
     return value
 
 
-def stops(stop: str | Sequence[str | None] | None, name: str) -> tuple[str, ...]:
+def stops(stop: Stop, name: str) -> tuple[str, ...]:
     """Stop strings. Raises BadRequest for too many, or for one too long."""
     sequences = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
     if len(sequences) > MOST_STOPS:
@@ -532,14 +542,29 @@ def chosen_tool(choice: Any) -> str | None:
 SCHEMA_KEYS = {"type", "properties", "anyOf", "$ref"}
 
 
-def format_constraint(wrapped: Any, schema: Any, param: str) -> ResponseConstraint:
-    """Constraint of a format by its schema.
+class ResponseFormat(Struct):
+    """Output format; `schema` next to `json_object` is llama-server's form."""
 
-    It stands in `json_schema`, beside it, or in its place. Raises BadRequest for a schema that is
-    none.
+    type: str | None = None
+    json_schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
+
+
+def format_constraint(spec: ResponseFormat | None, param: str) -> ResponseConstraint | None:
+    """Constraint of a format by its schema, None for text.
+
+    The schema stands in `json_schema`, beside it, or in its place. Raises BadRequest for a schema
+    that is none, and for an unknown type.
     """
-    inner = wrapped if isinstance(wrapped, dict) else {}
-    found = inner.get("schema") or schema or (inner if SCHEMA_KEYS & inner.keys() else {})
+    if spec is None or spec.type in (None, "text"):
+        return None
+    if spec.type not in ("json_object", "json_schema"):
+        raise BadRequest(
+            f"{param}.type is {spec.type!r}; known are text, json_object, json_schema",
+            f"{param}.type",
+        )
+    inner = spec.json_schema or {}
+    found = inner.get("schema") or spec.schema or (inner if SCHEMA_KEYS & inner.keys() else {})
     if not isinstance(found, dict):
         raise BadRequest(f"{param}: the schema must be an object, got {found!r:.20}", param)
     return ResponseConstraint(found, param=param)

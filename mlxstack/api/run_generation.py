@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from itertools import chain
 from typing import Any, TypeVar
 
 from litestar import Request, Response
@@ -33,6 +34,7 @@ from mlxstack.api.streaming import (
     streamed,
     until_disconnect,
 )
+from mlxstack.core.conversation import Conversation
 from mlxstack.core.engine_events import CacheMiss, EarlyUse, RequestTimings, SlotAssigned
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import n_computed
@@ -41,6 +43,7 @@ from mlxstack.core.response_parts import CollectedResponse, ResponsePart, gather
 from mlxstack.service.calls.admission import AdmittedRequest
 from mlxstack.service.calls.generation import stream_response
 from mlxstack.service.service import Service
+from mlxstack.text.images.reader import ImageReader
 
 T = TypeVar("T")
 
@@ -49,6 +52,10 @@ MAX_HEADER = 1000
 # Parameters of handlers.
 AnyRequest = Request[Any, Any, Any]
 TheService = NamedDependency[Service]
+
+Group = Sequence[AdmittedRequest]
+Groups = Sequence[Group]
+"""Requests that run in parallel; groups of them that run in turn."""
 
 # Litestar has no class of its own for a body that ends too early.
 INCOMPLETE_BODY = "client disconnected prematurely"
@@ -71,12 +78,24 @@ def loaded_guard(service: Service) -> Guard:
     return guard
 
 
-async def answer_whole(
-    request: AnyRequest,
-    service: Service,
-    orders: tuple[AdmittedRequest, ...],
-    shape: Callable[[tuple[CollectedResponse, ...]], T],
-) -> Response[T] | Stream:
+async def n_tokens(service: Service, convert: Callable[[ImageReader], Conversation]) -> int:
+    """Number of prompt tokens of a body."""
+    text_processor = service.text_processor
+    return len((await text_processor.prompt(await text_processor.read(convert))).tokens)
+
+
+async def answer(
+    request: AnyRequest, service: Service, groups: Groups, renderer: Renderer, is_stream: bool
+) -> Response[Any] | Stream:
+    """Answer of a renderer, as a stream or whole."""
+    if is_stream:
+        return await _answer_stream(service, groups, renderer)
+    return await _answer_whole(request, service, tuple(chain(*groups)), renderer)
+
+
+async def _answer_whole(
+    request: AnyRequest, service: Service, orders: Group, renderer: Renderer
+) -> Response[Any] | Stream:
     """All replies at once, after `EARLY_S` behind white space.
 
     Some clients wait no longer than minutes for the head of a response. Raises ClientDisconnected,
@@ -90,24 +109,22 @@ async def answer_whole(
         raise
     if not is_done:
         known = cache_headers(orders[0], None)
-        return streamed(_early(request, working, shape), known, "application/json")
+        return streamed(_early(request, working, renderer), known, "application/json")
     replies = working.result()
     first = replies[0]
     headers = _headers(orders[0], first.started, first.ended.work)
-    return Response(shape(replies), headers=headers, media_type="application/json")
+    return Response(renderer.whole(replies), headers=headers, media_type="application/json")
 
 
 async def _early(
-    request: AnyRequest,
-    working: asyncio.Task[tuple[CollectedResponse, ...]],
-    shape: Callable[[tuple[CollectedResponse, ...]], Any],
+    request: AnyRequest, working: asyncio.Task[tuple[CollectedResponse, ...]], renderer: Renderer
 ) -> AsyncGenerator[bytes, None]:
     """White space until the response, then its JSON or error."""
     try:
         yield BLANK
         while not (await asyncio.wait({working}, timeout=BEAT_S))[0]:
             yield BLANK
-        yield encode_json(shape(working.result()))
+        yield encode_json(renderer.whole(working.result()))
     except Exception as problem:
         body = dialect_of(request.scope["path"]).error_body
         yield encode_json(body(to_stack_error(problem), request_id(request.scope)))
@@ -115,9 +132,7 @@ async def _early(
         await cancel(working)
 
 
-async def answer_stream(
-    service: Service, groups: Sequence[Sequence[AdmittedRequest]], renderer: Renderer
-) -> Stream:
+async def _answer_stream(service: Service, groups: Groups, renderer: Renderer) -> Stream:
     """Stream groups of replies in turn, each group in parallel.
 
     Headers carry the cache numbers if the first request gets its slot within a second.
@@ -129,9 +144,7 @@ async def answer_stream(
     return streamed(chunks, _headers(admitted, first), renderer.media_type)
 
 
-async def _numbered(
-    service: Service, begun: Parts, groups: Sequence[Sequence[AdmittedRequest]]
-) -> NumberedParts:
+async def _numbered(service: Service, begun: Parts, groups: Groups) -> NumberedParts:
     """Parts with the index of their reply; `begun` is the first reply."""
     n_before = 0
     for group in groups:
@@ -144,9 +157,7 @@ async def _numbered(
         n_before += len(group)
 
 
-async def _all(
-    service: Service, orders: tuple[AdmittedRequest, ...]
-) -> tuple[CollectedResponse, ...]:
+async def _all(service: Service, orders: Group) -> tuple[CollectedResponse, ...]:
     """One failed reply cancels the others and fails the response."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -10,7 +10,7 @@ from litestar.response import Stream
 
 from mlxstack.api.errors import to_stack_error
 from mlxstack.core.errors import StackError
-from mlxstack.core.response_parts import ResponsePart
+from mlxstack.core.response_parts import CollectedResponse, ResponsePart
 
 Parts = AsyncGenerator[ResponsePart, None]
 NumberedParts = AsyncGenerator[tuple[int, ResponsePart], None]
@@ -63,6 +63,9 @@ class Renderer(Protocol):
     """Renders the parts of replies as frames of a dialect."""
 
     media_type: str = EVENT_STREAM
+
+    def whole(self, replies: tuple[CollectedResponse, ...]) -> Any:
+        """Response to a request that does not stream."""
 
     def opening(self) -> Iterable[bytes]:
         """Frames before the first part."""

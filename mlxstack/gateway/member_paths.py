@@ -16,7 +16,8 @@ PROBED = frozenset({"GET", "HEAD"})
 
 METHODS: dict[frozenset[str], str] = {
     POST: """
-        /api/chat /api/embed /api/embeddings /api/generate /api/pull /api/show /apply-template
+        /api/chat /api/embed /api/embeddings /api/generate /api/pull /api/show
+        /api/v0/chat/completions /api/v0/completions /api/v0/embeddings /apply-template
         /cache/clear /cache/gc /cache/prefixes /cache/warm /chat/completions
         /chat/completions/input_tokens /completion /completions /detokenize /embedding /embeddings
         /infill /kv/match /kv/missing /kv/prefill /responses /responses/input_tokens /tokenize

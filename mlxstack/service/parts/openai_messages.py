@@ -61,23 +61,31 @@ class CustomParam(Struct):
 
 
 class ToolCallParam(Struct):
-    """A call that the assistant made earlier."""
+    """A call that the assistant made earlier.
+
+    Some clients write the fields of `function` beside the id.
+    """
 
     id: str | None = None
     function: FunctionParam | None = None
     custom: CustomParam | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | list[Any] | None = None
 
 
 class ChatMessageParam(Struct):
     """One message. `function` is the legacy role of `tool`, `function_call` its one call.
 
-    A last one with `prefix` is continued, as DeepSeek and Mistral do.
+    A last one with `prefix` is continued, as DeepSeek and Mistral do. LiteLLM has its reasoning in
+    `thinking_blocks`, OpenRouter in `reasoning_details`.
     """
 
     role: str
     content: AnyContent = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    thinking_blocks: list[Any] | None = None
+    reasoning_details: list[Any] | None = None
     tool_calls: list[ToolCallParam] | None = None
     function_call: FunctionParam | None = None
     tool_call_id: str | None = None
@@ -110,12 +118,13 @@ def read_messages(
 
 
 def _turns(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
-    """Turns of a message, whose parts may be calls and results.
+    """Turns of a message, whose parts may be calls, results and reasoning.
 
-    Cursor writes them so, in Anthropic's form.
+    Cursor writes them so, in Anthropic's form, and Mistral its reasoning.
     """
     parts: list[Any] = message.content if isinstance(message.content, list) else []
     calls = list(message.tool_calls or ())
+    thoughts = [*(message.thinking_blocks or message.reasoning_details or ())]
     rest: list[str | dict[str, Any]] = []
     for part in parts:
         match part:
@@ -124,12 +133,22 @@ def _turns(message: ChatMessageParam) -> Iterator[ChatMessageParam]:
                 calls.append(ToolCallParam(str(part.get("id") or ""), function))
             case {"type": "tool_result", "tool_use_id": str(call_id)}:
                 yield ChatMessageParam("tool", part.get("content"), tool_call_id=call_id)
+            case {"type": "thinking" | "reasoning"} if message.role == "assistant":
+                thoughts.append(part)
             case _:
                 rest.append(part)
-    if len(rest) == len(parts):
-        yield message
-    elif rest or calls:
-        yield msgspec.structs.replace(message, content=rest, tool_calls=calls)
+    told = message.reasoning_content or message.reasoning or _thoughts(thoughts)
+    if len(rest) < len(parts):
+        message = msgspec.structs.replace(message, content=rest, tool_calls=calls)
+    if rest or calls or not parts:
+        yield msgspec.structs.replace(message, reasoning_content=told)
+
+
+def _thoughts(parts: Iterable[Any]) -> str | None:
+    """Text of parts of reasoning; sealed ones have none."""
+    known = [part for part in parts if isinstance(part, dict)]
+    texts = [part.get("thinking") or part.get("text") or part.get("summary") for part in known]
+    return "\n".join(plain_text(text, "\n") for text in texts if text) or None
 
 
 def with_marks(
@@ -274,7 +293,9 @@ def _checked(content: AnyContent, at: str) -> Content:
 
 
 def _readable(content: Content) -> Content:
-    return [_noted(part) for part in content] if isinstance(content, list) else content
+    if not isinstance(content, list):
+        return content
+    return [shown for part in content if (shown := _noted(part)) != ""]
 
 
 def _noted(part: str | dict[str, Any]) -> str | dict[str, Any]:
@@ -303,16 +324,17 @@ def _message(
         role=role,
         text=(read_rules if role is Role.SYSTEM else read)(content, f"{at}.content"),
         reasoning=sent.reasoning if sent.reasoning_content is None else sent.reasoning_content,
-        tool_calls=tuple(_read_call(call) for call in calls),
+        tool_calls=tuple(map(read_call, calls)),
         tool_call_id=sent.tool_call_id,
         name=sent.name,
     )
 
 
-def _read_call(call: ToolCallParam) -> ToolCall:
+def read_call(call: ToolCallParam) -> ToolCall:
+    """Call of a history."""
     if call.custom is not None:
         return ToolCall(call.id or "", call.custom.name, {"input": call.custom.input})
-    function = call.function or FunctionParam()
+    function = call.function or FunctionParam(call.name, call.arguments)
     return ToolCall(
         id=call.id or "", name=function.name or "", arguments=parse_arguments(function.arguments)
     )

@@ -44,7 +44,8 @@ def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) ->
 def _with_defaults(schema: Any, keys: Iterable[str], defaults: dict[str, Any]) -> Any:
     if not isinstance(schema, dict):
         return schema
-    missing = {key: defaults[key] for key in sorted(keys) if schema.get(key) is None}
+    # PHP writes an object without keys as a list.
+    missing = {key: defaults[key] for key in sorted(keys) if schema.get(key) in (None, [])}
     return {**schema, **missing} if missing else schema
 
 

@@ -4,13 +4,13 @@ from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
-from mlxstack.api.request_fields import Fields
+from mlxstack.api.request_fields import EmptyList, Fields, ResponseFormat, Stop
 
 Content = str | list[dict[str, Any]]
 
 
 class TextInput(Struct, tag="text"):
-    text: str
+    text: str = ""
 
 
 class ImageInput(Struct, tag="image"):
@@ -109,7 +109,7 @@ class ToolParam(Struct):
 
     name: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: dict[str, Any] | EmptyList | None = None
     type: str | None = None
     defer_loading: bool | None = None
 
@@ -133,7 +133,7 @@ class OutputConfig(Struct):
     """Reasoning effort and output format."""
 
     effort: str | None = None
-    format: dict[str, Any] | None = None
+    format: ResponseFormat | None = None
 
 
 class MessagesBody(Fields, kw_only=True):
@@ -148,7 +148,14 @@ class MessagesBody(Fields, kw_only=True):
     system: Content | None = None
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
-    stop_sequences: list[str] | None = None
+    mcp_servers: list[dict[str, Any]] | None = None
+    stop_sequences: Stop = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = None
+    output_format: ResponseFormat | None = None
+
+    @property
+    def all_tools(self) -> list[ToolParam]:
+        """Tools, and servers of MCP, whose tools Anthropic's servers would call."""
+        servers = [str(server.get("name")) for server in self.mcp_servers or ()]
+        return [*(self.tools or ()), *(ToolParam(name, type="mcp_servers") for name in servers)]

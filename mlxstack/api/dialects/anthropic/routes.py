@@ -11,7 +11,7 @@ from msgspec import structs
 from mlxstack.api import request_fields
 from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
 from mlxstack.api.dialects.anthropic.response_schema import MessageResponse, TokenCount
-from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds, message
+from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds
 from mlxstack.api.dialects.anthropic.to_conversation import (
     conversation,
     require_answerable,
@@ -23,7 +23,7 @@ from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import ANTHROPIC
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
 from mlxstack.core.conversation import Conversation
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions
@@ -47,21 +47,15 @@ async def messages(
     require_answerable(parsed)
     admitted = await admit(service, parsed, _options(service, data, parsed, request))
     names = ResponseIds(admitted.request.id, model, request_id(request.scope))
-    admitted = structs.replace(admitted, omitted_tools=omitted_tools(data.tools or ()))
-    if data.stream:
-        return await answer_stream(service, [[admitted]], MessageStream(names))
-    return await answer_whole(
-        request, service, (admitted,), lambda replies: message(replies[0], names)
-    )
+    admitted = structs.replace(admitted, omitted_tools=omitted_tools(data.all_tools))
+    return await answer(request, service, [[admitted]], MessageStream(names), bool(data.stream))
 
 
 @post("/v1/messages/count_tokens", status_code=200)
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
     """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
-    text_processor = service.text_processor
-    prompt = await text_processor.prompt(await text_processor.read(partial(conversation, data)))
-    return TokenCount(len(prompt.tokens))
+    return TokenCount(await n_tokens(service, partial(conversation, data)))
 
 
 def _options(

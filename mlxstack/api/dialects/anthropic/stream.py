@@ -71,6 +71,19 @@ class MessageStream(streaming.Renderer):
         self._n_blocks = 0
         self._has_calls = False
 
+    def whole(self, replies: tuple[CollectedResponse, ...]) -> MessageResponse:
+        """Whole message."""
+        (reply,) = replies
+        reason = reason_of(reply.ended, reply.has_calls)
+        return MessageResponse(
+            id=self._names.response_id,
+            model=self._names.model,
+            content=_blocks(reply) or (TextBlock(""),),
+            usage=usage(reply.ended.work),
+            stop_reason=reason.stop_reason,
+            stop_sequence=reason.stop_sequence,
+        )
+
     def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
         return map(_frame, self._events(part))
 
@@ -134,20 +147,6 @@ class MessageStream(streaming.Renderer):
 
 def _frame(event: Event) -> bytes:
     return streaming.frame(event, str(event.__struct_config__.tag))
-
-
-def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
-    """Whole message."""
-    content = _blocks(reply)
-    reason = reason_of(reply.ended, reply.has_calls)
-    return MessageResponse(
-        id=names.response_id,
-        model=names.model,
-        content=content or (TextBlock(""),),
-        usage=usage(reply.ended.work),
-        stop_reason=reason.stop_reason,
-        stop_sequence=reason.stop_sequence,
-    )
 
 
 def _begun(started: SlotAssigned, names: ResponseIds) -> MessageResponse:

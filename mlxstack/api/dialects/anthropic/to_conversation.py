@@ -70,7 +70,7 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     n_blocks = request_fields.n_parts(turn.content for turn in body.messages)
     request_fields.bound(n_blocks, request_fields.MOST_PARTS, "messages", "content blocks")
     request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
-    require_runnable(body.tools or (), body.tool_choice)
+    require_runnable(body.all_tools, body.tool_choice)
     declared = declared_tools(body)
     known = Definitions(declared)
     messages = [*_system(body.system), *_messages(body.messages, known, images)]
@@ -257,9 +257,7 @@ def _template(body: MessagesBody) -> dict[str, Any]:
 def response_format(body: MessagesBody) -> ResponseConstraint | None:
     """Output constraint of a body."""
     spec = (body.output_config and body.output_config.format) or body.output_format
-    if spec is None or spec.get("type") != "json_schema":
-        return None
-    return format_constraint(None, spec.get("schema"), "output_config.format")
+    return format_constraint(spec, "output_config.format")
 
 
 FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
@@ -406,7 +404,7 @@ def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:
     if not spec.name:
         form = ", and the others beside it, not in `function`" if spec.type == OF_OPENAI else ""
         raise BadRequest(f"{at}.name: Field required{form}", f"{at}.name")
-    own = Tool(spec.name, spec.description or "", spec.input_schema or {}, is_deferred)
+    own = Tool(spec.name, spec.description or "", dict(spec.input_schema or {}), is_deferred)
     return client_tool(spec, is_deferred) or own
 
 

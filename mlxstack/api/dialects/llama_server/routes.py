@@ -17,8 +17,7 @@ from mlxstack.api.protocols import LLAMA_SERVER
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
-    answer_stream,
-    answer_whole,
+    answer,
     check_all,
 )
 from mlxstack.core.errors import Unsupported
@@ -47,9 +46,7 @@ async def completion(
             for index, (admitted, prompt) in enumerate(zip(orders, prompts, strict=True))
         ]
     )
-    if data.stream:
-        return await answer_stream(service, [orders], renderer)
-    return await answer_whole(request, service, tuple(orders), renderer.whole)
+    return await answer(request, service, [orders], renderer, bool(data.stream))
 
 
 @post("/infill")

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from litestar import get, post
 from litestar.params import FromPath, FromQuery
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mlxstack.api.dialects.llama_server.response_schema import request_params
 from mlxstack.api.guards import OF_ALL, UNLOADED, can_access, is_unscoped
@@ -18,15 +18,13 @@ from mlxstack.core.commands import (
     SaveSlot,
     SlotCommand,
     SlotCommandResult,
-    SlotEraseResult,
-    SlotRestoreResult,
-    SlotSaveResult,
 )
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.service.parts.request_log import SlotStatus
 
 OPEN = ("id", "n_ctx", "speculative", "is_processing")
 TASK = re.compile(r"[-_]([0-9a-f]{7})")
+RENAMED = {"slot": "id_slot", "name": "filename"}
 
 
 class FileBody(Struct):
@@ -72,26 +70,10 @@ async def act_on_slot(
 
 
 def _done(result: SlotCommandResult) -> dict[str, Any]:
-    match result:
-        case SlotSaveResult():
-            return {
-                "id_slot": result.slot,
-                "filename": result.name,
-                "n_saved": result.n_saved,
-                "n_written": result.n_written,
-                "n_bytes": result.n_bytes,
-                "timings": {"save_ms": result.save_ms},
-            }
-        case SlotRestoreResult():
-            return {
-                "id_slot": result.slot,
-                "filename": result.name,
-                "n_restored": result.n_restored,
-                "n_read": result.n_read,
-                "timings": {"restore_ms": result.restore_ms},
-            }
-        case SlotEraseResult():
-            return {"id_slot": result.slot, "n_erased": result.n_erased}
+    """Result in llama-server's fields, times apart."""
+    fields = {RENAMED.get(key, key): value for key, value in structs.asdict(result).items()}
+    times = {key: fields.pop(key) for key in tuple(fields) if key.endswith("_ms")}
+    return {**fields, "timings": times} if times else fields
 
 
 def _seen(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:

@@ -234,7 +234,7 @@ async def _whole(
     async with aclosing(parts):
         reply = await gather(parts)
     work = reply.ended.work
-    completion = stream.whole((reply,), wants, orders[0].text_processor)
+    completion = stream.ChatRenderer(wants, orders[0].text_processor).whole((reply,))
     note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
     headers = cache_headers(orders[0], reply.started, work)
     return Response(

@@ -7,8 +7,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from mlxstack.api.response_fields import SampledLogprob
 
-OLLAMA_VERSION = "0.12.11"
-"""Ollama release of this API; clients refuse an older server."""
+OLLAMA_VERSION = "0.13.4"
+"""Ollama release of this API, the first with Responses; clients refuse an older server."""
 
 NS = 1_000_000_000
 

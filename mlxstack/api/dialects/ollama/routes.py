@@ -47,13 +47,12 @@ from mlxstack.api.protocols import OLLAMA
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
-    answer_stream,
-    answer_whole,
+    answer,
     cancel_on_disconnect,
 )
 from mlxstack.core.errors import NotFound
 from mlxstack.models.local_models import local_models
-from mlxstack.service.calls.admission import AdmittedRequest, admit, admit_text
+from mlxstack.service.calls.admission import admit, admit_text
 from mlxstack.service.calls.embedding import embed, numbers
 from mlxstack.service.calls.idle_unload import idle_limit_s
 from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions
@@ -74,7 +73,7 @@ async def chat(
     convert = partial(to_conversation.chat_conversation, data)
     conversation = await service.text_processor.read(convert)
     admitted = await admit(service, conversation, _options(data, request, service))
-    return await _answer(request, service, admitted, data, renderer)
+    return await answer(request, service, [[admitted]], renderer, data.stream is not False)
 
 
 @post("/api/generate", status_code=200, responses=lines_spec(OllamaGeneration))
@@ -94,7 +93,7 @@ async def generate(
         if data.raw
         else await admit(service, conversation, options)
     )
-    return await _answer(request, service, admitted, data, renderer)
+    return await answer(request, service, [[admitted]], renderer, data.stream is not False)
 
 
 @post("/api/embed", status_code=200)
@@ -180,20 +179,6 @@ async def pull(
 async def _pulled() -> AsyncGenerator[bytes, None]:
     for status in ("pulling manifest", "success"):
         yield streaming.json_line(OllamaStatus(status))
-
-
-async def _answer(
-    request: AnyRequest,
-    service: Service,
-    admitted: AdmittedRequest,
-    body: OllamaGenerationBody,
-    renderer: OllamaRenderer,
-) -> Response[Any] | Stream:
-    if body.stream is not False:
-        return await answer_stream(service, [[admitted]], renderer)
-    return await answer_whole(
-        request, service, (admitted,), lambda replies: renderer.whole(replies[0])
-    )
 
 
 def _loaded(renderer: OllamaRenderer, service: Service) -> Response[Any]:

@@ -54,8 +54,9 @@ class OllamaRenderer(streaming.Renderer):
     ) -> OllamaAnswer:
         """Answer that is not done, or a part of it."""
 
-    def whole(self, reply: CollectedResponse) -> OllamaAnswer:
+    def whole(self, replies: tuple[CollectedResponse, ...]) -> OllamaAnswer:
         """Response to a request that does not stream."""
+        (reply,) = replies
         calls = tuple(self._call(part) for part in reply.calls if not part.is_cut)
         answer = self.answer(reply.content, reply.reasoning, calls)
         return self._noted(self._finished(answer, reply.ended), reply.notes)

@@ -4,14 +4,14 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.request_fields import Fields
+from mlxstack.api.request_fields import EmptyList, Fields, ResponseFormat
 from mlxstack.service.parts.openai_messages import ChatMessageParam, Content
 
 
 class FunctionSpec(Struct):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | EmptyList | None = None
 
 
 class CustomSpec(Struct):
@@ -33,8 +33,8 @@ class ChatToolParam(Struct):
     custom: CustomSpec | None = None
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    input_schema: dict[str, Any] | None = None
+    parameters: dict[str, Any] | EmptyList | None = None
+    input_schema: dict[str, Any] | EmptyList | None = None
     format: dict[str, Any] | None = None
 
 
@@ -42,14 +42,6 @@ class StreamOptions(Struct):
     """Additional chunks of a stream."""
 
     include_usage: bool | None = None
-
-
-class ResponseFormat(Struct):
-    """Output format; `schema` next to `json_object` is llama-server's form."""
-
-    type: str | None = None
-    json_schema: dict[str, Any] | None = None
-    schema: dict[str, Any] | None = None
 
 
 class Prediction(Struct):
@@ -62,12 +54,15 @@ class Prediction(Struct):
 class ThinkingSwitch(Struct):
     """Thinking as others switch it.
 
-    z.ai, DeepSeek and Moonshot have a `type` (enabled or disabled), OpenRouter the rest.
+    z.ai, DeepSeek and Moonshot have a `type` (enabled or disabled), Anthropic `budget_tokens`
+    beside it, OpenRouter the rest.
     """
 
     type: str | None = None
     enabled: bool | None = None
     effort: str | None = None
+    budget_tokens: int | None = None
+    max_tokens: int | None = None
 
 
 class ChatBody(Fields, kw_only=True):
@@ -83,9 +78,9 @@ class ChatBody(Fields, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    logprobs: bool | None = None
+    logprobs: bool | int | None = None
     top_logprobs: int | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: str | ThinkingSwitch | None = None
     thinking: bool | ThinkingSwitch | None = None
     reasoning: bool | str | ThinkingSwitch | None = None
     think: bool | str | None = None

@@ -96,7 +96,7 @@ class ChatCompletion(Struct, frozen=True, rename={"verbose": "__verbose"}):
 
 
 class Chunk(Struct, frozen=True, rename={"verbose": "__verbose"}):
-    """Chunk of a stream."""
+    """Chunk of a stream, whose last one has the usage on request."""
 
     id: str
     created: int
@@ -104,7 +104,7 @@ class Chunk(Struct, frozen=True, rename={"verbose": "__verbose"}):
     system_fingerprint: str
     choices: tuple[ChunkChoice, ...]
     object: str = "chat.completion.chunk"
-    usage: OpenAIUsage | UnsetType = UNSET
+    usage: OpenAIUsage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     prompt_progress: PromptProgress | UnsetType = UNSET
     verbose: Verbose | UnsetType = UNSET

@@ -18,10 +18,10 @@ from mlxstack.api.request_fields import chosen_tool, resolve_model
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
-    answer_stream,
-    answer_whole,
+    answer,
     copies,
     n_choices,
+    n_tokens,
 )
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
@@ -30,7 +30,10 @@ from mlxstack.service.service import Service
 
 
 @post(
-    ["/v1/chat/completions", "/chat/completions", "/v1/batch/chat/completions"],
+    [
+        *("/v1/chat/completions", "/chat/completions", "/api/v0/chat/completions"),
+        "/v1/batch/chat/completions",
+    ],
     status_code=200,
     responses=response_spec(ChatCompletion),
 )
@@ -48,28 +51,24 @@ async def chat_completions(
     if data.verbose:
         tokens = admitted.request.tokens
         wants = structs.replace(wants, verbose=Verbose(text_processor.decode(tokens), len(tokens)))
-    if data.stream:
-        return await answer_stream(service, [orders], stream.ChatRenderer(wants, text_processor, n))
-    return await answer_whole(
-        request, service, orders, lambda replies: stream.whole(replies, wants, text_processor)
-    )
+    renderer = stream.ChatRenderer(wants, text_processor, n)
+    return await answer(request, service, [orders], renderer, bool(data.stream))
 
 
 @post(["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"], status_code=200)
 async def chat_input_tokens(data: JSONBody[ChatBody], service: TheService) -> InputTokens:
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
-    text_processor = service.text_processor
-    conversation = await text_processor.read(partial(to_conversation.conversation, data))
-    prompt = await text_processor.prompt(conversation)
-    return InputTokens(len(prompt.tokens))
+    return InputTokens(await n_tokens(service, partial(to_conversation.conversation, data)))
 
 
 def options(body: ChatBody, request: AnyRequest, service: Service) -> GenerationOptions:
     """Generation options of a chat body. Raises BadRequest."""
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
-    n_top = request_fields.n_logprobs(body.logprobs, body.top_logprobs)
+    # mlx_lm.server has the number in `logprobs`.
+    n_sent = None if isinstance(body.logprobs, bool) else body.logprobs
+    n_top = request_fields.n_logprobs(bool(body.logprobs), body.top_logprobs or n_sent)
     choice = to_conversation.tool_choice(body)
     request_id = f"chatcmpl-{uuid4().hex}"
     common = request_fields.options(body, request_id, n_top, request, service)
@@ -82,6 +81,7 @@ def options(body: ChatBody, request: AnyRequest, service: Service) -> Generation
         is_one_call=body.parallel_tool_calls is False or _is_legacy(body),
         has_progress=bool(body.return_progress),
         predicted_text=to_conversation.predicted_text(body),
+        thinking_budget=to_conversation.thinking_budget(body),
     )
 
 

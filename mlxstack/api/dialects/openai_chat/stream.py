@@ -59,23 +59,6 @@ class StreamConfig(Struct, frozen=True):
     verbose: Verbose | UnsetType = UNSET
 
 
-def whole(
-    replies: Sequence[CollectedResponse], wants: StreamConfig, text_processor: "TextProcessor"
-) -> ChatCompletion:
-    """Response without a stream, with one choice per reply."""
-    ended = [reply.ended for reply in replies]
-    return ChatCompletion(
-        id=wants.id,
-        created=int(time.time()),
-        model=wants.model,
-        system_fingerprint=FINGERPRINT,
-        choices=tuple(_choice(i, reply, wants, text_processor) for i, reply in enumerate(replies)),
-        usage=usage(ended, len(ended)),
-        timings=timings(ended[0].work),
-        verbose=wants.verbose,
-    )
-
-
 def _choice(
     index: int, reply: CollectedResponse, wants: StreamConfig, text_processor: "TextProcessor"
 ) -> ChatChoice:
@@ -100,13 +83,29 @@ def _choice(
 
 
 class ChatRenderer(streaming.Renderer):
-    """Renders the choices of one streamed answer, one reply each."""
+    """Renders the choices of one answer, one reply each."""
 
     def __init__(
         self, wants: StreamConfig, text_processor: "TextProcessor", n_choices: int = 1
     ) -> None:
-        self._wants = wants
+        self._wants, self._text_processor = wants, text_processor
         self._choices = [ChatStream(i, wants, text_processor) for i in range(n_choices)]
+
+    def whole(self, replies: tuple[CollectedResponse, ...]) -> ChatCompletion:
+        """Response without a stream, with one choice per reply."""
+        wants, ended = self._wants, [reply.ended for reply in replies]
+        return ChatCompletion(
+            id=wants.id,
+            created=int(time.time()),
+            model=wants.model,
+            system_fingerprint=FINGERPRINT,
+            choices=tuple(
+                _choice(i, reply, wants, self._text_processor) for i, reply in enumerate(replies)
+            ),
+            usage=usage(ended, len(ended)),
+            timings=timings(ended[0].work),
+            verbose=wants.verbose,
+        )
 
     def opening(self) -> Iterator[bytes]:
         return (choice.opening() for choice in self._choices)
@@ -232,6 +231,7 @@ class ChatStream:
             model=self._wants.model,
             system_fingerprint=FINGERPRINT,
             choices=choices,
+            usage=None if self._wants.has_usage else UNSET,
         )
 
 

@@ -62,15 +62,7 @@ def tool_choice(body: ChatBody) -> str | dict[str, Any] | None:
 
 def response_format(body: ChatBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
-    spec = body.response_format
-    if spec is None or spec.type in (None, "text"):
-        return None
-    if spec.type not in ("json_object", "json_schema"):
-        raise BadRequest(
-            f"response_format.type is {spec.type!r}; known are text, json_object, json_schema",
-            "response_format.type",
-        )
-    return request_fields.format_constraint(spec.json_schema, spec.schema, "response_format")
+    return request_fields.format_constraint(body.response_format, "response_format")
 
 
 def predicted_text(body: ChatBody) -> str:
@@ -120,20 +112,28 @@ def _tool(spec: ChatToolParam, at: str) -> Tool:
     if not spec.name:
         at = f"{at}.function"
         raise BadRequest(f"{at}: Field required, with the name and the parameters", at)
-    return Tool(spec.name, spec.description or "", spec.parameters or spec.input_schema or {})
+    parameters = spec.parameters or spec.input_schema
+    return Tool(spec.name, spec.description or "", dict(parameters or {}))
 
 
 def _function(spec: FunctionSpec) -> Tool:
-    return Tool(spec.name, spec.description or "", spec.parameters or {})
+    return Tool(spec.name, spec.description or "", dict(spec.parameters or {}))
 
 
 def _thinking(body: ChatBody) -> Effort:
     """Thinking by the first field that switches it."""
-    sent = (body.thinking, body.reasoning, body.enable_thinking, body.think)
-    states, levels = zip(*map(_switch, sent), strict=True)
+    switches = (body.thinking, body.reasoning, body.enable_thinking, body.think)
+    states, levels = zip(*map(_switch, (body.reasoning_effort, *switches)), strict=True)
     wanted = next((state for state in states if state is not None), None)
-    level = body.reasoning_effort or next(filter(None, levels), None)
-    return effort(body.chat_template_kwargs, level, wanted)
+    return effort(body.chat_template_kwargs, next(filter(None, levels), None), wanted)
+
+
+def thinking_budget(body: ChatBody) -> int | None:
+    """Most tokens of reasoning, by any of the fields for it."""
+    switches = [one for one in (body.thinking, body.reasoning) if isinstance(one, ThinkingSwitch)]
+    sent = [budget for one in switches for budget in (one.budget_tokens, one.max_tokens)]
+    budgets = (request_fields.thinking_budget(body), *sent)
+    return next((budget for budget in budgets if budget is not None and budget >= 0), None)
 
 
 def _switch(sent: bool | str | ThinkingSwitch | None) -> tuple[bool | None, str | None]:

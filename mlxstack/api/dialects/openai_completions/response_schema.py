@@ -24,5 +24,5 @@ class TextCompletion(Struct, frozen=True):
     choices: tuple[CompletionChoice, ...]
     system_fingerprint: str = FINGERPRINT
     object: str = "text_completion"
-    usage: OpenAIUsage | UnsetType = UNSET
+    usage: OpenAIUsage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET

@@ -1,7 +1,5 @@
 """Routes of legacy completions: raw prompts, one choice for each."""
 
-from itertools import chain
-
 from litestar import Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
@@ -17,8 +15,7 @@ from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
-    answer_stream,
-    answer_whole,
+    answer,
     check_all,
     copies,
     n_choices,
@@ -30,7 +27,7 @@ from mlxstack.service.service import Service
 
 
 @post(
-    ["/v1/completions", "/v1/batch/completions"],
+    ["/v1/completions", "/api/v0/completions", "/v1/batch/completions"],
     status_code=200,
     responses=response_spec(TextCompletion),
 )
@@ -47,9 +44,7 @@ async def completions(
         for i, prompt in enumerate(prompts)
     ]
     groups = [copies(admitted, shape.n) for admitted in orders]
-    if data.stream:
-        return await answer_stream(service, groups, shape)
-    return await answer_whole(request, service, tuple(chain(*groups)), shape.whole)
+    return await answer(request, service, groups, shape, bool(data.stream))
 
 
 def _options(body: CompletionBody, request: AnyRequest, service: Service) -> GenerationOptions:

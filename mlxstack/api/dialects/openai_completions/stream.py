@@ -96,6 +96,6 @@ class CompletionRenderer(streaming.Renderer):
             created=self._created,
             model=self._model,
             choices=choices,
-            usage=usage(ended, self.n) if ended else UNSET,
+            usage=usage(ended, self.n) if ended else None if self._has_usage else UNSET,
             timings=timings(ended[-1].work) if ended else UNSET,
         )

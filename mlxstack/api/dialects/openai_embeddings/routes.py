@@ -52,7 +52,7 @@ class Embeddings(Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
-@post("/v1/embeddings", status_code=200)
+@post(["/v1/embeddings", "/api/v0/embeddings"], status_code=200)
 async def embeddings(
     request: AnyRequest, data: JSONBody[EmbeddingsBody], service: TheService
 ) -> Embeddings:

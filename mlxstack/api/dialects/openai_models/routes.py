@@ -27,7 +27,8 @@ class ModelMeta(Struct, frozen=True):
 class ModelCard(Struct, frozen=True):
     """Entry of `data`, for OpenAI's and Anthropic's clients.
 
-    `features` is a name of our own: Anthropic's `capabilities` is an object.
+    `features` is a name of our own: Anthropic's `capabilities` is an object. The context in tokens
+    has the names of OpenRouter and of vLLM, by which many clients find it.
     """
 
     id: str
@@ -36,6 +37,8 @@ class ModelCard(Struct, frozen=True):
     display_name: str
     max_input_tokens: int
     max_tokens: int
+    context_length: int
+    max_model_len: int
     meta: ModelMeta
     aliases: tuple[str, ...]
     features: tuple[str, ...] = ()
@@ -99,6 +102,8 @@ def _model(service: Service, name: str) -> ModelCard:
         display_name=name,
         max_input_tokens=n_ctx,
         max_tokens=n_ctx,
+        context_length=n_ctx,
+        max_model_len=n_ctx,
         meta=ModelMeta(n_ctx, facts.n_ctx_train, facts.n_vocab, facts.n_params, facts.n_bytes),
         aliases=tuple(other for other in names(service) if other != name),
         features=features,

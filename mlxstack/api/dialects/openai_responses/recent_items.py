@@ -44,7 +44,9 @@ class RecentItems:
         return [item for item in found if item is not None]
 
     def _find(self, item: Item, at: str, salt: str) -> Item | None:
-        if item.get("type") != REFERENCE:
+        kind = item.get("type")
+        # The type of a reference is optional.
+        if kind != REFERENCE and (kind is not None or "role" in item or "id" not in item):
             return item
         name = str(item.get("id"))
         if (salt, name) in self._items:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from mlxstack.api.request_fields import Fields
-from mlxstack.service.parts.openai_messages import AnyContent, Content
+from mlxstack.service.parts.openai_messages import AnyContent, Content, ToolCallParam
 
 Item = dict[str, Any]
 
@@ -35,14 +35,16 @@ class ResponsesBody(Fields, kw_only=True):
 class MessageInput(Struct):
     role: str
     content: Content = None
+    tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
 
 
 class CallInput(Struct):
     """Earlier call of a function, or of a custom tool (`input`)."""
 
-    call_id: str
     name: str
+    call_id: str | None = None
+    id: str | None = None
     arguments: Any = None
     input: str = ""
     namespace: str | None = None
@@ -100,8 +102,8 @@ class AgentMessageItem(Struct):
 class ReasoningInput(Struct):
     """Reasoning of the assistant; its summary counts where no other text is readable."""
 
-    content: list[Item] | None = None
-    summary: list[Item] | None = None
+    content: Content = None
+    summary: Content = None
     encrypted_content: str | None = None
 
 

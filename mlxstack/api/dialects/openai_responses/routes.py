@@ -16,13 +16,13 @@ from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.recent_items import RecentItems
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.response_schema import Response
-from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream, whole
+from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
 from mlxstack.api.guards import salt_of
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import RESPONSES
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import AdmittedRequest, admit
@@ -51,9 +51,7 @@ async def responses(
     response, is_sealed = _response(data, admitted, model), SEALED in (data.include or ())
     on_item = _on_item(data, request, options.salt)
     renderer = ResponseStream(response, box, admitted.text_processor, on_item, is_sealed=is_sealed)
-    if data.stream:
-        return await answer_stream(service, [[admitted]], renderer)
-    return await answer_whole(request, service, (admitted,), lambda made: whole(made[0], renderer))
+    return await answer(request, service, [[admitted]], renderer, bool(data.stream))
 
 
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
@@ -63,10 +61,7 @@ async def input_tokens(
     """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
     data, box = _resolved(data, request), toolbox(data)
-    text_processor = service.text_processor
-    conversation = await text_processor.read(partial(to_conversation.conversation, data, box))
-    prompt = await text_processor.prompt(conversation)
-    return InputTokens(len(prompt.tokens))
+    return InputTokens(await n_tokens(service, partial(to_conversation.conversation, data, box)))
 
 
 def _recent_items(request: AnyRequest) -> RecentItems:
@@ -120,7 +115,7 @@ def _options(
 
 def _response(body: ResponsesBody, admitted: AdmittedRequest, model: str) -> Response:
     """Response before its first output item."""
-    reasoning = body.reasoning or {}
+    reasoning, text = body.reasoning or {}, body.text or {}
     return Response(
         id=admitted.request.id,
         created_at=int(time.time()),
@@ -134,7 +129,8 @@ def _response(body: ResponsesBody, admitted: AdmittedRequest, model: str) -> Res
         top_logprobs=body.top_logprobs or 0,
         max_output_tokens=body.max_output_tokens,
         reasoning={name: reasoning.get(name) for name in ("effort", "summary")},
-        text=body.text or {"format": {"type": "text"}},
+        # Some clients refuse a text without a format.
+        text={**text, "format": text.get("format") or {"type": "text"}},
         metadata=body.metadata if isinstance(body.metadata, dict) else {},
         prompt_cache_key=body.prompt_cache_key if isinstance(body.prompt_cache_key, str) else None,
     )

@@ -1,6 +1,7 @@
 """Renders responses as events, and accumulates the whole response."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from uuid import uuid4
 
@@ -259,8 +260,17 @@ class ResponseStream(streaming.Renderer):
             [events.Created(response=self.response), events.InProgress(response=self.response)]
         )
 
+    def whole(self, replies: tuple[CollectedResponse, ...]) -> Response:
+        """Response that the same events would have built."""
+        (reply,) = replies
+        for spoken in (*reply.spoken, reply.ended):
+            parts = in_pieces(spoken) if isinstance(spoken, ToolCallPart) else (spoken,)
+            for part in parts:
+                deque(self._on_part(part), maxlen=0)
+        return self.response
+
     def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
-        return self._numbered(self.on_part(part))
+        return self._numbered(self._on_part(part))
 
     def failure(self, error: StackError) -> bytes:
         self.response = structs.replace(self.response, status="failed", error=_failure(error))
@@ -272,7 +282,7 @@ class ResponseStream(streaming.Renderer):
             self._n_events += 1
             yield streaming.frame(event, str(type(event).__struct_config__.tag))
 
-    def on_part(self, part: ResponsePart) -> Iterator[ResponsesEvent]:
+    def _on_part(self, part: ResponsePart) -> Iterator[ResponsesEvent]:
         match part:
             case KeepAlive():
                 yield events.InProgress(response=self.response)
@@ -349,18 +359,6 @@ class ResponseStream(streaming.Renderer):
     def _logprobs(self, notes: tuple[TokenSampled, ...]) -> tuple[SampledLogprob, ...]:
         result = logprobs(notes, self._text_processor)
         return result.content if result else ()
-
-
-def whole(reply: CollectedResponse, renderer: ResponseStream) -> Response:
-    """Response that the same events would have built."""
-    for spoken in reply.spoken:
-        parts = in_pieces(spoken) if isinstance(spoken, ToolCallPart) else (spoken,)
-        for part in parts:
-            for _ in renderer.on_part(part):
-                pass
-    for _ in renderer.on_part(reply.ended):
-        pass
-    return renderer.response
 
 
 def _failure(error: StackError) -> Failure:

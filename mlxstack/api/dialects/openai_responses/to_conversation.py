@@ -29,6 +29,7 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.openai_messages import (
     ROLES,
+    read_call,
     read_history,
     read_latest_user,
     read_system,
@@ -187,17 +188,9 @@ def forced_tool(box: ToolNames, choice: Any) -> str | None:
 
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
     """Output constraint of a body. Raises BadRequest."""
-    match (body.text or {}).get("format"):
-        case {"type": "json_schema" | "json_object", **more}:
-            return request_fields.format_constraint(
-                more.get("json_schema"), more.get("schema"), "text.format"
-            )
-        case {"type": kind} if kind not in (None, "text"):
-            raise BadRequest(
-                f"text.format.type is {kind!r}; known are text, json_object, json_schema",
-                "text.format.type",
-            )
-    return None
+    form = (body.text or {}).get("format") or {}
+    spec = _as(request_fields.ResponseFormat, form, "text.format")
+    return request_fields.format_constraint(spec, "text.format")
 
 
 def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
@@ -297,17 +290,20 @@ def _message(item: Item, at: str, _: ToolNames) -> Message:
     if role is None:
         raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
     read = read_system if role is Role.SYSTEM else read_history
-    return Message(role, read(sent.content, f"{at}.content"), tool_call_id=sent.tool_call_id)
+    return Message(
+        role,
+        read(sent.content, f"{at}.content"),
+        tool_calls=tuple(map(read_call, sent.tool_calls or ())),
+        tool_call_id=sent.tool_call_id,
+    )
 
 
 def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(ReasoningInput, item, at)
-    content: list[str | Item] = [*(sent.content or ())]
-    summary: list[str | Item] = [*(sent.summary or ())]
     thoughts = (
-        read_history(content, f"{at}.content")
+        read_history(sent.content, f"{at}.content")
         or decode_reasoning(sent.encrypted_content)
-        or read_history(summary, f"{at}.summary")
+        or read_history(sent.summary, f"{at}.summary")
     )
     return Message(Role.ASSISTANT, reasoning=thoughts or None)
 
@@ -316,7 +312,7 @@ def _named_call(item: Item, at: str, box: ToolNames) -> Message:
     sent = _as(CallInput, item, at)
     is_custom = item["type"] == "custom_tool_call"
     given = {custom_tools.INPUT: sent.input} if is_custom else parse_arguments(sent.arguments)
-    return _calling(ToolCall(sent.call_id, box.spoken(sent.name, sent.namespace), given))
+    return _calling(ToolCall(_call_id(sent), box.spoken(sent.name, sent.namespace), given))
 
 
 def _built_in_call(item: Item, at: str, _: ToolNames) -> Message:
@@ -381,7 +377,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _call_id(sent: BuiltInCallItem | OutputItem) -> str:
+def _call_id(sent: CallInput | BuiltInCallItem | OutputItem) -> str:
     return sent.call_id or sent.id or ""
 
 
