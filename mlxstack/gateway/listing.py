@@ -1,6 +1,7 @@
 """Gateway's own responses: health, models, metrics; members stay unloaded."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,6 +33,9 @@ from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key, name
 
 LM_STUDIO = "/api/v0/models"
 LOAD = "/v1/models/load"
+CONTEXTS = ("max_input_tokens", "max_tokens", "context_length", "max_model_len")
+STARTED = int(time.time())
+"""Seconds since the epoch, for models whose start is unknown."""
 FIXED = "a gateway loads and unloads its members itself; start it again with other members"
 METRICS_TYPE = "text/plain; version=0.0.4"
 
@@ -271,14 +275,15 @@ async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     body, phase = await asyncio.gather(_read(member, "/v1/models"), member.look())
     name, *others = member.spec.names
     known = {"id": name, "object": "model", "owned_by": "mlx-stack", "type": "model"}
+    since = {"created": STARTED, "created_at": rfc3339(STARTED), "display_name": name}
     own: dict[str, Any] = next(
         (card for card in (body or {}).get("data", ()) if card["id"] == name), {}
     )
     n_ctx = member.spec.service.n_ctx
     accepts_images = "vision" in member.spec.model.capabilities
     return {
-        "max_input_tokens": n_ctx,
-        "max_tokens": n_ctx,
+        **dict.fromkeys(CONTEXTS, n_ctx),
+        **since,
         "features": member.spec.model.capabilities,
         "input_modalities": ["text", "image"] if accepts_images else ["text"],
         **known,

@@ -100,7 +100,7 @@ def test_n_choices_of_a_stream_are_those_of_the_whole(http: httpx.Client) -> Non
         assert own[0]["delta"]["role"] == "assistant"
         assert "".join(c["delta"].get("content") or "" for c in own) == choice["message"]["content"]
         assert [c["finish_reason"] for c in own if c["finish_reason"]] == ["length"]
-    usages = [chunk["usage"] for chunk in found if "usage" in chunk]
+    usages = [chunk["usage"] for chunk in found if chunk["usage"]]
     assert len(usages) == 1
     assert usages[0]["completion_tokens"] == whole["usage"]["completion_tokens"]
     assert usages[0]["prompt_tokens"] == whole["usage"]["prompt_tokens"]

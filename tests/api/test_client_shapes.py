@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from msgspec import Struct
 
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.dialects.openai_chat.to_conversation import thinking_budget
 from tests.api.running import answering
 from tests.service.standin import StandIn
 
@@ -178,6 +181,7 @@ SWITCHES: list[tuple[dict[str, Any], bool]] = [
     ({"think": True}, True),
     ({"think": "none"}, False),
     ({"reasoning": "none"}, False),
+    ({"reasoning_effort": {"effort": "none", "summary": "auto"}}, False),
     ({"reasoning": None, "think": None, "enable_thinking": False}, False),
 ]
 
@@ -294,3 +298,161 @@ def test_tools_of_responses_that_are_not_offered_are_told(prompts: Prompts) -> N
     beside = prompts.http.post("/v1/responses", json={"input": "hi", "tools": [own, *HOSTED]})
     assert beside.headers["x-mlx-stack-omitted-tools"] == "web_search, shell, apply_patch"
     assert prompts.of("/v1/responses", {"input": "hi", "tools": []})
+
+
+BUDGETS: list[dict[str, Any]] = [
+    {"thinking_budget_tokens": 40},
+    {"thinking_token_budget": 40},
+    {"thinking_budget": 40},
+    {"thinking": {"type": "enabled", "budget_tokens": 40}},
+    {"reasoning": {"max_tokens": 40}},
+    {"reasoning": {"max_tokens": 7}, "thinking_budget": 40},
+]
+
+
+@pytest.mark.parametrize("sent", BUDGETS)
+def test_a_budget_of_thinking_counts_in_every_spelling(sent: dict[str, Any]) -> None:
+    """Those of llama-server, vLLM, Qwen's cloud, Anthropic and OpenRouter."""
+    assert thinking_budget(msgspec.convert({"messages": [ASKED], **sent}, ChatBody)) == 40
+
+
+@pytest.mark.parametrize(
+    ("sent", "n_top"),
+    [
+        ({"logprobs": 3}, 3),
+        ({"logprobs": 1, "top_logprobs": 3}, 3),
+        ({"logprobs": True}, 0),
+        ({"logprobs": 0}, None),
+    ],
+)
+def test_a_number_of_alternatives_may_stand_in_logprobs(
+    prompts: Prompts, sent: dict[str, Any], n_top: int | None
+) -> None:
+    """mlx_lm.server has it there."""
+    prompts.of(CHAT, {"messages": [ASKED], **sent})
+    assert prompts.engine.asked[-1].sampling.top_logprobs == n_top
+
+
+def test_an_object_without_keys_may_be_a_list(prompts: Prompts) -> None:
+    """PHP writes it so, for tools without parameters."""
+
+    def chat(schema: Any) -> tuple[str, dict[str, Any]]:
+        return CHAT, {"messages": [ASKED], "tools": [{"function": {**NAMED, "parameters": schema}}]}
+
+    def flat(schema: Any) -> tuple[str, dict[str, Any]]:
+        return CHAT, {"messages": [ASKED], "tools": [{**NAMED, "input_schema": schema}]}
+
+    def older(schema: Any) -> tuple[str, dict[str, Any]]:
+        return CHAT, {"messages": [ASKED], "functions": [{**NAMED, "parameters": schema}]}
+
+    def responses(schema: Any) -> tuple[str, dict[str, Any]]:
+        tool = {"type": "function", **NAMED, "parameters": schema}
+        return "/v1/responses", {"input": [ASKED], "tools": [tool]}
+
+    def messages(schema: Any) -> tuple[str, dict[str, Any]]:
+        tool = {**NAMED, "input_schema": schema}
+        return "/v1/messages", {"max_tokens": 9, "messages": [ASKED], "tools": [tool]}
+
+    for body in (chat, flat, older, responses, messages):
+        assert prompts.of(*body([])) == prompts.of(*body({}))
+    path, sent = chat([1])
+    assert prompts.http.post(path, json=sent).status_code == 400
+
+
+NAMED = {"name": "weather", "description": "Weather of a city"}
+
+
+def test_calls_of_the_chat_api_are_calls_of_responses(prompts: Prompts) -> None:
+    calls = calling(called("c1", arguments='{"city": "Rome"}'), text="I look.")
+    said = {"role": "assistant", "content": "I look."}
+    call = {"type": "function_call", "name": "weather", "arguments": '{"city": "Rome"}'}
+    output = {"type": "function_call_output", "output": "SUNNY"}
+    same = [
+        [ASKED, calls, {"role": "tool", "tool_call_id": "c1", "content": "SUNNY"}],
+        [ASKED, said, {**call, "call_id": "c1"}, {**output, "call_id": "c1"}],
+        [ASKED, said, {**call, "call_id": None, "id": "c1"}, {**output, "id": "c1"}],
+    ]
+    assert len({prompts.of("/v1/responses", {"input": items}) for items in same}) == 1
+
+
+def test_calls_may_stand_beside_their_ids(prompts: Prompts) -> None:
+    flat = {"id": "c1", "type": "function", "name": "weather", "arguments": {"city": "Rome"}}
+    whole = called("c1", arguments='{"city": "Rome"}')
+    result = {"role": "tool", "tool_call_id": "c1", "content": "SUNNY"}
+    said = [prompts.of(CHAT, {"messages": [ASKED, calling(one), result]}) for one in (flat, whole)]
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("thoughts", ["hm", ["hm"], [{"type": "summary_text", "text": "hm"}], None])
+def test_reasoning_of_responses_may_be_text(prompts: Prompts, thoughts: Any) -> None:
+    said = {"role": "assistant", "content": "Sunny."}
+    for field in ("content", "summary"):
+        item = {"type": "reasoning", "id": "rs_1", field: thoughts}
+        assert prompts.of("/v1/responses", {"input": [ASKED, item, said, ASKED]})
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": None}, {"type": "item_reference"}])
+def test_a_reference_needs_no_type(prompts: Prompts, kind: dict[str, Any]) -> None:
+    sent = {"input": [ASKED], "store": True}
+    item = prompts.http.post("/v1/responses", json=sent).json()["output"][0]
+    items = [[ASKED, one, ASKED] for one in (item, {"id": item["id"], **kind})]
+    assert len({prompts.of("/v1/responses", {"input": one}) for one in items}) == 1
+
+
+def test_the_text_of_a_response_always_has_a_format(prompts: Prompts) -> None:
+    """Some clients refuse a response without it."""
+    for text in ({}, {"verbosity": "low"}, {"verbosity": "low", "format": None}):
+        answer = prompts.http.post("/v1/responses", json={"input": [ASKED], "text": text}).json()
+        assert answer["text"] == {**text, "format": {"type": "text"}}
+
+
+@pytest.mark.parametrize("path", ["/api/v0/chat/completions", "//v1/chat/completions"])
+def test_other_paths_of_chats(prompts: Prompts, path: str) -> None:
+    """Zed takes LM Studio's own."""
+    body = {"messages": [ASKED]}
+    assert prompts.of(path, body) == prompts.of(CHAT, body)
+
+
+def test_parts_that_are_left_out_leave_no_empty_lines(prompts: Prompts) -> None:
+    parts = [{"type": "step-start"}, text("I look."), {"type": "redacted_thinking", "data": "x"}]
+    said = [
+        prompts.of(CHAT, {"messages": [ASKED, {"role": "assistant", "content": content}, ASKED]})
+        for content in (parts, "I look.")
+    ]
+    assert said[0] == said[1]
+
+
+def test_servers_that_only_anthropic_calls_are_told(prompts: Prompts) -> None:
+    servers = [{"type": "url", "url": "https://example.com", "name": "docs"}]
+    sent = {"max_tokens": 9, "messages": [ASKED], "mcp_servers": servers}
+    refused = prompts.http.post("/v1/messages", json=sent)
+    assert refused.status_code == 400
+    assert "docs" in refused.json()["error"]["message"]
+    tools = [{**NAMED, "input_schema": {"type": "object"}}]
+    beside = prompts.http.post("/v1/messages", json={**sent, "tools": tools})
+    assert beside.headers["x-mlx-stack-omitted-tools"] == "docs"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stop_sequences": "x"},
+        {"stop_sequences": [None, "x"]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": None}, text("hi")]}]},
+        {"output_config": {"format": {"type": "text"}}},
+    ],
+)
+def test_messages_are_read_leniently(prompts: Prompts, more: dict[str, Any]) -> None:
+    assert prompts.of("/v1/messages", {"max_tokens": 9, "messages": [ASKED], **more})
+
+
+def test_a_format_that_is_not_enforced_is_refused(prompts: Prompts) -> None:
+    form = {"type": "grammar"}
+    for path, body in (
+        (CHAT, {"messages": [ASKED], "response_format": form}),
+        ("/v1/responses", {"input": [ASKED], "text": {"format": form}}),
+        ("/v1/messages", {"max_tokens": 9, "messages": [ASKED], "output_config": {"format": form}}),
+    ):
+        refused = prompts.http.post(path, json=body)
+        assert refused.status_code == 400
+        assert "known are text, json_object, json_schema" in refused.json()["error"]["message"]

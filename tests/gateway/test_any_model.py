@@ -42,6 +42,8 @@ def test_all_models_are_listed_with_their_abilities_and_none_is_started(site: An
         assert card["status"] == {"value": "unloaded"}
         assert card["features"] == ["completion", "tools", "thinking"]
         assert card["max_input_tokens"] == card["max_tokens"] and card["fits"]
+        assert card["context_length"] == card["max_model_len"] == card["max_tokens"]
+        assert isinstance(card["created"], int) and card["display_name"] and card["created_at"]
     assert n_workers(site) == 0
 
 

@@ -214,6 +214,7 @@ def test_timings_are_no_part_of_this_dialect(http: httpx.Client) -> None:
 def test_models_are_read_by_the_client(claude: anthropic.Anthropic, http: httpx.Client) -> None:
     (model,) = [one for one in claude.models.list(limit=1000) if one.id == "tiny"]
     assert model.max_input_tokens == 1024
+    assert model.model_dump()["context_length"] == model.model_dump()["max_model_len"] == 1024
     assert claude.models.retrieve("tiny").display_name == "tiny"
     adapter = TypeAdapter(ModelInfo)
     for raw in http.get("/v1/models?limit=1000").json()["data"]:

@@ -14,12 +14,7 @@ from mlxstack.api.dialects.llama_server.response_schema import Answer
 from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import LLAMA_SERVER
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    check_all,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, check_all
 from mlxstack.core.errors import Unsupported
 from mlxstack.service.calls.admission import admit_text
 

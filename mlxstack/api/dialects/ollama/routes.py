@@ -44,12 +44,7 @@ from mlxstack.api.dialects.ollama.stream import (
 from mlxstack.api.guards import EARLY, PUBLIC, UNLOADED
 from mlxstack.api.openapi import lines_spec
 from mlxstack.api.protocols import OLLAMA
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    cancel_on_disconnect,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, cancel_on_disconnect
 from mlxstack.core.errors import NotFound
 from mlxstack.models.local_models import local_models
 from mlxstack.service.calls.admission import admit, admit_text

@@ -15,14 +15,7 @@ from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, In
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import OPENAI
 from mlxstack.api.request_fields import chosen_tool, resolve_model
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    copies,
-    n_choices,
-    n_tokens,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, copies, n_choices, n_tokens
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions

@@ -12,14 +12,7 @@ from mlxstack.api.dialects.openai_completions.response_schema import TextComplet
 from mlxstack.api.dialects.openai_completions.stream import CompletionRenderer
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import (
-    AnyRequest,
-    TheService,
-    answer,
-    check_all,
-    copies,
-    n_choices,
-)
+from mlxstack.api.run_generation import AnyRequest, TheService, answer, check_all, copies, n_choices
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.calls.admission import admit_text
 from mlxstack.service.parts.generation_options import GenerationOptions
