@@ -438,7 +438,6 @@ def test_servers_that_only_anthropic_calls_are_told(prompts: Prompts) -> None:
     [
         {"stop_sequences": "x"},
         {"stop_sequences": [None, "x"]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": None}, text("hi")]}]},
         {"output_config": {"format": {"type": "text"}}},
     ],
 )

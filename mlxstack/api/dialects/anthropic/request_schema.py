@@ -10,7 +10,7 @@ Content = str | list[dict[str, Any]]
 
 
 class TextInput(Struct, tag="text"):
-    text: str = ""
+    text: str
 
 
 class ImageInput(Struct, tag="image"):
