@@ -434,12 +434,7 @@ def test_servers_that_only_anthropic_calls_are_told(prompts: Prompts) -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"stop_sequences": "x"},
-        {"stop_sequences": [None, "x"]},
-        {"output_config": {"format": {"type": "text"}}},
-    ],
+    "more", [{"stop_sequences": [None, "x"]}, {"output_config": {"format": {"type": "text"}}}]
 )
 def test_messages_are_read_leniently(prompts: Prompts, more: dict[str, Any]) -> None:
     assert prompts.of("/v1/messages", {"max_tokens": 9, "messages": [ASKED], **more})

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds, message
+from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.response_parts import (
     CollectedResponse,
@@ -64,7 +64,7 @@ def test_a30_any_reply_streams_in_order_and_adds_up(
     spoken = tuple(part for part in parts if not isinstance(part, KeepAlive))
     calls = tuple(part for part in spoken if isinstance(part, ToolCallPart))
     reply = CollectedResponse(started=started, ended=ended, calls=calls, spoken=spoken)
-    whole = message(reply, NAMES)
+    whole = MessageStream(NAMES).whole((reply,))
     assert blocks(found) == json.loads(json.dumps([_plain(block) for block in whole.content]))
     last = found[-2]
     assert last["delta"]["stop_reason"] == whole.stop_reason

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
-from mlxstack.api.request_fields import EmptyList, Fields, ResponseFormat, Stop
+from mlxstack.api.request_fields import EmptyList, Fields, ResponseFormat
 
 Content = str | list[dict[str, Any]]
 
@@ -149,7 +149,7 @@ class MessagesBody(Fields, kw_only=True):
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
     mcp_servers: list[dict[str, Any]] | None = None
-    stop_sequences: Stop = None
+    stop_sequences: list[str | None] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: ResponseFormat | None = None
