@@ -77,6 +77,13 @@ def test_a23_several_calls_among_words(chatml: Any) -> None:
     assert speech.n_blocks == 2
 
 
+def test_words_around_calls_stay_apart(chatml: Any) -> None:
+    deltas, _ = hear(chatml, f"First.\n{CALL_TEXT}\n{CALL_TEXT}\n\nLast.", tools=TOOLS)
+    assert words(deltas) == "First.\n\nLast."
+    deltas, _ = hear(chatml, f"<think>Hm.\n</think>\nSo.\n{CALL_TEXT}\n<think>Ah.", tools=TOOLS)
+    assert (thoughts(deltas), words(deltas)) == ("Hm.\nAh.", "So.")
+
+
 def test_a_call_keeps_its_tokens_for_the_replay(chatml: Any) -> None:
     tokens = tuple(chatml.encode(CALL_TEXT, add_special_tokens=False))
     text = f"First.\n{CALL_TEXT}\n{CALL_TEXT}\nLast."

@@ -174,7 +174,9 @@ class TextFeed:
 
 
 def quoted_otherwise(piece: str) -> list[str]:
-    """Piece of a tag, also with other quotes of its attribute."""
+    """Piece of a tag, also with other quotes of its attribute, or a space before it."""
+    if piece[0] == "<" and piece[-1] == "=":
+        return [piece, f"{piece[:-1]} ="]
     if not _ATTRIBUTE.fullmatch(piece):
         return [piece]
     others = (piece.replace('"', quote) for quote in ("'", ""))
@@ -182,24 +184,31 @@ def quoted_otherwise(piece: str) -> list[str]:
 
 
 class WhitespaceTrimmer:
-    """Trims leading line breaks, and holds trailing white space back."""
+    """Trims leading line breaks, and holds trailing white space back.
+
+    Between two texts the longer of both stays.
+    """
 
     def __init__(self, *, is_open: bool = False) -> None:
         self._is_open = is_open
         self._held = ""
+        self._gap: str | None = None
 
     def push(self, text: str) -> str:
         """Return the text that can be emitted now."""
         text = self._held + text
-        if not self._is_open:
-            text = text.lstrip("\r\n")
-        emitted = text.rstrip()
-        self._held = text[len(emitted) :]
-        self._is_open = self._is_open or bool(emitted)
+        bare = text if self._is_open else text.lstrip("\r\n")
+        emitted = bare.rstrip()
+        is_begun = bool(emitted) and not self._is_open
+        self._is_open = self._is_open or is_begun
+        self._held = bare[len(emitted) :] if self._is_open else text
+        if is_begun and self._gap is not None and not emitted[0].isspace():
+            return max(self._gap, text[: len(text) - len(bare)], key=len) + emitted
         return emitted
 
     def finish(self) -> str:
         """Held white space, if after text; then start afresh."""
-        held = self._held if self._is_open else ""
-        self._held, self._is_open = "", False
+        held, self._held = self._held if self._is_open else "", ""
+        self._gap = held if self._is_open else self._gap
+        self._is_open = False
         return held
