@@ -239,6 +239,21 @@ def test_a_prompt_may_open_thoughts_that_no_template_closes() -> None:
     assert derive_format(made_tokenizer(form, other)).reasoning is None
 
 
+def test_thoughts_may_stand_between_a_prefix_and_a_suffix() -> None:
+    found = derive_format(made_tokenizer(Format("", reminder="<|inner_prefix|><|inner_suffix|>")))
+    read = read_answer(found, "<|inner_prefix|>Hm.<|inner_suffix|>So.", ())
+    assert (read.reasoning_content, read.content) == ("Hm.", "So.")
+
+
+def test_a_family_may_be_told_by_the_marks_of_a_published_parser() -> None:
+    # The template names its tools between marks, and writes no calls.
+    found = derive_format(made_tokenizer(Format("", reminder="<|tool_list_start|>")))
+    assert (found.name, found.source) == ("pythonic", FormatSource.FAMILY)
+    raw = "<|tool_call_start|>[edit(old='it's \"a\"')]<|tool_call_end|>"
+    (call,) = read_answer(found, raw, (Tool("edit"),)).tool_calls
+    assert call.arguments == {"old": 'it\'s "a"'}
+
+
 def test_a_format_is_derived_where_contents_are_lists_of_parts() -> None:
     form = FORMATS["json"]
     template = template_of(form).replace("m.content", "(m.content | map(attribute='text') | join)")

@@ -3,6 +3,7 @@
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -64,7 +65,8 @@ def derive_format(tokenizer: Any) -> DerivedFormat:
 
 def _derive(tokenizer: Any) -> DerivedFormat:
     probes = TemplateProbes(tokenizer)
-    family = next((one for one in FAMILIES if _is_of(one, probes)), None)
+    texts = (probes.source, *probes.tokens, str(tokenizer.tool_call_start or ""))
+    family = next((one for one in FAMILIES if _is_of(one, texts)), None)
     if family is not None and family.format.channels is not None:
         return family.format
     reasoning = derive_reasoning(probes)
@@ -92,8 +94,7 @@ def _derive(tokenizer: Any) -> DerivedFormat:
     return fallback if probes.source else base
 
 
-def _is_of(family: Family, probes: TemplateProbes) -> bool:
-    texts = (probes.source, *probes.tokens)
+def _is_of(family: Family, texts: Iterable[str]) -> bool:
     return all(any(one in text for text in texts) for one in family.contains)
 
 

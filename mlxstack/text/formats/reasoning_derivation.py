@@ -22,6 +22,7 @@ _PAIRS = (
     (rf"\[({_NAME})\]", "[/{}]"),
     (r"<\|START_(THINKING|REASONING)\|>", "<|END_{}|>"),
     (r"<\|((?:begin|start)_of_(?:thought|thinking|reasoning))\|>", "<|{}|>"),
+    (r"<\|(inner)_prefix\|>", "<|{}_suffix|>"),
 )
 
 
