@@ -288,9 +288,7 @@ def test_a_call_may_be_a_python_dict(marked: DerivedFormat, true: str, null: str
 
 
 def test_a_bare_call_may_follow_text(bare: DerivedFormat) -> None:
-    found = next(one.format for one in FAMILIES if one.format.name == "pythonic")
-    assert found.calls is not None
-    plain = replace(found, calls=replace(found.calls, opens="", closes=""))
+    plain = python_calls(opens="", closes="")
     for form, call in ((bare, FLAT), (plain, '[bash(command="ls")]')):
         read = read_answer(form, f"Sure. {call}", TOOLS)
         assert [(one.name, one.arguments) for one in read.tool_calls] == [LS]
@@ -451,6 +449,7 @@ NAMED = 'call:bash{command:<|"|>ls<|"|>}'
         (f"<|channel>thought\nNow.<channel|>{NAMED}", ""),
         ("<|tool_call>call:bash{command:'ls'}<tool_call|>", ""),
         ('<|tool_call>call:bash{command:"ls"}<tool_call|>', ""),
+        (f"<|tool_call>:{NAMED}<tool_call|>", ""),
     ],
 )
 def test_a_call_of_gemma_may_lack_marks(raw: str, content: str) -> None:
@@ -522,6 +521,67 @@ def test_a_mark_between_key_and_value_may_be_left_out(value: str) -> None:
 def test_calls_of_a_list_may_lack_a_comma(marked: DerivedFormat) -> None:
     for between in ("", "\n", ", "):
         assert calls_of(marked, f"<tool_call>[{CALL}{between}{OTHER}]</tool_call>") == [LS, PWD]
+
+
+def test_calls_without_marks_may_follow_a_thought_at_once() -> None:
+    found = derive_format(made_tokenizer(THINKING))
+    for call in (CALL, f"[{CALL}]", f"```json\n{CALL}\n```"):
+        read = read_answer(found, f"<think>So, now.</think>{call}", TOOLS)
+        assert [(one.name, one.arguments) for one in read.tool_calls] == [LS]
+        assert (read.reasoning_content, read.content) == ("So, now.", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "content"),
+    [
+        ("So.\n\n", "\nThen.", "So.\n\nThen."),
+        ("So.\n", "\n\nThen.\n", "So.\n\nThen.\n"),
+        ("So. ", "Then.", "So. Then."),
+        ("Let ", " or so", "Let or so"),
+        ("So.", "", "So."),
+        ("\n", "\n\nThen.", "Then."),
+    ],
+)
+def test_white_space_between_the_texts_around_a_call_stays(
+    marked: DerivedFormat, before: str, after: str, content: str
+) -> None:
+    raw = f"{before}{HERMES}{after}"
+    read = read_answer(marked, raw, TOOLS)
+    assert ([(one.name, one.arguments) for one in read.tool_calls], read.content) == ([LS], content)
+
+
+def test_an_empty_list_of_calls_ends_an_answer_without_a_word(marked: DerivedFormat) -> None:
+    read = read_answer(marked, "Nothing to do.\n<tool_call>[]</tool_call>", TOOLS)
+    assert (read.content.strip(), read.tool_calls, read.n_unparsed) == ("Nothing to do.", (), 0)
+
+
+def test_the_tags_of_a_call_may_have_a_space_before_the_name() -> None:
+    coder = derive_format(tokenizer_of("coder"))
+    raw = "<tool_call>\n<function =bash>\n<parameter =command>\nls\n</parameter>\n</function>"
+    assert calls_of(coder, f"{raw}\n</tool_call>") == [LS]
+
+
+def python_calls(**marks: str) -> DerivedFormat:
+    found = next(one.format for one in FAMILIES if one.format.name == "pythonic")
+    assert found.calls is not None
+    return replace(found, calls=replace(found.calls, **marks))
+
+
+def test_python_calls_may_stand_outside_of_a_list() -> None:
+    plain = python_calls(opens="", closes="")
+    both = f"{PYTHON}\n{PYTHON.replace('ls', 'pwd')}"
+    assert calls_of(plain, both) == [LS, PWD]
+    for text in (f"{PYTHON} is one.", "bash(1) runs it.", "other(command='ls')"):
+        read = read_answer(plain, text, TOOLS)
+        assert (read.tool_calls, read.content) == ((), text)
+
+
+def test_a_number_of_a_python_call_may_begin_with_zeros() -> None:
+    kinds = {"month": {"type": "integer"}, "zip": {"type": "string"}}
+    tools = (Tool("pick", "", {"properties": kinds}),)
+    raw = "<|tool_call_start|>[pick(month=07, zip=01234)]<|tool_call_end|>"
+    read = read_answer(python_calls(), raw, tools)
+    assert [one.arguments for one in read.tool_calls] == [{"month": 7, "zip": "01234"}]
 
 
 @pytest.mark.parametrize("end", ["<|python_end|>", " <|python_end|>\n", "</tool_call>"])

@@ -69,6 +69,14 @@ def test_nested_tags_are_read_as_they_were_written(
     assert (read.content.strip(), read.reasoning_content, read.n_unparsed) == ("So:", "Hm.", 0)
 
 
+def test_a_tag_that_comes_again_makes_a_list(tokenizer: Any) -> None:
+    given = {"free": {"tag": "a", "label": "b"}}
+    call = ToolCall("a", "plan", given)
+    text = said(tokenizer, Message(Role.ASSISTANT, "", tool_calls=(call,)))
+    (read,) = read_answer(derive_format(tokenizer), text.replace("label", "tag"), TOOLS).tool_calls
+    assert read.arguments == {"free": {"tag": ["a", "b"]}}
+
+
 def test_tags_in_a_text_are_text(tokenizer: Any) -> None:
     arguments = {"path": "<b>bold</b>", "words": "<label>5</label>"}
     call = ToolCall("a", "plan", arguments)

@@ -16,6 +16,7 @@ from mlxstack.text.formats.description import (
     Channels,
     DerivedFormat,
     ParsedMessage,
+    ReasoningMarks,
     first_mark,
     is_mark,
 )
@@ -108,7 +109,8 @@ class AnswerReader:
             self._calls = CallReader(syntax, self._feed, tools, self._on_call)
         self._has_said, self._has_thought = is_open, False
         self._begins_line, self._is_after_call = not is_open, False
-        self._prefix = output_format.reasoning.prefix if output_format.reasoning else ""
+        self._reasoning = output_format.reasoning or ReasoningMarks("", "")
+        self._prefix = self._reasoning.prefix
         self._content_marks = MarkSet(self._marks(is_reasoning=False))
         self._thought_marks = MarkSet(self._marks(is_reasoning=True))
         self._steps = self._read(is_open=is_open)
@@ -130,8 +132,8 @@ class AnswerReader:
         return spoken
 
     def _marks(self, *, is_reasoning: bool) -> list[str]:
-        marks, calls = self._format.reasoning, self._calls
-        literals = [*self._structure, "" if marks is None else marks.opens]
+        calls = self._calls
+        literals = [*self._structure, self._reasoning.opens]
         if calls is not None:
             literals += calls.strict
         if calls is not None and not is_reasoning:
@@ -190,8 +192,8 @@ class AnswerReader:
         hit = yield from self._say(self._content_marks)
         if hit is None:
             return
-        mark, marks = hit.text, self._format.reasoning
-        opened = 0 if marks is None else (yield from self._match((marks.opens,), mark))
+        mark = hit.text
+        opened = yield from self._match((self._reasoning.opens,), mark)
         if opened:
             self._spoken.append(Break())
             self._feed.drop(opened)
@@ -281,14 +283,11 @@ class AnswerReader:
     @property
     def _structure(self) -> tuple[str, ...]:
         """The literals of content that are dropped."""
-        marks = self._format.reasoning
-        closes = () if marks is None else (marks.closes,)
-        return (*closes, *self._format.wrappers, *self._format.turn_ends, *self._format.strays)
+        made = self._format
+        return (self._reasoning.closes, *made.wrappers, *made.turn_ends, *made.strays)
 
     def _is_shared(self, mark: str) -> bool:
-        marks = self._format.reasoning
-        opens = () if marks is None else (marks.opens,)
-        return any(first_mark(one) == mark for one in (*opens, *self._structure))
+        return any(first_mark(one) == mark for one in (self._reasoning.opens, *self._structure))
 
     def _match(self, literals: Iterable[str], mark: str) -> Reading[int]:
         """End of the first matching literal at this mark; 0 without one."""
@@ -301,15 +300,14 @@ class AnswerReader:
 
     def _think(self) -> Reading[None]:
         """Read a thought; only calls that end the answer count."""
-        mark = yield from self._say(self._thought_marks)
-        marks = self._format.reasoning
-        if mark is None or marks is None:
+        mark, marks = (yield from self._say(self._thought_marks)), self._reasoning
+        if mark is None:
             return
         # An answer may begin without the end of its thoughts.
         end = yield from self._match((marks.closes, *self._format.wrappers[:1]), mark.text)
         if end:
             self._feed.drop(end)
-            self.is_reasoning = False
+            self.is_reasoning, self._begins_line = False, True
             self._spoken.append(Break())
             yield from self._bare_calls()
         elif not self._has_thought and (
@@ -435,7 +433,7 @@ class AnswerReader:
                 end = yield from self._feed.optional(closing, end)
             self._feed.drop(start)
             self._finish_calls(replace(section, end=end - start))
-        elif self._is_cut_call(start):
+        elif not (yield from self._unmarked_calls("")) and self._is_cut_call(start):
             self._unparsed(len(self._feed.text))
         self.is_in_call = False
 

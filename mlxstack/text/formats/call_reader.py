@@ -121,6 +121,8 @@ class CallReader:
         read = yield from self._tried(self._object(at, is_marked=is_marked))
         if read is None:
             is_call = yield from self._values.begins_call(at)
+            if isinstance(self._syntax.body, PythonBody):
+                is_call = is_call or (yield from self._parts.tool_name(at, "(")) >= 0
             is_element = not is_call and (yield from self._feed.any_of(ELEMENTS, at)) > at
             if is_marked or is_call or is_element:
                 read = yield from self._others.read(at)
@@ -160,7 +162,7 @@ class CallReader:
 
     def is_empty(self, text: str) -> bool:
         """Whether a text is nothing but marks of calls."""
-        return {*self.strict, *self.closings}.issuperset(pieces(text))
+        return {*self.strict, *self.closings, "[]"}.issuperset(pieces(text))
 
     def begins_end(self, text: str) -> bool:
         """Whether a text begins a closing mark."""

@@ -109,4 +109,7 @@ def _joined(members: list[tuple[str, Any]], item: str, place: TypedPlace) -> Any
     is_list = bool(members) and all(name == item for name, _ in members)
     if is_list and "array" in place.containers:
         return [value for _, value in members]
-    return dict(members)
+    found: dict[str, list[Any]] = {}
+    for name, value in members:
+        found.setdefault(name, []).append(value)
+    return {name: values if len(values) > 1 else values[0] for name, values in found.items()}

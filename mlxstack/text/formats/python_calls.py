@@ -112,7 +112,9 @@ class PythonCalls:
         if self.is_bare(name, key) and (value := _BARE.match(text, at)):
             return argument_value(value[0], self._of(name, key)), value.end()
         if value := _VALUE.match(text, start):
-            return decoded(value[0].strip(), value[0]), value.end()
+            types, bare = self._of(name, key), decoded(value[0].strip(), value[0])
+            is_other = isinstance(bare, str) and not types.texts
+            return argument_value(value[0], types) if is_other else bare, value.end()
         raise ValueError(f"no argument: {text[at:]!r}")
 
 

@@ -254,6 +254,7 @@ class ValueCalls:
 
     def gemma(self, body: GemmaBody, at: int) -> Reading[ReadCalls | None]:
         feed = self._feed
+        at = yield from feed.any_of((":",), (yield from feed.space(at)))
         head = yield from self._parts.read_head(at, ("{",))
         if head is None:
             return None
