@@ -584,6 +584,14 @@ def test_a_number_of_a_python_call_may_begin_with_zeros() -> None:
     assert [one.arguments for one in read.tool_calls] == [{"month": 7, "zip": "01234"}]
 
 
+def test_a_set_of_a_python_call_is_a_list() -> None:
+    kinds = {"tags": {"type": "array"}, "more": {"type": "object"}}
+    tools = (Tool("pick", "", {"properties": kinds}),)
+    raw = "<|tool_call_start|>[pick(tags={'a'}, more={'b': 1})]<|tool_call_end|>"
+    read = read_answer(python_calls(), raw, tools)
+    assert [one.arguments for one in read.tool_calls] == [{"tags": ["a"], "more": {"b": 1}}]
+
+
 @pytest.mark.parametrize("end", ["<|python_end|>", " <|python_end|>\n", "</tool_call>"])
 def test_a_bare_call_may_be_closed_by_the_mark_of_another_model(
     bare: DerivedFormat, end: str

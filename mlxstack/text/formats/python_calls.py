@@ -11,9 +11,11 @@ from mlxstack.text.formats.argument_values import (
     argument_value,
     decoded,
     python_value,
+    type_names,
 )
 from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import PythonBody
+from mlxstack.text.formats.nested_tags import CONTAINERS
 from mlxstack.text.schema_types import SchemaTypes
 
 _HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")
@@ -126,7 +128,9 @@ class PythonArguments(CalledArguments):
         self._calls = calls
 
     def is_copied(self, key: str, sign: str) -> bool:
-        """Whether a value that begins so means what it says."""
+        """Whether a value that begins so means what it says; a set does not."""
+        if sign == "{" and type_names(self.types_of(key)) & CONTAINERS == {"array"}:
+            return False
         is_other = self._calls.is_spelled if sign in "\"'" else self._calls.is_bare
         return not is_other(self._name, key)
 
