@@ -128,7 +128,10 @@ class PythonArguments(CalledArguments):
         self._calls = calls
 
     def is_copied(self, key: str, sign: str) -> bool:
-        """Whether a value that begins so means what it says; a set does not."""
+        """Whether a value that begins so means what it says.
+
+        A set is written in the braces of an object.
+        """
         if sign == "{" and type_names(self.types_of(key)) & CONTAINERS == {"array"}:
             return False
         is_other = self._calls.is_spelled if sign in "\"'" else self._calls.is_bare

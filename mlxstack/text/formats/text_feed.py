@@ -174,7 +174,7 @@ class TextFeed:
 
 
 def quoted_otherwise(piece: str) -> list[str]:
-    """Piece of a tag, also with other quotes of its attribute, or a space before it."""
+    """Piece of a tag, also with other quotes or spaces of attributes."""
     if piece[0] == "<" and piece[-1] == "=":
         return [piece, f"{piece[:-1]} ="]
     if not _ATTRIBUTE.fullmatch(piece):
