@@ -7,8 +7,15 @@ import httpx
 import openai
 import pytest
 
+from mlxstack.api import run_generation
 from tests.api.running import Running, running, tiny_preset
 from tests.patience import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole answer has the headers of its slot and cache, however late it comes."""
+    monkeypatch.setattr(run_generation, "EARLY_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

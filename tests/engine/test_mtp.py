@@ -1,4 +1,4 @@
-"""MTP heads draft what they predict, and follow their slots."""
+"""MTP found draft what they predict, and follow their slots."""
 
 import json
 import os
@@ -316,10 +316,10 @@ def test_a_published_head_is_converted_as_its_model_is(tmp_path: Path) -> None:
             raw[name] = tensor - 1 if is_norm else tensor
     published = write(tmp_path / "published", HYBRID)
     mx.save_safetensors(str(published / "model.safetensors"), raw)
-    heads = [dict(tree_flatten(load(folder)[1].parameters())) for folder in (converted, published)]
-    assert heads[0].keys() == heads[1].keys()
-    for name, array in heads[0].items():
-        assert mx.allclose(array, heads[1][name], atol=1e-6).item(), name
+    found = [dict(tree_flatten(load(folder)[1].parameters())) for folder in (converted, published)]
+    assert found[0].keys() == found[1].keys()
+    for name, array in found[0].items():
+        assert mx.allclose(array, found[1][name], atol=1e-6).item(), name
 
 
 def tensors(file: Path) -> dict[str, mx.array]:
@@ -460,7 +460,7 @@ def test_a_head_that_is_not_here_is_counted_by_its_config(
 ) -> None:
     folder = with_head(model_of, "tiny-mla")
     config = json.loads((folder / "config.json").read_text())
-    heads: dict[str, Weights] = {}
+    found: dict[str, Weights] = {}
     for name, more in (
         ("published", {"num_nextn_predict_layers": 1}),
         ("converted", {"num_nextn_predict_layers": 1, "quantization": {"group_size": 32}}),
@@ -468,9 +468,9 @@ def test_a_head_that_is_not_here_is_counted_by_its_config(
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config | more))
-        heads[name] = planned(tmp_path / name).head
-    assert heads["published"].n_half == pytest.approx(planned(folder).head.n_single, rel=0.05)
-    assert heads["converted"] == heads["without"] == Weights()
+        found[name] = planned(tmp_path / name).head
+    assert found["published"].n_half == pytest.approx(planned(folder).head.n_single, rel=0.05)
+    assert found["converted"] == found["without"] == Weights()
 
 
 def test_a_file_that_is_no_weights_costs_the_head_alone(model_of: ModelOf, tmp_path: Path) -> None:

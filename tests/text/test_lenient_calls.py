@@ -561,10 +561,10 @@ def test_the_tags_of_a_call_may_have_a_space_before_the_name() -> None:
     assert calls_of(coder, f"{raw}\n</tool_call>") == [LS]
 
 
-def python_calls(**marks: str) -> DerivedFormat:
+def python_calls(**changed: str) -> DerivedFormat:
     found = next(one.format for one in FAMILIES if one.format.name == "pythonic")
     assert found.calls is not None
-    return replace(found, calls=replace(found.calls, **marks))
+    return replace(found, calls=replace(found.calls, **changed))
 
 
 def test_python_calls_may_stand_outside_of_a_list() -> None:
