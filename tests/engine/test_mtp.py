@@ -1,4 +1,4 @@
-"""MTP found draft what they predict, and follow their slots."""
+"""MTP heads draft what they predict, and follow their slots."""
 
 import json
 import os
