@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from msgspec import structs
+from safetensors.numpy import load_file, save_file
 
 from mlxstack.api import swap_middleware
 from mlxstack.core.preset import Preset, ServerSpec, SlotSpec
@@ -40,8 +40,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     models.write(found["b"], TINY, seed=2)
     models.write(found["wide"], {**TINY, "num_hidden_layers": 2, "num_key_value_heads": 4}, 3)
     shutil.copytree(found["a"], found["broken"])
-    weights = found["broken"] / "model.safetensors"
-    os.truncate(weights, weights.stat().st_size // 2)
+    weights = load_file(found["a"] / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, found["broken"] / "model.safetensors", {"format": "mlx"})
     shutil.copytree(found["a"], found["mute"])
     (found["mute"] / "tokenizer.json").write_text("{")
     return found

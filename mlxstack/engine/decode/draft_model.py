@@ -114,7 +114,7 @@ class DraftModel:
         rates = {
             at: row.drafter.model_rate or self.record.rate
             for at, row in rows.items()
-            if row.drafter is not None and row.most_drafted > 0 and _n_behind(row) <= READY
+            if row.drafter is not None and row.most_drafted > 0 and self._is_ready(row)
         }
         counts = governor.plan_drafts(
             self.record, rates, plan.counts, plan.costs, plan.layout, plan.bounds
@@ -217,6 +217,9 @@ class DraftModel:
 
     def _text(self, tokens: list[int]) -> list[int]:
         return without_virtual(tokens, self.placeholder)
+
+    def _is_ready(self, row: DraftableRow) -> bool:
+        return _n_behind(row) <= READY
 
     def _context(self, row: DraftableRow) -> SlotContext:
         draft = _context_of(row)
