@@ -27,8 +27,7 @@ from mlxstack.host.home import Home
 from mlxstack.host.process import held_bytes
 from mlxstack.host.services import ServiceSpec, ServiceState, read_json
 from mlxstack.models import model_files
-from mlxstack.models.model_files import ModelFiles
-from mlxstack.models.mtp_tensors import head_tensors
+from mlxstack.models.model_files import ModelFiles, head_tensors
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory import capacity
 from mlxstack.policy.memory.capacity import (

@@ -8,8 +8,7 @@ from pathlib import Path
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.models import hub
-from mlxstack.models.model_files import read_config_object, whole_snapshot
-from mlxstack.models.mtp_tensors import head_tensors
+from mlxstack.models.model_files import head_tensors, read_config_object, whole_snapshot
 from mlxstack.models.transfer import Transfer
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from mlx_lm.models.base import create_attention_mask
 
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelParts
-from mlxstack.models.model_files import weight_files
-from mlxstack.models.mtp_tensors import QWEN, HeadLayout, HeadTensors, head_tensors
+from mlxstack.models.model_files import QWEN, HeadLayout, HeadTensors, head_tensors, weight_files
 
 Weights = dict[str, mx.array]
 
