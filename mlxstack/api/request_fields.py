@@ -40,9 +40,8 @@ MOST_BIASES = 300_000
 """More than any vocabulary has tokens."""
 
 BUDGETS = (
-    *("thinking_budget_tokens", "reasoning_budget_tokens"),
-    *("thinking_token_budget", "thinking_budget"),
-)
+    "thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget", "thinking_budget",
+)  # fmt: skip
 """Fields of llama-server, of vLLM and of Qwen's cloud."""
 LEAST_TOP_P = 1e-6
 MOST_BIAS_TEXTS = 1000

@@ -13,8 +13,8 @@ from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
-def whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole answer has the headers of its slot and cache, however late it comes."""
+def complete_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The headers of an answer that is not streamed are sent with it, however long it takes."""
     monkeypatch.setattr(run_generation, "EARLY_S", PATIENCE_S)
 
 

@@ -21,15 +21,13 @@ from mlxstack.service.calls.admission import admit
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
+PATHS = [
+    "/v1/chat/completions", "/chat/completions", "/api/v0/chat/completions",
+    "/v1/batch/chat/completions",
+]  # fmt: skip
 
-@post(
-    [
-        *("/v1/chat/completions", "/chat/completions", "/api/v0/chat/completions"),
-        "/v1/batch/chat/completions",
-    ],
-    status_code=200,
-    responses=response_spec(ChatCompletion),
-)
+
+@post(PATHS, status_code=200, responses=response_spec(ChatCompletion))
 async def chat_completions(
     request: AnyRequest, data: JSONBody[ChatBody], service: TheService
 ) -> Response[ChatCompletion] | Stream:
