@@ -16,7 +16,7 @@ from mlxstack.host.home import Home
 from mlxstack.host.log_lines import shortened
 from mlxstack.host.logs import tail
 from mlxstack.planner.ranking import PresetFit, preset_fits
-from mlxstack.tui.actions import LocalActions
+from mlxstack.tui.actions.action import LocalActions
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main")
 POLL_S = 0.1

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from mlxstack.cli.target import ServiceTarget
 from mlxstack.client import Client
-from mlxstack.tui.actions import LocalActions
+from mlxstack.tui.actions.action import LocalActions
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import Feed, LiveFeed
 from mlxstack.tui.recording import RecordingWriter, new_recording

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -14,14 +15,8 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
 from mlxstack.core.formatting import printable
-from mlxstack.tui.actions import (
-    ACTIONS,
-    Action,
-    ActionTarget,
-    LocalActions,
-    ServiceCalls,
-    action_of,
-)
+from mlxstack.tui.actions import ACTIONS, action_of
+from mlxstack.tui.actions.action import Action, ActionTarget, LocalActions, ServiceCalls
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.run_action import PendingAction, holder, question, run_action
@@ -47,12 +42,11 @@ BOARDS: dict[str, type[BaseScreen]] = {
 }
 
 
+@dataclass
 class Updated(Message):
     """New dashboard state; a newer one replaces it before it is drawn."""
 
-    def __init__(self, model: DashboardState) -> None:
-        super().__init__()
-        self.model = model
+    model: DashboardState
 
     def can_replace(self, message: Message) -> bool:
         """Replace it by any later one."""

@@ -8,7 +8,7 @@ from textual.app import App
 from mlxstack.core.errors import StackError
 from mlxstack.core.formatting import printable
 from mlxstack.core.request import Priority
-from mlxstack.tui.actions import (
+from mlxstack.tui.actions.action import (
     Action,
     ActionContext,
     ActionInput,
@@ -75,11 +75,7 @@ async def run_action(app: App[None], pending: PendingAction, text: str) -> None:
 
 def _known(pending: PendingAction) -> tuple[str, ...]:
     """Possible answers, where the service runs on this computer."""
-    match pending.machine, pending.action.wants:
-        case None, _:
-            return ()
-        case machine, ActionInput.PRESET:
-            return machine.presets
-        case machine, ActionInput.MODE:
-            return machine.modes
-    return ()
+    if pending.machine is None:
+        return ()
+    names = {ActionInput.PRESET: pending.machine.presets, ActionInput.MODE: pending.machine.modes}
+    return names.get(pending.action.wants, ())

@@ -15,8 +15,9 @@ WINDOW_S = 300.0
 MARK_S = 1.0
 RATE_S = 2.0
 
-Speeds = tuple[float | None, float | None, float | None]
-UNSEEN: Speeds = (None, None, None)
+Speeds = tuple[float, float, float]
+Unseen = tuple[None, None, None]
+UNSEEN: Unseen = (None, None, None)
 
 
 class LinkState(StrEnum):
@@ -74,12 +75,9 @@ def reduce(before: DashboardState, news: StatusFrame | FeedLost | ListedModels) 
         return replace(before, models=news.data)
     base = _base(before, news.snapshot.counters)
     counters = news.snapshot.counters
-    now = CounterSample(
-        news.at,
-        base.n_prompt + counters.n_prompt_tokens,
-        base.n_generated + counters.n_generated_tokens,
-        base.n_cached + counters.n_cached_tokens,
-    )
+    n_prompt, n_generated = counters.n_prompt_tokens, counters.n_generated_tokens
+    here = ThroughputSample(news.at, n_prompt, n_generated, counters.n_cached_tokens)
+    now = _above(base, here)
     seen = _remembering(before, news.past, base)
     return DashboardState(
         replace(news, past=()), Link(LinkState.LIVE), _samples(seen, now), now, base, before.models
@@ -88,26 +86,20 @@ def reduce(before: DashboardState, news: StatusFrame | FeedLost | ListedModels) 
 
 def prompt_rate(model: DashboardState) -> float:
     """Prompt tokens computed per second over the last seconds."""
-    late = _at(model, model.now.at - RATE_S)
-    seconds = model.now.at - late.at
-    return (model.now.n_prompt - late.n_prompt) / seconds if seconds > 0 else 0.0
+    return _speed(_at(model, model.now.at - RATE_S), model.now)[0]
 
 
 def decode_rate(model: DashboardState) -> float:
     """Generated tokens per second of all slots over the last seconds."""
-    late = _at(model, model.now.at - RATE_S)
-    seconds = model.now.at - late.at
-    return (model.now.n_generated - late.n_generated) / seconds if seconds > 0 else 0.0
+    return _speed(_at(model, model.now.at - RATE_S), model.now)[1]
 
 
 def reuse_rate(model: DashboardState) -> float:
     """Prompt tokens reused per second over the last seconds."""
-    late = _at(model, model.now.at - RATE_S)
-    seconds = model.now.at - late.at
-    return (model.now.n_cached - late.n_cached) / seconds if seconds > 0 else 0.0
+    return _speed(_at(model, model.now.at - RATE_S), model.now)[2]
 
 
-def series(model: DashboardState, n_columns: int) -> tuple[Speeds, ...]:
+def series(model: DashboardState, n_columns: int) -> tuple[Speeds | Unseen, ...]:
     """Rates of computed, generated, reused tokens in `n_columns` past intervals.
 
     None where nothing was seen. The parts begin at multiples of their length, so that a
@@ -164,20 +156,22 @@ def _remembering(
     before: DashboardState, past: tuple[ThroughputSample, ...], base: CounterSample
 ) -> DashboardState:
     """Add the samples of the service from before the dashboard was attached."""
-    told = tuple(
-        CounterSample(
-            one.at,
-            base.n_prompt + one.n_prompt,
-            base.n_generated + one.n_generated,
-            base.n_cached + one.n_cached,
-        )
-        for one in past
-        if not before.samples or one.at > before.now.at
-    )
+    is_first = not before.samples
+    told = tuple(_above(base, one) for one in past if is_first or one.at > before.now.at)
     if not told:
         return before
     last = (before.now,) if before.samples and before.now.at > before.samples[-1].at else ()
     return replace(before, samples=(*before.samples, *last, *told), now=told[-1])
+
+
+def _above(base: CounterSample, one: ThroughputSample) -> CounterSample:
+    """Counts of the service, with those before its restarts."""
+    return CounterSample(
+        one.at,
+        base.n_prompt + one.n_prompt,
+        base.n_generated + one.n_generated,
+        base.n_cached + one.n_cached,
+    )
 
 
 def _samples(before: DashboardState, now: CounterSample) -> tuple[CounterSample, ...]:

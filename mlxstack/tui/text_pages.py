@@ -21,32 +21,19 @@ def page(model: DashboardState, width: int) -> str:
     parts = [told] if told else []
     if not model.has_frame:
         return told
-    figures = [line for draw in tiles.TILES for line in draw(model, min(width, tiles.WIDE - 1))]
-    lines = (
-        *overview.health(model, width),
-        *figures,
-        *overview.totals(model, width),
-        *overview.hint(model, width),
-    )
-    parts += [_line(line) for line in lines]
-    parts += [
-        _table(
-            _begun(table_data(model, width))
-            if table_data is costs.costs
-            else table_data(model, width)
-        )
-        for table_data in (overview.slots, overview.queue, costs.costs)
-    ]
+    narrow, frame = min(width, tiles.WIDE - 1), model.frame
+    parts += map(_line, overview.health(model, width))
+    parts += [_line(line) for draw in tiles.TILES for line in draw(model, narrow)]
+    parts += map(_line, (*overview.totals(model, width), *overview.hint(model, width)))
+    parts += [_table(draw(model, width)) for draw in (overview.slots, overview.queue)]
+    parts += [_begun(costs.costs(model, width))]
     if models.members(model):
-        parts += [_table(_begun(models.models(model, width)))]
-    if model.frame.cache is not None:
-        parts += ["", *(_line(line) for line in cache.budget(model, width))]
-        parts += [_table(table_data(model, width)) for table_data in (cache.rates, cache.prefixes)]
-    frame = model.frame
-    sections = ((frame.agents, agents.agents), (frame.requests, requests.requests))
-    parts += [
-        _table(_begun(table_data(model, width))) for told_of, table_data in sections if told_of
-    ]
+        parts += [_begun(models.models(model, width))]
+    if frame.cache is not None:
+        parts += ["", *map(_line, cache.budget(model, width))]
+        parts += [_table(draw(model, width)) for draw in (cache.rates, cache.prefixes)]
+    parts += [_begun(agents.agents(model, width))] if frame.agents else []
+    parts += [_begun(requests.requests(model, width))] if frame.requests else []
     return "\n".join(parts)
 
 
@@ -62,9 +49,10 @@ async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, N
                 yield page(model, width)
 
 
-def _begun(table_data: TableData) -> TableData:
-    """The keys that a heading names mean nothing here."""
-    return replace(table_data, title=table_data.title[:1], rows=table_data.rows[:MOST_ROWS])
+def _begun(table_data: TableData) -> str:
+    """First rows; the keys that a heading names mean nothing here."""
+    title, rows = table_data.title[:1], table_data.rows[:MOST_ROWS]
+    return _table(replace(table_data, title=title, rows=rows))
 
 
 def _line(line: Line) -> str:
@@ -86,6 +74,4 @@ def _table(table_data: TableData) -> str:
 
 
 def _fit(text: str, width: int, is_right: bool) -> str:
-    if is_right:
-        return text.rjust(width)
-    return set_cell_size(text, width)
+    return text.rjust(width) if is_right else set_cell_size(text, width)

@@ -12,7 +12,8 @@ from textual.widgets import Input
 
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.status import AgentView, CacheView, PrefixView, RequestView, StatusFrame
-from mlxstack.tui.actions import ACTIONS, ActionTarget
+from mlxstack.tui.actions import ACTIONS
+from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.app import Dashboard, Updated
 from mlxstack.tui.feed import News
 from mlxstack.tui.help import help_lines
@@ -20,7 +21,7 @@ from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
 from mlxstack.tui.screens.cache import CacheScreen
 from mlxstack.tui.screens.dialogs import ConfirmDialog, TextDialog
-from mlxstack.tui.screens.overview import OverviewScreen
+from mlxstack.tui.screens.overview import TARGETS, OverviewScreen
 from mlxstack.tui.screens.requests import RequestsScreen
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.state import Link, LinkState
@@ -236,7 +237,7 @@ async def test_palette_footer_and_help_come_from_one_registry() -> None:
         for deed in ACTIONS:
             named = f"{deed.title or deed.label}: {deed.target}"
             assert any(title.startswith(named) for title in titles)
-            is_here = deed.target in OverviewScreen.TARGETS
+            is_here = deed.target in TARGETS
             assert (keys.get(deed.key) == deed.label) is is_here, deed
             assert deed.help in page
         assert {"Show overview", "Show cache", "Show agents", "Show requests"} <= set(titles)

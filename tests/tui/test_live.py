@@ -21,7 +21,7 @@ from mlxstack.client import Client, FeedLost, ServerSentEvent
 from mlxstack.core.preset import ServerSpec
 from mlxstack.core.status import MemoryView, StatusFrame, WindowSums
 from mlxstack.service.parts.stats import MOST_SAMPLES
-from mlxstack.tui.actions import ActionTarget
+from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.state import WINDOW_S, LinkState, series

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.tui.actions import ActionContext, Aim, action_of
+from mlxstack.tui.actions import action_of
+from mlxstack.tui.actions.action import ActionContext, Aim
 from tests.tui.clerk import Clerk
 
 

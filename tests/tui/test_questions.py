@@ -11,7 +11,8 @@ from textual.pilot import Pilot
 from mlxstack.cli.local_machine import here
 from mlxstack.core.status import LoadView, StatusFrame
 from mlxstack.host.home import Home, make_home
-from mlxstack.tui.actions import ACTIONS, ActionInput
+from mlxstack.tui.actions import ACTIONS
+from mlxstack.tui.actions.action import ActionInput
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.screens.dialogs import TextDialog

@@ -90,8 +90,8 @@ class Action(Struct, frozen=True):
     label: str
     help: str
     target: ActionTarget
-    wants: ActionInput
     describe: Callable[[DashboardState, str], str]
     do: Callable[[ActionContext, Aim], Awaitable[str]]
+    wants: ActionInput = ActionInput.CONSENT
     is_destructive: bool = False
     title: str = ""

@@ -59,7 +59,6 @@ ACTIONS: tuple[Action, ...] = (
         label="Park",
         help="Free the slot and the memory of the chosen agent; what is on disk brings it back.",
         target=ActionTarget.AGENT,
-        wants=ActionInput.CONSENT,
         describe=lambda model, key: f"Take {_told(model, key)} out of its slot and memory?",
         do=park,
     ),
@@ -69,7 +68,6 @@ ACTIONS: tuple[Action, ...] = (
         label="Pin",
         help="Exempt the KV of the chosen agent from eviction.",
         target=ActionTarget.AGENT,
-        wants=ActionInput.CONSENT,
         describe=lambda model, key: f"Exempt the KV of {_told(model, key)} from eviction?",
         do=pin,
     ),
@@ -79,7 +77,6 @@ ACTIONS: tuple[Action, ...] = (
         label="Unpin",
         help="Make the KV of the chosen pinned agent evictable again.",
         target=ActionTarget.AGENT,
-        wants=ActionInput.CONSENT,
         describe=lambda model, key: f"Unpin {_told(model, key)}? Its KV can be evicted then.",
         do=unpin,
     ),
@@ -99,7 +96,6 @@ ACTIONS: tuple[Action, ...] = (
         label="Delete",
         help="Delete history and KV of the chosen agent; its files go with the next gc.",
         target=ActionTarget.AGENT,
-        wants=ActionInput.CONSENT,
         describe=lambda model, key: (
             f"Delete {_told(model, key)}? Its history goes too; this cannot be undone."
         ),

@@ -82,7 +82,6 @@ ACTIONS: tuple[Action, ...] = (
         label="Unpin",
         help="Make the chosen pinned prefix evictable again.",
         target=ActionTarget.PREFIX,
-        wants=ActionInput.CONSENT,
         describe=lambda model, key: f"Unpin {_told(model, key)}? It can be evicted then.",
         do=unpin,
     ),
@@ -102,7 +101,6 @@ ACTIONS: tuple[Action, ...] = (
         label="Clear",
         help="Evict all parked KV that is neither in use nor pinned.",
         target=ActionTarget.CACHE,
-        wants=ActionInput.CONSENT,
         describe=lambda model, _: (
             f"Clear the cache? {_parked(model)} are held; live contexts stay."
         ),

@@ -86,7 +86,6 @@ ACTIONS: tuple[Action, ...] = (
         label="Erase",
         help="Empty the chosen slot.",
         target=ActionTarget.SLOT,
-        wants=ActionInput.CONSENT,
         describe=lambda model, key: f"Erase {_slot(model, key)}? They must be computed again.",
         is_destructive=True,
         do=erase,

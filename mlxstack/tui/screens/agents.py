@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from mlxstack.core.status import AgentView
-from mlxstack.tui.actions import ActionTarget
+from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import agents
@@ -15,15 +15,12 @@ from mlxstack.tui.views.table_data import CellStyle, Line, TableData, TextCell
 from mlxstack.tui.widgets.text_lines import TextLines
 from mlxstack.tui.widgets.titled_table import TitledTable
 
-AGENTS = frozenset({ActionTarget.AGENT})
-
 
 class AgentsScreen(BaseScreen):
     """All of them; enter shows one."""
 
     MODE = "agents"
-    TARGETS = AGENTS
-    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(AGENTS)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(ActionTarget.AGENT)]
     EXPLAINS = (
         "An agent is a named conversation. There may be many more agents than slots: those "
         "without one are parked in memory or kept on disk, and come back where they stopped.\n\n"
@@ -49,10 +46,9 @@ class AgentScreen(BaseScreen):
     """One agent, turn by turn."""
 
     MODE = "agents"
-    TARGETS = AGENTS
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "app.pop_screen", "Back", id="back"),
-        *keys_of(AGENTS),
+        *keys_of(ActionTarget.AGENT),
     ]
     EXPLAINS = (
         "Each turn is a bar of tokens: reused ones first, then those that had to be computed, "

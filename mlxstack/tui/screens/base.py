@@ -10,7 +10,8 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer
 
-from mlxstack.tui.actions import ActionTarget, actions_of
+from mlxstack.tui.actions import actions_of
+from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.screens.dialogs import TextDialog
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.overview import banner
@@ -24,7 +25,6 @@ class BaseScreen(Screen[None]):
     """Base of all screens; changes of `model` redraw bound widgets."""
 
     MODE: ClassVar[str]
-    TARGETS: ClassVar[frozenset[ActionTarget]] = frozenset()
     EXPLAINS: ClassVar[str]
 
     # Before the table's own: that one tells of the row later.
@@ -91,7 +91,7 @@ class BaseScreen(Screen[None]):
         raise NotImplementedError
 
 
-def keys_of(targets: frozenset[ActionTarget]) -> list[Binding]:
+def keys_of(*targets: ActionTarget) -> list[Binding]:
     """Bindings of the actions on these targets."""
     return [
         Binding(

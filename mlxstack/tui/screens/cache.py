@@ -6,7 +6,7 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from mlxstack.tui.actions import ActionTarget
+from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.views import cache
@@ -14,15 +14,12 @@ from mlxstack.tui.views.requests import miss_lines
 from mlxstack.tui.widgets.text_lines import TextLines
 from mlxstack.tui.widgets.titled_table import TitledTable
 
-OURS = frozenset({ActionTarget.PREFIX, ActionTarget.CACHE})
-
 
 class CacheScreen(BaseScreen):
     """Budgets, hit rates, prefixes, misses."""
 
     MODE = "cache"
-    TARGETS = OURS
-    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(OURS)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(ActionTarget.PREFIX, ActionTarget.CACHE)]
     EXPLAINS = (
         "A prefix that was computed once is kept in memory and on disk, and reused for "
         "every request that begins with it. A star marks what is pinned.\n\n"

@@ -20,12 +20,32 @@ MOST_ROWS = 12
 
 
 class Question(ModalScreen[str | None]):
-    """Question asked before an action."""
+    """Question asked before an action; Escape cancels it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel")]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """The question, and the ways to answer it."""
+        with Vertical(classes="box"):
+            yield Static(self._question, markup=False)
+            yield from self.compose_answers()
+
+    def compose_answers(self) -> ComposeResult:
+        """Widgets below the question."""
+        raise NotImplementedError
 
     def answer(self, words: str | None) -> None:
         """Dismiss once: another call would dismiss the next screen."""
         if self.is_active:
             self.dismiss(words)
+
+    def action_cancel(self) -> None:
+        """Nothing is done."""
+        self.answer(None)
 
 
 class AnswerButton(Button):
@@ -47,61 +67,43 @@ class ConfirmDialog(Question):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "agree", "Yes"),
-        Binding("n,escape", "refuse", "No"),
+        Binding("n", "cancel", "No"),
     ]
 
-    def __init__(self, question: str) -> None:
-        super().__init__()
-        self._question = question
-
-    def compose(self) -> ComposeResult:
-        """The question and two buttons."""
-        with Vertical(classes="box"):
-            yield Static(self._question, markup=False)
-            with Horizontal(classes="buttons"):
-                yield AnswerButton("No (n)", None)
-                yield AnswerButton("Yes (y)", "", "warning")
+    def compose_answers(self) -> ComposeResult:
+        """Two buttons."""
+        with Horizontal(classes="buttons"):
+            yield AnswerButton("No (n)", None)
+            yield AnswerButton("Yes (y)", "", "warning")
 
     def action_agree(self) -> None:
         """Answer by key."""
         self.answer("")
-
-    def action_refuse(self) -> None:
-        """Answer by key."""
-        self.answer(None)
 
 
 class ChoiceDialog(Question):
     """One of a few words, by its first letter or by mouse."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(letter, f"choose('{letter}')", show=False) for letter in ascii_lowercase),
-        Binding("escape", "cancel", "Cancel"),
+        Binding(letter, f"choose('{letter}')", show=False) for letter in ascii_lowercase
     ]
 
     def __init__(self, question: str, words: tuple[str, ...]) -> None:
-        super().__init__()
-        self._question = question
+        super().__init__(question)
         self._words = words
 
-    def compose(self) -> ComposeResult:
-        """The question and a button per word."""
-        with Vertical(classes="box"):
-            yield Static(self._question, markup=False)
-            with Horizontal(classes="buttons"):
-                for word in self._words:
-                    yield AnswerButton(f"{word.capitalize()} ({word[0]})", word)
-            yield Static("esc leaves it as it is", markup=False, classes="note")
+    def compose_answers(self) -> ComposeResult:
+        """A button per word."""
+        with Horizontal(classes="buttons"):
+            for word in self._words:
+                yield AnswerButton(f"{word.capitalize()} ({word[0]})", word)
+        yield Static("esc leaves it as it is", markup=False, classes="note")
 
     def action_choose(self, letter: str) -> None:
         """Answer by the first letter of a word."""
         chosen = next((word for word in self._words if word[0] == letter), None)
         if chosen is not None:
             self.answer(chosen)
-
-    def action_cancel(self) -> None:
-        """Nothing is done."""
-        self.answer(None)
 
 
 class TextDialog(Question):
@@ -110,7 +112,6 @@ class TextDialog(Question):
     BINDINGS: ClassVar[list[BindingType]] = [
         # Before the line's own: that one tells of the words later.
         Binding("enter", "accept", priority=True),
-        Binding("escape", "cancel", "Cancel"),
         Binding("up", "step(-1)", show=False, priority=True),
         Binding("down", "step(1)", show=False, priority=True),
     ]
@@ -124,23 +125,20 @@ class TextDialog(Question):
         *,
         is_empty_allowed: bool = False,
     ) -> None:
-        super().__init__()
-        self._question = question
+        super().__init__(question)
         self._proposal = proposal
         self._known = dict.fromkeys(known, "" if describe is None else "measuring")
         self._describe = describe
         self._is_empty_allowed = is_empty_allowed
 
-    def compose(self) -> ComposeResult:
-        """The question, a line to write in, and what is known."""
+    def compose_answers(self) -> ComposeResult:
+        """A line to write in, and what is known."""
         suggester = SuggestFromList(tuple(self._known), case_sensitive=False)
-        with Vertical(classes="box"):
-            yield Static(self._question, markup=False)
-            yield LineInput(self._proposal, max_length=4096, suggester=suggester)
-            if self._known:
-                yield Static(self._listing(self._proposal), markup=False, id="choices")
-            told = "up and down choose, enter confirms" if self._known else "enter confirms"
-            yield Static(f"{told}, esc cancels", markup=False, classes="note")
+        yield LineInput(self._proposal, max_length=4096, suggester=suggester)
+        if self._known:
+            yield Static(self._listing(self._proposal), markup=False, id="choices")
+        told = "up and down choose, enter confirms" if self._known else "enter confirms"
+        yield Static(f"{told}, esc cancels", markup=False, classes="note")
 
     def on_mount(self) -> None:
         """Describe the choices without holding up the keys."""
@@ -165,10 +163,9 @@ class TextDialog(Question):
 
     def _listing(self, text: str) -> str:
         """Choices around the one in the input, which is marked."""
-        names = [name for name in self._known if text.lower() in name.lower()]
-        if text in self._known:
-            names = list(self._known)
-        first = max(0, names.index(text) - MOST_ROWS // 2) if text in names else 0
+        is_known = text in self._known
+        names = [name for name in self._known if is_known or text.lower() in name.lower()]
+        first = max(0, names.index(text) - MOST_ROWS // 2) if is_known else 0
         widest = max((len(name) for name in self._known), default=0)
         rows = {name: f"{name:<{widest}}  {self._known[name]}" for name in names}
         shown = names[first : first + MOST_ROWS]
@@ -178,7 +175,3 @@ class TextDialog(Question):
         """Accept the text; an empty one only where that is allowed."""
         text = self.query_one(LineInput).value.strip()
         self.answer(text if text or self._is_empty_allowed else None)
-
-    def action_cancel(self) -> None:
-        """Nothing is done."""
-        self.answer(None)

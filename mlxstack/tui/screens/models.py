@@ -6,21 +6,18 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from mlxstack.tui.actions import ActionTarget
+from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.views import models
 from mlxstack.tui.widgets.titled_table import TitledTable
-
-MODELS = frozenset({ActionTarget.MODEL, ActionTarget.SERVICE})
 
 
 class ModelsScreen(BaseScreen):
     """All models; enter shows one."""
 
     MODE = "models"
-    TARGETS = MODELS
-    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(MODELS)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(ActionTarget.MODEL, ActionTarget.SERVICE)]
     EXPLAINS: ClassVar[str] = (
         "The models that this address serves. A gateway has several: one that is `unloaded` is "
         "started by its first request, and unloaded when another needs its memory. `memory` is "

@@ -7,7 +7,7 @@ from textual.binding import BindingType
 from textual.containers import Container, Horizontal
 from textual.widget import Widget
 
-from mlxstack.tui.actions import ActionTarget
+from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.screens.requests import why_page
 from mlxstack.tui.views import costs, overview, requests, tiles
@@ -15,15 +15,14 @@ from mlxstack.tui.widgets.sparkline import DECODE, PREFILL, SparklineChart
 from mlxstack.tui.widgets.text_lines import TextLines, TileBox
 from mlxstack.tui.widgets.titled_table import TitledTable
 
-OURS = frozenset({ActionTarget.SLOT, ActionTarget.SERVICE, ActionTarget.MACHINE})
+TARGETS = (ActionTarget.SLOT, ActionTarget.SERVICE, ActionTarget.MACHINE)
 
 
 class OverviewScreen(BaseScreen):
     """Health, tiles, charts, slots, queue, costs; finished requests where there is room."""
 
     MODE = "overview"
-    TARGETS = OURS
-    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(OURS)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(*TARGETS)]
     EXPLAINS = (
         "The tiles tell how much memory is left and what takes the rest (weights, live and parked "
         "KV, work space; dashes are other programs), how fast tokens are generated and "

@@ -52,32 +52,21 @@ def request(model: DashboardState, name: str) -> RequestView | None:
 def why(one: RequestView) -> tuple[Line, ...]:
     """Details of one request: times and miss."""
     n_new = one.n_prompt - one.n_cached
-    times = (
-        ("waited in the queue", one.queued_s),
-        ("computed the prompt", one.prefill_s),
-        ("generated", one.decode_s),
-        ("first token after", one.ttft_s),
-        ("saved by reuse", one.saved_s),
-    )
+    facts = [
+        ("waited in the queue", short_time(one.queued_s)),
+        ("computed the prompt", short_time(one.prefill_s)),
+        ("generated", short_time(one.decode_s)),
+        ("first token after", short_time(one.ttft_s)),
+        ("saved by reuse", short_time(one.saved_s)),
+    ]
+    if one.n_images:
+        facts.append(("images", images(one.n_images, one.n_images_computed)))
     return (
         (
             TextCell(printable(one.id, 70), CellStyle.STRONG),
             TextCell(f"  ended: {printable(one.ended)}"),
         ),
-        *(
-            (TextCell(f"  {name:<20}", CellStyle.FAINT), TextCell(short_time(s)))
-            for name, s in times
-        ),
-        *(
-            (
-                (
-                    TextCell(f"  {'images':<20}", CellStyle.FAINT),
-                    TextCell(images(one.n_images, one.n_images_computed)),
-                ),
-            )
-            if one.n_images
-            else ()
-        ),
+        *((TextCell(f"  {name:<20}", CellStyle.FAINT), TextCell(told)) for name, told in facts),
         (),
         *(miss_lines(one.miss) if one.miss else (_all_reused(one, n_new),)),
     )

@@ -30,9 +30,9 @@ class PatchedTable(DataTable[Text]):
 
     def show(self, table_data: TableData) -> None:
         """Become this sheet."""
+        self._last = self.chosen or self._last
         before, self._table_data = self._table_data, table_data
         place = self.cursor_row
-        self._last = self._key_at(before) or self._last
         if table_data.columns != before.columns:
             self.clear(columns=True)
             for i, column in enumerate(table_data.columns):
@@ -74,10 +74,6 @@ class PatchedTable(DataTable[Text]):
         """Update the size from the known column widths and line heights."""
         del new_rows
         super()._update_dimensions(())
-
-    def _key_at(self, table_data: TableData) -> str | None:
-        row = self.cursor_row
-        return table_data.rows[row].key if 0 <= row < len(table_data.rows) else None
 
     def _fill(self, table_data: TableData, place: int) -> None:
         """Restore the cursor to its row, else to its place."""

@@ -1,6 +1,7 @@
 """Table with a heading, and a note for an empty table."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from textual import events
 from textual.app import ComposeResult
@@ -9,7 +10,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from mlxstack.tui.actions import ActionTarget
+from mlxstack.tui.actions.action import ActionTarget
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.table_data import TableData, arranged, distinct
 from mlxstack.tui.widgets.styles import content
@@ -23,21 +24,19 @@ class TitledTable(Vertical):
 
     model = reactive(DashboardState(), repaint=False)
 
+    @dataclass
     class RowChosen(Message):
         """The cursor is on this thing; None when there is none."""
 
-        def __init__(self, target: ActionTarget, key: str | None) -> None:
-            super().__init__()
-            self.target = target
-            self.key = key
+        target: ActionTarget
+        key: str | None
 
+    @dataclass
     class Opened(Message):
         """A row was opened."""
 
-        def __init__(self, section: str, key: str) -> None:
-            super().__init__()
-            self.section = section
-            self.key = key
+        section: str
+        key: str
 
     def __init__(self, draw: Draw, name: str, target: ActionTarget | None = None) -> None:
         super().__init__(id=name)
