@@ -22,14 +22,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.errors import (
-    BadRequest,
-    Damaged,
-    NotFound,
-    StackError,
-    UnknownVersion,
-    Unreadable,
-)
+from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError, Unreadable
 from mlxstack.core.ports import Manifest
 from mlxstack.store.files import (
     TEMPORARY,
@@ -37,6 +30,7 @@ from mlxstack.store.files import (
     because,
     children,
     clear_leftovers,
+    naming,
     open_private,
     parse_json,
     read_whole,
@@ -143,12 +137,10 @@ class AgentFolders:
     def read(self, agent: str) -> History:
         """Raises NotFound or Damaged."""
         data = self._read(self._history(agent), f"history of agent {agent}")
-        try:
+        with naming(f"history of agent {agent}"):
             about = parse_json(data, HistoryFile)
             if (about.version, about.agent) != (VERSION, agent):
                 raise Damaged(f"it is version {about.version} of agent {about.agent}")
-        except Damaged as error:
-            raise Damaged(f"the history of agent {agent} is damaged: {error.message}") from None
         return History(about.messages, about.facts)
 
     def write_manifest(self, agent: str, model: str, manifest: Manifest) -> int:
@@ -164,17 +156,8 @@ class AgentFolders:
     def peek_manifest(self, agent: str, model: str) -> Manifest:
         """Read a manifest without marking it as used."""
         data = self._read(self._manifest(agent, model), f"saved context of agent {agent}")
-        try:
+        with naming(f"saved context of agent {agent}"):
             return from_json(data)
-        except UnknownVersion as error:
-            raise UnknownVersion(
-                f"the saved context of agent {agent} was written by another release of mlx-stack: "
-                f"{error.message}"
-            ) from None
-        except Damaged as error:
-            raise Damaged(
-                f"the saved context of agent {agent} is damaged: {error.message}"
-            ) from None
 
     def manifests(self) -> tuple[ManifestFile, ...]:
         """Every manifest of every agent, damaged ones included, sorted. Raises Unreadable."""

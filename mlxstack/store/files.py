@@ -22,7 +22,15 @@ from typing import TypeVar
 
 import msgspec
 
-from mlxstack.core.errors import Damaged, DiskFull, NotFound, SetupError, StackError, Unreadable
+from mlxstack.core.errors import (
+    Damaged,
+    DiskFull,
+    NotFound,
+    SetupError,
+    StackError,
+    UnknownVersion,
+    Unreadable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -234,6 +242,19 @@ def parse_json(data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except UNREADABLE as error:
         raise Damaged(f"it is truncated or something else: {error}") from None
+
+
+@contextmanager
+def naming(what: str, remedy: str = "") -> Iterator[None]:
+    """Name what was read in Damaged and UnknownVersion."""
+    try:
+        yield
+    except UnknownVersion as error:
+        raise UnknownVersion(
+            f"the {what} was written by another release of mlx-stack: {error.message}{remedy}"
+        ) from None
+    except Damaged as error:
+        raise Damaged(f"the {what} is damaged: {error.message}") from None
 
 
 def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:

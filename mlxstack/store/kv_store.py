@@ -20,6 +20,7 @@ from mlxstack.store.files import (
     TEMPORARY,
     Disk,
     clear_leftovers,
+    naming,
     open_private,
     opened,
     read_whole,
@@ -218,15 +219,14 @@ class DiskKVStore:
 @contextmanager
 def _aside_if_damaged(path: Path) -> Iterator[None]:
     try:
-        yield
-    except UnknownVersion as error:
-        raise UnknownVersion(
-            f"the KV file {path.name} was written by another release of mlx-stack: {error.message}"
-        ) from None
-    except Damaged as error:
+        with naming(f"KV file {path.name}"):
+            yield
+    except UnknownVersion:
+        raise
+    except Damaged:
         with suppress(OSError):
             path.replace(path.with_name(path.name.removesuffix(SUFFIX) + ASIDE))
-        raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
+        raise
 
 
 def _check_name(actual: tuple[str, str], expected: tuple[str, str]) -> None:

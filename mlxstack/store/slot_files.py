@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, UnknownVersion
+from mlxstack.core.errors import BadRequest, Conflict, NotFound
 from mlxstack.core.ports import Manifest
 from mlxstack.store.files import (
     TEMPORARY,
@@ -16,6 +16,7 @@ from mlxstack.store.files import (
     begins_with,
     children,
     clear_leftovers,
+    naming,
     open_private,
     read_whole,
     refused,
@@ -86,15 +87,8 @@ class SlotFileFolder:
 
     def _read(self, name: str, path: Path) -> Manifest:
         data = read_whole(path, self._disk)
-        try:
+        with naming(f"slot file {name}", "; restore it with that release"):
             return unpack(data)
-        except UnknownVersion as error:
-            raise UnknownVersion(
-                f"the slot file {name} was written by another release of mlx-stack: "
-                f"{error.message}; restore it with that release"
-            ) from None
-        except Damaged as error:
-            raise Damaged(f"the slot file {name} is damaged: {error.message}") from None
 
     def list(self) -> tuple[SlotFile, ...]:
         """All slot files by name, damaged ones included. Raises Unreadable."""
