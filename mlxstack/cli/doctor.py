@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from mlxstack.host.hardware import (
     for_mlx,
     this_hardware,
     this_memory,
+    version_of,
 )
 from mlxstack.host.home import HOME_VARIABLE, Home, make_private
 from mlxstack.host.macos import MIN_MACOS, gpu_panics, macos_version
@@ -85,6 +85,11 @@ warn = partial(CheckResult, CheckLevel.WARN)
 bad = partial(CheckResult, CheckLevel.BAD)
 
 
+def warn_if(is_odd: bool, subject: str, detail: str, remedy: str) -> CheckResult:
+    """Warning with its remedy, else OK."""
+    return warn(subject, detail, remedy) if is_odd else ok(subject, detail)
+
+
 def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
     """Run all checks, in the order of their repair."""
     checks = (
@@ -114,8 +119,7 @@ def _all_of(check: Iterator[CheckResult]) -> Iterator[CheckResult]:
     try:
         yield from check
     except OSError as why:
-        remedy = "correct its permissions"
-        yield bad("files", f"{why.filename}: {why.strerror}", remedy)
+        yield bad("files", f"{why.filename}: {why.strerror}", "correct its permissions")
 
 
 def _system() -> Iterator[CheckResult]:
@@ -145,11 +149,9 @@ def macos(
     if version < MIN_MACOS:
         remedy = f"update macOS to {MIN_MACOS[0]} or later: MLX has no packages for older ones"
         yield bad("macos", detail, remedy)
-    elif version[0] == MIN_MACOS[0]:
-        detail += ": without residency sets, so device.wired has no effect"
-        yield ok("macos", detail)
     else:
-        yield ok("macos", detail)
+        lacks = ": without residency sets, so device.wired has no effect"
+        yield ok("macos", detail + (lacks if version[0] == MIN_MACOS[0] else ""))
     limit = f"{wired_limit_mb} MiB" if wired_limit_mb else "not set, macOS decides"
     yield ok("gpu memory", f"iogpu.wired_limit_mb is {limit}")
     if panics:
@@ -160,19 +162,15 @@ def macos(
 
 def _packages() -> Iterator[CheckResult]:
     for package in ("mlx", "mlx-lm"):
-        try:
-            yield ok(package, version(package))
-        except PackageNotFoundError:
-            yield bad(package, "not installed", REINSTALL)
+        found = version_of(package)
+        yield ok(package, found) if found else bad(package, "not installed", REINSTALL)
 
 
 def _memory() -> Iterator[CheckResult]:
     here = this_hardware()
     detail = f"{size(here.total_bytes)}, {size(here.available_bytes)} available, {here.chip}"
-    if here.total_bytes < LOW_MEMORY_BYTES:
-        yield warn("memory", detail, "use small models, such as `demo`")
-    else:
-        yield ok("memory", detail)
+    is_low = here.total_bytes < LOW_MEMORY_BYTES
+    yield warn_if(is_low, "memory", detail, "use small models, such as `demo`")
 
 
 def _descriptors() -> Iterator[CheckResult]:
@@ -237,11 +235,8 @@ def _home(home: Home) -> Iterator[CheckResult]:
         yield warn("home", detail, f"chmod 700 {home.root}")
     else:
         yield ok("home", str(home.root))
-    free = shutil.disk_usage(home.root).free
-    if free < LOW_DISK_BYTES:
-        yield warn("disk", f"{size(free)} free", "free some space for saved agents")
-    else:
-        yield ok("disk", f"{size(free)} free")
+    free, remedy = shutil.disk_usage(home.root).free, "free some space for saved agents"
+    yield warn_if(free < LOW_DISK_BYTES, "disk", f"{size(free)} free", remedy)
 
 
 def _presets(home: Home) -> Iterator[CheckResult]:
@@ -304,11 +299,9 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
         return
     most = f", at most {size(facts['limit_bytes'])} at once" if facts["limit_bytes"] else ""
     detail = f"MLX computes on the {facts['kind']}, {facts['name']}{most}"
-    if sys.platform == "darwin" and facts["kind"] != "gpu":
-        remedy = "use a native arm64 Python; a virtual machine has no GPU"
-        yield warn("device", detail, remedy)
-    else:
-        yield ok("device", detail)
+    is_slow = sys.platform == "darwin" and facts["kind"] != "gpu"
+    remedy = "use a native arm64 Python; a virtual machine has no GPU"
+    yield warn_if(is_slow, "device", detail, remedy)
     if facts["limit_bytes"]:
         yield from large_weights(home, facts["limit_bytes"])
         yield from wired(home)

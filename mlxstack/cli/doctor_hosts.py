@@ -15,7 +15,7 @@ from typing import IO
 import msgspec
 from msgspec import Struct
 
-from mlxstack.cli.doctor import CheckLevel, CheckResult, bad, ok, warn
+from mlxstack.cli.doctor import CheckLevel, CheckResult, bad, ok, warn_if
 from mlxstack.core.formatting import printable
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host import rank_probe, ranks
@@ -138,10 +138,8 @@ def _versions(host: str, theirs: dict[str, str]) -> Iterator[CheckResult]:
 def _clock(host: str, ahead_s: float) -> CheckResult:
     """Difference of the clocks, up to the delay of a message."""
     detail = f"{host}: {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
-    if abs(ahead_s) <= MOST_CLOCK_S:
-        return ok("clock", detail)
     remedy = "set both clocks by the network; logs and ages of KV files go by them"
-    return warn("clock", detail, remedy)
+    return warn_if(abs(ahead_s) > MOST_CLOCK_S, "clock", detail, remedy)
 
 
 def _link(host: str, address: str, listener: LinkListener, links: list[LinkSpeed]) -> CheckResult:

@@ -79,6 +79,14 @@ def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.machine()
 
 
+def version_of(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def find_openblas(folders: tuple[str, ...] = LIBRARY_FOLDERS) -> Path | None:
     """OpenBLAS to preload on Linux, preferably threaded; else None.
 
@@ -219,12 +227,4 @@ def _wired_limit() -> int:
 def _computes_on_cpu() -> bool:
     if os.environ.get(CPU_VARIABLE):
         return True
-    return sys.platform != "darwin" and not any(_is_installed(one) for one in CUDA_PACKAGES)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
+    return sys.platform != "darwin" and not any(map(version_of, CUDA_PACKAGES))

@@ -33,7 +33,6 @@ Half of the 60 % at which systemd-oomd kills by default, so that KV goes before 
 
 AVERAGE = re.compile(r"(?P<kind>some|full) avg10=(?P<avg10>\d+(?:\.\d+)?)")
 PRESSURE_LEVEL = b"kern.memorystatus_vm_pressure_level"
-MAC_LEVELS = {1: 0, 2: 1, 4: 2}
 
 
 class PressureLevel(IntEnum):
@@ -42,6 +41,9 @@ class PressureLevel(IntEnum):
     CALM = 0
     HIGH = 1
     CRITICAL = 2
+
+
+MAC_LEVELS = {1: PressureLevel.CALM, 2: PressureLevel.HIGH, 4: PressureLevel.CRITICAL}
 
 
 def pressure_level() -> PressureLevel:
@@ -72,8 +74,7 @@ def of_psi(text: str) -> PressureLevel | None:
 
 def of_mac(value: int | None) -> PressureLevel | None:
     """Level of kern.memorystatus_vm_pressure_level; None for an unknown value."""
-    known = None if value is None else MAC_LEVELS.get(value)
-    return None if known is None else PressureLevel(known)
+    return None if value is None else MAC_LEVELS.get(value)
 
 
 def sysctl(name: bytes) -> int | None:

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -71,15 +72,10 @@ def end(process: ProcessId, patience_s: float) -> bool:
 
 def wait_gone(process: ProcessId, timeout_s: float) -> bool:
     """Whether the process ended within `timeout_s` seconds."""
-    if not is_alive(process):
-        return True
-    try:
-        psutil.Process(process.pid).wait(timeout_s)
-    except psutil.TimeoutExpired:
-        return not is_alive(process)
-    except psutil.NoSuchProcess:
-        return True
-    return True
+    if is_alive(process):
+        with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            psutil.Process(process.pid).wait(timeout_s)
+    return not is_alive(process)
 
 
 def held_bytes(pid: int) -> int:
@@ -189,7 +185,5 @@ def _birth(process: psutil.Process) -> tuple[float, str]:
 
 def _signal(process: ProcessId, number: signal.Signals) -> None:
     if is_alive(process):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(process.pid, number)
-        except ProcessLookupError:
-            return

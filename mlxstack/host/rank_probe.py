@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from io import BufferedReader, BufferedRWPair
 from statistics import median
 from typing import TypeVar
@@ -22,7 +21,7 @@ from msgspec import Struct
 
 from mlxstack import __version__
 from mlxstack.core.preset import ModelSpec
-from mlxstack.host.hardware import for_mlx
+from mlxstack.host.hardware import for_mlx, version_of
 
 T = TypeVar("T")
 
@@ -82,13 +81,8 @@ class LinkSpeed(Struct, frozen=True):
 
 def versions() -> dict[str, str]:
     """Versions that should be equal on all machines; "none" if not installed."""
-    found = {"mlx-stack": __version__}
-    for package in ("mlx", "mlx-lm"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
-    return {**found, "Python": platform.python_version()}
+    packages = {name: version_of(name) or "none" for name in ("mlx", "mlx-lm")}
+    return {"mlx-stack": __version__, **packages, "Python": platform.python_version()}
 
 
 def send(stream: BufferedRWPair, message: Struct) -> None:
