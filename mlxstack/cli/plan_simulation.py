@@ -3,16 +3,13 @@
 import random
 from pathlib import Path
 
-import msgspec
-import msgspec.inspect
 import typer
 from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.cli.output import table
-from mlxstack.config import preset_schema
-from mlxstack.config.presets import dotted, read_yaml
+from mlxstack.config.presets import read_struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
@@ -45,19 +42,7 @@ class Outcome(Struct, frozen=True):
 
 def read_scenario(name: str) -> Scenario:
     """From a YAML file. Raises SetupError naming the key and its line."""
-    document = read_yaml(Path(name).expanduser().absolute())
-    form = msgspec.inspect.type_info(Scenario)
-    for keys in preset_schema.unknown(document.values, form):
-        near = preset_schema.suggestion(
-            str(keys[-1]), preset_schema.children(preset_schema.at(keys[:-1], form) or form)
-        )
-        raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
-    for keys in preset_schema.endless(document.values):
-        raise SetupError(f"{document.location(keys)}: {dotted(keys)} must be finite")
-    try:
-        scenario = msgspec.convert(document.values, Scenario)
-    except msgspec.ValidationError as why:
-        raise SetupError(f"{name}: {why}") from why
+    scenario = read_struct(Path(name).expanduser().absolute(), Scenario)
     for key in ("n_asks", "n_new", "n_answer"):
         least, most = getattr(scenario.workload, key)
         if least > most:

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import msgspec
-import msgspec.inspect
 import yaml
 from msgspec import Struct
 
 from mlxstack.config import preset_schema, presets
-from mlxstack.config.presets import Override, dotted, from_option, read_yaml
 from mlxstack.core.errors import SetupError, Taken
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.services import read_json, write_atomic, write_json
@@ -28,11 +26,6 @@ class Member(Struct, frozen=True, omit_defaults=True):
         """The changes as `--set` takes them."""
         return tuple(f"{key}={_typed(value)}" for key, value in self.set.items())
 
-    @property
-    def overrides(self) -> list[Override]:
-        """The changes as presets take them. Raises SetupError."""
-        return [from_option(text) for text in self.options]
-
 
 class Mode(Struct, frozen=True, omit_defaults=True):
     """Members start in this order."""
@@ -50,11 +43,7 @@ class Active(Struct, frozen=True):
 
 def listed(home: Home) -> dict[str, Path]:
     """Modes by name; a user's own precedes a builtin one."""
-    found: dict[str, Path] = {}
-    for folder in (presets.builtin_folder() / FOLDER, home.presets / FOLDER):
-        files = sorted(folder.iterdir()) if folder.is_dir() else []
-        found |= {file.stem: file for file in files if file.suffix in presets.ENDINGS}
-    return found
+    return presets.files_in(presets.builtin_folder() / FOLDER, home.presets / FOLDER)
 
 
 def load(name: str, home: Home) -> Mode:
@@ -62,16 +51,7 @@ def load(name: str, home: Home) -> Mode:
     known = listed(home)
     if name not in known:
         raise SetupError(f"no mode is called `{name}`{preset_schema.suggestion(name, known)}")
-    document = read_yaml(known[name])
-    form = msgspec.inspect.type_info(Mode)
-    for keys in preset_schema.unknown(document.values, form):
-        above = preset_schema.at(keys[:-1], form) or form
-        near = preset_schema.suggestion(str(keys[-1]), preset_schema.children(above))
-        raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
-    try:
-        mode = msgspec.convert(document.values, Mode)
-    except msgspec.ValidationError as why:
-        raise SetupError(f"{known[name]}: {why}") from why
+    mode = presets.read_struct(known[name], Mode)
     if not mode.members:
         raise SetupError(f"{known[name]}: a mode needs at least one member")
     return mode

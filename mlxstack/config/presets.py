@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import msgspec.inspect as mi
@@ -16,6 +16,8 @@ from mlxstack.config.preset_schema import PLAIN, TAG, Keys, PlainYamlLoader
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset, WarmPrefix
 from mlxstack.host.home import Home
+
+T = TypeVar("T")
 
 MOST_VALUES = 100_000
 """A few aliases of aliases make more than any memory holds."""
@@ -348,11 +350,11 @@ def builtin_folder() -> Path:
 
 def listed(home: Home) -> dict[str, Path]:
     """Presets by name: own ones first, then builtin, then derived."""
-    return _files(home.derived_presets, builtin_folder(), home.presets)
+    return files_in(home.derived_presets, builtin_folder(), home.presets)
 
 
-def _files(*folders: Path) -> dict[str, Path]:
-    """Presets by name; those of later folders win."""
+def files_in(*folders: Path) -> dict[str, Path]:
+    """Presets or modes by name; those of later folders win."""
     presets: dict[str, Path] = {}
     for folder in folders:
         files = sorted(folder.iterdir(), key=lambda file: file.stem) if folder.is_dir() else []
@@ -455,7 +457,10 @@ def _layers(
     document = _normalized(document)
     base = document.values.pop("extends", None)
     mark = document.locations.pop(("extends",), None)
-    _refuse_unknown(document)
+    for keys, place in document.locations.items():
+        if why := schema.why_unknown(keys):
+            raise SetupError(f"{place}: {why}")
+    _refuse_unknown(document, schema.PRESET, "extends")
     if base is None:
         return document
     if not isinstance(base, str):
@@ -463,7 +468,7 @@ def _layers(
     below = _base_of(base, mark, home)
     if below == source:
         # A user's preset may extend the shipped or derived one that it replaces.
-        below = _files(home.derived_presets, builtin_folder()).get(base, below)
+        below = files_in(home.derived_presets, builtin_folder()).get(base, below)
     if below in (*seen, source):
         chain = " -> ".join(one.stem for one in (*seen, source, below))
         raise SetupError(f"{mark}: the presets extend each other in a circle: {chain}")
@@ -488,16 +493,25 @@ def _without_name(document: SourcedDocument) -> SourcedDocument:
     return SourcedDocument(values, marks)
 
 
-def _refuse_unknown(document: SourcedDocument) -> None:
-    for keys, place in document.locations.items():
-        if why := schema.why_unknown(keys):
-            raise SetupError(f"{place}: {why}")
-    for keys in schema.unknown(document.values):
-        section = schema.at(keys[:-1])
+def _refuse_unknown(document: SourcedDocument, form: mi.Type, *others: str) -> None:
+    """Raise SetupError for a key outside `form` and `others`."""
+    for keys in schema.unknown(document.values, form):
+        section = schema.at(keys[:-1], form)
         known = schema.children(section) if section is not None else {}
-        top = {"extends": None} if len(keys) == 1 else {}
-        near = schema.suggestion(str(keys[-1]), [*known, *top])
+        near = schema.suggestion(str(keys[-1]), [*known, *(others if len(keys) == 1 else ())])
         raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
+
+
+def read_struct(path: Path, kind: type[T]) -> T:
+    """Struct of a YAML file. Raises SetupError naming key and line."""
+    document = read_yaml(path)
+    _refuse_unknown(document, mi.type_info(kind))
+    for keys in schema.endless(document.values):
+        raise SetupError(f"{document.location(keys)}: {dotted(keys)} must be finite")
+    try:
+        return msgspec.convert(document.values, kind)
+    except msgspec.ValidationError as why:
+        raise SetupError(f"{path}: {why}") from why
 
 
 def _checked(document: SourcedDocument, home: Home) -> Preset:

@@ -125,7 +125,7 @@ def test_all_slots_of_a_shipped_preset_can_be_full_on_the_smallest_mac(
 
 def test_the_members_of_the_coding_mode_can_all_be_full_on_one_mac(tmp_path: Path) -> None:
     members = [
-        presets.load(one.preset, Home(tmp_path), one.overrides).preset
+        presets.load(one.preset, Home(tmp_path), map(presets.from_option, one.options)).preset
         for one in modes.load("coding", Home(tmp_path)).members
     ]
     found = of_many([(preset, files_of(preset)) for preset in members])
