@@ -75,23 +75,23 @@ class Client:
 
     async def props(self) -> PropsResponse:
         """GET /props, typed."""
-        return await self._get("/props", PropsResponse)
+        return await self.get("/props", PropsResponse)
 
     async def slots(self) -> list[SlotResponse]:
         """GET /slots."""
-        return await self._get("/slots", list[SlotResponse])
+        return await self.get("/slots", list[SlotResponse])
 
     async def models(self) -> ListedModels:
         """GET /v1/models: one, or every member of a gateway."""
-        return await self._get("/v1/models", ListedModels)
+        return await self.get("/v1/models", ListedModels)
 
     async def metrics(self) -> str:
         """GET /metrics, the Prometheus text."""
         return (await self._checked("GET", "/metrics")).text
 
     async def get(self, path: str, kind: type[T]) -> T:
-        """Any other JSON resource, decoded as `kind`."""
-        return await self._get(path, kind)
+        """Any JSON resource, decoded as `kind`."""
+        return decode((await self._checked("GET", path)).content, kind)
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """POST of a JSON body; the JSON object of the response."""
@@ -168,9 +168,6 @@ class Client:
             yield FeedLost(reason, delay, needs_key)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RECONNECT_LONGEST_S)
-
-    async def _get(self, path: str, kind: type[T]) -> T:
-        return decode((await self._checked("GET", path)).content, kind)
 
     async def _act(self, slot: int, action: str, body: dict[str, Any], kind: type[T]) -> T:
         answer = await self._checked("POST", f"/slots/{slot}?action={action}", body)
