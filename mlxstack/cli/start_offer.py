@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import typer
 from msgspec import Struct
@@ -99,15 +98,10 @@ def recommended(home: Home) -> StartOffer:
 
 
 def start(model: str, *options: str) -> str:
-    """Run `mlx-stack up` with its progress; the service's name."""
-    return str(_own_command("up", model, *options, "--if-needed", "--json")["name"])
-
-
-def _own_command(*words: str) -> dict[str, Any]:
-    """JSON of another `mlx-stack` command; its failure is the exit."""
+    """Run `up` with its progress; the service's name, or exit."""
+    words = ("up", model, *options, "--if-needed", "--json")
     command = [sys.executable, "-m", "mlxstack.cli.main", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ, check=False)
     if done.returncode:
         sys.exit(done.returncode)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return str(json.loads(done.stdout)["name"])

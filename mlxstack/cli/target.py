@@ -55,7 +55,8 @@ def known_service(home: Home, name: str | None) -> ServiceState:
     known = services.names(home)
     if name is None:
         live = services.running(home)
-        return _only(live, "run") if live else _only(_states(home, known), "are known")
+        states = live or [one for name in known if (one := read_state(home, name)) is not None]
+        return _only(states, "run" if live else "are known")
     state = read_state(home, name)
     if state is None:
         near = suggestion(name, known)
@@ -138,10 +139,6 @@ def _line(name: str) -> str:
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     return f"`{shlex.join(['mlx-stack', *words[:at], '--name', name, *words[at:]])}`"
-
-
-def _states(home: Home, names: list[str]) -> list[ServiceState]:
-    return [state for name in names if (state := read_state(home, name)) is not None]
 
 
 def _only(states: list[ServiceState], verb: str) -> ServiceState:

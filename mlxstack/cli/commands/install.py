@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlxstack.config.presets import LoadedPreset
-    from mlxstack.control.service_units import LoginJob, ServiceUnit
+    from mlxstack.control.service_units import ServiceUnit
     from mlxstack.core.preset import Preset
 
 KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "MLX_STACK_MEMORY")
@@ -143,14 +143,26 @@ def _installed(wanted: str) -> "ServiceUnit":
 def _unit(
     preset: str, sets: list[str], loaded: "LoadedPreset", secrets: "Sequence[str]"
 ) -> "ServiceUnit":
+    """Unit of `up`, with paths relative to where it was installed."""
     from mlxstack.config.presets import from_anywhere, variables
-    from mlxstack.control.service_units import unit_of
+    from mlxstack.control.service_units import LoginJob, unit_of
+    from mlxstack.control.start import SAVING_S
+    from mlxstack.host.home import home_from
 
+    home, server = home_from(os.environ), loaded.preset.server
     over = [name for name in variables() if name in os.environ]
     kept = [*KEPT_VARIABLES, *secrets, *(name for name in over if name not in SECRETS)]
     env = {name: os.environ[name] for name in kept if name in os.environ}
-    cwd = Path.cwd() if sets or over else None
-    return unit_of(_job(from_anywhere(preset), sets, loaded, env, cwd), os.environ)
+    up = (sys.executable, "-m", "mlxstack.cli.main", "up", from_anywhere(preset), "--foreground")
+    job = LoginJob(
+        name=loaded.preset.name,
+        command=(*up, *(word for text in sets for word in ("--set", text))),
+        cwd=str(Path.cwd() if sets or over else home.root),
+        env={"MLX_STACK_HOME": str(home.root), **env},
+        log=str(home.supervisor_log(loaded.preset.name)),
+        stop_s=server.drain_s + SAVING_S,
+    )
+    return unit_of(job, os.environ)
 
 
 def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
@@ -159,27 +171,6 @@ def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
 
     wanted = start.StartRequest(preset, tuple(sets), Path.cwd())
     return start.resolve(wanted, home_from(os.environ))
-
-
-def _job(
-    named: str, sets: list[str], loaded: "LoadedPreset", env: dict[str, str], cwd: Path | None
-) -> "LoginJob":
-    """Job of `up`; relative paths of options and variables start at `cwd`."""
-    from mlxstack.control.service_units import LoginJob
-    from mlxstack.control.start import SAVING_S
-    from mlxstack.host.home import home_from
-
-    home, preset = home_from(os.environ), loaded.preset
-    options = [word for text in sets for word in ("--set", text)]
-    command = (sys.executable, "-m", "mlxstack.cli.main", "up", named, "--foreground", *options)
-    return LoginJob(
-        name=preset.name,
-        command=command,
-        cwd=str(cwd or home.root),
-        env={"MLX_STACK_HOME": str(home.root), **env},
-        log=str(home.supervisor_log(preset.name)),
-        stop_s=preset.server.drain_s + SAVING_S,
-    )
 
 
 def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:

@@ -127,10 +127,8 @@ def create_mode(
     from mlxstack.config import modes
 
     path = modes.create(name, presets, when, _home())
-    if json:
-        as_json({"mode": name, "path": str(path)})
-    else:
-        typer.echo(f"{path} is written; mlx-stack mode switch {name} starts it")
+    told = f"{path} is written; mlx-stack mode switch {name} starts it"
+    as_json({"mode": name, "path": str(path)}) if json else typer.echo(told)
 
 
 def _home() -> "Home":

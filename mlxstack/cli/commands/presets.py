@@ -103,10 +103,7 @@ def remove_preset(
     if any(state.plan.name == name for state in services.running(home)):
         raise Taken(f"{name} is running; `mlx-stack down {name}` stops it first")
     path = delete(name, home)
-    if json:
-        as_json({"preset": name, "path": path})
-        return
-    typer.echo(f"{path} is deleted")
+    as_json({"preset": name, "path": path}) if json else typer.echo(f"{path} is deleted")
 
 
 @app.command("list")

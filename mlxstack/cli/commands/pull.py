@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,16 +66,13 @@ def _spec(model: str, revision: str | None) -> "ModelSpec":
     return ModelSpec(id=found.id, revision=revision or found.revision)
 
 
-@contextmanager
-def _progress(download: "Download") -> Iterator[Callable[[int], None]]:
+def _progress(download: "Download") -> AbstractContextManager[Callable[[int], None]]:
     """Progress bar, or lines without a terminal; call with received bytes."""
-    if sys.stderr.isatty():
-        with _bar(download) as report:
-            yield report
-        return
     from mlxstack.models.transfer import Transfer
 
-    yield _lines(download.model, Transfer(download.n_missing, time.monotonic()))
+    if sys.stderr.isatty():
+        return _bar(download)
+    return nullcontext(_lines(download.model, Transfer(download.n_missing, time.monotonic())))
 
 
 @contextmanager

@@ -92,6 +92,7 @@ def _rendering(preset: "Preset", tokenizer: Any) -> Line:
 
 
 def _parsing(preset: "Preset", tokenizer: Any) -> Line:
+    from mlxstack.service.parts.openai_messages import write_call
     from mlxstack.text.formats import derive_format
     from mlxstack.text.prompt.prompt import PromptMaker
     from mlxstack.text.prompt.report import parsed
@@ -100,25 +101,12 @@ def _parsing(preset: "Preset", tokenizer: Any) -> Line:
     output_format = derive_format(tokenizer)
 
     def parse(line: dict[str, Any]) -> dict[str, Any]:
-        from json import dumps
-
         found = parsed(prompt_maker, output_format, _conversation(line["body"]), line["raw"])
-        calls = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": dumps(call.arguments, ensure_ascii=False),
-                },
-            }
-            for call in found.tool_calls
-        ]
         return {
             "role": "assistant",
             "content": found.content,
             "reasoning_content": found.reasoning_content,
-            "tool_calls": calls,
+            "tool_calls": [write_call(call) for call in found.tool_calls],
             "n_unparsed": found.n_unparsed,
         }
 

@@ -194,7 +194,7 @@ def write_message(message: Message) -> dict[str, Any]:
     if message.reasoning is not None:
         written["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        written["tool_calls"] = [_write_call(call) for call in message.tool_calls]
+        written["tool_calls"] = [write_call(call) for call in message.tool_calls]
     for key in ("tool_call_id", "name"):
         if (value := getattr(message, key)) is not None:
             written[key] = value
@@ -340,7 +340,8 @@ def read_call(call: ToolCallParam) -> ToolCall:
     )
 
 
-def _write_call(call: ToolCall) -> dict[str, Any]:
+def write_call(call: ToolCall) -> dict[str, Any]:
+    """Call of a message as an object."""
     arguments = call.arguments
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}
