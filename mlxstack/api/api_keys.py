@@ -15,13 +15,14 @@ def as_key(key: str | ApiKey) -> ApiKey:
     parsed = ApiKey(key) if isinstance(key, str) else key
     if parsed.key.startswith(DIGEST):
         return replace(parsed, key=parsed.key.lower())
-    return replace(parsed, key=_digest(parsed.key))
+    return replace(parsed, key=digest_of(parsed.key))
 
 
 def fits(key: ApiKey, given: str) -> bool:
     """Compare a given key with a configured one, in constant time."""
-    return secrets.compare_digest(_digest(given), key.key)
+    return secrets.compare_digest(digest_of(given), key.key)
 
 
-def _digest(key: str) -> str:
+def digest_of(key: str) -> str:
+    """Digest of a key, as presets hold it."""
     return DIGEST + hashlib.sha256(key.encode()).hexdigest()

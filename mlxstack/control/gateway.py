@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.api.api_keys import as_key
+from mlxstack.api.api_keys import as_key, digest_of
 from mlxstack.config.presets import is_folder
 from mlxstack.control import start
 from mlxstack.control.start import StartRequest, request_for
@@ -20,14 +20,7 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import AUTO, ApiKey, Preset, Residency, ServerSpec, ServiceKind
 from mlxstack.gateway.processes import HOST, STOP_S
-from mlxstack.gateway.spec import (
-    LINGER_S,
-    GatewayMember,
-    GatewaySpec,
-    ModelSummary,
-    digest_of,
-    internal_key,
-)
+from mlxstack.gateway.spec import LINGER_S, GatewayMember, GatewaySpec, ModelSummary, internal_key
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.process import free_port

@@ -8,7 +8,7 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -250,10 +250,8 @@ class Supervisor:
         return min(patience.first_s * 2.0 ** (len(self._deaths) - 1), patience.longest_s)
 
     async def _wait_or_stop(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
-        except TimeoutError:
-            return
 
     def _say(self, what: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")

@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import httpx
 from litestar import Litestar, Request, Response, get, head, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, JSONBody
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -27,7 +28,7 @@ from mlxstack.api.web_page import page_file, page_or
 from mlxstack.core.errors import UnknownModel, Unsupported
 from mlxstack.core.preset import ServiceKind
 from mlxstack.gateway.agent_members import AgentMembers
-from mlxstack.gateway.members import MemberGate, MemberPhase, Members
+from mlxstack.gateway.members import MemberGate, Members
 from mlxstack.gateway.processes import json_of
 from mlxstack.gateway.spec import GatewayMember, GatewaySpec, internal_key, names_of
 
@@ -149,31 +150,8 @@ async def list_agents(
 async def metrics(members: TheMembers) -> Response[bytes]:
     """Gateway metrics for Prometheus; `?model=` gives a member's own."""
     every = members.by_name.values()
-    found = await asyncio.gather(*(one.look() for one in every))
-    loaded = {
-        one.spec.name: phase is MemberPhase.LOADED for one, phase in zip(every, found, strict=True)
-    }
-    counters = {
-        "requests": ("Requests passed on", lambda one: one.n_requests),
-        "loads": ("Times that the member was started or loaded", lambda one: one.n_loads),
-    }
-    gauges = {
-        "active": ("Requests inside", lambda one: one.n_active),
-        "waiting": ("Requests that wait for the member", lambda one: one.n_waiting),
-        "loaded": ("1 while it is loaded", lambda one: int(loaded[one.spec.name])),
-        "reserved_bytes": ("Bytes that it may take", lambda one: one.spec.n_bytes),
-    }
-    families: list[Metric] = []
-    kinds: Any = ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges))
-    for kind, table in kinds:
-        for name, (text, value) in table.items():
-            family = kind(f"mlxstack_gateway_{name}", text, labels=("member",))
-            for one in every:
-                family.add_metric((one.spec.name,), value(one))
-            families.append(family)
-    registry = CollectorRegistry()
-    registry.register(_Families(families))
-    return Response(generate_latest(registry), media_type=METRICS_TYPE)
+    await asyncio.gather(*(one.look() for one in every))
+    return Response(generate_latest(MemberMetrics(every)), media_type=METRICS_TYPE)
 
 
 @post(LOAD, status_code=200, opt=OF_ALL)
@@ -203,14 +181,33 @@ async def unload_members() -> None:
     raise Unsupported(FIXED)
 
 
-class _Families(Collector):
-    """Collector of metrics that were computed already."""
+COUNTERS = {
+    "requests": ("Requests passed on", attrgetter("n_requests")),
+    "loads": ("Times that the member was started or loaded", attrgetter("n_loads")),
+}
+GAUGES = {
+    "active": ("Requests inside", attrgetter("n_active")),
+    "waiting": ("Requests that wait for the member", attrgetter("n_waiting")),
+    "loaded": ("1 while it is loaded", attrgetter("is_loaded")),
+    "reserved_bytes": ("Bytes that it may take", attrgetter("spec.n_bytes")),
+}
 
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
 
-    def collect(self) -> list[Metric]:
-        return self._families
+class MemberMetrics(Collector):
+    """Collector of the metrics of all members, by attribute."""
+
+    def __init__(self, members: Iterable[MemberGate]) -> None:
+        self._members = members
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, with a sample for each member."""
+        kinds: Any = ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES))
+        for kind, table in kinds:
+            for name, (text, value) in table.items():
+                family = kind(f"mlxstack_gateway_{name}", text, labels=("member",))
+                for one in self._members:
+                    family.add_metric((one.spec.name,), value(one))
+                yield family
 
 
 def _member_of(members: Members, name: str) -> MemberGate:
@@ -228,9 +225,8 @@ async def _gathered(
     """Merge the members' lists; unloaded ones give their `known` entry."""
     every = list(members)
     entries: list[Any] = []
-    for one, body in zip(
-        every, await asyncio.gather(*(_read(m, path) for m in every)), strict=True
-    ):
+    bodies = await asyncio.gather(*(_read(one, path) for one in every))
+    for one, body in zip(every, bodies, strict=True):
         if body is not None:
             entries += body.get(key, ())
         elif known is not None:
@@ -250,7 +246,7 @@ def _tag(member: GatewayMember) -> OllamaModel:
         parameter_size="",
         quantization_level=model.quantization,
     )
-    return OllamaModel(name, name, rfc3339(0), model.n_bytes, "", details)
+    return OllamaModel(name, name, model.n_bytes, "", details, rfc3339(0))
 
 
 def _lm_studio_model(member: GatewayMember) -> dict[str, Any]:

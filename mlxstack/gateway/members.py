@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -67,9 +68,14 @@ class MemberGate:
         return 0.0 if self.n_active else time.monotonic() - self._used_at
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether its model is loaded."""
+        return self.phase is MemberPhase.LOADED
+
+    @property
     def is_open(self) -> bool:
         """Whether a request may enter at once."""
-        return self.phase is MemberPhase.LOADED and not self.is_closed
+        return self.is_loaded and not self.is_closed
 
     @property
     def is_running(self) -> bool:
@@ -237,7 +243,6 @@ class Members:
         self._spec = spec
         self._changed = asyncio.Event()
         self._changes: set[asyncio.Task[None]] = set()
-        self.n_unloads = 0
         self.by_name = {
             one.name: MemberGate(one, spec.secret, self._changed, self._note_left)
             for one in spec.members
@@ -303,7 +308,6 @@ class Members:
         for name in step.unload:
             one = self.by_name[name]
             if one.phase is MemberPhase.LOADED:
-                self.n_unloads += 1
                 one.phase = MemberPhase.UNLOADING
                 self._begin(one.unload())
         for name in step.load:
@@ -312,11 +316,9 @@ class Members:
 
     async def _wait(self, look_at: float | None) -> None:
         patience_s = WATCH_S if look_at is None else min(WATCH_S, look_at - time.monotonic())
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, patience_s)):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     def _load(self, one: MemberGate) -> None:
         one.phase, one.is_lost = MemberPhase.LOADING, False

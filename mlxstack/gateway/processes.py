@@ -11,10 +11,10 @@ import httpx
 import msgspec
 from msgspec import structs
 
-from mlxstack.api.api_keys import as_key
+from mlxstack.api.api_keys import as_key, digest_of
 from mlxstack.core.errors import Broken, Busy, StackError
 from mlxstack.core.preset import Preset
-from mlxstack.gateway.spec import GatewayMember, digest_of, internal_key
+from mlxstack.gateway.spec import GatewayMember, internal_key
 from mlxstack.host import services
 from mlxstack.host.process import free_port, refusal
 from mlxstack.host.services import Phase, owner, read_json, read_state, write_json

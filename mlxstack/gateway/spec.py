@@ -5,7 +5,6 @@ import hmac
 
 from msgspec import Struct
 
-from mlxstack.api.api_keys import DIGEST
 from mlxstack.core.preset import ApiKey, Residency, ServerSpec, ServiceKind
 from mlxstack.host.home import Home
 from mlxstack.host.services import ServiceSpec
@@ -68,11 +67,6 @@ def internal_key(secret: str, key: ApiKey | None) -> str:
     """Member key for the holder of `key`; None without keys."""
     holder = key.key if key is not None else ""
     return hmac.new(secret.encode(), holder.encode(), hashlib.sha256).hexdigest()
-
-
-def digest_of(key: str) -> str:
-    """Digest of a key, as presets hold it."""
-    return DIGEST + hashlib.sha256(key.encode()).hexdigest()
 
 
 def home_of(spec: GatewaySpec) -> Home:

@@ -62,7 +62,8 @@ async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
         # Requests fail together when the unloaded model cannot be loaded for one of them.
         async with service.gate.interruptible():
             await prepare(service, preset)
-        _refuse_if_changing(service)
+        if service.change is not None or service.gate.loading.locked():
+            raise Conflict(UNDER_WAY)
         if service.is_unloaded:
             async with service.gate.loading:
                 return await _load_instead(service, engine_factory, preset)
@@ -246,11 +247,6 @@ async def warm(service: Service) -> SwapStep:
 
 def _refuse_if_closed(service: Service) -> None:
     if service.gate.is_closed:
-        raise Conflict(UNDER_WAY)
-
-
-def _refuse_if_changing(service: Service) -> None:
-    if service.change is not None or service.gate.loading.locked():
         raise Conflict(UNDER_WAY)
 
 

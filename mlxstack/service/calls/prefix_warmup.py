@@ -37,31 +37,25 @@ async def warm_all(service: Service) -> None:
 
 
 async def _tokens(text_processor: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
+    file = prefix.tokens_file or prefix.text_file or prefix.messages_file or ""
+    text = await asyncio.to_thread(_read, file)
     if prefix.tokens_file is not None:
-        tokens = json.loads(await _read(prefix.tokens_file))
+        tokens = json.loads(text)
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
-            raise BadRequest(f"{prefix.tokens_file} is not a JSON list of token ids")
+            raise BadRequest(f"{file} is not a JSON list of token ids")
         text_processor.check(tokens, "tokens_file")
         return tuple(tokens)
     if prefix.text_file is not None:
-        text = await _read(prefix.text_file)
         return await text_processor.tokenize(text, TokenizeOptions(add_special=False))
-    text = await _read(prefix.messages_file or "")
     try:
         sent = msgspec.json.decode(text, type=list[ChatMessageParam])
     except msgspec.MsgspecError as error:
-        raise BadRequest(
-            f"{prefix.messages_file} is not a JSON list of chat messages: {error}"
-        ) from None
+        raise BadRequest(f"{file} is not a JSON list of chat messages: {error}") from None
     prompt = await text_processor.prompt(
         Conversation(read_messages(sent), add_generation_prompt=False)
     )
     return prompt.tokens
 
 
-async def _read(path: str) -> str:
-    return await asyncio.to_thread(_text, path)
-
-
-def _text(path: str) -> str:
+def _read(path: str) -> str:
     return Path(path).expanduser().read_text()

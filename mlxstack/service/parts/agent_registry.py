@@ -9,7 +9,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from mlxstack.core.commands import AgentKVLocation
 from mlxstack.core.conversation import Conversation, Role, Tool
@@ -296,6 +296,7 @@ def _view(
     here = states[0] if states else AgentKVView("")
     sums = record.sums
     is_busy = slot is not None and slot.state in BUSY
+    totals = asdict(sums) | {"n_tokens": slot.n_tokens if slot else sums.n_tokens or here.n_tokens}
     return AgentView(
         id=record.name,
         name=title.title if title is not None else "",
@@ -303,21 +304,14 @@ def _view(
         slot=slot.id if slot else None,
         priority=record.priority,
         is_pinned=record.is_pinned,
-        n_tokens=slot.n_tokens if slot else sums.n_tokens or here.n_tokens,
         n_bytes=here.n_bytes,
-        n_requests=sums.n_requests,
-        n_prompt=sums.n_prompt,
-        n_cached=sums.n_cached,
-        n_generated=sums.n_generated,
-        saved_s=sums.saved_s,
-        n_drafted=sums.n_drafted,
-        n_accepted=sums.n_accepted,
         idle_s=0.0 if is_busy else age_s(now, record.used_at),
         miss=None
         if record.miss is None
         else replace(record.miss, age_s=age_s(now, record.missed_at)),
         states=states,
         turns=tuple(replace(turn.view, age_s=age_s(now, turn.at)) for turn in record.turns),
+        **totals,
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from threading import Lock
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -239,17 +239,13 @@ class AgentLocks:
         """True while a turn or request of the agent runs or waits."""
         return agent in self._n_turns or agent in self._n_asked
 
-    @contextmanager
-    def joined(self, agent: str) -> Iterator[None]:
+    def joined(self, agent: str) -> AbstractContextManager[None]:
         """Count a turn that waits or is under way."""
-        with self._counted(self._n_turns, agent):
-            yield
+        return self._counted(self._n_turns, agent)
 
-    @contextmanager
-    def asking(self, agent: str) -> Iterator[None]:
+    def asking(self, agent: str) -> AbstractContextManager[None]:
         """Count a request that is under way."""
-        with self._counted(self._n_asked, agent):
-            yield
+        return self._counted(self._n_asked, agent)
 
     async def enter(self, agent: str) -> asyncio.Lock:
         """Wait in arrival order until the agent is idle; begin a turn.
