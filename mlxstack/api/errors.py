@@ -173,10 +173,6 @@ def _validation(problem: ValidationException) -> errors.BadRequest:
 
 def _http(problem: HTTPException, n_body: int) -> errors.StackError:
     match problem.status_code:
-        case 401:
-            return errors.Unauthorized(problem.detail)
-        case 403:
-            return errors.Forbidden(problem.detail)
         case code if code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
             return errors.TooLarge(TOO_LARGE)
         case code if code < 500:

@@ -38,6 +38,7 @@ EARLY = {"is_public": True, "is_early": True}
 OF_ALL = {"is_of_all": True}
 
 BATCH = "/v1/batch/"
+UNBOUND = ApiKey("", may_raise=True)
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
 CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
@@ -249,6 +250,12 @@ def _key(headers: Mapping[str, str], dialect: Dialect) -> str | None:
     return header or bearer if dialect.prefers_x_api_key else bearer or header
 
 
+def key_of(connection: Connection) -> ApiKey:
+    """Key of a request; one without bounds where none are configured."""
+    key: ApiKey = connection.state.get("key") or UNBOUND
+    return key
+
+
 def attach_key(connection: Connection, key: ApiKey) -> None:
     """Attach the key to the connection. Raises Forbidden for others' agents."""
     connection.state.key = key
@@ -262,7 +269,7 @@ def apply_key_policy(options: GenerationOptions, connection: Connection) -> Gene
 
     Raises Forbidden for an agent that the key does not name.
     """
-    key: ApiKey = connection.state.get("key") or ApiKey("")
+    key = key_of(connection)
     if options.agent is not None:
         _check(key, options.agent)
     return replace(
@@ -275,15 +282,13 @@ def apply_key_policy(options: GenerationOptions, connection: Connection) -> Gene
 
 def salt_of(connection: Connection, own: str = "") -> str:
     """Salt of a request's KV: the key's and its own combined."""
-    key: ApiKey = connection.state.get("key") or ApiKey("")
-    return msgspec.json.encode((key.salt, own)).decode() if key.salt or own else ""
+    salt = key_of(connection).salt
+    return msgspec.json.encode((salt, own)).decode() if salt or own else ""
 
 
 def check_agent(connection: Connection, agent: str) -> None:
     """Raises Forbidden for an agent that the key does not name."""
-    key: ApiKey | None = connection.state.get("key")
-    if key is not None:
-        _check(key, agent)
+    _check(key_of(connection), agent)
 
 
 def require_unscoped(key: ApiKey) -> None:
@@ -313,22 +318,18 @@ def check_model(key: ApiKey | None, names: Collection[str]) -> None:
 
 def is_unscoped(connection: Connection) -> bool:
     """True for a key of all agents."""
-    key: ApiKey | None = connection.state.get("key")
-    return key is None or not key.agents
+    return not key_of(connection).agents
 
 
 def can_access(connection: Connection, agent: str) -> bool:
     """True if the key names this agent."""
-    key: ApiKey | None = connection.state.get("key")
-    return key is None or _is_named(key, agent)
+    return _is_named(key_of(connection), agent)
 
 
 def check_raise(connection: Connection, wanted: Priority | None) -> None:
     """Raise Forbidden when a key would exceed its own priority tier."""
-    key: ApiKey | None = connection.state.get("key")
-    if key is None or key.may_raise or wanted is None:
-        return
-    if wanted < _priority(key):
+    key = key_of(connection)
+    if wanted is not None and not key.may_raise and wanted < _priority(key):
         raise Forbidden(
             f"a key of tier {key.tier} cannot give priority {wanted.name.lower()}; "
             "use a key of that tier (server.api_keys of the preset)"

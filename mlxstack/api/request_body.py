@@ -10,7 +10,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request
@@ -148,21 +148,12 @@ class RequestBody:
         return bytes(data)
 
 
-class Decompressor(Protocol):
-    """Decompressor object of zlib or zstd."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the data is complete."""
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        """Decompressed bytes, `max_length` at most."""
-
-
 class Decoder:
     """Decodes a compressed body piece by piece, within a bound."""
 
-    def __init__(self, coding: str, decompressor: Decompressor, fault: type[Exception]) -> None:
+    def __init__(
+        self, coding: str, decompressor: "Joined | RawOrZlib", fault: type[Exception]
+    ) -> None:
         self._coding, self._decompressor, self._fault = coding, decompressor, fault
 
     def decode(self, data: bytes, max_bytes: int) -> bytes:
@@ -228,10 +219,6 @@ class RawOrZlib:
         return found
 
 
-def _zstd() -> Decoder:
-    return Decoder("zstd", Joined(zstd.ZstdDecompressor), zstd.ZstdError)
-
-
 def _gzip() -> Decoder:
     return Decoder("gzip", Joined(lambda: zlib.decompressobj(31)), zlib.error)
 
@@ -240,7 +227,7 @@ DECODERS: dict[str, Callable[[], Decoder]] = {
     "gzip": _gzip,
     "x-gzip": _gzip,
     "deflate": lambda: Decoder("deflate", RawOrZlib(), zlib.error),
-    "zstd": _zstd,
+    "zstd": lambda: Decoder("zstd", Joined(zstd.ZstdDecompressor), zstd.ZstdError),
 }
 KNOWN = ", ".join(name for name in DECODERS if not name.startswith("x-"))
 

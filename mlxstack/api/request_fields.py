@@ -302,21 +302,22 @@ def _share(value: float | None, name: str) -> float | None:
 def stops(stop: Stop, name: str) -> tuple[str, ...]:
     """Stop strings. Raises BadRequest for too many, or for one too long."""
     sequences = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
-    if len(sequences) > MOST_STOPS:
-        raise BadRequest(f"{name}: at most {MOST_STOPS} sequences, got {len(sequences)}", name)
+    bound(len(sequences), MOST_STOPS, name, "sequences")
     longest = max(map(len, sequences), default=0)
-    if longest > LONGEST_STOP:
-        raise BadRequest(
-            f"{name}: at most {LONGEST_STOP} characters per sequence, got {longest}", name
-        )
+    bound(longest, LONGEST_STOP, name, "characters per sequence")
     return sequences
 
 
 def _agent(body: Fields) -> str | None:
     name, agent = _first_given(body, "session_id", "agent")
-    if agent is not None and not AGENT_ID.fullmatch(agent):
-        raise BadRequest(f"{name} {AGENT_WORDS}", name)
-    return cast(str | None, agent)
+    return None if agent is None else checked_agent(agent, name)
+
+
+def checked_agent(agent: str, param: str) -> str:
+    """Validate an agent id. Raises BadRequest."""
+    if not AGENT_ID.fullmatch(agent):
+        raise BadRequest(f"{param} {AGENT_WORDS}", param)
+    return agent
 
 
 def _user(body: Fields) -> Any:
@@ -336,10 +337,7 @@ def _biases(bias: LogitBias | None) -> list[tuple[int | str, float]]:
         ]
     else:
         pairs = list(bias or ())
-    if len(pairs) > MOST_BIASES:
-        raise BadRequest(
-            f"logit_bias: at most {MOST_BIASES} entries, got {len(pairs)}", "logit_bias"
-        )
+    bound(len(pairs), MOST_BIASES, "logit_bias", "entries")
     biases = [_one_bias(pair) for pair in pairs]
     texts = [key for key, _ in biases if isinstance(key, str)]
     if len(texts) > MOST_BIAS_TEXTS or max(map(len, texts), default=0) > LONGEST_BIAS_TEXT:
@@ -478,14 +476,9 @@ def resolve_model(service: Service, model: str | None) -> str:
     """Model name to echo. Raises UnknownModel where the preset is strict."""
     if model is None:
         return service.name
-    return served_name(service, model) if service.preset.server.strict_models else model
-
-
-def served_name(service: Service, name: str) -> str:
-    """The name, if it is one of the served model. Raises UnknownModel."""
-    if name not in names(service):
-        raise UnknownModel(f"model {name!r} is not served here; this is {service.name!r}")
-    return name
+    if service.preset.server.strict_models and model not in names(service):
+        raise UnknownModel(f"model {model!r} is not served here; this is {service.name!r}")
+    return model
 
 
 def tool_choice_mode(choice: Any) -> ToolChoiceMode:

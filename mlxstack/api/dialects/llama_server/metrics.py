@@ -5,7 +5,7 @@ from typing import Any
 
 from litestar import Response, get
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -141,9 +141,8 @@ class Metrics(Collector):
 
 
 def metrics_route(service: Service) -> Any:
-    """GET /metrics over a registry of its own."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Metrics(service))
+    """GET /metrics of one service."""
+    collector = Metrics(service)
     is_on = service.preset.prefix_cache.metrics.enabled
     headers = {"process-start-time-unix": str(int(service.stats.started_at))}
 
@@ -152,7 +151,7 @@ def metrics_route(service: Service) -> Any:
         """Prometheus text: llama-server's names, and ours."""
         if not is_on:
             raise Unsupported("metrics are off; switch prefix_cache.metrics.enabled on")
-        return Response(generate_latest(registry), media_type=MEDIA_TYPE, headers=headers)
+        return Response(generate_latest(collector), media_type=MEDIA_TYPE, headers=headers)
 
     return metrics
 

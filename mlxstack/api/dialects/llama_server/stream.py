@@ -9,6 +9,7 @@ from msgspec import UNSET, to_builtins
 from mlxstack.api import streaming
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
 from mlxstack.api.dialects.llama_server.response_schema import Answer, generation_settings
+from mlxstack.api.dialects.openai_chat.response_schema import prompt_progress
 from mlxstack.api.error_bodies import llama_error
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
@@ -88,7 +89,8 @@ class PromptRenderer:
             case KeepAlive():
                 return [streaming.keepalive(part.n_done, part.n_prompt)]
             case PrefillProgressed():
-                return [streaming.frame({**self._partial("", ()), **_progress(part)})]
+                progress = prompt_progress(part)
+                return [streaming.frame({**self._partial("", ()), "prompt_progress": progress})]
             case ContentPart():
                 return [streaming.frame(self._content(part))]
             case GenerationFinished():
@@ -155,14 +157,3 @@ def _at(answer: Any, path: str) -> Any:
             return UNSET
         answer = answer[key]
     return answer
-
-
-def _progress(part: PrefillProgressed) -> dict[str, Any]:
-    return {
-        "prompt_progress": {
-            "total": part.n_prompt,
-            "cache": part.n_cached,
-            "processed": part.n_done,
-            "time_ms": part.elapsed_ms,
-        }
-    }

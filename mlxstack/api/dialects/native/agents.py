@@ -19,7 +19,7 @@ from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
 from mlxstack.api.dialects.openai_chat.routes import options, stream_config
 from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.request_fields import AGENT_ID, AGENT_WORDS, resolve_model
+from mlxstack.api.request_fields import checked_agent, resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers, cancel_on_disconnect
 from mlxstack.api.streaming import BEAT_S, FIRST_S, PREFIX, frames, interleaved, streamed
 from mlxstack.core.errors import BadRequest
@@ -79,7 +79,7 @@ async def create_agent(
     request: AnyRequest, service: TheService, data: JSONBody[CreateBody]
 ) -> Response[dict[str, Any]]:
     """Create an agent, with optional history; 409 for a taken id."""
-    agent = checked(data.id if data.id is not None else f"agent-{uuid.uuid4().hex[:12]}", "id")
+    agent = f"agent-{uuid.uuid4().hex[:12]}" if data.id is None else checked_agent(data.id, "id")
     check_agent(request, agent)
     past = AgentHistory()
     if data.messages:
@@ -133,7 +133,7 @@ async def fork_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ForkBody]
 ) -> Response[dict[str, Any]]:
     """Fork a new agent from this one."""
-    check_agent(request, checked(data.id, "id"))
+    check_agent(request, checked_agent(data.id, "id"))
     return of_new(data.id, shown(request, await agents.fork(service, agent, data.id)))
 
 
@@ -143,13 +143,6 @@ async def rewind_agent(
 ) -> dict[str, Any]:
     """Rewind the history to an earlier message."""
     return shown(request, await agents.rewind(service, agent, data.n_messages))
-
-
-def checked(agent: str, param: str) -> str:
-    """Validate an agent id. Raises BadRequest."""
-    if not AGENT_ID.fullmatch(agent):
-        raise BadRequest(f"{param} {AGENT_WORDS}", param)
-    return agent
 
 
 def of_new(agent: str, content: T) -> Response[T]:
@@ -217,7 +210,7 @@ async def generate_for_agent(
 ) -> Response[AgentCompletion] | Stream:
     """Generate the next turn; 409 for a busy agent unless queued."""
     model = resolve_model(service, data.model)
-    agent = checked(agent, "agent")
+    agent = checked_agent(agent, "agent")
     convert = partial(_turn_request, service, agent, data, request)
     turn = await service.text_processor.read(convert)
     wants = stream_config(data, turn.options.id, model)

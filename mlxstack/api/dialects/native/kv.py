@@ -10,8 +10,9 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from msgspec import Struct
 
-from mlxstack.api.dialects.native.agents import checked, of_new
-from mlxstack.api.guards import OF_ALL
+from mlxstack.api.dialects.native.agents import of_new
+from mlxstack.api.guards import OF_ALL, key_of
+from mlxstack.api.request_fields import checked_agent
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest, Forbidden
 from mlxstack.core.kv_transfer import (
@@ -23,7 +24,6 @@ from mlxstack.core.kv_transfer import (
     MovedAgent,
     PeerView,
 )
-from mlxstack.core.preset import ApiKey
 from mlxstack.service.calls import agents, kv_exchange
 from mlxstack.store import kv_transfer
 
@@ -116,7 +116,7 @@ async def receive_agent(
 ) -> Response[KVOffer]:
     """Create an agent of another service from its KV, sent before."""
     _require_all_salts(request)
-    n_tokens = await agents.receive(service, checked(agent, "agent"), data)
+    n_tokens = await agents.receive(service, checked_agent(agent, "agent"), data)
     return of_new(agent, KVOffer(n_tokens))
 
 
@@ -130,8 +130,7 @@ async def move_agent(
 
 def _require_all_salts(request: AnyRequest) -> None:
     """Raise Forbidden for a salted key: files have no tenant."""
-    key: ApiKey | None = request.state.get("key")
-    if key is not None and key.salt:
+    if key_of(request).salt:
         raise Forbidden(
             "KV is exchanged for all tenants, and this API key has a salt of its own; use a key "
             "without salt and agents (server.api_keys of the preset)"

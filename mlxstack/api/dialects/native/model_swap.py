@@ -64,10 +64,7 @@ def shown(report: SwapReport) -> dict[str, Any]:
         "object": "model.loaded",
         "before": report.before,
         "model": report.after,
-        "steps": [
-            {"name": step.name, "ms": step.ms, "n_bytes": step.n_bytes, "count": step.count}
-            for step in report.steps
-        ],
+        "steps": report.steps,
         "active_bytes": {
             "before_load": report.bytes_before_load,
             "after_unload": report.bytes_after_unload,

@@ -89,25 +89,25 @@ class OllamaDetails(Struct, frozen=True):
     quantization_level: str
 
 
-class OllamaModel(Struct, frozen=True):
+class OllamaEntry(Struct, frozen=True):
+    """Entry of a list of models."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModel(OllamaEntry, frozen=True):
     """Entry of /api/tags."""
 
-    name: str
-    model: str
     modified_at: str
-    size: int
-    digest: str
-    details: OllamaDetails
 
 
-class OllamaLoadedModel(Struct, frozen=True):
+class OllamaLoadedModel(OllamaEntry, frozen=True):
     """Entry of /api/ps."""
 
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: OllamaDetails
     expires_at: str
     size_vram: int
     context_length: int

@@ -4,6 +4,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from mlxstack import __version__
 from mlxstack.api.response_fields import Logprobs, OpenAIUsage, Timings
+from mlxstack.core.response_parts import PrefillProgressed
 
 FINGERPRINT = f"mlx-stack-{__version__}"
 
@@ -15,6 +16,11 @@ class PromptProgress(Struct, frozen=True):
     cache: int
     processed: int
     time_ms: int
+
+
+def prompt_progress(part: PrefillProgressed) -> PromptProgress:
+    """Progress of a prompt under way."""
+    return PromptProgress(part.n_prompt, part.n_cached, part.n_done, part.elapsed_ms)
 
 
 class FunctionCall(Struct, frozen=True):
@@ -81,13 +87,18 @@ class Verbose(Struct, frozen=True):
     tokens_evaluated: int
 
 
-class ChatCompletion(Struct, frozen=True, rename={"verbose": "__verbose"}):
-    """Response to a request that does not stream."""
+class CompletionHead(Struct, frozen=True, rename={"verbose": "__verbose"}):
+    """Fields that a chat completion and its chunks begin with."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str
+
+
+class ChatCompletion(CompletionHead, frozen=True):
+    """Response to a request that does not stream."""
+
     choices: tuple[ChatChoice, ...]
     usage: OpenAIUsage
     timings: Timings
@@ -95,13 +106,9 @@ class ChatCompletion(Struct, frozen=True, rename={"verbose": "__verbose"}):
     verbose: Verbose | UnsetType = UNSET
 
 
-class Chunk(Struct, frozen=True, rename={"verbose": "__verbose"}):
+class Chunk(CompletionHead, frozen=True):
     """Chunk of a stream, whose last one has the usage on request."""
 
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
     choices: tuple[ChunkChoice, ...]
     object: str = "chat.completion.chunk"
     usage: OpenAIUsage | UnsetType | None = UNSET

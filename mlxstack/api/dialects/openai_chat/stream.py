@@ -19,8 +19,8 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
     CustomCall,
     Delta,
     FunctionCall,
-    PromptProgress,
     Verbose,
+    prompt_progress,
 )
 from mlxstack.api.error_bodies import openai_error
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
@@ -212,9 +212,8 @@ class ChatStream:
         )
 
     def _progress(self, part: PrefillProgressed) -> bytes:
-        progress = PromptProgress(part.n_prompt, part.n_cached, part.n_done, part.elapsed_ms)
-        choice = self._choice(Delta(role="assistant", content=None))
-        return streaming.frame(structs.replace(self._chunk(choice), prompt_progress=progress))
+        chunk = self._chunk(self._choice(Delta(role="assistant", content=None)))
+        return streaming.frame(structs.replace(chunk, prompt_progress=prompt_progress(part)))
 
     def _end(self, ended: GenerationFinished) -> bytes:
         """The timings come last: here, unless the usage still follows."""

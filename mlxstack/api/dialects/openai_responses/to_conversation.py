@@ -74,9 +74,8 @@ class ToolNames(Struct, frozen=True):
 
         Models that saw a namespace elsewhere may write it in front of the name.
         """
-        known = self.offers.get(called)
-        if known is not None:
-            return known
+        if called in self.offers:
+            return self.offers[called]
         for offer in self.offers.values():
             if called in (f"{offer.namespace}.{offer.name}", f"{offer.namespace}__{offer.name}"):
                 return offer
