@@ -11,15 +11,7 @@ from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.planner.derived_preset import DerivedPreset
-from mlxstack.planner.estimate import (
-    DISK_TOKENS,
-    SCREENSHOT,
-    Forecast,
-    KindRow,
-    SharedFit,
-    Spec,
-    spec_of,
-)
+from mlxstack.planner.estimate import DISK_TOKENS, SCREENSHOT, Forecast, KindRow, Spec, spec_of
 from mlxstack.planner.fit import Candidate
 from mlxstack.planner.ranking import RESERVE, AdviceRow
 from mlxstack.policy.memory.capacity import PLAIN_BITS
@@ -72,8 +64,6 @@ def show_forecast(found: Forecast) -> None:
             ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
         ]
     lines.append(("wanted", _verdict(found)))
-    if found.shared is not None:
-        lines.append(("shared", _sharing(found.shared)))
     facts(lines)
     if keeps_kv:
         typer.echo()
@@ -211,15 +201,6 @@ def _verdict(found: Forecast) -> str:
     if fit.n_bytes <= memory.usable:
         return f"{asked}: does not fit: {fit.over_budget}{helps}"
     return f"{asked}: does not fit into {size(memory.usable)}{helps}"
-
-
-def _sharing(fit: SharedFit) -> str:
-    on = "is on" if fit.is_on else "is off, and not counted"
-    return (
-        f"{fit.n_agents} agents share {fit.n_tokens:,} tokens: {size(fit.copied_bytes)} of KV in "
-        f"copies, {size(fit.shared_bytes)} in one; {fit.max_agents_copied} or {fit.max_agents} "
-        f"such agents fit; prefix_cache.live_sharing {on}"
-    )
 
 
 def _show_contexts(found: Forecast) -> None:

@@ -11,14 +11,7 @@ import msgspec.inspect as mi
 import msgspec.json
 import yaml
 
-from mlxstack.core.preset import (
-    LiveSharingMode,
-    ModelSpec,
-    Preset,
-    ServiceKind,
-    Speculation,
-    WarmPrefix,
-)
+from mlxstack.core.preset import ModelSpec, Preset, ServiceKind, Speculation, WarmPrefix
 
 # What PyYAML raises for the 99th day of a month, for a number without digits, for `!!bool maybe`.
 UNBUILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -70,7 +63,9 @@ RENAMED = {
 
 NOT_SERVED = {
     "kv.swa_full": "sliding windows are always capped, since saved and parked contexts carry "
-    "checkpoints of their windows; remove it"
+    "checkpoints of their windows; remove it",
+    "prefix_cache.live_sharing": "every slot holds its own copy of a common prefix, since one copy "
+    "for all was no faster; remove it",
 }
 """Keys of other servers that no preset has, and why."""
 
@@ -352,10 +347,6 @@ def _hosts(preset: Preset) -> Iterator[Violation]:
         (("kind",), preset.kind is ServiceKind.EMBEDDING),
         (("model", "adapter"), preset.model.adapter is not None),
         (("model", "mtp"), preset.model.mtp is not None),
-        (
-            ("prefix_cache", "live_sharing"),
-            preset.prefix_cache.live_sharing is not LiveSharingMode.OFF,
-        ),
         (("server", "peers"), bool(preset.server.peers)),
         (("server", "idle_unload_s"), preset.server.idle_unload_s is not None),
     )

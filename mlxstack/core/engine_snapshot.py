@@ -113,21 +113,13 @@ class Counters(Struct, frozen=True):
         return Counters(**{**sums, "n_tokens_max": max(self.n_tokens_max, other.n_tokens_max)})
 
 
-class SharedKVView(Struct, frozen=True):
-    """Prefix of `n_tokens` that several slots share in one copy."""
-
-    slots: tuple[int, ...]
-    n_tokens: int
-    n_bytes: int
-
-
 class Snapshot(Struct, frozen=True):
     """State of the engine after step `turn`, at `at` monotonic seconds.
 
     MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
-    `kv_bytes` are those of the slots and of the prefixes that they share, `kv_budget_bytes` is the
-    bound of live and parked KV together. `is_drafting`: rows may bring draft tokens to a step, of
-    the draft model too, where one is loaded.
+    `kv_bytes` are those of the slots, `kv_budget_bytes` bounds live and parked KV together.
+    `is_drafting`: rows may bring draft tokens to a step, of the draft model too, where one is
+    loaded.
     """
 
     at: float = 0.0
@@ -139,7 +131,6 @@ class Snapshot(Struct, frozen=True):
     cache_bytes: int = 0
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
-    shared: tuple[SharedKVView, ...] = ()
     is_batching: bool = True
     why_not_batching: str | None = None
     is_drafting: bool = False

@@ -238,13 +238,6 @@ class Anticipation(StrEnum):
     OFF = "off"
 
 
-class LiveSharingMode(StrEnum):
-    """Sharing of one copy of a common prefix among live contexts."""
-
-    AUTO = "auto"
-    OFF = "off"
-
-
 class PrefixCacheSpec(Strict, frozen=True):
     """KV kept in memory for contexts that occupy no slot."""
 
@@ -286,13 +279,6 @@ class PrefixCacheSpec(Strict, frozen=True):
             "pause after an answer, on mains power and while nothing else waits; `off` does not."
         ),
     ] = Anticipation.AUTO
-    live_sharing: Annotated[
-        LiveSharingMode,
-        Meta(
-            description="`auto` lets slots with a common prefix hold one copy of its KV and read "
-            "it together, where that is measured to be no slower; `off` copies it into every slot."
-        ),
-    ] = LiveSharingMode.OFF
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 

@@ -7,7 +7,7 @@ ignored, so that older dashboards follow newer services. No field holds a whole 
 from msgspec import Struct
 
 from mlxstack.core.engine_events import KVSource
-from mlxstack.core.engine_snapshot import SharedKVView, Snapshot
+from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.request import Priority
 
 
@@ -95,9 +95,8 @@ class PrefixView(Struct, frozen=True):
 class CacheView(Struct, frozen=True):
     """Prefix cache beside the live contexts, in bytes; budget None: unbounded.
 
-    `shared` prefixes count once in `memory_bytes`. `prefixes` come with the most useful first,
-    `misses` with the latest first (of many, those that lost most), `losses` with the most seconds
-    first.
+    `prefixes` come with the most useful first, `misses` with the latest first (of many, those that
+    lost most), `losses` with the most seconds first.
     """
 
     is_enabled: bool = True
@@ -111,7 +110,6 @@ class CacheView(Struct, frozen=True):
     minute: WindowSums = WindowSums()
     hour: WindowSums = WindowSums()
     whole: WindowSums = WindowSums()
-    shared: tuple[SharedKVView, ...] = ()
     prefixes: tuple[PrefixView, ...] = ()
     misses: tuple[MissView, ...] = ()
     losses: tuple[MissSums, ...] = ()

@@ -8,7 +8,6 @@ from typing import Protocol, TypeVar
 from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pin_of
 from mlxstack.core.errors import NotFound
 from mlxstack.core.status import CacheView, PrefixView
-from mlxstack.engine.kv.slot_context import shared_kv
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats
 from mlxstack.engine.step import EngineLoop
@@ -173,7 +172,6 @@ def _view(slot_kv: SlotKVManager, stats: EngineStats, limit: int) -> CacheView:
         minute=rates.minute,
         hour=rates.hour,
         whole=rates.whole,
-        shared=shared_kv(slot_kv.slots),
         prefixes=tuple(_prefix(p, slot_kv) for p in prefix_cache.retention.top(now, limit)),
     )
 

@@ -39,11 +39,10 @@ from mlxstack.core.errors import (
 from mlxstack.core.kv_transfer import RemoteKV
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, Manifest, SlotFileStore
-from mlxstack.core.preset import KVSpec, LiveSharingMode, Preset, Speculation
+from mlxstack.core.preset import KVSpec, Preset, Speculation
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
-from mlxstack.engine.decode.attention_costs import measure_sharing
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
 from mlxstack.engine.decode.draft_model import DraftModel
@@ -78,7 +77,6 @@ from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.hardware import memory_of, this_memory
 from mlxstack.policy.attention_kernels import PrefillAttention
 from mlxstack.policy.drafts.ngram_draft_governor import UNMEASURED
-from mlxstack.policy.kv.shared_prefixes import NO_SHARING, LiveSharing, least_shared
 from mlxstack.policy.scheduling.scheduler import SchedulerLimits, limits_of
 
 log = logging.getLogger(__name__)
@@ -387,7 +385,6 @@ class EngineCore:
             preset.agents.persist,
             bytes_per_token + n_beside,
             plan.array_limit,
-            _sharing(preset, runner, factory) if check.can_share else NO_SHARING,
         )
         slot_kv.images = loaded.images
         self._exchange = KVExchange(slot_kv, pieces, runner, factory, key)
@@ -590,11 +587,3 @@ def _stacker(
 ) -> RowStacker | None:
     can_stack = check.can_stack and runner.can_stack
     return RowStacker(slot_kv.has_room) if can_stack else None
-
-
-def _sharing(preset: Preset, runner: ModelRunner, factory: CacheFactory) -> LiveSharing:
-    """Live sharing from the prefix length where attention is no slower."""
-    spec = preset.prefix_cache
-    if not spec.enabled or spec.live_sharing is LiveSharingMode.OFF:
-        return NO_SHARING
-    return LiveSharing(spec.block_size, least_shared(measure_sharing(runner, factory)))

@@ -125,7 +125,6 @@ class SlotActionRunner:
         future: "Future[SlotCommandResult]",
     ) -> None:
         try:
-            self._loop.slot_kv.share_restored(self._loop.slots[command.slot])
             self._done(command, future, structs.replace(done.result(), slot=command.slot))
         except Exception as error:
             self._fail(command, future, error)

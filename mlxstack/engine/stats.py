@@ -13,7 +13,7 @@ from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snap
 from mlxstack.core.image import n_computed
 from mlxstack.core.status import WindowSums
 from mlxstack.engine.decode.batch import Batch
-from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
+from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.request_state import RequestState
 from mlxstack.policy.scheduling.chunked_prefill import (
     ThroughputModel,
@@ -214,7 +214,6 @@ def build_snapshot(
         )
         for slot in state.slots
     )
-    shared = shared_kv(slots)
     waiting = tuple(
         WaitingView(t.request, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
         for t in state.waiting
@@ -227,8 +226,7 @@ def build_snapshot(
         counters=counters,
         active_bytes=mx.get_active_memory(),
         cache_bytes=mx.get_cache_memory(),
-        kv_bytes=sum(v.n_bytes for v in views) + sum(one.n_bytes for one in shared),
-        shared=shared,
+        kv_bytes=sum(v.n_bytes for v in views),
     )
 
 

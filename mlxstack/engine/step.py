@@ -288,9 +288,7 @@ class EngineLoop:
     def _schedule(self) -> None:
         now = time.monotonic()
         shared, promised = self._matches.shared, self._matches.promised
-        self._state, actions = scheduler.schedule(
-            self._state, now, self._limits, shared, promised, self._saved_bytes
-        )
+        self._state, actions = scheduler.schedule(self._state, now, self._limits, shared, promised)
         with ExitStack() as stack:
             # The state holds all of them already: each runs, also after a device error.
             for action in reversed(actions):
@@ -307,16 +305,6 @@ class EngineLoop:
         elif isinstance(action, RunSlotAction):
             work, _ = self._works.pop(action.action.id)
             work(self.slots[action.action.slot])
-
-    def _saved_bytes(self, request_id: str, slot: int) -> int:
-        """Bytes of KV that sharing saves with this request in the slot.
-
-        A slot that waits for another service may share less in the end: nothing counts.
-        """
-        if self._remote is not None:
-            return 0
-        active = [x.slot for x in self._live.values() if x.is_assigned and x.slot is not None]
-        return self.slot_kv.saved_bytes(active, self._live[request_id].request, slot)
 
     def _assign_slot(self, queued: QueuedRequest, slot: int) -> None:
         live = self._live[queued.request]

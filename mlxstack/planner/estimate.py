@@ -6,12 +6,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.preset import LiveSharingMode, ServiceKind
+from mlxstack.core.preset import ServiceKind
 from mlxstack.host.hardware import MemoryBudget
 from mlxstack.planner.fit import Candidate, over_budget, settings
-from mlxstack.policy.kv.shared_prefixes import MIN_TOKENS, LiveSharing
 from mlxstack.policy.memory.capacity import (
-    PLAIN_BITS,
     Geometry,
     Layer,
     ServiceLoad,
@@ -127,28 +125,12 @@ class Fit(Struct, frozen=True):
     max_agents: int
 
 
-class SharedFit(Struct, frozen=True):
-    """KV of agents with a common beginning, copied and shared.
-
-    They begin with the same `n_tokens`. `is_on`: the preset shares them; then all other figures
-    count one copy.
-    """
-
-    n_agents: int
-    n_tokens: int
-    copied_bytes: int
-    shared_bytes: int
-    max_agents_copied: int
-    max_agents: int
-    is_on: bool
-
-
 class Forecast(Struct, frozen=True):
     """Forecast of a preset; `disk_bytes_50k` is a 50,000-token agent.
 
     `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`. An
-    embedding model keeps no KV: its budget and disk are 0, and it has no tables. `shared` is None
-    unless the agents begin with tokens that can be shared. `here` is the model in this memory.
+    embedding model keeps no KV: its budget and disk are 0, and it has no tables. `here` is the
+    model in this memory.
     """
 
     preset: str
@@ -162,7 +144,6 @@ class Forecast(Struct, frozen=True):
     disk_bytes_50k: int
     contexts: tuple[ContextRow, ...]
     matrix: tuple[CapacityCell, ...]
-    shared: SharedFit | None = None
 
 
 def spec_of(candidate: Candidate) -> Spec:
@@ -193,16 +174,12 @@ def forecast(
     memory: MemoryBudget,
     wanted: ServiceLoad,
     contexts: Sequence[int],
-    n_shared: int = 0,
     others: Sequence[MemoryClaim] = (),
 ) -> Forecast:
     """The forecast for `wanted`, which is `candidate.load` with other slots or context.
 
-    The agents begin with the same `n_shared` tokens. `others` run beside it.
+    `others` run beside it.
     """
-    dense, shared = wanted.geometry, _shared(candidate, wanted, memory.usable, n_shared)
-    if shared is not None and shared.is_on:
-        wanted = replace(wanted, n_shared=shared.n_tokens)
     keeps_kv = candidate.preset.kind is not ServiceKind.EMBEDDING
     contexts = contexts if keeps_kv else ()
     return Forecast(
@@ -214,14 +191,13 @@ def forecast(
         workspace_bytes=wanted.workspace,
         kv_budget_bytes=_kv_budget(wanted, memory.usable, others) if keeps_kv else 0,
         wanted=fit(wanted, memory.usable),
-        disk_bytes_50k=disk_bytes(dense, DISK_TOKENS) if keeps_kv else 0,
+        disk_bytes_50k=disk_bytes(wanted.geometry, DISK_TOKENS) if keeps_kv else 0,
         contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
         matrix=tuple(
             _cell(replace(wanted, n_slots=n, n_ctx=n_ctx), memory.usable)
             for n in SLOTS
             for n_ctx in contexts
         ),
-        shared=shared,
     )
 
 
@@ -246,25 +222,6 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
         nearest=others,
         max_ctx=max_ctx(load, usable),
         max_agents=max_agents(load, usable),
-    )
-
-
-def _shared(
-    candidate: Candidate, load: ServiceLoad, usable: int, n_tokens: int
-) -> SharedFit | None:
-    cache, kv = candidate.preset.prefix_cache, candidate.preset.kv
-    n_shared = LiveSharing(cache.block_size, MIN_TOKENS).split_point(min(n_tokens, load.n_ctx))
-    if not n_shared or load.n_slots < 2 or (kv.bits < PLAIN_BITS and kv.quantized_start):
-        return None
-    sharing = replace(load, n_shared=n_shared)
-    return SharedFit(
-        n_agents=load.n_slots,
-        n_tokens=n_shared,
-        copied_bytes=need(load).kv,
-        shared_bytes=need(sharing).kv,
-        max_agents_copied=max_agents(load, usable),
-        max_agents=max_agents(sharing, usable),
-        is_on=cache.enabled and cache.live_sharing is LiveSharingMode.AUTO,
     )
 
 

@@ -198,9 +198,9 @@ def test_a_host_that_cannot_be_reached_is_named_at_once(shell: Shell, ssh_log: P
 
 
 def test_settings_that_do_not_go_with_hosts_are_named(shell: Shell) -> None:
-    refused = shell.up("--hosts", HOSTS, "--set", "prefix_cache.live_sharing=auto")
+    refused = shell.up("--hosts", HOSTS, "--set", "model.adapter=/nowhere")
     assert refused.returncode != 0
-    assert "live_sharing" in refused.stderr and "does not go with `hosts`" in refused.stderr
+    assert "model.adapter" in refused.stderr and "does not go with `hosts`" in refused.stderr
     alone = shell.up("--hosts", "127.0.0.1")
     assert alone.returncode != 0
     assert "names one machine" in alone.stderr

@@ -11,7 +11,6 @@ import pytest
 from mlxstack.config.presets import builtin_folder
 from mlxstack.core.preset import ModelSpec, Preset, Speculation
 from mlxstack.host.hardware import memory_limit
-from mlxstack.policy.kv.shared_prefixes import MOST_SPARE
 from mlxstack.policy.memory.capacity import MARGIN_BYTES
 from tests import models
 from tests.cli.test_words import run
@@ -126,24 +125,6 @@ def test_an_embedding_model_is_planned_without_slots(tmp_path: Path) -> None:
     assert "slot" not in text and "agent" not in text
 
 
-def test_agents_with_a_common_beginning_hold_it_once(tmp_path: Path) -> None:
-    words = ("plan", "qwen3-coder-30b-a3b", "--memory", "64GB", "--agents", "8", "--ctx", "32k")
-    apart = told(tmp_path, *words, "--shared", "20000")
-    shared = apart["shared"]
-    assert (shared["n_agents"], shared["n_tokens"], shared["is_on"]) == (8, 19968, False)
-    assert shared["copied_bytes"] == apart["wanted"]["kv_bytes"]
-    saved = shared["copied_bytes"] - shared["shared_bytes"]
-    assert saved == 19968 * 96 * KIB * (8 - 1 - MOST_SPARE)
-    assert shared["max_agents"] > shared["max_agents_copied"] == apart["wanted"]["max_agents"]
-    on = ("--set", "prefix_cache.live_sharing=auto")
-    together = told(tmp_path, *words, "--shared", "20000", *on)
-    assert together["wanted"]["kv_bytes"] == shared["shared_bytes"]
-    assert together["wanted"]["max_agents"] == shared["max_agents"]
-    assert told(tmp_path, *words, "--shared", "1000", *on)["shared"] is None
-    text = run(tmp_path, *words, "--shared", "20000").stdout
-    assert "8 agents share 19,968 tokens" in " ".join(text.split())
-
-
 def test_c15_disk_of_an_agent_of_50k_tokens_counts_the_window_once(tmp_path: Path) -> None:
     found = told(tmp_path, "plan", "gemma4-26b-a4b", "--memory", "64GB")
     assert found["disk_bytes_50k"] == pytest.approx(50_000 * 20 * KIB + 200 * MIB, rel=0.001)
@@ -244,7 +225,6 @@ def test_a_preset_derived_from_a_served_model_is_not_ranked(
         (("--table", "demo"), "leave out the model"),
         (("--table", "--all"), "--all changes nothing"),
         (("demo", "--all"), "--all changes nothing"),
-        (("--shared", "20k"), "--shared changes nothing"),
         (("--set", "kv.bits=8"), "--set changes nothing"),
         (("--ctx", "8k", "--ctx", "32k"), "give --ctx once"),
         (("--simulate", "--ctx", "8k"), "--ctx changes nothing"),

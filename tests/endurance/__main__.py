@@ -39,8 +39,6 @@ def main(minutes: float) -> None:
         print(kind, crowd(model, root / f"{kind}-home", seconds, seed=1), flush=True)
     for kind, n_requests in (("tiny", 2000), ("tiny-swa", 400), ("tiny-hybrid", 400)):
         print(kind, soak(root / kind, root / f"{kind}-soak", n_requests, seed=1), flush=True)
-        found = soak(root / kind, root / f"{kind}-groups", n_requests, seed=2, is_shared=True)
-        print(kind, "with live sharing", found, flush=True)
     for kind in kinds:
         print(kind, cuts(root / kind, root / f"{kind}-cuts", 20, n_engines=20, seed=1), flush=True)
     found = front(root / "front", 2 * minutes * MINUTE_S, n_agents=12, kill_every_s=40, seed=1)

@@ -1,7 +1,7 @@
 """Greedy answers of a busy service against those from cold: `python -m tests.endurance.fidelity`.
 
 Random conversations over HTTP with forks, rewinds, several choices, tools, thoughts, grammars, stop
-words, agents and salts, on a service with drafts, live sharing and early turns, while it changes
+words, agents and salts, on a service with drafts and early turns, while it changes
 between two presets of its model, is restarted and killed. An answer whose prompt replays none is
 compared with that of a service with one slot and nothing kept, any other one with the same service
 without its cache. A run that did not exercise each of `EXERCISED` fails.
@@ -33,7 +33,6 @@ from msgspec.structs import replace
 
 from mlxstack.core.preset import (
     Anticipation,
-    LiveSharingMode,
     ModelSpec,
     PrefixCacheSpec,
     Preset,
@@ -63,7 +62,7 @@ COUNTERS = {
 }
 EXERCISED = (
     "compared from cold", "compared without its cache", "choices of n > 1", "forks", "tool calls",
-    "thoughts", "grammars", "tokens reused", "live sharing seen", "swaps 200", "SIGTERM", "SIGKILL",
+    "thoughts", "grammars", "tokens reused", "swaps 200", "SIGTERM", "SIGKILL",
     *COUNTERS.values(),
 )  # fmt: skip
 """Counts that a long run must have."""
@@ -209,7 +208,6 @@ class Counters:
         """Add the growth since the last look; a service that is away is skipped."""
         try:
             text = httpx.get(f"{self._url}/metrics", timeout=WAIT_S).text
-            cache = httpx.get(f"{self._url}/cache", timeout=WAIT_S)
         except httpx.HTTPError:
             return
         for name, words in COUNTERS.items():
@@ -219,8 +217,6 @@ class Counters:
             now, before = int(float(found[1])), self._last.get(name, 0)
             self._differ.note(words, now - before if now >= before else now)
             self._last[name] = now
-        if cache.is_success and cache.json().get("shared"):
-            self._differ.note("live sharing seen")
 
 
 def _status_of(answer: httpx.Response) -> int:
@@ -332,9 +328,7 @@ def _hot_preset(model: ModelSpec, n_slots: int) -> Preset:
         name="one",
         slots=SlotSpec(count=n_slots, n_ctx=N_CTX),
         speculation=Speculation.AUTO,
-        prefix_cache=PrefixCacheSpec(
-            live_sharing=LiveSharingMode.AUTO, anticipate=Anticipation.AUTO
-        ),
+        prefix_cache=PrefixCacheSpec(anticipate=Anticipation.AUTO),
     )
 
 

@@ -10,7 +10,6 @@ from msgspec import Struct
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.policy.kv.prefix_index_check import check_index
-from mlxstack.policy.kv.shared_prefixes import LiveSharing
 from mlxstack.policy.scheduling.row_stacking import StackingRules
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -21,10 +20,7 @@ ROOM_FOR = 6
 
 
 class Outcome(Struct, frozen=True):
-    """`worst` is the largest difference of reported and real bytes, as a share of the real.
-
-    `most_shared` slots at most held one copy of a prefix.
-    """
+    """`worst` is the largest difference of reported and real bytes, as a share of the real."""
 
     n_requests: int
     n_checked: int
@@ -32,16 +28,12 @@ class Outcome(Struct, frozen=True):
     budget: int
     worst: float
     hit_share: float
-    most_shared: int
 
 
-def soak(
-    model: Path, home: Path, n_requests: int, seed: int, *, is_shared: bool = False
-) -> Outcome:
+def soak(model: Path, home: Path, n_requests: int, seed: int) -> Outcome:
     """Raises AssertionError at the first wrong token or byte above the budget.
 
-    With `is_shared` slots share the KV of common prefixes, from one block on. Rows are
-    stacked after a step.
+    Rows are stacked after a step.
     """
     budget = ROOM_FOR * _context_bytes(model, home)
     cache = PrefixCacheSpec(memory_budget_pct=50, disk=DiskSpec(enabled=False))
@@ -49,8 +41,6 @@ def soak(
     gc.collect()
     with running(preset, home, memory_bytes=2 * budget) as driver:
         turns = driver.engine._loop
-        if is_shared:
-            turns.slot_kv.sharing = LiveSharing(min_tokens=128)
         rules = StackingRules(least_steps=1, repaid_bytes=1 << 60, most_padding=10**6)
         turns.batch._stacker = RowStacker(turns.slot_kv.has_room, rules)
         play = Play(driver, budget, seed)
@@ -60,9 +50,7 @@ def soak(
         check_index(driver.engine._loop.slot_kv.prefix_cache.index)
         counters = driver.engine.snapshot().counters
         share = counters.n_cached_tokens / (counters.n_cached_tokens + counters.n_prompt_tokens)
-        return Outcome(
-            play.n_requests, play.n_checked, play.most, budget, play.worst, share, play.most_shared
-        )
+        return Outcome(play.n_requests, play.n_checked, play.most, budget, play.worst, share)
 
 
 class Play:
@@ -75,7 +63,7 @@ class Play:
         self._head = prompt(130, seed=seed)
         self._histories = {n: self._head + prompt(20, seed=n) for n in range(N_AGENTS)}
         self._idle = mx.get_active_memory()
-        self.n_requests = self.n_checked = self.most = self.most_shared = 0
+        self.n_requests = self.n_checked = self.most = 0
         self.worst = 0.0
 
     def burst(self) -> None:
@@ -100,8 +88,6 @@ class Play:
         """Reported and real bytes of KV, live and parked, while nobody speaks."""
         reported, real = self._look(), mx.get_active_memory() - self._idle
         self.most = max(self.most, reported)
-        groups = (len(one.slots) for one in self._driver.engine.snapshot().shared)
-        self.most_shared = max((self.most_shared, *groups))
         assert reported <= self._budget, f"{reported} of {self._budget} bytes"
         self.worst = max(self.worst, abs(reported - real) / real)
 

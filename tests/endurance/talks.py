@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 MOST_TALKS = 12
 HEADS = (470, 470, 120)
-"""Words of the system messages; the long ones exceed the least length of live sharing."""
+"""Words of the system messages; the long ones are longer than several blocks."""
 MOST_MESSAGES = 12
 WORDS = (
     "alpha", "beta", "gamma", "lake", "boat", "pear", "stone", "river", "house", "magic", "word",

@@ -61,15 +61,6 @@ def test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six(
     assert outcome.hit_share > 0.2
 
 
-@pytest.mark.parametrize("kind", in_soak("tiny", "tiny-swa", "tiny-hybrid"))
-def test_d4_f8_thirty_agents_on_one_shared_prefix(
-    model_of: ModelOf, tmp_path: Path, kind: str
-) -> None:
-    outcome = soak(model_of(kind), tmp_path, n_requests=400, seed=1, is_shared=True)
-    assert outcome.worst < 0.1
-    assert outcome.most_shared > 1
-
-
 def test_c11_killed_while_saving_and_serving(model_of: ModelOf, tmp_path: Path) -> None:
     outcome = kills(model_of("tiny"), tmp_path, n_kills=4, seed=1)
     assert outcome.n_files > 0

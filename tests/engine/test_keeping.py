@@ -12,7 +12,7 @@ from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, S
 from mlxstack.core.status import PrefixView
 from mlxstack.engine import core
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.engine.kv.segments import PackedSegment
+from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -98,7 +98,7 @@ def test_the_largest_context_is_counted(one: Driver) -> None:
 def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
     memory = PrefixCache("identity", NO_DISK, 1 << 30)
     record = prefix_index.SegmentMeta("key", None, 0, 4, 64)
-    old, new = (PackedSegment(0, 4, (mx.zeros((2, 1, 4, 2)),), (0, 0)) for _ in range(2))
+    old, new = (Segment(0, 4, (mx.zeros((2, 1, 4, 2)),), (0, 0)) for _ in range(2))
     memory.put(record, old, 0.0)
     memory.put(record, new, 1.0)
     assert memory.contains(new)

@@ -285,6 +285,7 @@ def test_off_is_a_word_where_a_key_wants_one(tmp_path: Path, home: Home) -> None
         pytest.param("server.api_keys=" + "[" * 2000, "must be a list", id="too deep"),
         ("slots.cont=1", "did you mean `slots.count`"),
         ("kv.swa_full=true", "sliding windows are always capped"),
+        ("prefix_cache.live_sharing=auto", "every slot holds its own copy of a common prefix"),
         ("slots=1", "slots is a section; set one of its keys: count"),
         ("slots.count", "write it as key=value"),
         ("=3", "write it as key=value"),

@@ -178,6 +178,23 @@ def test_of_two_prompts_that_were_assigned_together_the_device_gets_what_fits(
         assert served == 1
 
 
+def test_room_that_is_promised_to_a_prompt_is_not_given_to_another(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_working_set(monkeypatch, 512 * MIB)
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=4096))
+    with running(preset, tmp_path) as driver:
+        slot_kv = driver.engine._loop.slot_kv
+        cold = driver.cold(prompt(500), 4)
+        driver.answer(prompt(20, seed=1), 2, slot=1)
+        driver.catch_up()
+        slot_kv.slots[1].n_unreserved = slot_kv.array_limit - array_bytes()
+        with pytest.raises(OutOfMemory, match="the device has room for are in use"):
+            driver.answer(prompt(500), 4, slot=0)
+        driver.engine.run_slot_command(EraseSlot(1)).result(PATIENCE_S)
+        assert driver.answer(prompt(500), 4, slot=0) == cold
+
+
 def test_an_answer_that_outgrows_the_device_fails_alone(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

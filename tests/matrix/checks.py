@@ -18,7 +18,7 @@ from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv import segments
-from mlxstack.engine.kv.segments import PackedSegment
+from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
@@ -295,18 +295,18 @@ def through_bytes(context: SlotContext) -> SlotContext:
     """A copy made of nothing but tokens, bytes and JSON, in two segments."""
     n_tokens = len(context)
     parts = [segments.pack(context, a, b) for a, b in ((0, CUT), (CUT, n_tokens))]
-    unpacked = [PackedSegment(p.start, p.end, tuple(_thawed(p)), tuple(_layout(p))) for p in parts]
+    unpacked = [Segment(p.start, p.end, tuple(_thawed(p)), tuple(_layout(p))) for p in parts]
     marks = [segments.checkpoint(c.position, _thawed(c), _layout(c)) for c in context.checkpoints]
     fresh = context.new_empty(n_tokens)
     fresh.load(context.tokens, segments.whole(fresh, unpacked, n_tokens), marks)
     return fresh
 
 
-def _thawed(part: PackedSegment | StateCheckpoint) -> list[mx.array]:
+def _thawed(part: Segment | StateCheckpoint) -> list[mx.array]:
     planes = list(segments.to_planes(segments.arrays_of(part)))
     return [segments.from_plane(TensorBytes(p.dtype, p.shape, bytes(p.data))) for p in planes]
 
 
-def _layout(part: PackedSegment | StateCheckpoint) -> list[Any]:
+def _layout(part: Segment | StateCheckpoint) -> list[Any]:
     layout: list[Any] = json.loads(json.dumps(segments.layout_of(part)))
     return layout

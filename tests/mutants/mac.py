@@ -75,8 +75,7 @@ MAC = (
     ),
     Mutant(
         "the room of KV is reserved once", "engine/model/cache_adapters.py",
-        "    if n_more <= 0:\n        return False\n    rebuild(leaf, [_extended(part, n_more)",
-        "    if n_more <= 10**9:\n        return False\n    rebuild(leaf, [_extended(part, n_more)",
+        "return max(0, n_more) * sum(", "return 0 * sum(",
         BUFFERS + "test_kv_room_is_allocated_once_for_the_whole_prompt",
     ),
     Mutant(
@@ -182,8 +181,19 @@ MAC = (
         PRESSURE + "test_on_linux_the_stalls_of_the_kernel_alone_decide",
     ),
     Mutant(
+        "room is made some layers at a time", "engine/kv/slot_context.py",
+        "if n_bytes and n_made < AT_ONCE:", "if n_bytes:",
+        "tests/engine/test_room.py::"
+        "test_a_step_makes_room_in_some_layers_and_promises_the_rest",
+    ),
+    Mutant(
+        "promised room is in use", "engine/slots/slot_kv_manager.py",
+        "return int(mx.get_active_memory()) + promised", "return int(mx.get_active_memory())",
+        BUDGET + "test_room_that_is_promised_to_a_prompt_is_not_given_to_another",
+    ),
+    Mutant(
         "the device bounds what is admitted", "engine/slots/slot_kv_manager.py",
-        "return 0 < self.array_limit < int(mx.get_active_memory()) + n_bytes", "return False",
+        "return 0 < self.array_limit < self._held() + n_bytes", "return False",
         BUDGET + "test_a_prompt_is_refused_while_the_device_is_full_and_served_later",
     ),
     Mutant(
@@ -325,9 +335,9 @@ MAC = (
     ),
     Mutant(
         "KV is updated in place", "engine/model/row_views.py",
-        "                stored.append(slot.update_and_fetch(k, v))",
-        "                slot.last = slot.keys[..., :1, :]\n"
-        "                stored.append(slot.update_and_fetch(k, v))",
+        "            stored.append(slot.update_and_fetch(k, v))",
+        "            slot.last = slot.keys[..., :1, :]\n"
+        "            stored.append(slot.update_and_fetch(k, v))",
         "tests/mac/test_in_place.py::test_kv_buffers_stay_where_they_are",
     ),
     Mutant(

@@ -26,22 +26,6 @@ SHARING = (
         "test_other_vocabularies_missing_models_and_unfit_targets_are_refused",
     ),
     Mutant(
-        "tenants share no live prefix", "engine/slots/slot_kv_manager.py",
-        "if other is mine or other.salt != salt or not", "if other is mine or not",
-        "tests/engine/test_live_sharing.py::test_tenants_share_no_prefix",
-    ),
-    Mutant(
-        "a shared prefix counts as live", "engine/slots/slot_kv_manager.py",
-        "checkpoints + contexts + self.shared_bytes + ", "checkpoints + contexts + ",
-        "tests/engine/test_live_sharing.py::"
-        "test_a_shared_prefix_counts_once_and_goes_with_its_last_holder",
-    ),
-    Mutant(
-        "prefix and tail are weighed", "engine/decode/attention_patch.py",
-        "shared[0] * mx.exp(shared[1] - total) + out", "shared[0] + out",
-        "tests/engine/test_live_sharing.py::test_groups_form_grow_split_and_lose_members",
-    ),
-    Mutant(
         "tiles of queries see their own tokens", "engine/model/cpu_attention.py",
         "mx.arange(n_seen) <= mx.arange(", "mx.arange(n_seen) < mx.arange(",
         "tests/engine/test_attention_on_a_cpu.py::"
@@ -51,11 +35,6 @@ SHARING = (
         "masked scores have no exponentials", "engine/model/cpu_attention.py",
         "whole = mx.maximum(exponents, SMALLEST)", "whole = exponents",
         "tests/engine/test_attention_on_a_cpu.py::test_exponentials_are_those_of_numpy",
-    ),
-    Mutant(
-        "a restored slot joins a group", "engine/slot_actions.py",
-        "self._loop.slot_kv.share_restored(self._loop.slots[command.slot])", "pass",
-        "tests/engine/test_live_sharing.py::test_saved_and_restored_into_a_group",
     ),
     Mutant(
         "parked branches inside a block are found", "engine/kv/prefix_cache.py",

@@ -51,32 +51,18 @@ def test_a6_the_sum_is_what_counts() -> None:
     assert not fits(LOAD, parts.total - 1)
 
 
-def test_a_shared_beginning_counts_once_and_its_spare_room_too() -> None:
-    shared = replace(LOAD, n_shared=4096)
-    copies = 3 * LLAMA.growth * (8192 + 510)
-    assert need(shared).kv_full == copies - LLAMA.growth * int(4096 * 1.75)
-    assert need(replace(shared, n_slots=1)) == need(replace(LOAD, n_slots=1))
-    drafted = replace(LOAD, draft=GEMMA, n_shared=4096)
-    assert need(drafted).kv_full - need(shared).kv_full == 3 * GEMMA.peak_full_bytes(8192)
-
-
 @given(
     n_slots=st.integers(1, 40),
     n_ctx=st.integers(1024, 65536),
-    n_shared=st.integers(0, 65536),
     memory=st.integers(6 * GIB, 64 * GIB),
     pct=st.none() | st.integers(1, 90),
 )
 def test_the_most_agents_fit_and_one_more_does_not(
-    n_slots: int, n_ctx: int, n_shared: int, memory: int, pct: int | None
+    n_slots: int, n_ctx: int, memory: int, pct: int | None
 ) -> None:
     budget = None if pct is None else Budget(memory, pct)
-    load = replace(LOAD, n_slots=n_slots, n_ctx=n_ctx, n_shared=n_shared, budget=budget)
-    parts = need(load)
-    n_tokens = min(n_shared, n_ctx)
-    tails = n_slots * LLAMA.growth * (n_ctx - n_tokens)
-    assert parts.kv_full >= tails + LLAMA.full_bytes(n_tokens)
-    assert parts.kv <= need(replace(load, n_shared=0)).kv
+    load = replace(LOAD, n_slots=n_slots, n_ctx=n_ctx, budget=budget)
+    assert need(load).kv_full >= n_slots * LLAMA.growth * n_ctx
     most = max_agents(load, memory)
     assert most == 0 or fits(replace(load, n_slots=most), memory)
     assert not fits(replace(load, n_slots=most + 1), memory)

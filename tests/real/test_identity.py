@@ -9,7 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from msgspec import Struct
 
-from mlxstack.core.preset import KVSpec, LiveSharingMode, PrefixCacheSpec, Speculation
+from mlxstack.core.preset import KVSpec, Speculation
 from tests.real.asking import Asker, Comparison, Ids, asking, texts
 from tests.real.folders import GEMMA, SMOLLM2, folder
 
@@ -35,11 +35,6 @@ CASES = [
     pytest.param(
         SMOLLM2, {"speculation": Speculation.AUTO}, Size(400, 24, 1000), id="smollm2-drafts",
         marks=pytest.mark.real,
-    ),
-    pytest.param(
-        SMOLLM2,
-        {"prefix_cache": PrefixCacheSpec(live_sharing=LiveSharingMode.AUTO)},
-        Size(300, 16, 1800), id="smollm2-sharing", marks=pytest.mark.real,
     ),
     pytest.param(
         SMOLLM2, {"kv": KVSpec(bits=8)}, Size(300, 12, n_texts=2), id="smollm2-kv8",

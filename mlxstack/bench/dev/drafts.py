@@ -1,18 +1,14 @@
 """`bench drafts`: the whole engine with speculative decoding and without, by turns."""
 
-from collections.abc import Sequence
-from random import Random
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, measure
 from mlxstack.bench.dev.trials import BenchResult, Drafts
-from mlxstack.bench.dev.workload import CHECKOUT, RealText
+from mlxstack.bench.dev.workload import CHECKOUT
 from mlxstack.bench.statistics import lasting, ratio, spread, times
 
-SETTINGS = ("speculation", "live_sharing")
 TEXTS = ("copied", "schema", "prose", "adversarial")
 ALL_BUT_NOTHING = 0.98
 MOST_GAP = 1.05
@@ -22,7 +18,7 @@ MOST_GAP = 1.05
 class DraftsPlan(Struct, frozen=True):
     """Draft benchmark: texts by number of `rows`, with decoding neighbors.
 
-    Of a model that knows text they are `asked`, and `system` is what all agents share.
+    Of a model that knows text they are `asked`.
     """
 
     rows: tuple[int, ...] = (1, 4)
@@ -30,7 +26,6 @@ class DraftsPlan(Struct, frozen=True):
     n_tokens: int = 132
     passes: int = 3
     asked: dict[str, str] = {}
-    system: str = ""
 
     @property
     def scenes(self) -> dict[str, tuple[str, ...]]:
@@ -40,15 +35,11 @@ class DraftsPlan(Struct, frozen=True):
 
 
 SMALL = DraftsPlan((1, 2), 60, 60, 1)
-N_SYSTEM = 3000
-SHARING_TURNS = 4
-"""Short answers of both sides in turn: the machine drifts by more than sharing changes."""
-
 RULED = ("calls",)
 """Texts that are answered under a schema, as a tool call is."""
 
 
-def on_real_text(plan: DraftsPlan, real: RealText) -> DraftsPlan:
+def on_real_text(plan: DraftsPlan) -> DraftsPlan:
     """Plan for prose, an edit of code, and calls."""
     code = (CHECKOUT / "mlxstack/policy/scheduling/row_stacking.py").read_text("utf-8")
     asked = {
@@ -56,41 +47,24 @@ def on_real_text(plan: DraftsPlan, real: RealText) -> DraftsPlan:
         "edit": f"Write this code again, with `rows` renamed to `agents`:\n\n```python\n{code}```",
         "calls": "Edit the file notes.txt: replace `river` by `sea`, once.",
     }
-    system = real.part(Random("system"), N_SYSTEM)
     rows = tuple(sorted({*plan.rows, 2}))
-    return replace(plan, rows=rows, n_prompt=len(code), asked=asked, system=system)
+    return replace(plan, rows=rows, n_prompt=len(code), asked=asked)
 
 
-def run_on_text(stage: Sandbox, plan: DraftsPlan, settings: Sequence[str] = SETTINGS) -> Results:
-    """Settings, `auto` against off, on real text; sharing between several agents only."""
+def run_on_text(stage: Sandbox, plan: DraftsPlan) -> Results:
+    """Drafts, `auto` against off, on real text."""
+    stage.say("the whole engine, with drafts: auto and off")
     scenes = {f"{text} x {n}": (text,) * n for text in plan.asked for n in plan.rows}
-    rows: list[tuple[str, ...]] = []
-    raw: dict[str, tuple[float, ...]] = {}
-    targets = []
-    for setting in settings:
-        stage.say(f"the whole engine, with {setting}: auto and off")
-        trial = Drafts(
-            scenes, plan.n_prompt, plan.n_tokens, plan.passes, asked=plan.asked, ruled=RULED
-        )
-        if setting == "live_sharing":
-            trial = replace(
-                trial,
-                scenes={name: texts for name, texts in scenes.items() if len(texts) > 1},
-                n_prompt=plan.n_prompt + N_SYSTEM,
-                n_tokens=plan.n_tokens // SHARING_TURNS,
-                turns=SHARING_TURNS,
-                system=plan.system,
-                has_sharing=True,
-            )
-        found = measure(stage, [trial])[0]
-        raw |= {f"{setting} {one.who} {one.what}": one.values for one in found.samples}
-        rows += [(setting, *_row(found, scene)) for scene in trial.scenes]
-        worst = min(_speedup(found, scene) for scene in trial.scenes)
-        targets.append(at_least(f"{setting}: worst scene, against off", worst, ALL_BUT_NOTHING))
-    heads = ("Setting", "Scene", "Token off", "Token auto", "Speedup", "Passes", "Accepted")
+    trial = Drafts(scenes, plan.n_prompt, plan.n_tokens, plan.passes, asked=plan.asked, ruled=RULED)
+    found = measure(stage, [trial])[0]
+    heads = ("Scene", "Token off", "Token auto", "Speedup", "Passes", "Accepted")
     note = "A story, a rename in code, the arguments of a call; greedy, agents at once."
+    rows = tuple(_row(found, scene) for scene in scenes)
+    worst = min(_speedup(found, scene) for scene in scenes)
     return Results(
-        (ReportTable("`auto` on real text", heads, tuple(rows), note),), tuple(targets), raw
+        (ReportTable("`speculation: auto` on real text", heads, rows, note),),
+        (at_least("worst scene, against off", worst, ALL_BUT_NOTHING),),
+        {f"{one.who} {one.what}": one.values for one in found.samples},
     )
 
 

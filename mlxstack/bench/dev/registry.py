@@ -15,7 +15,6 @@ from mlxstack.bench.dev import (
     early_turns,
     engine,
     gateway,
-    head,
     peers,
     prefix_cache_report,
     prefix_cache_scenarios,
@@ -99,11 +98,9 @@ def _engine(stage: Sandbox, wanted: BenchRequest) -> Results:
 def _drafts(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = drafts.SMALL if wanted.is_small else drafts.DraftsPlan()
     plan = replace(plan, passes=wanted.passes)
-    real = _real_text(wanted)
-    if real is None:
+    if _real_text(wanted) is None:
         return drafts.run(stage, plan)
-    settings = wanted.scenes or drafts.SETTINGS
-    return drafts.run_on_text(stage, drafts.on_real_text(plan, real), settings)
+    return drafts.run_on_text(stage, drafts.on_real_text(plan))
 
 
 def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
@@ -111,11 +108,6 @@ def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
     if wanted.model == "random":
         stage = early_turns.with_template(stage)
     return uvloop.run(early_turns.run(stage, replace(plan, passes=wanted.passes)))
-
-
-def _head(stage: Sandbox, wanted: BenchRequest) -> Results:
-    plan = head.SMALL if wanted.is_small else head.HeadPlan()
-    return head.run(stage, replace(plan, passes=wanted.passes))
 
 
 def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
@@ -188,7 +180,6 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
     "drafts": _drafts,
     "early": _early,
-    "head": _head,
     "cache": _cache,
     "text": _text,
     "serve": _serve,
@@ -198,16 +189,5 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "gateway": _gateway,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = (
-    "start",
-    "engine",
-    "drafts",
-    "early",
-    "head",
-    "cache",
-    "text",
-    "tui",
-    "gateway",
-    "peers",
-)
+EVERYTHING = ("start", "engine", "drafts", "early", "cache", "text", "tui", "gateway", "peers")
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""

@@ -79,39 +79,15 @@ class Drafts(Struct, frozen=True, tag=True):
     A scene names the text of each request: "copied", "schema", "prose" or "adversarial" of random
     tokens, or one of `asked`, messages of users; `ruled` of them are answered under a schema.
     Gives, of on and off and by scene, `token_s`, `passes`, `drafted`, `accepted`, and the `gap_s`
-    between two tokens of prose that 99 % do not exceed. `has_sharing`: on is live sharing instead,
-    behind `system`, which all requests have. Each pass repeats a scene `turns` times.
+    between two tokens of prose that 99 % do not exceed.
     """
 
     scenes: dict[str, tuple[str, ...]]
     n_prompt: int = 200
     n_tokens: int = 132
     passes: int = 3
-    turns: int = 1
     asked: dict[str, str] = {}
     ruled: tuple[str, ...] = ()
-    system: str = ""
-    has_sharing: bool = False
-
-
-class SharedRows(Struct, frozen=True, tag=True):
-    """Rows of `n_own` tokens each after `n_shared` common ones.
-
-    Gives `bytes` (held by the rows) and `step_s` of on (with live sharing), off and theirs.
-    """
-
-    n_rows: int
-    n_shared: int
-    n_own: int
-    n_steps: int = 20
-    passes: int = 3
-
-
-class Forks(Struct, frozen=True, tag=True):
-    """Forks under shared prefixes by length: `fork_s` and `bytes`."""
-
-    lengths: tuple[int, ...]
-    passes: int = 3
 
 
 class FollowUp(Struct, frozen=True, tag=True):
@@ -133,8 +109,6 @@ Trial = (
     | LoadFiles
     | FullEngine
     | Drafts
-    | SharedRows
-    | Forks
     | FollowUp
 )
 

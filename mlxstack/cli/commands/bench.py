@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from mlxstack.bench.dev.timed_request import ServerUnderTest
 
 SCENES = ("turns", "crowds", "short", "joining", "picture", "counts", "team", "requests")
-SETTINGS = ("speculation", "live_sharing")
-SCENES_HELP = f"Play this one only; again for more. {', '.join(SCENES)}; {', '.join(SETTINGS)}."
+SCENES_HELP = f"Play this one only; again for more. {', '.join(SCENES)}."
 NAMES = (
     "engine",
     "drafts",
     "early",
-    "head",
     "cache",
     "text",
     "serve",
@@ -79,12 +77,12 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     """Measure speed and memory of a checkout against targets.
 
     engine: our batch and mlx-lm's in one process. drafts: speculative decoding, with and without.
-    early: the turn after a pause, begun early or not. head: agents on a common prefix, in one copy
-    and in many. cache: agents that come back, start together, are saved. text: the text work of a
-    request. serve: a service under many agents. peers: the same beside mlx_lm.server, and vllm-mlx
-    where it is on the PATH, on the same model; real text for a folder as --model. start: how soon
-    the command answers. tui: what an attached dashboard costs. gateway: the way through a gateway
-    against the one beside it. all: every one but serve, whose scenes are in peers.
+    early: the turn after a pause, begun early or not. cache: agents that come back, start together,
+    are saved. text: the text work of a request. serve: a service under many agents. peers: the same
+    beside mlx_lm.server, and vllm-mlx where it is on the PATH, on the same model; real text for a
+    folder as --model. start: how soon the command answers. tui: what an attached dashboard costs.
+    gateway: the way through a gateway against the one beside it. all: every one but serve, whose
+    scenes are in peers.
     """
     if find_spec("mlxstack.bench.dev") is None:
         raise Unsupported(
@@ -119,7 +117,7 @@ def _check(what: str, scenes: list[str], *, is_serve_only: bool) -> None:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
     if is_serve_only and what != "serve":
         raise Misuse("--url and --vs go with `bench dev serve`")
-    known = {"serve": SCENES, "peers": SCENES, "drafts": SETTINGS}.get(what, ())
+    known = SCENES if what in ("serve", "peers") else ()
     unknown = [one for one in scenes if one not in known]
     if unknown:
         raise Misuse(f"no scene `{unknown[0]}` in {what}; there is {', '.join(known) or 'none'}")

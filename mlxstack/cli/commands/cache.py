@@ -15,7 +15,6 @@ from mlxstack.core.agent_labels import MOST_CHARS
 from mlxstack.core.formatting import age, printable, share, size
 
 if TYPE_CHECKING:
-    from mlxstack.core.engine_snapshot import SharedKVView
     from mlxstack.core.status import CacheView, MissSums, MissView, PrefixView
 
 app = typer.Typer(rich_markup_mode=None)
@@ -136,7 +135,6 @@ def render(view: "CacheView") -> str:
     lines = [
         "Prefix Cache Status" if view.is_enabled else "Prefix Cache Status: switched off",
         f"  Memory allocated: {size(view.memory_bytes)}{_of(view.memory_budget)} budget{disk}",
-        *(_shared(one) for one in view.shared if len(one.slots) > 1),
         f"  Entries: {view.n_entries}",
         f"  Hit rate (last hour): {share(hour.n_hits, hour.n_requests)}"
         f"   (tokens {share(hour.n_cached, hour.n_prompt)})",
@@ -150,11 +148,6 @@ def render(view: "CacheView") -> str:
     if costly := _costliest(view.misses):
         lines += ["", "Last misses, the costliest first:", *(f"  {_reason(m)}" for m in costly)]
     return "\n".join(lines)
-
-
-def _shared(one: "SharedKVView") -> str:
-    n_slots = len(one.slots)
-    return f"  {n_slots} slots share {one.n_tokens:,} tokens: {size(one.n_bytes)}, counted once"
 
 
 def _look(name: str | None, url: str | None) -> "CacheView":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_MACHINES = 64
 CHANGES = {
-    "a model": {"--memory", "--hosts", "--ctx", "--agents", "--shared", "--set"},
+    "a model": {"--memory", "--hosts", "--ctx", "--agents", "--set"},
     "the ranking": {"--memory", "--ctx", "--agents", "--all"},
     "--table": {"--ctx"},
     "--simulate": {"--agents", "--scenario", "--speeds-of"},
@@ -58,9 +58,6 @@ ContextsOption = Annotated[
 AgentsOption = Annotated[
     int | None, typer.Option("--agents", "--slots", min=1, help="Agents at the same time.")
 ]
-SharedOption = Annotated[
-    str | None, typer.Option(help="Tokens that all agents of a preset begin with, such as 20k.")
-]
 SimulateOption = Annotated[
     bool,
     typer.Option("--simulate", help="Play --agents through the scheduler; who waits how long."),
@@ -73,7 +70,6 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     hosts: MachinesOption = None,
     ctx: ContextsOption = None,
     agents: AgentsOption = None,
-    shared: SharedOption = None,
     every: Annotated[bool, typer.Option("--all", help="Also the presets that do not fit.")] = False,
     table: Annotated[bool, typer.Option("--table", help="KV of every preset.")] = False,
     simulate: SimulateOption = False,
@@ -100,7 +96,6 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         "--hosts": hosts,
         "--ctx": ctx,
         "--agents": agents,
-        "--shared": shared,
         "--all": every,
         "--scenario": scenario,
         "--speeds-of": speeds_of,
@@ -110,14 +105,13 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if hosts is not None and memory:
         raise Misuse("--hosts names the memory of each machine; leave out --memory")
     memory, sets = (memory, sets) if hosts is None else _machines(hosts, sets)
-    n_shared = 0 if shared is None else tokens_of(shared)
     there = _memory(memory)
     if is_simulation:
         candidate = None if wanted is None else _candidate(wanted, there, sets)
         _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
         return
     if wanted is not None:
-        _forecast(_candidate(wanted, there, sets), there, agents, contexts, n_shared, json)
+        _forecast(_candidate(wanted, there, sets), there, agents, contexts, json)
     elif table:
         _table(home, contexts, json)
     else:
@@ -194,7 +188,6 @@ def _forecast(
     there: "MemoryBudget",
     agents: int | None,
     contexts: list[int],
-    n_shared: int,
     json: bool,
 ) -> None:
     from mlxstack.cli.plan_tables import show_forecast
@@ -204,16 +197,15 @@ def _forecast(
     from mlxstack.planner.estimate import CONTEXTS, forecast
     from mlxstack.planner.fit import claims_in
 
-    if candidate.preset.kind is ServiceKind.EMBEDDING and (agents is not None or n_shared):
+    if candidate.preset.kind is ServiceKind.EMBEDDING and agents is not None:
         raise Misuse(
-            f"{candidate.preset.name} is an embedding model, which has no slots; leave out "
-            "--agents and --shared"
+            f"{candidate.preset.name} is an embedding model, which has no slots; leave out --agents"
         )
     load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
     # An imagined machine runs nothing else.
     is_here = there == this_memory(os.environ)
     others = claims_in(home_from(os.environ), there, candidate.preset.name) if is_here else ()
-    found = forecast(candidate, there, load, contexts or CONTEXTS, n_shared, others)
+    found = forecast(candidate, there, load, contexts or CONTEXTS, others)
     as_json(found) if json else show_forecast(found)
 
 

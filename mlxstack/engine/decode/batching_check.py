@@ -64,15 +64,13 @@ Logits = list[mx.array]
 class BatchingCheck(Struct, frozen=True):
     """Verdict on batching a model, with reason; `kv` describes its caches.
 
-    `can_share`: rows may hold one copy of a common prefix; `can_draft`: rows may bring several
-    tokens to a pass and take some of them back; `is_ragged`: in one pass with other rows;
-    `can_stack`: rows may be stacked.
+    `can_draft`: rows may bring several tokens to a pass and take some of them back; `is_ragged`: in
+    one pass with other rows; `can_stack`: rows may be stacked.
     """
 
     is_batching: bool
     why_not: str | None
     kv: str
-    can_share: bool = False
     can_draft: bool = False
     is_ragged: bool = False
     can_stack: bool = False
@@ -124,7 +122,6 @@ def self_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> Batchin
                 True,
                 None,
                 kv,
-                can_share=_can_share(runner, cache_factory, n_vocab),
                 can_stack=stacked is not None
                 and _compare([logits for logits, _ in alone], stacked).is_same(allowed, dtype),
             )
@@ -165,31 +162,6 @@ def _stacked(
         # A model may use keys outside of the attention function in ways of its own.
         raise_device_error(error)
         return None
-
-
-def _can_share(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:
-    """Whether logits are the same for rows that share a prefix."""
-    dtype, n_shared = _precision(runner.model), LENGTHS[0]
-    for trial in range(N_TRIALS):
-        first = [(11 * i + 97 * trial) % n_vocab for i in range(n_shared)]
-        prompts = [first + [(5 * i + 3 * n) % n_vocab for i in range(n)] for n in LENGTHS]
-        plain, shared = ([_prefilled(runner, cache_factory, p) for p in prompts] for _ in range(2))
-        if not shared[0].can_share:
-            return False
-        alone = [_alone(runner, c, p) for c, p in zip(plain, prompts, strict=True)]
-        allowed = _allowed(runner, cache_factory, prompts[1], alone[1], dtype)
-        prefix = shared[0].share(n_shared)
-        for context in shared[1:]:
-            context.adopt(prefix)
-        try:
-            together = _together(runner, shared, [fed for _, fed in alone])
-        except Exception as error:
-            # A model may use keys outside of the attention function in ways that no view knows.
-            raise_device_error(error)
-            return False
-        if _compare([logits for logits, _ in alone], together).is_same(allowed, dtype):
-            return True
-    return False
 
 
 def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:

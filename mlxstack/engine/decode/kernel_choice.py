@@ -2,12 +2,12 @@
 
 import logging
 import time
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from mlxstack.engine import device
-from mlxstack.engine.decode.attention_costs import n_query_heads
 from mlxstack.engine.decode.attention_patch import force_fused
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -28,6 +28,9 @@ N_KEYS = 8192
 N_TRIES = 3
 """Alternating tries; the fastest counts, since the first compiles."""
 
+HEADS = ("n_heads", "num_heads", "num_attention_heads")
+"""Names of the head count in mlx-lm's attention modules."""
+
 
 def choose_kernels(
     runner: ModelRunner, cache_factory: CacheFactory, planned: PrefillAttention
@@ -44,10 +47,21 @@ def choose_kernels(
     forced = frozenset(
         dims
         for dims in FORCIBLE_DIMS & by_dims.keys()
-        if _choose(dims, by_dims[dims], n_query_heads(runner.model, by_dims[dims]))
+        if _choose(dims, by_dims[dims], _n_query_heads(runner.model, by_dims[dims]))
     )
     has_nax = device.has_nax_units()
     return prefill_attention(planned.score_bytes, frozenset(by_dims), forced, has_nax=has_nax)
+
+
+def _n_query_heads(model: Any, leaf: KVCache) -> int:
+    """Query heads of the model, or KV heads of a nonempty cache."""
+    named = (
+        getattr(module, name)
+        for _, module in model.named_modules()
+        for name in HEADS
+        if hasattr(module, name)
+    )
+    return int(max(leaf.keys.shape[1], next(named, 0)))
 
 
 def _choose(dims: Dims, leaf: KVCache, n_heads: int) -> bool:

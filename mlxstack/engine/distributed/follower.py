@@ -26,7 +26,7 @@ from mlxstack.engine.distributed.disk import RankDisk
 from mlxstack.engine.distributed.passes import digest_of, run_pass
 from mlxstack.engine.distributed.wire import Channel
 from mlxstack.engine.kv import segments
-from mlxstack.engine.kv.segments import PackedSegment
+from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -53,7 +53,7 @@ class Replica:
         self._cache_factory = cache_factory
         self._disk = disk
         self._contexts: dict[int, SlotContext] = {}
-        self._parked: dict[str, PackedSegment | StateCheckpoint] = {}
+        self._parked: dict[str, Segment | StateCheckpoint] = {}
         self.step = 0
 
     def apply(self, record: wire.Record) -> None:
@@ -124,13 +124,13 @@ class Replica:
         )
         spans = segments.whole(
             context,
-            [part for part in parts if isinstance(part, PackedSegment)],
+            [part for part in parts if isinstance(part, Segment)],
             len(load.tokens),
             n_room=load.n_room,
         )
         context.load(load.tokens, spans, [m for m in checkpoints if isinstance(m, StateCheckpoint)])
 
-    def _read_part(self, key: str) -> PackedSegment | StateCheckpoint:
+    def _read_part(self, key: str) -> Segment | StateCheckpoint:
         return segments.part_of(self._disk.take(key))
 
 

@@ -12,14 +12,12 @@ from mlxstack.core.ports import KVFile, KVFileHeader, KVStore
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.group import RankGroup
-from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.kv import prefix_index
-from mlxstack.policy.kv.shared_prefixes import NO_SHARING, LiveSharing
 
 T = TypeVar("T")
 
@@ -73,20 +71,17 @@ class MirroredContext(SlotContext):
         tokens: Sequence[int],
         parts: Sequence[Sequence[mx.array]],
         checkpoints: Sequence[StateCheckpoint],
-        prefix: LivePrefix | None = None,
     ) -> None:
         """As `SlotContext.load`, on all ranks."""
         operation = wire.Load(self.number, tuple(tokens), *self._sources)
         self.group.repeat(operation, lambda: SlotContext.load(self, tokens, parts, checkpoints))
 
-    def fork_from(
-        self, other: SlotContext, position: int, prefix: LivePrefix | None = None, n_room: int = 0
-    ) -> int:
+    def fork_from(self, other: SlotContext, position: int, n_room: int = 0) -> int:
         """As `SlotContext.fork_from`, on all ranks."""
         assert isinstance(other, MirroredContext)
         operation = wire.Fork(self.number, other.number, position, n_room)
         return self.group.repeat(
-            operation, lambda: SlotContext.fork_from(self, other, position, None, n_room)
+            operation, lambda: SlotContext.fork_from(self, other, position, n_room)
         )
 
     def take_over(self, other: SlotContext) -> None:
@@ -101,11 +96,7 @@ class MirroredContext(SlotContext):
     checkpoint = _repeated(SlotContext.checkpoint)
     begin_draft = _repeated(SlotContext.begin_draft)
     end_draft = _repeated(SlotContext.end_draft)
-
-    def rewind(self, position: int, sharing: LiveSharing = NO_SHARING) -> int:
-        """As `SlotContext.rewind`, on all ranks."""
-        operation = wire.ChangeContext(self.number, "rewind", (position,))
-        return self.group.repeat(operation, lambda: SlotContext.rewind(self, position, sharing))
+    rewind = _repeated(SlotContext.rewind)
 
 
 class MirroredRunner(ModelRunner):

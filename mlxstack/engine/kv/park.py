@@ -12,7 +12,6 @@ from mlxstack.core.ports import CallSoon
 from mlxstack.core.request import Request
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv import segments
-from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import pieces
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
@@ -84,7 +83,7 @@ class ContextParker:
             record = self._prefix_cache.index.nodes[step.key].record
             assert isinstance(record, prefix_index.SegmentMeta)
             if self._prefix_cache.get(step.key) is None and step.upto == record.end:
-                segment = segments.segment_of(context, record.start, record.end)
+                segment = segments.pack(context, record.start, record.end)
                 self._prefix_cache.put(record, segment, now)
         for part, key in zip(context.checkpoints, indexed.checkpoints, strict=True):
             if self._prefix_cache.get(key) is None:
@@ -95,7 +94,7 @@ class ContextParker:
         context.checkpoint()
         chain = self._prefix_cache.chain_of(context)
         known = self._prefix_cache.match(chain, context.tokens, self._trail(context))
-        pieces = segments.pieces(known.covered, len(context), context.n_shared)
+        pieces = segments.pieces(known.covered, len(context))
         new = self._add_segments(context, chain, known, pieces, now)
         leaf = new[-1] if new else known.path[-1].key if known.path else None
         if leaf is None:
@@ -110,26 +109,11 @@ class ContextParker:
         self._prefix_cache.mark_write_through(new)
         return IndexedContext(tuple(step.key for step in path), tuple(keys), tuple(new))
 
-    def hold_in_prefix(
-        self, context: SlotContext, path: Sequence[PathStep], n_tokens: int, now: float
-    ) -> None:
-        """Rebase segments of the first `n_tokens` onto a context's shared prefix."""
-        for step in prefix_index.cut_path(tuple(path), min(n_tokens, context.n_shared)):
-            node = self._prefix_cache.index.nodes[step.key]
-            if step.upto == prefix_index.end_of(node.record) and not node.is_writing:
-                segment = segments.segment_of(context, step.start, step.upto)
-                self._prefix_cache.put(node.record, segment, now)
-
-    def path_of(self, context: SlotContext) -> tuple[PathStep, ...]:
-        """The known segments of its tokens."""
-        chain = self._prefix_cache.chain_of(context)
-        return self._prefix_cache.match(chain, context.tokens, self._trail(context)).path
-
     def index_next(self, context: SlotContext, now: float) -> bool:
         """Index one piece for `index_context`; False when at most one is left."""
         chain = self._prefix_cache.chain_of(context)
         known = self._prefix_cache.match(chain, context.tokens, self._trail(context))
-        pieces = segments.pieces(known.covered, len(context), context.n_shared)
+        pieces = segments.pieces(known.covered, len(context))
         if len(pieces) < 2:
             return False
         self._prefix_cache.mark_write_through(
@@ -138,18 +122,11 @@ class ContextParker:
         return True
 
     def restore_context(
-        self,
-        context: SlotContext,
-        request: Request,
-        plan: ReusePlan,
-        shared: LivePrefix | None,
-        n_room: int,
-        now: float,
+        self, context: SlotContext, request: Request, plan: ReusePlan, n_room: int, now: float
     ) -> None:
-        """Restore the parked prefix of the plan, which is in memory.
+        """Restore the parked prefix of the plan, with room for `n_room` tokens.
 
-        The tokens of `shared`, which is no longer than the plan, are held and not copied. There is
-        room for `n_room` tokens.
+        It is in memory.
         """
         fresh = context.new_empty(plan.position)
         parts = [self._prefix_cache.get(step.key) for step in plan.path]
@@ -157,7 +134,6 @@ class ContextParker:
             fresh,
             [p for p in parts if isinstance(p, segments.Segment)],
             plan.position,
-            shared.n_tokens if shared else 0,
             fresh.room(n_room),
         )
         checkpoints = [self._prefix_cache.get(plan.checkpoint)] if plan.checkpoint else []
@@ -170,7 +146,6 @@ class ContextParker:
             request.tokens[: plan.position],
             spans,
             [m for m in checkpoints if isinstance(m, StateCheckpoint)],
-            shared,
         )
         context.take_over(fresh)
         context.assign(request.salt, None)
@@ -190,7 +165,7 @@ class ContextParker:
         size, new = self._prefix_cache.spec.block_size, []
         for start, end in pieces:
             key = block_hash.segment_key(block_hash.hash_at(chain, context.tokens, end), start)
-            segment = segments.segment_of(context, start, end)
+            segment = segments.pack(context, start, end)
             names = chain.keys[start // size : end // size]
             record = prefix_index.SegmentMeta(key, parent, start, end, segment.n_bytes, names)
             self._prefix_cache.put_segment(record, segment, context.tokens[start:end], now)
@@ -242,7 +217,7 @@ class IncrementalPack:
         self._context = context
         self._version = context.version
         self._parker = parker
-        self._n_left = len(pieces(0, len(context), context.n_shared))
+        self._n_left = len(pieces(0, len(context)))
 
     @property
     def is_current(self) -> bool:

@@ -4,13 +4,10 @@ Runs on the MLX thread.
 """
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
-from msgspec.structs import replace
+from collections.abc import Iterable, Iterator, Sequence
 
 from mlxstack.core.preset import PrefixCacheSpec
-from mlxstack.engine.kv.live_prefix import LivePrefix
-from mlxstack.engine.kv.segments import PrefixSegment, Segment
+from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.policy.kv import block_hash, eviction, prefix_index, prefix_index_check
 from mlxstack.policy.kv.block_hash import BlockHashes
@@ -18,7 +15,6 @@ from mlxstack.policy.kv.eviction import MemoryPressure
 from mlxstack.policy.kv.prefix_index import (
     CheckpointCandidate,
     KnownPrefix,
-    PathStep,
     PrefixIndex,
     PrefixMatch,
     StorageTier,
@@ -37,8 +33,7 @@ class PrefixCache:
     """Prefix cache: the arrays of all records in memory, and their index.
 
     `budget` is bytes for live contexts, parked ones and pending writes together. Contexts shorter
-    than `quantized_start` are not quantized yet. Prefixes that `live_prefixes` returns are held by
-    live contexts and counted there.
+    than `quantized_start` are not quantized yet.
     """
 
     def __init__(
@@ -52,9 +47,6 @@ class PrefixCache:
         self._identity = identity
         self._kept: dict[str, Segment | StateCheckpoint] = {}
         self._held: set[int] = set()
-        self._in_prefix: dict[LivePrefix, int] = {}
-        """Bytes of the segments that look into the arrays of a shared prefix."""
-        self.live_prefixes: Callable[[], Collection[LivePrefix]] = tuple
         self._transient: set[str] = set()
         self._ends: dict[int, dict[str, int]] = {}
         """Start of every segment and checkpoint that ends inside a block, by its end and key."""
@@ -64,9 +56,7 @@ class PrefixCache:
     @property
     def n_bytes(self) -> int:
         """Bytes of arrays in memory, without those of live contexts."""
-        live = self.live_prefixes()
-        prefixes = sum(prefix.n_bytes for prefix in self._in_prefix if prefix not in live)
-        return self.index.memory_bytes - sum(self._in_prefix.values()) + prefixes
+        return self.index.memory_bytes
 
     def missing(self, plan: ReusePlan) -> list[str]:
         """Keys of the plan that are on disk only."""
@@ -86,8 +76,6 @@ class PrefixCache:
         self._let_go(record.key)
         self._kept[record.key] = part
         self._held.add(id(part))
-        if isinstance(part, PrefixSegment):
-            self._in_prefix[part.prefix] = self._in_prefix.get(part.prefix, 0) + part.n_bytes
 
     def note_unused(self, key: str) -> None:
         """Hook of `engine.distributed`: what was read of this key is not put."""
@@ -152,8 +140,11 @@ class PrefixCache:
         """Evict until live and parked bytes fit the budget; bytes freed."""
         before = self.n_bytes
         over = live_bytes + before - self.budget
-        n_entries = len(self._kept)
-        if over <= 0 and n_entries <= self.spec.max_entries and pressure is MemoryPressure.CALM:
+        if (
+            over <= 0
+            and len(self._kept) <= self.spec.max_entries
+            and pressure is MemoryPressure.CALM
+        ):
             return 0
         goal = eviction.EvictionGoal(
             n_bytes=over + int(SLACK * self.budget) if over > 0 else 0,
@@ -161,39 +152,13 @@ class PrefixCache:
             policy=self.spec.eviction_policy,
             pressure=pressure,
         )
-        for key in eviction.plan(self._candidates(), goal):
+        for key in eviction.plan(eviction.entries(self.index), goal):
             self._drop(key, StorageTier.MEMORY)
-        if over > 0 and len(self._kept) < n_entries:
-            # A shared prefix is freed with the last segment in its arrays.
-            self.make_room(live_bytes)
         return before - self.n_bytes
-
-    def prefix_of(self, path: Sequence[PathStep]) -> tuple[LivePrefix | None, int]:
-        """Shared prefix at the start of a path, and its tokens."""
-        prefix, n_tokens = None, 0
-        for step in path:
-            part = self._kept.get(step.key)
-            if not isinstance(part, PrefixSegment) or part.prefix is not (prefix or part.prefix):
-                break
-            prefix, n_tokens = part.prefix, step.upto
-        return prefix, n_tokens
-
-    def _candidates(self) -> Iterable[eviction.EvictionCandidate]:
-        """Eviction candidates in memory; arrays of live contexts free no bytes."""
-        live = self.live_prefixes()
-        for entry in eviction.entries(self.index):
-            part = self._kept[entry.key]
-            is_live = isinstance(part, PrefixSegment) and part.prefix in live
-            yield replace(entry, n_bytes=0) if is_live else entry
 
     def _let_go(self, key: str) -> None:
         """Remove a record's arrays from memory, if present."""
-        part = self._kept.pop(key, None)
-        self._held.discard(id(part))
-        if isinstance(part, PrefixSegment):
-            self._in_prefix[part.prefix] -= part.n_bytes
-            if not self._in_prefix[part.prefix]:
-                del self._in_prefix[part.prefix]
+        self._held.discard(id(self._kept.pop(key, None)))
 
     def _drop(self, key: str, place: StorageTier) -> None:
         """Forget what lies in this place, if it may go."""

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
-from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
@@ -36,7 +35,7 @@ DTYPES = {
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
-class PackedSegment(Struct, frozen=True):
+class Segment(Struct, frozen=True):
     """Packed KV of [start, end), as arrays (parts, heads, tokens, dim).
 
     `order` names the group of every part, layer by layer; parts of one group keep their order.
@@ -53,86 +52,52 @@ class PackedSegment(Struct, frozen=True):
         return sum(group.nbytes for group in self.groups)
 
 
-class PrefixSegment(Struct, frozen=True):
-    """KV of [start, end) in a shared prefix's arrays, not copied."""
-
-    start: int
-    end: int
-    prefix: LivePrefix
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of these tokens."""
-        return (self.end - self.start) * self.prefix.bytes_per_token
+def pieces(start: int, end: int) -> list[tuple[int, int]]:
+    """[start, end) cut at multiples of `CUT`."""
+    return list(pairwise(sorted({start, *range(start - start % CUT + CUT, end, CUT), end})))
 
 
-Segment = PackedSegment | PrefixSegment
-
-
-def pieces(start: int, end: int, n_shared: int = 0) -> list[tuple[int, int]]:
-    """[start, end) cut at multiples of `CUT` and at the prefix end."""
-    cuts = {start, *range(start - start % CUT + CUT, end, CUT), end}
-    return list(pairwise(sorted(cuts | ({n_shared} if start < n_shared < end else set()))))
-
-
-def segment_of(context: SlotContext, start: int, end: int) -> Segment:
-    """Segment of these tokens: packed, or in the shared prefix."""
-    prefix = context.prefix
-    if prefix is not None and end <= prefix.n_tokens:
-        return PrefixSegment(start, end, prefix.whole)
-    context.note_packed(start, end)
-    return pack(context, start, end)
-
-
-def pack(context: SlotContext, start: int, end: int) -> PackedSegment:
+def pack(context: SlotContext, start: int, end: int) -> Segment:
     """The sliceable layers of these tokens, packed, evaluated and detached."""
-    leaves = _sliceable(context)
-    return _packed(start, end, [p for x in leaves for p in cache_adapters.span(x, start, end)])
-
-
-def _packed(start: int, end: int, parts: Sequence[mx.array]) -> PackedSegment:
+    context.note_packed(start, end)
+    parts = [p for leaf in _sliceable(context) for p in cache_adapters.span(leaf, start, end)]
     groups: dict[tuple[Any, ...], list[mx.array]] = {}
     for part in parts:
         groups.setdefault(_signature(part), []).append(part)
     index = {signature: i for i, signature in enumerate(groups)}
     packed = [mx.concatenate(group, axis=0) for group in groups.values()]
     mx.eval(packed)
-    return PackedSegment(start, end, tuple(packed), tuple(index[_signature(p)] for p in parts))
+    return Segment(start, end, tuple(packed), tuple(index[_signature(p)] for p in parts))
 
 
 def whole(
-    template: SlotContext,
-    segments: Sequence[Segment],
-    n_tokens: int,
-    start: int = 0,
-    n_room: int = 0,
+    template: SlotContext, segments: Sequence[Segment], n_tokens: int, n_room: int = 0
 ) -> list[list[mx.array]]:
-    """Arrays for `SlotContext.load`: per sliceable layer, those of tokens [start, n_tokens).
+    """Arrays for `SlotContext.load`: per sliceable layer, those of the first `n_tokens`.
 
-    Segments are ascending and may overlap: the next one's start ends the one before. They have room
-    for `n_room` tokens, those before `start` among them.
+    Segments are ascending and may overlap: the next one's start ends the one before. The arrays
+    have room for `n_room` tokens.
     """
     ends = [*(segment.start for segment in segments[1:]), n_tokens]
     widths = [cache_adapters.n_parts(leaf) for leaf in _sliceable(template)]
     by_layer: list[list[list[mx.array]]] = [[] for _ in widths]
     for segment, end in zip(segments, ends, strict=True):
-        first = min(max(start, segment.start), end) - segment.start
-        parts = iter(_unpack(segment, first, end - segment.start))
+        parts = iter(_unpack(segment, end - segment.start))
         for layer, width in zip(by_layer, widths, strict=True):
             layer.append([next(parts) for _ in range(width)])
-    return [cache_adapters.joined(layer, n_room - start) for layer in by_layer]
+    return [cache_adapters.joined(layer, n_room) for layer in by_layer]
 
 
-def arrays_of(part: PackedSegment | StateCheckpoint) -> list[mx.array]:
+def arrays_of(part: Segment | StateCheckpoint) -> list[mx.array]:
     """All arrays of a segment or a checkpoint, in a fixed order."""
-    if isinstance(part, PackedSegment):
+    if isinstance(part, Segment):
         return list(part.groups)
     return [a for frozen in part.states for a in frozen.arrays if a is not None]
 
 
-def layout_of(part: PackedSegment | StateCheckpoint) -> list[Any]:
+def layout_of(part: Segment | StateCheckpoint) -> list[Any]:
     """Layout of the arrays of a segment, as plain JSON values."""
-    if isinstance(part, PackedSegment):
+    if isinstance(part, Segment):
         return list(part.order)
     return [[[a is not None for a in f.arrays], list(f.numbers)] for f in part.states]
 
@@ -171,16 +136,14 @@ def _signature(part: mx.array) -> tuple[Any, ...]:
     return part.dtype, part.shape[1], part.shape[3]
 
 
-def _unpack(segment: Segment, start: int, stop: int) -> list[mx.array]:
-    """Parts in layer order, (1, heads, stop - start, dim)."""
-    if isinstance(segment, PrefixSegment):
-        return segment.prefix.span(segment.start + start, segment.start + stop)
+def _unpack(segment: Segment, n_tokens: int) -> list[mx.array]:
+    """Parts of the first tokens in layer order, (1, heads, n_tokens, dim)."""
     taken = [0] * len(segment.groups)
     parts = []
     for group in segment.order:
         at = taken[group]
         taken[group] += 1
-        parts.append(segment.groups[group][at : at + 1, :, start:stop])
+        parts.append(segment.groups[group][at : at + 1, :, :n_tokens])
     return parts
 
 
@@ -200,10 +163,8 @@ class RecordMeta(Struct, frozen=True):
 
 
 def file_of(record: prefix_index.Record, part: Segment | StateCheckpoint, identity: str) -> KVFile:
-    """File of a record; planes are views, except of shared prefixes."""
-    if isinstance(part, PrefixSegment):
-        part = _packed(part.start, part.end, part.prefix.span(part.start, part.end))
-    if isinstance(part, PackedSegment):
+    """File of a record; planes are views."""
+    if isinstance(part, Segment):
         assert isinstance(record, prefix_index.SegmentMeta)
         names = tuple(name.hex() for name in record.blocks)
     else:
@@ -213,22 +174,22 @@ def file_of(record: prefix_index.Record, part: Segment | StateCheckpoint, identi
 
 
 def file_with(
-    about: RecordMeta, key: str, part: PackedSegment | StateCheckpoint, identity: str
+    about: RecordMeta, key: str, part: Segment | StateCheckpoint, identity: str
 ) -> KVFile:
     """The file of these arrays; `about` gets their layout."""
     about = replace(about, layout=json.dumps(layout_of(part)))
     planes = to_planes(arrays_of(part))
-    if isinstance(part, PackedSegment):
+    if isinstance(part, Segment):
         return KVFile(key, SEGMENT, identity, part.start, part.end, planes, _text(about))
     return KVFile(key, CHECKPOINT, identity, 0, part.position, planes, _text(about))
 
 
-def part_of(file: KVFile) -> PackedSegment | StateCheckpoint:
+def part_of(file: KVFile) -> Segment | StateCheckpoint:
     """Arrays of a file. Raises Damaged for foreign meta."""
     layout = json.loads(meta_of(file.meta).layout)
     arrays = [from_plane(plane) for plane in file.tensors]
     if file.kind == SEGMENT:
-        return PackedSegment(file.start, file.end, tuple(arrays), tuple(layout))
+        return Segment(file.start, file.end, tuple(arrays), tuple(layout))
     return checkpoint(file.end, arrays, layout)
 
 

@@ -7,20 +7,19 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from msgspec import Struct
 
-from mlxstack.core.engine_snapshot import SharedKVView
-from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
-from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
 from mlxstack.engine.model.runner import PassStart
 from mlxstack.policy.kv.block_hash import BlockHashes
 from mlxstack.policy.kv.prefix_index import KnownPrefix
-from mlxstack.policy.kv.shared_prefixes import NO_SHARING, LiveSharing
 
 MOST_CHECKPOINTS = 8
 
 COUNT_EVERY = 64
 """Tokens between byte counts, each of which visits all layers."""
+
+AT_ONCE = 64 << 20
+"""Bytes of room that are made in a step: fresh memory takes time, and other slots decode."""
 
 
 class DraftContext(Protocol):
@@ -79,12 +78,12 @@ class SlotContext:
         self._cache_factory = cache_factory
         self._caches: list[Any] = cache_factory.make()
         self._stack: StackedRows | None = None
-        self.prefix: LivePrefix | None = None
-        """The first tokens, where other contexts may hold the same arrays; `caches` use them."""
         self.tokens: list[int] = []
         self.checkpoints: list[StateCheckpoint] = []
         self.version = 0
         self._counted: tuple[int, int] | None = None
+        self.n_unreserved = 0
+        """Bytes of room that is promised, and made in the next steps."""
         self._is_prefilled = False
         self.salt = ""
         self.agent: str | None = None
@@ -157,10 +156,7 @@ class SlotContext:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of caches, checkpoints, logits and draft, whether or not shared elsewhere.
-
-        A prefix that is shared live does not count.
-        """
+        """Bytes of caches, checkpoints, logits and draft, whether or not shared elsewhere."""
         checkpoints = sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
         logits = self._prompt_logits.logits.nbytes if self._prompt_logits is not None else 0
         return self.cache_bytes + checkpoints + logits + self.draft_bytes
@@ -173,52 +169,10 @@ class SlotContext:
     @property
     def cache_bytes(self) -> int:
         """Bytes of caches and row stack, recounted every few tokens."""
-        part = -(-(len(self.tokens) - self.n_shared) // COUNT_EVERY)
+        part = -(-len(self.tokens) // COUNT_EVERY)
         if self._counted is None or self._counted[0] != part:
             self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self._own_leaves)
         return self._counted[1] + (self._stack.n_row_bytes if self._stack is not None else 0)
-
-    @property
-    def n_shared(self) -> int:
-        """Tokens of the prefix that other contexts may hold too."""
-        return self.prefix.n_tokens if self.prefix else 0
-
-    @property
-    def can_share(self) -> bool:
-        """Whether prefixes can be shared: never with later quantization."""
-        is_shareable = any(cache_adapters.is_sliceable(leaf) for leaf in self._own_leaves)
-        return is_shareable and self.is_storable and not self._cache_factory.quantized_start
-
-    def share(self, n_tokens: int) -> LivePrefix:
-        """The first `n_tokens` for another context, in arrays that both can hold.
-
-        They stay in the buffers of now where these hold little else, and are copied elsewhere.
-        """
-        if n_tokens > self.n_shared:
-            leaves = [leaf for leaf in self.leaves if cache_adapters.is_sliceable(leaf)]
-            is_in_place = all(cache_adapters.is_filled(leaf, n_tokens) for leaf in leaves)
-            n_bytes = sum(leaf.nbytes for leaf in leaves) if is_in_place else None
-            layers = [cache_adapters.first_tokens(x, n_tokens, is_in_place) for x in leaves]
-            # A step in flight has put a token there that is not known yet.
-            self._rebase(LivePrefix(layers, n_bytes), leaves[0].offset)
-        assert self.prefix is not None
-        return self.prefix.cut(n_tokens)
-
-    def adopt(self, prefix: LivePrefix) -> None:
-        """Replace own arrays by those of an equal prefix."""
-        self._rebase(prefix, len(self))
-
-    def _rebase(self, prefix: LivePrefix | None, n_tokens: int) -> None:
-        """Hold the first `n_tokens` over this prefix, or without one."""
-        layers = iter(prefix.layers) if prefix else None
-
-        def change(leaf: Any) -> Any:
-            if not cache_adapters.is_sliceable(leaf):
-                return leaf
-            return cache_adapters.prefixed(leaf, next(layers) if layers else None, n_tokens)
-
-        self.caches = cache_adapters.map_leaves(self.caches, change)
-        self.prefix = prefix
 
     def assign(self, salt: str, agent: str | None, n_prompt: int = 0) -> None:
         """Set tenant, agent and the prompt's length."""
@@ -227,7 +181,6 @@ class SlotContext:
     def clear(self) -> None:
         """Forget everything."""
         self.caches = self._cache_factory.make()
-        self.prefix = None
         self.tokens = []
         self.chain = None
         self.version += 1
@@ -237,6 +190,7 @@ class SlotContext:
         self._n_anchored = 0
         self.min_rewind = 0
         self.draft = self._draft_start = self._prompt_logits = None
+        self.n_unreserved = 0
 
     @property
     def quantized_start(self) -> int:
@@ -328,7 +282,6 @@ class SlotContext:
     def take_over(self, other: "SlotContext") -> None:
         """Take over everything of a context that is not used any more."""
         self.caches, self.tokens, self.chain = other.caches, other.tokens, other.chain
-        self.prefix = other.prefix
         self.checkpoints = other.checkpoints
         self.agent, self.n_prompt = other.agent, other.n_prompt
         self._leaf, self._n_anchored = other._leaf, other._n_anchored
@@ -355,11 +308,15 @@ class SlotContext:
         return min(n_tokens, due) if due and not self.min_rewind else n_tokens
 
     def reserve(self, n_tokens: int) -> None:
-        """Reserve `n_tokens` in every nonempty full-attention layer."""
-        most = self.room(n_tokens)
-        changed = [cache_adapters.reserve(leaf, most) for leaf in self.leaves]
-        if any(changed):
-            self._counted = None
+        """Reserve `n_tokens` in nonempty full-attention layers, some layers at each call."""
+        most, n_made = self.room(n_tokens), 0
+        missing = [(leaf, cache_adapters.missing_bytes(leaf, most)) for leaf in self.leaves]
+        for leaf, n_bytes in missing:
+            if n_bytes and n_made < AT_ONCE:
+                cache_adapters.reserve(leaf, most)
+                n_made += n_bytes
+                self._counted = None
+        self.n_unreserved = sum(n_bytes for _, n_bytes in missing) - n_made
 
     def rewind_target(self, position: int) -> int:
         """Target of `rewind(position)`: the last restorable point up to it."""
@@ -372,11 +329,8 @@ class SlotContext:
             return position
         return max((c.position for c in self.checkpoints if c.position <= position), default=0)
 
-    def rewind(self, position: int, sharing: LiveSharing = NO_SHARING) -> int:
-        """Drop the last tokens down to `rewind_target(position)`, which is returned.
-
-        Inside a shared prefix `sharing` tells how much of it is still held.
-        """
+    def rewind(self, position: int) -> int:
+        """Drop the last tokens down to `rewind_target(position)`, which is returned."""
         position = self.rewind_target(position)
         if self._prompt_logits is not None and position < self._prompt_logits.n_tokens:
             self._prompt_logits = None
@@ -389,13 +343,7 @@ class SlotContext:
             return 0
         checkpoint = next((c for c in self.checkpoints if c.position == position), None)
         is_cut = self.is_cuttable
-        is_in_prefix = self.prefix is not None and position < self.prefix.n_tokens
-        if self.prefix is not None and is_in_prefix:
-            n_shared = sharing.split_point(position)
-            self._rebase(self.prefix.cut(n_shared) if n_shared else None, position)
         for leaf in self.leaves:
-            if is_in_prefix and cache_adapters.is_sliceable(leaf):
-                continue
             if is_cut or cache_adapters.is_sliceable(leaf):
                 leaf.trim(len(self.tokens) - position)
         if not is_cut and checkpoint is not None:
@@ -432,22 +380,18 @@ class SlotContext:
         tokens: Sequence[int],
         parts: Sequence[Sequence[mx.array]],
         checkpoints: Sequence[StateCheckpoint],
-        prefix: LivePrefix | None = None,
     ) -> None:
         """Load `tokens`; `parts[i]` belong to the i-th sliceable layer.
 
-        They begin after the `prefix` and have the capacity of `cache_adapters.with_room`. The last
-        checkpoint must stand at the end when a layer is stateful.
+        They have the capacity of `cache_adapters.with_room`. The last checkpoint must stand at the
+        end when a layer is stateful.
         """
         self.clear()
         self.caches = self._cache_factory.make(len(tokens))
         self._counted = None
         sliceable = [leaf for leaf in self.leaves if cache_adapters.is_sliceable(leaf)]
-        n_shared = prefix.n_tokens if prefix else 0
         for leaf, whole in zip(sliceable, parts, strict=True):
-            cache_adapters.rebuild(leaf, whole, len(tokens) - n_shared)
-        if prefix is not None:
-            self._put_under(prefix)
+            cache_adapters.rebuild(leaf, whole, len(tokens))
         if checkpoints:
             self._restore_state(checkpoints[-1])
         self.tokens = list(tokens)
@@ -455,24 +399,10 @@ class SlotContext:
         self._mark_min_rewind()
         self.evaluate()
 
-    def _put_under(self, prefix: LivePrefix) -> None:
-        """Make the caches of now the tails after this prefix."""
-        layers = iter(prefix.layers)
-
-        def change(leaf: Any) -> Any:
-            is_tail = cache_adapters.is_sliceable(leaf)
-            return PrefixedKVCache(next(layers), leaf) if is_tail else leaf
-
-        self.caches = cache_adapters.map_leaves(self.caches, change)
-        self.prefix = prefix
-
-    def fork_from(
-        self, other: "SlotContext", position: int, prefix: LivePrefix | None = None, n_room: int = 0
-    ) -> int:
+    def fork_from(self, other: "SlotContext", position: int, n_room: int = 0) -> int:
         """Become a copy of the first `other.rewind_target(position)` tokens of another context.
 
-        Those of the `prefix`, which must not be longer, are shared instead. There is room for
-        `n_room` tokens.
+        There is room for `n_room` tokens.
         """
         assert other.is_storable, "a context of unknown caches cannot be copied"
         position = other.rewind_target(position)
@@ -484,21 +414,20 @@ class SlotContext:
             other.checkpoint()
             end = len(other.tokens)
         sliceable = [leaf for leaf in other.leaves if cache_adapters.is_sliceable(leaf)]
-        start = prefix.n_tokens if prefix else 0
-        spans = [cache_adapters.span(leaf, start, end) for leaf in sliceable]
-        n_room = self.room(n_room) - start
+        spans = [cache_adapters.span(leaf, 0, end) for leaf in sliceable]
+        n_room = self.room(n_room)
         self.load(
             other.tokens[:end],
             [cache_adapters.joined([span], n_room) for span in spans],
             [c for c in other.checkpoints if c.position <= end],
-            prefix,
         )
         self.salt = other.salt
         self._leaf, self._n_anchored = other._leaf, min(other._n_anchored, len(self.tokens))
         return self.rewind(position)
 
     def detach(self) -> None:
-        """Share no buffers with the batch any more."""
+        """Share no buffers with the batch any more, and need no more room."""
+        self.n_unreserved = 0
         for leaf in self.leaves:
             cache_adapters.detach(leaf)
         self.evaluate()
@@ -518,18 +447,6 @@ class SlotContext:
         stateful = [leaf for leaf in self.leaves if cache_adapters.is_stateful(leaf)]
         for leaf, frozen in zip(stateful, checkpoint.states, strict=True):
             cache_adapters.restore_state(leaf, frozen)
-
-
-def shared_kv(contexts: Sequence[SlotContext]) -> tuple[SharedKVView, ...]:
-    """Prefixes that these contexts share, and each one's common tokens."""
-    holders: dict[LivePrefix, list[int]] = {}
-    for slot, context in enumerate(contexts):
-        if context.prefix is not None:
-            holders.setdefault(context.prefix.whole, []).append(slot)
-    return tuple(
-        SharedKVView(tuple(slots), min(contexts[slot].n_shared for slot in slots), prefix.n_bytes)
-        for prefix, slots in holders.items()
-    )
 
 
 def _is_array(value: object) -> bool:

@@ -15,7 +15,7 @@ from mlxstack.core.errors import Busy, StackError, describe_error
 from mlxstack.core.ports import CallSoon, KVStore
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.engine.kv.segments import PrefixSegment, file_of
+from mlxstack.engine.kv.segments import file_of
 from mlxstack.policy.kv import prefix_index
 from mlxstack.store.background_writer import BackgroundWriter
 
@@ -122,8 +122,6 @@ class WriteQueue:
         self._told = ""
         self.n_written = 0
         """Bytes newly written so far."""
-        self.n_copied = 0
-        """Bytes of shared prefixes that were copied to be written."""
 
     def write(self, keys: Sequence[str], *, is_deferred: bool = False) -> list[Future[int]]:
         """Write these records, parents first; bytes newly written of each.
@@ -226,14 +224,8 @@ class WriteQueue:
 
         n_bytes = sum(memoryview(plane.data).nbytes for plane in file.tensors)
         future = self._writer.submit(work, n_bytes)
-        if isinstance(part, PrefixSegment):
-            self._count_copied(n_bytes)
-            future.add_done_callback(lambda _: self._post(partial(self._count_copied, -n_bytes)))
         self._prefix_cache.index.set_writing(key, True)
         return future
-
-    def _count_copied(self, n_bytes: int) -> None:
-        self.n_copied += n_bytes
 
     def _settle(self, key: str, done: "Future[int]") -> None:
         self._post(lambda: self._written(key, done))

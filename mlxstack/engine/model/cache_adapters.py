@@ -22,8 +22,6 @@ from mlx_lm.models.cache import (
 from msgspec import Struct
 
 from mlxstack.core.preset import KVSpec
-from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
-from mlxstack.policy.kv.shared_prefixes import MOST_SPARE
 
 STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
@@ -106,11 +104,8 @@ def _shape(value: Any) -> str:
 
 
 def is_sliceable(leaf: Any) -> bool:
-    """Whether tokens can be cut off or out of this cache.
-
-    A prefix of it can be shared with other contexts, too.
-    """
-    return type(leaf) in (KVCache, QuantizedKVCache, PrefixedKVCache)
+    """Whether tokens can be cut off or out of this cache."""
+    return type(leaf) in (KVCache, QuantizedKVCache)
 
 
 def is_stateful(leaf: Any) -> bool:
@@ -157,8 +152,6 @@ def window_of(leaf: Any) -> int:
 
 def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
     """Parts (1, heads, stop - start, dim) of a sliceable cache, lazily."""
-    if isinstance(leaf, PrefixedKVCache):
-        return _prefixed_span(leaf, start, stop)
     if leaf.keys is None:
         return []
     if isinstance(leaf, QuantizedKVCache):
@@ -197,24 +190,25 @@ def in_steps(n_tokens: int) -> int:
     return n_tokens + -n_tokens % STEP
 
 
-def reserve(leaf: Any, n_tokens: int) -> bool:
-    """Extend a nonempty sliceable cache to `n_tokens`; whether it changed.
+def missing_bytes(leaf: Any, n_tokens: int) -> int:
+    """Bytes that a nonempty sliceable cache lacks for `n_tokens`."""
+    if not is_sliceable(leaf) or leaf.empty():
+        return 0
+    n_more = in_steps(n_tokens) - parts_of(leaf)[0].shape[2]
+    return max(0, n_more) * sum(part.nbytes // part.shape[2] for part in parts_of(leaf))
+
+
+def reserve(leaf: Any, n_tokens: int) -> None:
+    """Extend a cache that is too small for `n_tokens`.
 
     mlx-lm grows a cache by copying all of it, at every chunk of a prefill. The copy is evaluated
     here, so that at most one layer exists twice.
     """
-    if isinstance(leaf, PrefixedKVCache):
-        return reserve(leaf.tail, n_tokens - leaf.n_shared)
-    if not is_sliceable(leaf) or leaf.empty():
-        return False
     parts = parts_of(leaf)
     n_more = in_steps(n_tokens) - parts[0].shape[2]
-    if n_more <= 0:
-        return False
     rebuild(leaf, [_extended(part, n_more) for part in parts], leaf.offset)
     del parts
     mx.eval(parts_of(leaf))
-    return True
 
 
 def parts_of(leaf: Any) -> list[mx.array]:
@@ -226,45 +220,11 @@ def parts_of(leaf: Any) -> list[mx.array]:
 
 def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
     """Fill an empty sliceable cache with parts of `with_room(n_tokens)`."""
-    assert not isinstance(leaf, PrefixedKVCache), "a shared prefix is never filled"
     if isinstance(leaf, QuantizedKVCache):
         leaf.keys, leaf.values = list(parts[:3]), list(parts[3:])
     else:
         leaf.keys, leaf.values = parts
     leaf.offset = n_tokens
-
-
-def prefixed(leaf: Any, prefix: Sequence[mx.array] | None, n_tokens: int) -> Any:
-    """The first `n_tokens` of a cache, over a shared prefix or as an ordinary one."""
-    old = leaf.tail if isinstance(leaf, PrefixedKVCache) else leaf
-    is_quantized = isinstance(old, QuantizedKVCache)
-    tail = QuantizedKVCache(old.group_size, old.bits) if is_quantized else KVCache()
-    start = prefix[0].shape[2] if prefix else 0
-    if n_tokens > start:
-        rebuild(tail, joined([span(leaf, start, n_tokens)]), n_tokens - start)
-        mx.eval(parts_of(tail))
-    return PrefixedKVCache(prefix, tail) if prefix else tail
-
-
-def is_prefixed(caches: Sequence[Any]) -> bool:
-    """Whether some layer has a shared prefix."""
-    return any(isinstance(leaf, PrefixedKVCache) for leaf in leaves(caches))
-
-
-def is_filled(leaf: Any, n_tokens: int) -> bool:
-    """Whether the first tokens fill most of a sharable cache's buffers."""
-    if isinstance(leaf, PrefixedKVCache):
-        return False
-    return bool(parts_of(leaf)[0].shape[2] <= (1 + MOST_SPARE) * n_tokens)
-
-
-def first_tokens(leaf: Any, n_tokens: int, is_in_place: bool = False) -> list[mx.array]:
-    """Parts of the first tokens, copied or as views."""
-    parts = span(leaf, 0, n_tokens)
-    if not is_in_place:
-        parts = [_detach(part) for part in parts]
-    mx.eval(parts)
-    return parts
 
 
 def snapshot_state(leaf: Any) -> LayerState:
@@ -331,17 +291,6 @@ def extend_room(leaf: Any, n_tokens: int, seed: int) -> None:
 def n_bytes(leaf: Any) -> int:
     """Bytes allocated by this cache."""
     return 0 if leaf.empty() else int(leaf.nbytes)
-
-
-def _prefixed_span(leaf: PrefixedKVCache, start: int, stop: int) -> list[mx.array]:
-    n_shared = leaf.n_shared
-    if stop <= n_shared:
-        return [part[..., start:stop, :] for part in leaf.prefix]
-    own = span(leaf.tail, max(0, start - n_shared), stop - n_shared)
-    if start >= n_shared:
-        return own
-    each = zip(leaf.prefix, own, strict=True)
-    return [mx.concatenate([part[..., start:, :], rest], axis=2) for part, rest in each]
 
 
 def _extended(part: mx.array, n_more: int) -> mx.array:

@@ -40,15 +40,6 @@ FEWEST = 8
 """Queries of a tile, however many keys there are."""
 
 
-def softmax(scores: mx.array) -> mx.array:
-    """Softmax over the last axis, computed in float32."""
-    if scores.shape[-1] < N_LONG or has_gpu():
-        return mx.softmax(scores, axis=-1, precise=True)
-    exact = scores.astype(mx.float32)
-    weights = exponential(exact - exact.max(axis=-1, keepdims=True))
-    return (weights / sums(weights)).astype(scores.dtype)
-
-
 def exponential(exponents: mx.array) -> mx.array:
     """Exponentials of float32 that are at most 0."""
     if has_gpu():

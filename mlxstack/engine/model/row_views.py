@@ -22,8 +22,6 @@ from mlx_lm.models.cache import (
 )
 from msgspec import Struct
 
-from mlxstack.engine.model.prefixed_cache import PrefixedArray, PrefixedKVCache, cut_tokens, length
-
 
 class RaggedArray(mx.array):
     """Arrays of different lengths, one per row of the batch.
@@ -58,12 +56,7 @@ class RaggedArray(mx.array):
 
     def __rmatmul__(self, left: mx.array) -> "RaggedArray":
         rows = mx.split(left, len(self.arrays))
-        return RaggedArray([_times(row, one) for row, one in zip(rows, self.arrays, strict=True)])
-
-
-def _times(row: mx.array, array: Any) -> Any:
-    # The matrix product of an array refuses other right operands before Python asks these.
-    return array.__rmatmul__(row) if isinstance(array, PrefixedArray) else row @ array
+        return RaggedArray([row @ array for row, array in zip(rows, self.arrays, strict=True)])
 
 
 def row_of(value: Any, index: int) -> Any:
@@ -101,21 +94,12 @@ class KVView:
         stored = []
         for slot, n, pair in zip(self._slots, self._counts, new, strict=True):
             k, v = (a if n == 1 else a.transpose(2, 1, 0, 3) for a in pair)
-            if isinstance(slot, PrefixedKVCache):
-                slot.append(k, v)
-                stored.append(slot.split())
-            else:
-                stored.append(slot.update_and_fetch(k, v))
+            stored.append(slot.update_and_fetch(k, v))
         return self._by_row(stored)
 
     def keys_and_values(self) -> tuple[RaggedArray, RaggedArray]:
         """Stored keys and values of each row."""
-        return self._by_row(
-            [
-                slot.split() if isinstance(slot, PrefixedKVCache) else slot.keys_and_values()
-                for slot in self._slots
-            ]
-        )
+        return self._by_row([slot.keys_and_values() for slot in self._slots])
 
     def _by_row(self, stored: Sequence[tuple[Any, Any]]) -> tuple[RaggedArray, RaggedArray]:
         """Keys and values of the slots, by row."""
@@ -125,7 +109,7 @@ class KVView:
                 pairs.append((keys, values))
                 continue
             bounds = _bounds(slot, n, _length(keys))
-            pairs += [(_part(keys, *b), _part(values, *b)) for b in bounds]
+            pairs += [(_cut_tokens(keys, *b), _cut_tokens(values, *b)) for b in bounds]
         return RaggedArray([pair[0] for pair in pairs]), RaggedArray([pair[1] for pair in pairs])
 
     def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
@@ -230,7 +214,7 @@ class CacheListView:
         return self._views[index]
 
 
-PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache, PrefixedKVCache)
+PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache)
 
 
 class ShiftedKV:
@@ -342,13 +326,13 @@ def _masks(cache: Any, n: int, **options: Any) -> list[Any]:
     return [mask[..., j : j + 1, slice(*b)] for j, b in enumerate(bounds)]
 
 
-def _length(keys: Any) -> int:
-    """Number of keys of a row."""
-    return keys.n_tokens if isinstance(keys, PrefixedArray) else length(keys)
+def _length(part: Any) -> int:
+    """Number of tokens in keys or values, which are three arrays when quantized."""
+    return int((part if isinstance(part, mx.array) else part[0]).shape[2])
 
 
-def _part(arrays: Any, *bounds: int) -> Any:
-    """The keys or values between the bounds."""
-    if isinstance(arrays, PrefixedArray):
-        return arrays.first(bounds[1])
-    return cut_tokens(arrays, *bounds)
+def _cut_tokens(part: Any, start: int, stop: int) -> Any:
+    """Keys or values of the tokens [start, stop)."""
+    if isinstance(part, mx.array):
+        return part[..., start:stop, :]
+    return tuple(array[..., start:stop, :] for array in part)

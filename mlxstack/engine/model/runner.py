@@ -20,9 +20,6 @@ from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
 if TYPE_CHECKING:
     from mlxstack.engine.vision.encoder import ImageEncoder
 
-MOST_ROWS = 32
-"""Maximum tokens computed as rows over a shared prefix, before copying."""
-
 
 Example = Callable[[int], mx.array]
 """Input of `n` tokens."""
@@ -141,8 +138,7 @@ class ModelRunner:
         counts = [slot.n_tokens for slot in plan]
         if views is not None:
             return _rows(plan, views, compute)
-        is_alone = len(plan) == 1 and not self._is_prefixed(plan[0])
-        if is_alone or not self.is_batching:
+        if len(plan) == 1 or not self.is_batching:
             return _joined([_alone(slot, compute) for slot in plan])
         if max(counts) == 1:
             return _rows(plan, _views(plan, counts), compute)
@@ -173,12 +169,6 @@ class ModelRunner:
         self.n_calls += 1
         states: mx.array = self.model.model(tokens)
         return states
-
-    def _is_prefixed(self, slot: SlotTokens) -> bool:
-        """Whether a lone slot runs by row, to keep its shared prefix."""
-        if slot.images or slot.n_tokens > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
-            return False
-        return slot.n_tokens == 1 or self.layout(slot.caches) is PassLayout.RAGGED
 
     def _apart(self, plan: Sequence[SlotTokens], compute: Compute) -> mx.array:
         """Single tokens in one pass, each longer piece in another."""

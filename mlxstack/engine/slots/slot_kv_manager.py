@@ -15,21 +15,14 @@ from mlxstack.engine.decode.prefill import room_for
 from mlxstack.engine.decode.sibling_answers import MOST_BYTES, SiblingAnswers
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import LEAST_PARKED, PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
 from mlxstack.engine.vision.encoder import ImageEncoder
-from mlxstack.policy.kv.prefix_index import PathStep, common_prefix
+from mlxstack.policy.kv.prefix_index import common_prefix
 from mlxstack.policy.kv.reuse_plan import ReusePlan
-from mlxstack.policy.kv.shared_prefixes import (
-    NO_SHARING,
-    LiveSharing,
-    PrefixUse,
-    SharedPrefixTokens,
-    saved_bytes,
-)
+from mlxstack.policy.kv.shared_prefixes import SharedPrefixTokens
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +50,6 @@ class SlotKVManager:
         persist: Persist,
         bytes_per_token: int,
         array_limit: int = 0,
-        sharing: LiveSharing = NO_SHARING,
     ) -> None:
         self._pieces = pieces
         self._persist = persist
@@ -75,33 +67,22 @@ class SlotKVManager:
         self.bytes_per_token = bytes_per_token
         self.array_limit = array_limit
         self._planned = prefix_cache.budget
-        self.sharing = sharing
-        prefix_cache.live_prefixes = self._prefixes
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of live contexts, last prompts and answers, images; shared ones once.
+        """Bytes of live contexts with promised room, last prompts and answers, and images.
 
-        A checkpoint that is shared or parked too counts once, and so does a shared prefix.
+        A checkpoint that is shared or parked too counts once.
         """
         own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
         checkpoints = sum(
             mark.n_bytes for mark in own.values() if not self.prefix_cache.contains(mark)
         )
-        contexts = sum(context.cache_bytes for context in self.slots)
+        contexts = sum(context.cache_bytes + context.n_unreserved for context in self.slots)
         drafts = sum(context.draft_bytes for context in self.slots)
         texts = self.lookup.n_bytes + self.siblings.n_bytes
-        written = self.disk_tier.writing.n_copied
         images = self.images.n_bytes if self.images else 0
-        return checkpoints + contexts + self.shared_bytes + drafts + texts + written + images
-
-    def _prefixes(self) -> set[LivePrefix]:
-        return {one.prefix.whole for one in self.slots if one.prefix is not None}
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of the prefixes that live contexts share."""
-        return sum(prefix.n_bytes for prefix in self._prefixes())
+        return checkpoints + contexts + drafts + texts + images
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether `n_bytes` fit in addition to all live KV."""
@@ -152,11 +133,6 @@ class SlotKVManager:
 
     def load(self, request: Request, plan: ReusePlan, then: Callable[[], None]) -> bool:
         """Start the plan's disk reads, if any; `then` follows."""
-        if self.prefix_cache.missing(plan):
-            for context in self.slots:
-                if context.n_shared and context.salt == request.salt:
-                    n_common = common_prefix(context.tokens, request.tokens)
-                    self._parker.hold_in_prefix(context, plan.path, n_common, time.monotonic())
         missing = self.prefix_cache.missing(plan)
         if missing:
             nodes = self.prefix_cache.index.nodes
@@ -185,20 +161,17 @@ class SlotKVManager:
             if end == len(request.tokens) - 1 and not is_expected:
                 # With the logits after the same prompt its last token needs no pass either.
                 end += mine.logits_after(request.tokens) is not None
-            mine.rewind(end, self.sharing)
+            mine.rewind(end)
         else:
             mine.clear()
         n_tokens = room_for(request)
-        tokens = () if len(mine) else request.tokens[: plan.position]
-        shared = self._share(mine, tokens, request.salt, plan.path)
-        n_held = shared.n_tokens if shared else len(mine)
-        self._make_way(plan, self.bytes_per_token * (n_tokens - n_held))
+        self._make_way(plan, self.bytes_per_token * (n_tokens - len(mine)))
         if plan.source is KVSource.FORK and plan.slot is not None:
             fresh = mine.new_empty()
-            fresh.fork_from(self.slots[plan.slot], plan.position, shared, n_tokens)
+            fresh.fork_from(self.slots[plan.slot], plan.position, n_tokens)
             mine.take_over(fresh)
         elif plan.path:
-            self._parker.restore_context(mine, request, plan, shared, n_tokens, now)
+            self._parker.restore_context(mine, request, plan, n_tokens, now)
         assert len(mine) == end, f"{len(mine)} tokens instead of {end}"
         mine.assign(request.salt, request.agent, len(request.tokens))
         if not is_expected:
@@ -216,84 +189,6 @@ class SlotKVManager:
             return len(context) - kept >= self.prefix_cache.spec.block_size
         is_named = context.agent is not None and len(context) > 0
         return is_named or (len(context) >= LEAST_PARKED and context.is_sliceable)
-
-    def _share(
-        self, mine: SlotContext, tokens: Sequence[int], salt: str, path: Sequence[PathStep] = ()
-    ) -> LivePrefix | None:
-        """Longest prefix that live contexts or segments of `path` can share."""
-        donor, longest = self._donor(mine, tokens, salt)
-        existing = self._existing(donor, longest, len(tokens), path)
-        if existing is not None or not longest:
-            return existing
-        # The first split holds the context of the donor twice for a moment.
-        n_bytes = donor.cache_bytes
-        if self.array_limit and mx.get_active_memory() + n_bytes > self.array_limit:
-            return None
-        prefix, now = donor.share(longest), time.monotonic()
-        self._parker.hold_in_prefix(donor, self._parker.path_of(donor), longest, now)
-        return prefix
-
-    def _donor(
-        self, mine: SlotContext, tokens: Sequence[int], salt: str
-    ) -> tuple[SlotContext, int]:
-        """Live context with the longest prefix to share, and its tokens.
-
-        The context itself and 0 if there is none.
-        """
-        longest, donor = 0, mine
-        for other in self.slots:
-            if other is mine or other.salt != salt or not self.sharing.split_point(len(other)):
-                continue
-            n_tokens = self.sharing.extended(other.n_shared, common_prefix(other.tokens, tokens))
-            rank = n_tokens, n_tokens == other.n_shared
-            if n_tokens and rank > (longest, longest == donor.n_shared) and other.can_share:
-                longest, donor = n_tokens, other
-        return donor, longest
-
-    def _existing(
-        self, donor: SlotContext, longest: int, n_tokens: int, path: Sequence[PathStep]
-    ) -> LivePrefix | None:
-        """Shared prefix in segments of `path` or the donor, if any."""
-        parked, n_parked = self.prefix_cache.prefix_of(path)
-        n_parked = self.sharing.split_point(min(n_parked, n_tokens))
-        is_new = longest > donor.n_shared
-        if parked is not None and n_parked >= max(1, longest if is_new else longest + 1):
-            return parked.cut(n_parked)
-        return donor.share(longest) if longest and not is_new else None
-
-    def saved_bytes(self, active: Sequence[int], request: Request, slot: int) -> int:
-        """Bytes that these slots and this request save by sharing.
-
-        Of the request only a prefix counts that exists already.
-        """
-        held = [one for i in active if (one := self.slots[i].prefix) is not None]
-        if held and (expected := self._expected_prefix(request, slot)) is not None:
-            held.append(expected)
-        return saved_bytes(
-            [
-                PrefixUse(id(one.whole), one.n_tokens * one.bytes_per_token, one.whole.n_bytes)
-                for one in held
-            ]
-        )
-
-    def _expected_prefix(self, request: Request, slot: int) -> LivePrefix | None:
-        """Existing prefix that `prepare_slot` will give this request."""
-        plan, _ = self.plan(request, slot, may_read=True)
-        mine = self.slots[slot]
-        if self.prefix_cache.missing(plan):
-            return None
-        if plan.source is KVSource.SLOT:
-            n_tokens = min(mine.n_shared, self.sharing.split_point(plan.position))
-            return mine.prefix.cut(n_tokens) if mine.prefix is not None and n_tokens else None
-        tokens = request.tokens[: plan.position]
-        donor, longest = self._donor(mine, tokens, request.salt)
-        return self._existing(donor, longest, len(tokens), plan.path)
-
-    def share_restored(self, context: SlotContext) -> None:
-        """Share the prefix of live ones with a restored context."""
-        shared = self._share(context, context.tokens, context.salt)
-        if shared is not None:
-            context.adopt(shared)
 
     def park(self, context: SlotContext, spared: int = 0) -> IndexedContext | None:
         """Park unknown KV of this context, and write it to disk.
@@ -370,12 +265,12 @@ class SlotKVManager:
 
         Parked KV goes first, then `idle` slots. Raises OutOfMemory when that is not enough.
         """
-        more = n_bytes - context.cache_bytes - self.bytes_per_token * context.n_shared
+        more = n_bytes - context.cache_bytes - context.n_unreserved
         if not self.array_limit or more <= 0:
             return
         self.prefix_cache.make_room(self.live_bytes + max(more, self._shortage(more)))
         for slot in idle:
-            if int(mx.get_active_memory()) + more <= self.array_limit:
+            if self._held() + more <= self.array_limit:
                 break
             self.flush_and_clear(self.slots[slot])
         self._refuse_beyond_device(more)
@@ -392,7 +287,7 @@ class SlotKVManager:
         if not self.array_limit:
             return 0
         parked = self.prefix_cache.n_bytes
-        over = int(mx.get_active_memory()) + n_bytes - self.array_limit
+        over = self._held() + n_bytes - self.array_limit
         return (
             min(over, parked) + self.prefix_cache.budget - self.live_bytes - parked
             if over > 0
@@ -403,16 +298,20 @@ class SlotKVManager:
         """Raise OutOfMemory without device memory: the GPU would fail all rows."""
         if self._is_beyond_device(n_bytes):
             self.drop_copies()
-        held = int(mx.get_active_memory())
         if self._is_beyond_device(n_bytes):
             raise OutOfMemory(
-                f"{n_bytes} more bytes of KV are needed, and {held} of the {self.array_limit} that "
-                "the device has room for are in use; try again when other requests have ended, or "
-                "lower slots.count, slots.n_ctx or kv.bits"
+                f"{n_bytes} more bytes of KV are needed, and {self._held()} of the "
+                f"{self.array_limit} that the device has room for are in use; try again when other "
+                "requests have ended, or lower slots.count, slots.n_ctx or kv.bits"
             )
 
     def _is_beyond_device(self, n_bytes: int) -> bool:
-        return 0 < self.array_limit < int(mx.get_active_memory()) + n_bytes
+        return 0 < self.array_limit < self._held() + n_bytes
+
+    def _held(self) -> int:
+        """Bytes of the device in use, and those that contexts are promised."""
+        promised = sum(context.n_unreserved for context in self.slots)
+        return int(mx.get_active_memory()) + promised
 
     def flush_and_clear(self, context: SlotContext) -> None:
         """Store a context on disk and empty its slot."""

@@ -10,7 +10,6 @@ from mlxstack.core.errors import Unsupported
 from mlxstack.core.model_info import Weights
 from mlxstack.policy.attention_kernels import FULL_DIMS
 from mlxstack.policy.kv.prefix_index import CUT
-from mlxstack.policy.kv.shared_prefixes import MOST_SPARE
 
 STEP = 256
 """Tokens by which mlx-lm grows a cache."""
@@ -323,8 +322,7 @@ class ServiceLoad(Struct, frozen=True):
 
     `chunk` is the longest prefill chunk; windows are larger while it runs.
     `budget` bounds the KV of all slots; None is no bound but the memory itself. Each slot has a
-    context of the draft model too; the weights are those of both models. The slots hold one copy of
-    their first `n_shared` tokens.
+    context of the draft model too; the weights are those of both models.
     """
 
     geometry: Geometry
@@ -335,7 +333,6 @@ class ServiceLoad(Struct, frozen=True):
     chunk: int = 512
     budget: Budget | None = None
     draft: Geometry = Geometry(())
-    n_shared: int = 0
 
 
 class MemoryNeed(Struct, frozen=True):
@@ -366,18 +363,10 @@ def need(load: ServiceLoad) -> MemoryNeed:
     full = sum(one.peak_full_bytes(load.n_ctx) for one in (load.geometry, load.draft))
     return MemoryNeed(
         weights=load.weights,
-        kv_full=full * load.n_slots - _shared_bytes(load),
+        kv_full=full * load.n_slots,
         kv_state=settled * (load.n_slots - 1) + in_prefill,
         workspace=load.workspace,
     )
-
-
-def _shared_bytes(load: ServiceLoad) -> int:
-    """Bytes saved by one copy, which may have room to spare."""
-    if load.n_slots < 2:
-        return 0
-    n_tokens = min(load.n_shared, load.n_ctx)
-    return int(load.geometry.full_bytes(n_tokens) * (load.n_slots - 1 - MOST_SPARE))
 
 
 def kv_budget(limit: int, weights: int, workspace: int) -> int:

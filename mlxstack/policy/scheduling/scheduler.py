@@ -41,9 +41,6 @@ OverlapFn = Callable[[str, int], int]
 SharedPrefillFn = Callable[[str, str], int]
 """Prompt tokens that another request's prefill computes too, else 0."""
 
-SavedBytesFn = Callable[[str, int], int]
-"""Bytes that sharing saves with this request in this slot."""
-
 COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
 
 REST_STEPS = 200
@@ -86,11 +83,6 @@ def select_slot(
 
 def no_shared_prefill(_ask: str, _other: str) -> int:
     """Default of `schedule`: no request waits for the prefill of another."""
-    return 0
-
-
-def no_saved_bytes(_ask: str, _slot: int) -> int:
-    """Default of `schedule`: every request holds its own KV."""
     return 0
 
 
@@ -231,14 +223,12 @@ def schedule(
     limits: SchedulerLimits,
     match: OverlapFn,
     promise: SharedPrefillFn = no_shared_prefill,
-    saved: SavedBytesFn = no_saved_bytes,
 ) -> tuple[SchedulerState, list[Action]]:
     """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
 
     Work conserving: while the batch has a free row and an idle slot without an older action, a
     request waits only for its pinned slot, its agent, a shared prefix being computed, or memory.
-    Scheduling again at once changes nothing, unless requests share KV: `saved` counts what is in
-    the slots, so it admits the next one when the one before is in its slot.
+    Scheduling again at once changes nothing.
     """
     actions: list[Action] = []
     for late in expired(state, now):
@@ -253,15 +243,12 @@ def schedule(
         if should_wait_for_prefix(state, queued, promise):
             continue
         slot = select_slot(state, queued, match, _barred(state, queued))
-        n_saved = saved(queued.request, slot) if slot is not None else 0
-        if not _fits(state, queued, limits, n_saved):
+        if not _fits(state, queued, limits):
             # Smaller requests do not overtake, or a large prompt would starve.
             break
         if slot is not None:
             state = assign_slot(state, queued, slot)
             actions.append(AssignSlot(queued, slot))
-            if n_saved:
-                break
     return state, actions
 
 
@@ -310,13 +297,11 @@ def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:
     return is_idle and state.n_active < limits.max_active
 
 
-def _fits(
-    state: SchedulerState, queued: QueuedRequest, limits: SchedulerLimits, n_saved: int
-) -> bool:
+def _fits(state: SchedulerState, queued: QueuedRequest, limits: SchedulerLimits) -> bool:
     """Whether its KV fits beside active ones; alone it never waits."""
     if limits.max_bytes is None or not state.n_active:
         return True
-    return state.active_bytes + queued.n_bytes - n_saved <= limits.max_bytes
+    return state.active_bytes + queued.n_bytes <= limits.max_bytes
 
 
 def _is_first(state: SchedulerState, pending: SlotAction) -> bool:

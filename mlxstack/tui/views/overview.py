@@ -76,16 +76,7 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
     if width >= WIDE:
         parts.insert(2, TextCell(f"preset {printable(facts.preset, 30)}", CellStyle.FAINT))
         parts.append(TextCell(f"MLX {size(snapshot.active_bytes)}", CellStyle.FAINT))
-    return (joined(parts), *load, *_shared(model), *_decoding(model))
-
-
-def _shared(model: DashboardState) -> tuple[Line, ...]:
-    """Number of agents that hold one copy of a common prefix."""
-    return tuple(
-        (TextCell(f"{len(one.slots)} agents share {one.n_tokens:,} tokens of KV"),)
-        for one in model.frame.snapshot.shared
-        if len(one.slots) > 1
-    )
+    return (joined(parts), *load, *_decoding(model))
 
 
 def loading(view: LoadView, width: int) -> Line:

@@ -13,7 +13,6 @@ from mlxstack.bench.dev.in_process import (
     drafts,
     full_engine,
     random_llama,
-    shared_rows,
     text_work,
 )
 from mlxstack.bench.dev.trials import (
@@ -23,11 +22,9 @@ from mlxstack.bench.dev.trials import (
     BuildModel,
     Drafts,
     FollowUp,
-    Forks,
     FullEngine,
     Joins,
     LoadFiles,
-    SharedRows,
     SingleFloor,
     Steps,
     Trial,
@@ -67,8 +64,6 @@ def _with_model(trial: Trial, loaded: LoadedModel) -> BenchResult:
     kinds: dict[type, Callable[[Any, LoadedModel], BenchResult]] = {
         Steps: decode_steps.steps,
         Joins: batch_join.joins,
-        SharedRows: shared_rows.shared_rows,
-        Forks: shared_rows.forks,
         SingleFloor: baselines.floor,
         BatchAnswers: baselines.batch_answers,
         FollowUp: text_work.follow_up,

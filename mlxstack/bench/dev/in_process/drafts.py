@@ -1,4 +1,4 @@
-"""Drafts and live sharing of the whole engine, on several texts."""
+"""Drafts of the whole engine, on several texts."""
 
 import json
 import queue
@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -19,14 +19,7 @@ from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, T
 from mlxstack.core.engine_snapshot import Counters
 from mlxstack.core.errors import Broken
 from mlxstack.core.ports import Constraint
-from mlxstack.core.preset import (
-    LiveSharingMode,
-    ModelSpec,
-    PrefixCacheSpec,
-    Preset,
-    SlotSpec,
-    Speculation,
-)
+from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.core import EngineCore
 from mlxstack.store.kv_store import DiskKVStore
@@ -159,8 +152,8 @@ class MeasuredEngine:
                     trial.n_tokens,
                     SamplingParams(temperature=0.0 if is_greedy else 1.0, seed=i),
                     eos,
-                    use_cache=trial.has_sharing,
-                    salt="" if trial.has_sharing else f"{seed}-{len(texts)}-{texts[0]}",
+                    use_cache=False,
+                    salt=f"{seed}-{len(texts)}-{texts[0]}",
                     constraint=constraint,
                     arrived=time.monotonic(),
                 )
@@ -170,8 +163,6 @@ class MeasuredEngine:
     def _asked(self, trial: Drafts, text: str, name: str) -> tuple[int, ...]:
         """Prompt of a user's message, another one for each `name`."""
         messages = [{"role": "user", "content": f"Request {name}. {trial.asked[text]}"}]
-        if trial.system:
-            messages.insert(0, {"role": "system", "content": trial.system})
         return tuple(
             self._engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         )
@@ -196,20 +187,19 @@ def drafts(trial: Drafts, model: str) -> BenchResult:
     """Figures of both sides for each scene, pass by pass.
 
     Each pass loads both sides anew, the other one first: of two engines in one process the place of
-    its weights in memory makes one faster by some percent. In a pass a scene has `turns`.
+    its weights in memory makes one faster by some percent.
     """
     found: dict[tuple[str, str], list[float]] = {}
     for n_pass in range(trial.passes):
         order = sorted(SIDES, reverse=bool(n_pass % 2))
         with ExitStack() as stack:
             sides = {who: stack.enter_context(_side(trial, model, who == "on")) for who in order}
-            for (scene, texts), turn in product(trial.scenes.items(), range(trial.turns)):
-                for who in order[:: -1 if turn % 2 else 1]:
-                    seed = n_pass * trial.turns + turn
-                    for what, value in sides[who].answer(trial, texts, seed).items():
+            for scene, texts in trial.scenes.items():
+                for who in order:
+                    for what, value in sides[who].answer(trial, texts, n_pass).items():
                         found.setdefault((who, f"{scene}: {what}"), []).append(value)
             for who, side in sides.items():
-                side.check(is_drafting=who == "on" and not trial.has_sharing)
+                side.check(is_drafting=who == "on")
     return BenchResult(tuple(TrialSamples(*key, tuple(values)) for key, values in found.items()))
 
 
@@ -222,14 +212,10 @@ def random_prompt(trial: Drafts, random: Random) -> tuple[int, ...]:
 def _side(trial: Drafts, model: str, is_on: bool) -> Iterator[MeasuredEngine]:
     n_ctx = max(64, trial.n_prompt + trial.n_tokens + 64)
     slots = SlotSpec(count=max(map(len, trial.scenes.values())), n_ctx=n_ctx)
-    is_drafting, is_sharing = is_on and not trial.has_sharing, is_on and trial.has_sharing
     preset = Preset(
         model=ModelSpec(id=model),
         slots=slots,
-        speculation=Speculation.AUTO if is_drafting else Speculation.OFF,
-        prefix_cache=PrefixCacheSpec(
-            live_sharing=LiveSharingMode.AUTO if is_sharing else LiveSharingMode.OFF
-        ),
+        speculation=Speculation.AUTO if is_on else Speculation.OFF,
     )
     arrived: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
 

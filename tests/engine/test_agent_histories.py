@@ -1,4 +1,4 @@
-"""Groups on shared prefixes under any history: answers as cold and alone, bytes as they are."""
+"""Agents of a team under any history: answers as cold and alone, bytes as they are."""
 
 import gc
 from collections.abc import Iterator
@@ -24,7 +24,6 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine.kv import segments
 from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.kv.prefix_index_check import check_index
-from mlxstack.policy.kv.shared_prefixes import LiveSharing
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, array_bytes, preset_of, prompt, running
 from tests.patience import PATIENCE_S
@@ -54,18 +53,16 @@ SEEDS = st.integers(0, 3)
 
 
 class Pair:
-    """The engine that shares, and another one whose answers are cold and alone.
+    """The engine that reuses KV, and another one whose answers are cold and alone.
 
-    At most `most_shared` slots held one copy of a prefix. `tie` is the difference of log
-    probabilities within which another token may be chosen.
+    `tie` is the difference of log probabilities within which another token may be chosen.
     """
 
-    def __init__(self, sharing: Driver, alone: Driver, tie: float = 0.0) -> None:
-        self.sharing = sharing
+    def __init__(self, reusing: Driver, alone: Driver, tie: float = 0.0) -> None:
+        self.reusing = reusing
         self._alone = alone
         self._tie = tie
         self._answers: dict[tuple[int, ...], list[TokenSampled]] = {}
-        self.most_shared = 0
 
     def check(self, tokens: tuple[int, ...], got: list[int]) -> None:
         """Assert that these are the first tokens of the answer, at most twelve."""
@@ -85,12 +82,12 @@ class Pair:
                 return
 
 
-class Groups(RuleBasedStateMachine):
+class Histories(RuleBasedStateMachine):
     """Agents of a team come, go on, turn off, leave; slots are parked, saved, evicted."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__()
-        self.pair, self.driver = pair, pair.sharing
+        self.pair, self.driver = pair, pair.reusing
         self.histories: dict[int, tuple[int, ...]] = {}
         self.open: dict[int, tuple[str, tuple[int, ...], int]] = {}
 
@@ -116,7 +113,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(agent=AGENTS, at=st.integers(10, 230), seed=SEEDS)
     def an_agent_turns_off(self, agent: int, at: int, seed: int) -> None:
-        """Inside the prefix, or after it."""
+        """Inside the common beginning, or after it."""
         history = self.histories.get(agent)
         if history is not None and agent not in self.open:
             self.ask(agent, history[:at] + prompt(20, seed=10 + seed), 8, None)
@@ -202,8 +199,6 @@ class Groups(RuleBasedStateMachine):
         self.histories[agent] = tokens + tuple(answer)
         view = self.driver.engine.cache.stats(1).result(timeout=PATIENCE_S)
         assert view.memory_bytes <= BUDGET
-        groups = (len(one.slots) for one in view.shared)
-        self.pair.most_shared = max((self.pair.most_shared, *groups))
 
     def measured(self) -> tuple[int, int]:
         """Bytes of KV as reported, and all bytes of arrays."""
@@ -233,14 +228,13 @@ def pair(
     kv = KVSpec(bits=8, group_size=32) if is_quantized else KVSpec()
     cache = PrefixCacheSpec(block_size=BLOCK, memory_budget_pct=50)
     slots = SlotSpec(N_SLOTS, N_CTX)
-    shared = preset_of(model, kv=kv, slots=slots, prefix_cache=cache)
+    reusing = preset_of(model, kv=kv, slots=slots, prefix_cache=cache)
     no_cache = PrefixCacheSpec(enabled=False)
     alone = preset_of(model, kv=kv, slots=SlotSpec(1, N_CTX), prefix_cache=no_cache)
     with (
         running(alone, tmp_path / "alone") as other,
-        running(shared, tmp_path / "shared", memory_bytes=2 * BUDGET) as driver,
+        running(reusing, tmp_path / "reusing", memory_bytes=2 * BUDGET) as driver,
     ):
-        driver.engine._loop.slot_kv.sharing = LiveSharing(BLOCK, 2 * BLOCK)
         # MLX may reuse a larger freed buffer, and counts all of it.
         before = mx.set_cache_limit(0)
         yield Pair(driver, other, NEAR_TIE if is_quantized else 0.0)
@@ -248,22 +242,10 @@ def pair(
 
 
 @pytest.mark.parametrize("n_examples", [12, *in_soak(200)])
-def test_any_history_of_groups_keeps_tokens_and_bytes(pair: Pair, n_examples: int) -> None:
-    share_one_prefix(pair)
+def test_any_history_keeps_tokens_and_bytes(pair: Pair, n_examples: int) -> None:
     run_state_machine_as_test(
-        lambda: Groups(pair),
+        lambda: Histories(pair),
         settings=settings(
             max_examples=n_examples, stateful_step_count=20, suppress_health_check=list(HealthCheck)
         ),
     )
-
-
-def share_one_prefix(pair: Pair) -> None:
-    """Two agents hold one copy: few random histories may form no group at all."""
-    groups = Groups(pair)
-    groups.empty()
-    for agent in range(2):
-        groups.an_agent_comes(agent, LONGER, 20, 12)
-        groups.finish(agent)
-    groups.all_is_quiet()
-    assert pair.most_shared == 2
