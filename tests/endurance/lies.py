@@ -99,7 +99,13 @@ def wants_all(reply: Reply) -> None:
         reply.data = msgspec.json.encode(asked | {"keys": keys})
 
 
-ZIPPED = gzip.compress(b" " * (1 << 28), 9)
+def zipped(reply: Reply) -> None:
+    """A small body that unpacks to 256 MiB."""
+    if reply.path.startswith(MATCH):
+        reply.status, reply.data = 200, gzip.compress(b" " * (1 << 28), 9)
+        reply.headers["content-encoding"] = "gzip"
+
+
 OF_PROMPTS: dict[str, Lie] = {
     "match: more tokens than there are": fields(MATCH, n_tokens=10**30, is_idle=True),
     "match: fewer than none": fields(MATCH, n_tokens=-(10**9)),
@@ -112,9 +118,7 @@ OF_PROMPTS: dict[str, Lie] = {
     "match: less than announced": body(MATCH, lambda data: data, length=100_000),
     "match: a flood": flood(MATCH, b'{"n_tokens":600,"is_idle":true}'),
     "match: a flood as an error": flood(MATCH, status=500),
-    "match: a small body that unpacks to a large one": answers(
-        MATCH, 200, ZIPPED, content_encoding="gzip"
-    ),
+    "match: a small body that unpacks to a large one": zipped,
     "match: a broken encoding": answers(MATCH, 200, b"zip", content_encoding="gzip"),
     "match: elsewhere": answers(MATCH, 302, b"", location="http://127.0.0.1:1/"),
     "offer: a flood": flood(OFFER, b'{"n_tokens":600}'),
