@@ -12,6 +12,7 @@ from random import Random
 from threading import Event
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from llguidance import LLMatcher
 from mlx.utils import tree_flatten
@@ -39,6 +40,7 @@ from mlxstack.host.home import Home
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
+from tests import ring
 from tests.engine.gated_disk import Gate
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 from tests.models import HYBRID, LLAMA, SINKS, SLIDING, write
@@ -85,6 +87,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
         patch.setenv("MLX_STACK_HOME", str(tmp_path_factory.mktemp("rank-1")))
         # Its passes are collectives: no rank may remember the verdict.
         patch.setattr(core, "self_check", self_check)
+        patch.setattr(mx.distributed, "init", ring.join)
         group = RankGroup(("127.0.0.1", "127.0.0.1"))
         yield group
         group.close()
