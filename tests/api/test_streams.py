@@ -1,8 +1,8 @@
 """Many clients at once on three slots: queueing, pinning, leaving, heartbeats."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -41,6 +41,15 @@ def post(live: Running, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(live.url + PATH, json=body, timeout=PATIENCE_S)
 
 
+@contextmanager
+def held(live: Running) -> Iterator[None]:
+    """A request that decodes in slot 0; its client leaves at the end of the block."""
+    body = chat_body(id_slot=0, max_tokens=980, ignore_eos=True)
+    with unanswered(live.url + PATH, body):
+        until(live, lambda s: s.slots[0].state == "running")
+        yield
+
+
 def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Client) -> None:
     bodies = [chat_body(prompt_of(20, seed), max_tokens=120, ignore_eos=True) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -59,14 +68,13 @@ def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Cl
 
 
 def test_b6_a_pinned_request_waits_for_its_slot(live: Running, http: httpx.Client) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(post, live, chat_body(id_slot=0, **LONG))
-        until(live, lambda s: s.slots[0].state == "running")
-        second = pool.submit(post, live, chat_body("another", id_slot=0))
-        waiting = until(live, lambda s: len(s.waiting) == 1)
-        assert waiting.waiting[0].pin == 0
-        assert n_busy(waiting) == 1
-        assert first.result().status_code == second.result().status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        with held(live):
+            second = pool.submit(post, live, chat_body("another", id_slot=0))
+            waiting = until(live, lambda s: len(s.waiting) == 1)
+            assert waiting.waiting[0].pin == 0
+            assert n_busy(waiting) == 1
+        assert second.result().status_code == 200
     assert second.result().headers["x-mlx-stack-slot"] == "0"
 
 
@@ -91,38 +99,27 @@ def test_x9_a_client_that_leaves_without_a_stream(live: Running, http: httpx.Cli
 
 
 def test_x9_a_client_that_leaves_the_queue(live: Running, http: httpx.Client) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(post, live, chat_body(id_slot=0, **LONG))
-        until(live, lambda s: s.slots[0].state == "running")
+    with held(live):
         with unanswered(live.url + PATH, chat_body("second", id_slot=0)):
             until(live, lambda s: len(s.waiting) == 1)
-        until(live, lambda s: not s.waiting)
-        assert first.result().status_code == 200
+        assert n_busy(until(live, lambda s: not s.waiting)) == 1
 
 
 def test_x9_a_client_that_leaves_before_its_stream_began(live: Running, http: httpx.Client) -> None:
     body = chat_body("second", id_slot=0, stream=True)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(post, live, chat_body(id_slot=0, max_tokens=980, ignore_eos=True))
-        until(live, lambda s: s.slots[0].state == "running")
+    with held(live):
         with unanswered(live.url + PATH, body):
             until(live, lambda s: len(s.waiting) == 1)
-        until(live, lambda s: not s.waiting)
-        assert n_busy(live.service.engine.snapshot()) == 1
-        assert first.result().status_code == 200
+        assert n_busy(until(live, lambda s: not s.waiting)) == 1
 
 
 def test_x20_headers_come_though_it_waits(live: Running, http: httpx.Client) -> None:
     """With the slot taken, a stream begins with a heartbeat instead of cache numbers."""
     body = chat_body("second", id_slot=0, stream=True, stream_options={"include_usage": True})
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(post, live, chat_body(id_slot=0, max_tokens=980, ignore_eos=True))
-        until(live, lambda s: s.slots[0].state == "running")
-        with ExitStack() as stack:
-            with busy_engine(live):
-                answer = stack.enter_context(http.stream("POST", PATH, json=body))
-            text = "".join(answer.iter_text())
-        first.result()
+    with ExitStack() as stack:
+        with held(live), busy_engine(live):
+            answer = stack.enter_context(http.stream("POST", PATH, json=body))
+        text = "".join(answer.iter_text())
     assert answer.status_code == 200
     assert "x-mlx-stack-slot" not in answer.headers
     assert ": keepalive 0/" in text

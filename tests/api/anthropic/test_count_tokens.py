@@ -9,10 +9,10 @@ import pytest
 
 from tests.api.anthropic.shapes import tools
 from tests.api.anthropic.speaking import PATH, ask, body, n_prompt
-from tests.api.running import Running
+from tests.api.running import Running, single_steps
 from tests.api.speaking import prompt_of
-from tests.api.test_streams import n_busy, until
-from tests.patience import PATIENCE_S
+from tests.api.test_streams import n_busy
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -29,8 +29,9 @@ def test_count_is_the_prompt_of_messages(claude: anthropic.Anthropic, http: http
 
 def test_26_parallel_counts_do_not_wait_for_generation(live: Running, http: httpx.Client) -> None:
     """All slots decode, and more requests wait in the queue."""
-    long = body(max_tokens=600, ignore_eos=True)
-    answered = live.service.engine.snapshot().counters.n_asks
+    long = body(max_tokens=20, ignore_eos=True)
+    engine: Any = live.service.engine
+    answered = engine.snapshot().counters.n_asks
 
     def generate(seed: int) -> int:
         sent = {**long, "messages": [{"role": "user", "content": prompt_of(20, seed)}]}
@@ -41,12 +42,13 @@ def test_26_parallel_counts_do_not_wait_for_generation(live: Running, http: http
         return httpx.post(f"{live.url}{COUNT}", json={**one, "tools": tools(1, 24, seed)}).json()
 
     with ThreadPoolExecutor(32) as pool:
-        working = [pool.submit(generate, seed) for seed in range(5)]
-        until(live, lambda s: n_busy(s) == 3 and len(s.waiting) == 2)
-        counted = [task.result() for task in [pool.submit(count, seed) for seed in range(26)]]
-        still = live.service.engine.snapshot()
-        assert n_busy(still) == 3
-        assert len(still.waiting) == 2, "all counts came before anybody's place was taken"
+        with single_steps(live) as step:
+            working = [pool.submit(generate, seed) for seed in range(5)]
+            wait_until(lambda: engine._inbox.qsize() == 5)
+            while n_busy(now := engine.snapshot()) < 3 or len(now.waiting) < 2:
+                step()
+            # The engine stands still between two steps.
+            counted = [task.result() for task in [pool.submit(count, seed) for seed in range(26)]]
         assert [task.result() for task in working] == [200] * 5
     assert all(found["input_tokens"] > 20 for found in counted)
     assert live.service.engine.snapshot().counters.n_asks == answered + 5

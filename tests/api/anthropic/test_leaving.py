@@ -1,6 +1,5 @@
 """Clients that leave, and clients that must wait."""
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
@@ -8,8 +7,7 @@ import pytest
 
 from tests.api.anthropic.speaking import PATH, ask, body, events, in_order, n_prompt
 from tests.api.running import Running, busy_engine, unanswered
-from tests.api.test_streams import n_busy, until
-from tests.patience import PATIENCE_S
+from tests.api.test_streams import held, n_busy, until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -36,17 +34,11 @@ def test_x9_leaving_a_whole_answer_frees_the_slot(live: Running, http: httpx.Cli
 
 
 def test_x20_x21_a_stream_that_waits_begins_with_a_ping(live: Running, http: httpx.Client) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(
-            httpx.post, live.url + PATH, json=body(id_slot=0, **LONG), timeout=PATIENCE_S
-        )
-        until(live, lambda s: s.slots[0].state == "running")
-        late = body("second", id_slot=0, stream=True)
-        with ExitStack() as stack:
-            with busy_engine(live):
-                answer = stack.enter_context(http.stream("POST", PATH, json=late))
-            found = events("".join(answer.iter_text()))
-        assert first.result().status_code == 200
+    late = body("second", id_slot=0, stream=True)
+    with ExitStack() as stack:
+        with held(live), busy_engine(live):
+            answer = stack.enter_context(http.stream("POST", PATH, json=late))
+        found = events("".join(answer.iter_text()))
     in_order(found)
     assert "x-mlx-stack-slot" not in answer.headers
     assert found[0] == {"type": "ping"}
