@@ -74,15 +74,16 @@ def pinned_device() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def self_checks() -> Iterator[None]:
-    """Remember the verdicts of the engine's self-check, where an engine may start in here."""
+    """Remember what an engine finds out about a model, where an engine may start in here."""
     if "mlxstack.engine.core" not in sys.modules:
         yield
         return
     from mlxstack.engine import core
-    from tests.self_checks import remembered_check
+    from tests.self_checks import REMEMBERED
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "self_check", remembered_check)
+        for name, remembered in REMEMBERED.items():
+            patch.setattr(core, name, remembered)
         yield
 
 
@@ -107,9 +108,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=exact)
         items[:] = [item for item in items if item.get_closest_marker("metal")]
     if not config.getoption("--soak"):
-        repeated = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=repeated)
-        items[:] = [item for item in items if item not in repeated]
+        config.hook.pytest_deselected(
+            items=[one for one in items if one.get_closest_marker("soak")]
+        )
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     length = Counter[Path]()
     for item in items:
         marked = (n for name, n in LENGTHS.items() if item.get_closest_marker(name))

@@ -61,7 +61,7 @@ AT_START = ("GLIBC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
 LATER = {"PYTHONUNBUFFERED", "PYTHONUTF8", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}
 SHELL_DETECTION = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
 """With it, Typer's commands take the name of a shell."""
-OF_HUB = ("HF_", "HOME", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_")
+OF_HUB = ("HF_", "HOME", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_CACHE_HOME")
 """Variables that the hub's client reads when it is imported."""
 HUB_USERS = {"huggingface_hub", "mlx_lm", "mlxstack", "transformers"}
 MOST_BYTES = 1 << 20
@@ -407,12 +407,15 @@ def _preload() -> None:
     assert not {"huggingface_hub", "mlx"} & _of_commands
     for name in MODULES:
         importlib.import_module(name)
+    import mlx.core as mx
     import uvloop
 
     from mlxstack.engine import core
-    from tests.self_checks import remembered_check
+    from tests import ring
+    from tests.self_checks import REMEMBERED
 
-    core.self_check = remembered_check
+    vars(core).update(REMEMBERED)
+    mx.distributed.init = ring.join
     run_loop = uvloop.run
 
     def run(main: Any) -> Any:
@@ -430,16 +433,19 @@ def _rehearse() -> None:
     from mlxstack.api.app import create_app
     from mlxstack.cli.main import app
     from mlxstack.core.preset import ServerSpec
+    from mlxstack.engine.model import model_shape
     from mlxstack.text.prompt.prompt import PromptMaker
     from mlxstack.text.rendering.renderers import RENDERERS
-    from tests.api.running import standing
+    from tests.api.running import parse_handlers, standing
 
     make = functools.cache(lambda app, _shell_detection: get_command(app))
     get_command = typer.main.get_command
     typer.main.get_command = lambda app: make(app, os.environ.get(SHELL_DETECTION))
     typer.main.get_command(app)
     service, engine = standing(ServerSpec(port=0))
+    parse_handlers()
     create_app(service)
+    model_shape._remappings()
     PromptMaker(engine.tokenizer)
     RENDERERS.close()
     assert threading.active_count() == 1

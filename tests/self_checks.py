@@ -1,9 +1,11 @@
-"""The engine's self-check, run once for each model, cache precision and vocabulary.
+"""What an engine finds out about a model at load, once for each model and cache precision.
 
-Engines of the tests load the same few models again and again, and the check is most of such a
+Engines of the tests load the same few models again and again, and the self-check is most of such a
 start. Its own tests, and those of each kind of model, call it directly.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -11,24 +13,42 @@ from mlx.utils import tree_flatten
 from xxhash import xxh3_128_hexdigest
 
 from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
+from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from tests.remembered import remembered
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
+from tests.remembered import Result, remembered
 
 
 def remembered_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
     """The verdict of `self_check` on a model of these weights; an error is not remembered."""
-    kind = type(model)
+    check = partial(self_check, model, maker, n_vocab)
+    return _once(model, maker, n_vocab, BatchingCheck, check)
+
+
+def remembered_widths(runner: ModelRunner, maker: CacheFactory) -> WidthCosts:
+    """What passes of a model of these weights took when `measure_widths` ran first."""
+    return _once(runner.model, maker, 0, WidthCosts, partial(measure_widths, runner, maker))
+
+
+REMEMBERED = {"self_check": remembered_check, "measure_widths": remembered_widths}
+"""By their names in `mlxstack.engine.core`."""
+
+
+def _once(
+    model: Any, maker: CacheFactory, n_vocab: int, kind: type[Result], compute: Callable[[], Result]
+) -> Result:
+    module = type(model).__module__
     # A class in a file of the model is another one in each folder. Passes of a model that is
     # divided between ranks are collectives: none may be left out.
-    if not kind.__module__.startswith("mlx_lm.models.") or is_divided(model):
-        return self_check(model, maker, n_vocab)
+    if not module.startswith("mlx_lm.models.") or is_divided(model):
+        return compute()
     weights = tuple(
         (name, weight.shape, str(weight.dtype), _digest(weight))
         for name, weight in tree_flatten(model.parameters())
     )
     args = repr(getattr(model, "args", None))
-    question = kind.__module__, args, weights, repr(maker._kv), n_vocab
-    return remembered(question, BatchingCheck, lambda: self_check(model, maker, n_vocab))
+    return remembered((module, args, weights, repr(maker._kv), n_vocab), kind, compute)
 
 
 def is_divided(model: Any) -> bool:

@@ -1,6 +1,7 @@
 """A real service on a free port, in a thread with an event loop of its own."""
 
 import asyncio
+import functools
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ import httpx
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct, structs
 
+from mlxstack.api.registry import DIALECTS
 from mlxstack.api.server import UvicornServer, bind, config, serve
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec, Speculation
 from mlxstack.demo import MODEL_DIR
@@ -34,6 +36,12 @@ class Running(Struct, frozen=True):
     url: str
     service: Service
     loop: asyncio.AbstractEventLoop
+
+
+@functools.cache
+def parse_handlers() -> tuple[Any, ...]:
+    """Signatures of all handlers; each application parses those of its copies that lack them."""
+    return tuple(route.parsed_fn_signature for dialect in DIALECTS for route in dialect.routes)
 
 
 def tiny_preset(folder: Path, **sections: Any) -> Preset:
@@ -142,6 +150,7 @@ def running(preset: Preset, home: Path, source: Path | None = None) -> Iterator[
 @contextmanager
 def serving(service: Service, listener: Any, *, is_loaded: bool = True) -> Iterator[Running]:
     """Serve on the listener, by default waiting until the model is there."""
+    parse_handlers()
     started = threading.Event()
     inside: dict[str, Any] = {}
 

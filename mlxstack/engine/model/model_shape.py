@@ -5,6 +5,7 @@ MLX is lazy: the class is built and called, arrays have shapes, and nothing is c
 """
 
 import ast
+import functools
 import importlib
 import importlib.util
 import sys
@@ -88,8 +89,7 @@ def has_scaled_rope(model: nn.Module) -> bool:
 
 
 def _shape(config: Config, model: Any, args: Any) -> ModelShape:
-    is_single = _is_single(config)
-    own = mx.float32 if is_single else mx.bfloat16
+    own = mx.float32 if _is_single(config) else mx.bfloat16
     model.set_dtype(own)
     weights = None if _is_repacked(config) else _weights(model, config)
     hidden, n_heads, inner = _widths(args, config)
@@ -143,6 +143,7 @@ def _module_name(config: Config) -> str:
     return str(module or by_type.get(kind, kind))
 
 
+@functools.cache
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """Remapping tables of mlx-lm's loader, parsed: an import takes seconds."""
     folder = next(iter(_package().submodule_search_locations or ()))
