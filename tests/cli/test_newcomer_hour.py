@@ -4,17 +4,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
+from tests import forked
 from tests.cli.terminal import Shell
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-COMMAND = Path(sys.executable).parent / "mlx-stack"
 TRACE = (
     "Why does this fail?\nTraceback (most recent call last):\n  File a.py, line 1\nKeyError: 'x'"
 )
@@ -30,10 +29,12 @@ class Person:
         self.folder, self.port = shell.folder, shell.port
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def types(self, line: str, text: str | None = None, code: int = 0) -> str:
+    def types(
+        self, line: str, text: str | None = None, code: int = 0, *, is_forked: bool = True
+    ) -> str:
         """What a command line prints, with `text` piped into it."""
         done = subprocess.run(
-            [str(COMMAND), *line.split()],
+            [*([sys.executable] if is_forked else []), str(forked.COMMAND), *line.split()],
             env=self.env,
             cwd=self.folder,
             input=text or "",
@@ -49,7 +50,7 @@ class Person:
 
 @pytest.fixture
 def person(shell: Shell) -> Iterator[Person]:
-    if not COMMAND.exists():
+    if not forked.COMMAND.exists():
         pytest.skip("the command is not installed beside this Python")
     found = Person(shell)
     yield found
@@ -67,7 +68,7 @@ def test_the_first_hour(person: Person) -> None:
 
 
 def looks_around(person: Person) -> None:
-    assert "Run:\n  up " in person.types("--help")
+    assert "Run:\n  up " in person.types("--help", is_forked=False)
     assert "nothing is running" in person.types("down")
     plan = person.types("plan")
     assert re.search(r"mlx-stack up \S+", plan), "the plan ends with a command to copy"

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -129,22 +130,22 @@ def test_a10_status_without_any_service(tmp_path: Path) -> None:
 
 
 def test_a_closed_output_is_no_trouble(tmp_path: Path) -> None:
-    for words in (("status",), ("presets",), ("plan",), ("ps", "--json")):
+    for words in (("status",), ("ps", "--json")):
         closed = ("sh", "-c", 'exec "$@" >&-', "sh", *CLI, *words)
         env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path)}
         done = subprocess.run(closed, env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (3 if words == ("status",) else 0, "")
 
 
-UNREAD = [("up", "demo", "--dry-run"), ("plan",), ("presets", "--json"), ("--help",)]
+UNREAD = [(("up", "demo", "--dry-run"), "utf-8"), (("plan",), "ascii"), (("--help",), "utf-8")]
+COMMANDS = [("up", "demo", "--dry-run"), ("plan",), ("presets", "--json"), ("--help",)]
 
 
 @pytest.mark.parametrize(
     ("words", "encoding"),
     [
-        *((command, "utf-8") for command in UNREAD),
-        (("plan",), "ascii"),
-        *in_soak(*((command, "ascii") for command in UNREAD if command != ("plan",))),
+        *UNREAD,
+        *in_soak(*(one for one in product(COMMANDS, ("utf-8", "ascii")) if one not in UNREAD)),
     ],
 )
 def test_a_reader_that_leaves_ends_the_command_quietly(
