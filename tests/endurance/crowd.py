@@ -19,7 +19,7 @@ from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_TOKENS = 10
 HEADS = (0, 64, 128, 200)
-LEAST_COMPARED = 20
+LEAST_COMPARED = 40
 
 Tokens = tuple[int, ...]
 

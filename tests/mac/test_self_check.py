@@ -5,7 +5,7 @@ the rounding of a GPU is imitated: the output of each layer gets seeded noise of
 precision, different for each shape of a batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -17,12 +17,22 @@ from mlxstack.core.preset import KVSpec
 from mlxstack.engine.decode.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from tests.models import CONFIGS, HYBRID, LATENT, LLAMA, SLIDING, VOCAB, _spread
+from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.metal]
 
 ROUNDING = {mx.float16: 2**-11, mx.bfloat16: 2**-8}
+
+
+def by_turns(names: Iterable[str], *more: Any) -> list[Any]:
+    """Arguments of each name with one of both precisions; those with the other in `make soak`."""
+    both = [[(name, dtype, *more) for dtype in ROUNDING] for name in names]
+    first = [pair[n % 2] for n, pair in enumerate(both)]
+    return [*first, *in_soak(*(pair[1 - n % 2] for n, pair in enumerate(both)))]
+
+
 CASES = [
-    *((kind, dtype, 0) for kind in CONFIGS for dtype in ROUNDING),
+    *by_turns(CONFIGS, 0),
     # Of 40 seeds those in which a token goes to another expert in the batch.
     ("tiny-mla", mx.float16, 39),
     ("tiny-mla", mx.bfloat16, 16),
@@ -75,8 +85,7 @@ def test_rounding_switches_no_batching_off(kind: str, dtype: mx.Dtype, seed: int
     assert verdict_of(model).why_not is None
 
 
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("kind", DENSE)
+@pytest.mark.parametrize(("kind", "dtype"), by_turns(DENSE), ids=str)
 def test_a_dense_model_in_half_precision_is_batched(kind: str, dtype: mx.Dtype) -> None:
     """Experts are left out: MLX multiplies them on a CPU in float32 only."""
     assert verdict_of(made(DENSE[kind], dtype)).why_not is None
@@ -105,8 +114,7 @@ FAULTS: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "dtype"), by_turns(FAULTS), ids=str)
 def test_a_fault_is_found_beneath_the_rounding(fault: str, dtype: mx.Dtype) -> None:
     model = Faulty(rounding(made(CONFIGS["tiny-sinks"]), dtype, 1), FAULTS[fault])
     why = verdict_of(model).why_not
