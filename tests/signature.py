@@ -9,7 +9,7 @@ import math
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TypeGuard
@@ -99,11 +99,11 @@ def percentile(values: Sequence[int], share: float) -> int:
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def code_lines(source: str) -> int:
-    """Lines that hold code: no imports, blanks, comments, docstrings."""
+def code_lines(source: str, tree: ast.AST | None = None) -> int:
+    """Lines that hold code: no imports, blanks, comments, docstrings; `tree` is parsed source."""
     no_code = {
         line
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(tree or ast.parse(source))
         if isinstance(node, ast.Import | ast.ImportFrom) or _is_text(node)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
@@ -124,12 +124,12 @@ def code_lines(source: str) -> int:
     return len(code - no_code)
 
 
-def _code_lines_by_package(root: Path, trees: Iterable[Path]) -> dict[str, int]:
+def _code_lines_by_package(root: Path, trees: Mapping[Path, ast.AST]) -> dict[str, int]:
     found = Counter[str]()
-    for file in trees:
+    for file, tree in trees.items():
         path = file.relative_to(root)
         if not any(path.is_relative_to(folder) for folder in NOT_IN_THE_WHEEL):
-            found[path.parts[0]] += code_lines(file.read_text(encoding="utf-8"))
+            found[path.parts[0]] += code_lines(file.read_text(encoding="utf-8"), tree)
     return dict(sorted(found.items()))
 
 

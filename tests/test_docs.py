@@ -1,5 +1,6 @@
 """The pages: links lead somewhere, commands exist, generated parts are what the code says."""
 
+import functools
 import re
 import shlex
 import subprocess
@@ -39,10 +40,16 @@ def commands(page: Path) -> Iterator[str]:
     yield from INLINE.findall(text)
 
 
+@functools.cache
+def whole_command() -> Any:
+    """All verbs and options."""
+    return get_command(app)
+
+
 def refused(line: str) -> str | None:
     """Why click would not take this line, looking only at verbs and options."""
     words = [word for word in shlex.split(line) if not word.startswith("…")]
-    command: Any = get_command(app)
+    command = whole_command()
     while hasattr(command, "commands") and words and not words[0].startswith(("-", "<")):
         verb = words.pop(0)
         for one in verb.split("|"):
