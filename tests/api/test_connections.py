@@ -101,7 +101,7 @@ def test_a_head_has_a_time_limit_and_an_answer_has_none(
         assert again.recv(65536).startswith(b"HTTP/1.1 200")
         again.sendall(HALF_HEAD)
         assert b"HTTP/1.1 408" in answer_of(again), "the second request too"
-    body = {**chat_body(max_tokens=600, ignore_eos=True), "stream": True}
+    body = {**chat_body(max_tokens=300, ignore_eos=True), "stream": True}
     monkeypatch.setattr(connection, "BODY_S", 0.3)
     monkeypatch.setattr(connection, "HEAD_S", 0.3)
     with httpx.stream(
