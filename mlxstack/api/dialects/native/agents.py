@@ -13,10 +13,11 @@ from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialects.openai_chat import stream, to_conversation
+from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChatToolParam
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
-from mlxstack.api.dialects.openai_chat.routes import options, stream_config
+from mlxstack.api.dialects.openai_chat.routes import options
+from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.guards import UNLOADED, can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import checked_agent, resolve_model
@@ -213,21 +214,21 @@ async def generate_for_agent(
     agent = checked_agent(agent, "agent")
     convert = partial(_turn_request, service, agent, data, request)
     turn = await service.text_processor.read(convert)
-    wants = stream_config(data, turn.options.id, model)
+    renderer = ChatRenderer(data, turn.options.id, model, service.text_processor)
     if data.stream:
-        return await _stream(service, agent, turn, wants)
-    return await cancel_on_disconnect(request, _whole(service, agent, turn, wants))
+        return await _stream(service, agent, turn, renderer)
+    return await cancel_on_disconnect(request, _whole(service, agent, turn, renderer))
 
 
 async def _whole(
-    service: Service, agent: str, turn: AgentTurnRequest, wants: stream.StreamConfig
+    service: Service, agent: str, turn: AgentTurnRequest, renderer: ChatRenderer
 ) -> Response[AgentCompletion]:
     orders: list[AdmittedRequest] = []
     parts = stream_turn(service, agent, turn, BEAT_S, BEAT_S, orders.append)
     async with aclosing(parts):
         reply = await gather(parts)
     work = reply.ended.work
-    completion = stream.ChatRenderer(wants, orders[0].text_processor).whole((reply,))
+    completion = renderer.whole((reply,))
     note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
     headers = cache_headers(orders[0], reply.started, work)
     return Response(
@@ -238,15 +239,13 @@ async def _whole(
 
 
 async def _stream(
-    service: Service, agent: str, turn: AgentTurnRequest, wants: stream.StreamConfig
+    service: Service, agent: str, turn: AgentTurnRequest, renderer: ChatRenderer
 ) -> Stream:
     """Errors within the first second come before the headers."""
     orders: list[AdmittedRequest] = []
-    text_processor = service.text_processor
     parts = stream_turn(service, agent, turn, FIRST_S, BEAT_S, orders.append)
     first = await anext(parts)
     headers = cache_headers(orders[0], first) if orders else {AGENT: agent}
-    renderer = stream.ChatRenderer(wants, text_processor)
     return streamed(frames(first, interleaved([parts]), renderer), headers)
 
 

@@ -6,12 +6,13 @@ from uuid import uuid4
 from litestar import Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialects.openai_chat import stream, to_conversation
+from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, InputTokens, Verbose
+from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.protocols import OPENAI
 from mlxstack.api.request_fields import chosen_tool, resolve_model
@@ -37,13 +38,10 @@ async def chat_completions(
     conversation = await service.text_processor.read(partial(to_conversation.conversation, data))
     admitted = await admit(service, conversation, options(data, request, service))
     admitted = structs.replace(admitted, omitted_tools=to_conversation.omitted_tools(data))
-    wants = stream_config(data, admitted.request.id, model)
-    text_processor, orders = admitted.text_processor, copies(admitted, n)
-    if data.verbose:
-        tokens = admitted.request.tokens
-        wants = structs.replace(wants, verbose=Verbose(text_processor.decode(tokens), len(tokens)))
-    renderer = stream.ChatRenderer(wants, text_processor, n)
-    return await answer(request, service, [orders], renderer, bool(data.stream))
+    text_processor, tokens = admitted.text_processor, admitted.request.tokens
+    verbose = Verbose(text_processor.decode(tokens), len(tokens)) if data.verbose else UNSET
+    renderer = ChatRenderer(data, admitted.request.id, model, text_processor, n, verbose)
+    return await answer(request, service, [copies(admitted, n)], renderer, bool(data.stream))
 
 
 @post(["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"], status_code=200)
@@ -69,28 +67,11 @@ def options(body: ChatBody, request: AnyRequest, service: Service) -> Generation
         forced_tool=chosen_tool(choice),
         allowed_tools=request_fields.allowed_tools(choice, chosen_tool),
         response_format=to_conversation.response_format(body) or common.response_format,
-        is_one_call=body.parallel_tool_calls is False or _is_legacy(body),
+        is_one_call=body.parallel_tool_calls is False or to_conversation.is_legacy(body),
         has_progress=bool(body.return_progress),
         predicted_text=to_conversation.predicted_text(body),
         thinking_budget=to_conversation.thinking_budget(body),
     )
-
-
-def stream_config(body: ChatBody, request: str, model: str) -> stream.StreamConfig:
-    """Content and names of a stream."""
-    return stream.StreamConfig(
-        id=request,
-        model=model,
-        has_usage=bool(body.stream_options and body.stream_options.include_usage),
-        has_pace=bool(body.timings_per_token),
-        custom_tools=to_conversation.custom_names(body),
-        is_legacy=_is_legacy(body),
-    )
-
-
-def _is_legacy(body: ChatBody) -> bool:
-    """True for a body with `functions`, whose answer has one `function_call`."""
-    return bool(body.functions) and not body.tools
 
 
 DIALECT = structs.replace(OPENAI, routes=(chat_completions, chat_input_tokens))

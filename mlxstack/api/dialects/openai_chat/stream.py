@@ -4,10 +4,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import UNSET, UnsetType, structs
 
 from mlxstack.api import streaming
 from mlxstack.api.custom_tools import InputDecoder, input_text
+from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.response_schema import (
     FINGERPRINT,
     ChatChoice,
@@ -44,67 +46,72 @@ if TYPE_CHECKING:
     from mlxstack.service.parts.text_processor import TextProcessor
 
 
-class StreamConfig(Struct, frozen=True):
-    """Names and optional content of a stream.
-
-    Calls of `custom_tools` have free text; `is_legacy` renders a call as `function_call`.
-    """
-
-    id: str
-    model: str
-    has_usage: bool = False
-    has_pace: bool = False
-    custom_tools: frozenset[str] = frozenset()
-    is_legacy: bool = False
-    verbose: Verbose | UnsetType = UNSET
-
-
 def _choice(
-    index: int, reply: CollectedResponse, wants: StreamConfig, text_processor: "TextProcessor"
+    index: int, reply: CollectedResponse, body: ChatBody, text_processor: "TextProcessor"
 ) -> ChatChoice:
     message = ChatMessage(
         content=reply.content or (None if reply.calls else ""),
         reasoning_content=reply.reasoning or UNSET,
     )
-    if wants.is_legacy and reply.calls:
+    is_legacy = to_conversation.is_legacy(body)
+    if is_legacy and reply.calls:
         call = reply.calls[0]
         message = structs.replace(
             message, function_call=FunctionCall(call.arguments_json, call.name)
         )
     elif reply.calls:
-        calls = tuple(whole_call(call, wants.custom_tools) for call in reply.calls)
+        custom_tools = to_conversation.custom_names(body)
+        calls = tuple(whole_call(call, custom_tools) for call in reply.calls)
         message = structs.replace(message, tool_calls=calls)
     return ChatChoice(
         index=index,
         message=message,
-        finish_reason=finish_reason(reply.ended, reply.has_calls, is_legacy=wants.is_legacy),
+        finish_reason=finish_reason(reply.ended, reply.has_calls, is_legacy=is_legacy),
         logprobs=logprobs(reply.notes, text_processor),
     )
 
 
 class ChatRenderer(streaming.Renderer):
-    """Renders the choices of one answer, one reply each."""
+    """Renders the choices of the answer to a body, one reply each."""
 
     def __init__(
-        self, wants: StreamConfig, text_processor: "TextProcessor", n_choices: int = 1
+        self,
+        body: ChatBody,
+        request: str,
+        model: str,
+        text_processor: "TextProcessor",
+        n_choices: int = 1,
+        verbose: Verbose | UnsetType = UNSET,
     ) -> None:
-        self._wants, self._text_processor = wants, text_processor
-        self._choices = [ChatStream(i, wants, text_processor) for i in range(n_choices)]
+        self._body, self._text_processor, self._verbose = body, text_processor, verbose
+        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._blank = Chunk(
+            id=request,
+            created=int(time.time()),
+            model=model,
+            system_fingerprint=FINGERPRINT,
+            choices=(),
+            usage=None if self._has_usage else UNSET,
+        )
+        self._choices = [
+            ChatStream(i, body, self._blank, text_processor, verbose) for i in range(n_choices)
+        ]
 
     def whole(self, replies: tuple[CollectedResponse, ...]) -> ChatCompletion:
         """Response without a stream, with one choice per reply."""
-        wants, ended = self._wants, [reply.ended for reply in replies]
+        ended = [reply.ended for reply in replies]
         return ChatCompletion(
-            id=wants.id,
+            id=self._blank.id,
             created=int(time.time()),
-            model=wants.model,
+            model=self._blank.model,
             system_fingerprint=FINGERPRINT,
             choices=tuple(
-                _choice(i, reply, wants, self._text_processor) for i, reply in enumerate(replies)
+                _choice(i, reply, self._body, self._text_processor)
+                for i, reply in enumerate(replies)
             ),
             usage=usage(ended, len(ended)),
             timings=timings(ended[0].work),
-            verbose=wants.verbose,
+            verbose=self._verbose,
         )
 
     def opening(self) -> Iterator[bytes]:
@@ -114,25 +121,38 @@ class ChatRenderer(streaming.Renderer):
         return self._choices[index].render(part)
 
     def closing(self) -> Iterator[bytes]:
-        if self._wants.has_usage:
+        if self._has_usage:
             ended = [choice.ended for choice in self._choices if choice.ended]
             yield self._choices[0].closing(ended)
         yield streaming.DONE
 
     def failure(self, error: StackError) -> bytes:
-        return streaming.frame(openai_error(error, self._wants.id))
+        return streaming.frame(openai_error(error, self._blank.id))
 
 
 class ChatStream:
-    """Renders the parts of one choice as chunks, counting its tool calls."""
+    """Renders the parts of one choice as chunks, counting its tool calls.
 
-    def __init__(self, index: int, wants: StreamConfig, text_processor: "TextProcessor") -> None:
+    Each is the `blank` chunk with choices; the last one is `verbose` where that is wanted.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        body: ChatBody,
+        blank: Chunk,
+        text_processor: "TextProcessor",
+        verbose: Verbose | UnsetType,
+    ) -> None:
         self.ended: GenerationFinished | None = None
         self._index = index
-        self._wants = wants
+        self._blank = blank
+        self._has_pace = bool(body.timings_per_token)
+        self._custom_tools = to_conversation.custom_names(body)
+        self._is_legacy = to_conversation.is_legacy(body)
+        self._verbose = verbose
         self._watch = Stopwatch(time.monotonic)
         self._text_processor = text_processor
-        self._created = int(time.time())
         self._n_calls = 0
         self._input: InputDecoder | None = None
         self._has_calls = False
@@ -170,13 +190,13 @@ class ChatStream:
     def closing(self, ended: Sequence[GenerationFinished]) -> bytes:
         """Last chunk, with the usage of all choices."""
         spent, total = timings(ended[0].work), usage(ended, len(ended))
-        return streaming.frame(structs.replace(self._chunk(), usage=total, timings=spent))
+        return streaming.frame(structs.replace(self._blank, usage=total, timings=spent))
 
     def _call_head(self, started: ToolCallStarted) -> Delta:
         """First delta of a call, which names it."""
-        if self._wants.is_legacy:
+        if self._is_legacy:
             return Delta(function_call=FunctionCall("", started.name))
-        is_custom = started.name in self._wants.custom_tools
+        is_custom = started.name in self._custom_tools
         self._input = InputDecoder() if is_custom else None
         if is_custom:
             return self._call(id=started.id, type="custom", custom=CustomCall("", started.name))
@@ -185,7 +205,7 @@ class ChatStream:
 
     def _arguments(self, part: ArgumentsPart) -> Iterator[bytes]:
         """Chunk of a piece of a call's arguments, or of the input that it holds."""
-        if self._wants.is_legacy:
+        if self._is_legacy:
             yield self._say(Delta(function_call=FunctionCall(part.text)), part.notes)
         elif self._input is None:
             yield self._say(self._call(function=FunctionCall(part.text)), part.notes)
@@ -197,7 +217,7 @@ class ChatStream:
 
     def _say(self, delta: Delta, notes: tuple[TokenSampled, ...] = ()) -> bytes:
         chunk = self._chunk(self._choice(delta, notes))
-        if self._wants.has_pace:
+        if self._has_pace:
             chunk = structs.replace(chunk, timings=self._watch.timings())
         return streaming.frame(chunk)
 
@@ -217,21 +237,14 @@ class ChatStream:
 
     def _end(self, ended: GenerationFinished) -> bytes:
         """The timings come last: here, unless the usage still follows."""
-        reason = finish_reason(ended, self._has_calls, is_legacy=self._wants.is_legacy)
+        reason = finish_reason(ended, self._has_calls, is_legacy=self._is_legacy)
         last = self._chunk(self._choice(Delta(), ended.notes, reason))
-        if not self._wants.has_usage:
+        if self._blank.usage is UNSET:
             last = structs.replace(last, timings=timings(ended.work))
-        return streaming.frame(structs.replace(last, verbose=self._wants.verbose))
+        return streaming.frame(structs.replace(last, verbose=self._verbose))
 
     def _chunk(self, *choices: ChunkChoice) -> Chunk:
-        return Chunk(
-            id=self._wants.id,
-            created=self._created,
-            model=self._wants.model,
-            system_fingerprint=FINGERPRINT,
-            choices=choices,
-            usage=None if self._wants.has_usage else UNSET,
-        )
+        return structs.replace(self._blank, choices=choices)
 
 
 def finish_reason(ended: GenerationFinished, has_calls: bool, *, is_legacy: bool = False) -> str:

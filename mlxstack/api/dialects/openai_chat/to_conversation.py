@@ -83,6 +83,11 @@ def custom_names(body: ChatBody) -> frozenset[str]:
     return frozenset(tool.name for tool in offered)
 
 
+def is_legacy(body: ChatBody) -> bool:
+    """True for a body with `functions`, whose answer has one `function_call`."""
+    return bool(body.functions) and not body.tools
+
+
 def omitted_tools(body: ChatBody) -> tuple[str, ...]:
     """Types of the tools that are not offered to the model."""
     return tuple(spec.type or "" for spec in body.tools or () if not _is_offered(spec))
