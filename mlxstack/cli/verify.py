@@ -33,7 +33,6 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.formatting import size
-from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import Preset, ServiceKind, Speculation
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.hardware import MemoryBudget, this_memory
@@ -41,6 +40,7 @@ from mlxstack.host.home import Home
 from mlxstack.planner.derived_preset import candidate_for
 from mlxstack.planner.fit import SINGLE, refuse_if_too_big, room_in
 from mlxstack.policy.kv.prefix_index import common_prefix
+from mlxstack.policy.memory.capacity import Weights
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 

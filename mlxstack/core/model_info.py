@@ -40,26 +40,6 @@ class SamplingDefaults(Struct, frozen=True):
     repetition_penalty: float | None = None
 
 
-class Weights(Struct, frozen=True):
-    """Weights by storage: `packed` quantized bytes, plain floats by size."""
-
-    packed: int = 0
-    n_half: int = 0
-    n_single: int = 0
-
-    def plus(self, other: "Weights") -> "Weights":
-        """Both together."""
-        sums = (self.packed + other.packed, self.n_half + other.n_half)
-        return Weights(*sums, self.n_single + other.n_single)
-
-    def n_bytes(self, half_bytes: int = 2) -> int:
-        """Bytes in memory; `half_bytes` is 4 where half precision is widened.
-
-        MLX widens it on a CPU.
-        """
-        return self.packed + self.n_half * half_bytes + self.n_single * 4
-
-
 class ModelFacts(Struct, frozen=True):
     """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory.
 

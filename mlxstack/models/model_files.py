@@ -16,10 +16,11 @@ from msgspec import Struct
 
 from mlxstack.config.presets import BUILTIN_MODEL, expanded, is_folder
 from mlxstack.core.errors import SetupError
-from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.text.images.checkpoint import FLOAT_BYTES, NAME
+from mlxstack.policy.memory.capacity import Weights
+from mlxstack.text.images.checkpoint import NAME, VisionFiles, vision_files
+from mlxstack.text.images.families import family_of, has_pillow
 
 LONGEST = 32 * 1024 * 1024
 """Maximum bytes of a file; an index of 140,000 tensors takes 13 MB."""
@@ -208,6 +209,7 @@ def _too_deep(file: Path) -> SetupError:
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 SHARD = re.compile(r"(.+-)\d+-of-(\d{1,5})\.safetensors")
 BESIDE = ("vision_model", "vision_embedder", "audio_tower", "embed_audio")
 """Beginnings of tensors of other towers, which are not loaded."""
@@ -310,6 +312,19 @@ def measured(folder: Path, head: HeadTensors | None = None) -> Weights | None:
     if not files or missing_weights(folder):
         return None
     return _sum(files, lambda name: _is_loaded(name) and not (head and head.is_of_head(name)))
+
+
+def vision_weights(folder: Path) -> Weights:
+    """Weights of the tower, if images are served. Raises SetupError."""
+    files = vision_files(folder)
+    is_served = files is not None and has_pillow() and family_of(files) is not None
+    return tower_weights(files) if files is not None and is_served else Weights()
+
+
+def tower_weights(files: VisionFiles) -> Weights:
+    """Weights of a vision tower, from file headers. Raises SetupError."""
+    of_tower = sorted({file for file, _ in files.tensors.values()})
+    return _sum(of_tower, lambda name: NAME.fullmatch(name) is not None)
 
 
 def missing_weights(folder: Path) -> list[str]:

@@ -19,7 +19,6 @@ from mlxstack.config import presets
 from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Unsupported
 from mlxstack.core.formatting import size
-from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind, Speculation, scaled_context
 from mlxstack.host import services
 from mlxstack.host.hardware import MEMORY_VARIABLE, MemoryBudget, for_mlx
@@ -27,7 +26,7 @@ from mlxstack.host.home import Home
 from mlxstack.host.process import held_bytes
 from mlxstack.host.services import ServiceSpec, ServiceState, read_json
 from mlxstack.models import model_files
-from mlxstack.models.model_files import ModelFiles, head_tensors
+from mlxstack.models.model_files import ModelFiles, head_tensors, tower_weights
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory import capacity
 from mlxstack.policy.memory.capacity import (
@@ -38,6 +37,7 @@ from mlxstack.policy.memory.capacity import (
     ModelShape,
     ServiceLoad,
     ShapeReply,
+    Weights,
     divided,
     fits,
     need,
@@ -46,7 +46,7 @@ from mlxstack.policy.memory.capacity import (
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, nearest
 from mlxstack.policy.memory.memory_shares import MemoryClaim
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
-from mlxstack.text.images.families import FAMILIES, expected_files, family_of, why_not_served
+from mlxstack.text.images.families import FAMILIES, family_of, n_tower_parameters, why_not_served
 
 # The file itself: with `-m` its package would import mlx-lm, and that transformers.
 PROGRAM = Path(__file__).parent.parent / "engine" / "model" / "model_shape.py"
@@ -84,19 +84,15 @@ def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
 
 
 class VisionPlan(Struct, frozen=True):
-    """Files of a served tower, with at most `max_pixels` of an image.
+    """Served tower: files, weights, and at most `max_pixels` of an image.
 
     `why_not` tells why a model with a tower serves no images.
     """
 
     files: VisionFiles | None = None
+    tower: Weights = Weights()
     max_pixels: int = 0
     why_not: str = ""
-
-    @property
-    def tower(self) -> Weights:
-        """Weights of the tower."""
-        return Weights() if self.files is None else self.files.weights
 
     def n_tokens(self, width: int, height: int) -> int:
         """Tokens of an image, or 0. Raises SetupError for broken settings."""
@@ -110,14 +106,16 @@ class VisionPlan(Struct, frozen=True):
 def vision_plan(preset: Preset, files: ModelFiles) -> VisionPlan:
     """Images of a preset, by files or by config.json. Raises SetupError."""
     if files.weights is None:
-        return _served(preset, expected_files(files.config))
+        n_half = n_tower_parameters(files.config)
+        expected = VisionFiles(files.config, b"{}", {}, "") if n_half else None
+        return _served(preset, expected, Weights(n_half=n_half))
     found = vision_files(files.source.parent)
     if found is not None and found.config.get("model_type") in FAMILIES:
         found = None if family_of(found) is None else found
-    return _served(preset, found)
+    return _served(preset, found, Weights() if found is None else tower_weights(found))
 
 
-def _served(preset: Preset, files: VisionFiles | None) -> VisionPlan:
+def _served(preset: Preset, files: VisionFiles | None, tower: Weights) -> VisionPlan:
     """Images of a preset whose model has a whole tower."""
     if files is None or preset.kind is ServiceKind.EMBEDDING:
         return VisionPlan()
@@ -125,7 +123,7 @@ def _served(preset: Preset, files: VisionFiles | None) -> VisionPlan:
         return VisionPlan(why_not="several machines serve no images")
     if why_not := why_not_served(files.config, preset.kv.bits):
         return VisionPlan(why_not=why_not)
-    return VisionPlan(files, preset.vision.max_pixels)
+    return VisionPlan(files, tower, preset.vision.max_pixels)
 
 
 SINGLE = 4

@@ -10,8 +10,8 @@ pytest.importorskip("PIL")
 from mlxstack.cli.doctor import CheckLevel, images
 from mlxstack.host.home import Home, make_private
 from mlxstack.models.chat_capabilities import capabilities
+from mlxstack.models.model_files import vision_weights
 from mlxstack.text.images import families
-from mlxstack.text.images.families import vision_weights
 from tests import models, vision_models
 from tests.cli.test_words import run
 

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import EraseSlot
 from mlxstack.core.errors import SetupError
-from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.engine.decode.mtp_drafter import NAME, MTPContext
 from mlxstack.engine.model import loader
@@ -29,6 +28,7 @@ from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import load_head, parts_of
 from mlxstack.models.model_files import measured, read_config
 from mlxstack.planner.fit import Candidate, of_files
+from mlxstack.policy.memory.capacity import Weights
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 from tests.engine.mtp_models import CONVERTED, FILE, add_head, random_head

@@ -11,7 +11,6 @@ from safetensors.numpy import save_file
 
 from mlxstack.config.presets import builtin_folder, listed, load
 from mlxstack.core.errors import SetupError
-from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import (
@@ -22,6 +21,7 @@ from mlxstack.models.model_files import (
     read_config,
     weight_files,
 )
+from mlxstack.policy.memory.capacity import Weights
 
 EXCERPTS = builtin_folder() / "configs"
 

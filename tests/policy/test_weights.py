@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.model_info import Weights
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.models.model_files import measured
-from mlxstack.text.images.families import expected_files, vision_weights
+from mlxstack.models.model_files import measured, vision_weights
+from mlxstack.policy.memory.capacity import Weights
+from mlxstack.text.images.families import n_tower_parameters
 from tests import vision_models
 from tests.conftest import ModelOf
 
@@ -36,8 +36,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 def tower(config: dict[str, Any]) -> Weights:
     """Of the vision tower that a config tells of."""
-    files = expected_files(config)
-    return Weights() if files is None else files.weights
+    return Weights(n_half=n_tower_parameters(config))
 
 
 def estimate(config: dict[str, Any]) -> Weights:
@@ -87,7 +86,7 @@ def test_a13_a_tower_of_another_converter_is_not_counted_twice(tmp_path: Path) -
 )
 def test_a13_a_tower_that_a_config_tells_in_part_is_not_counted(vision: Any) -> None:
     config = config_of("qwen3.5-9b") | {"vision_config": vision}
-    assert expected_files(config) is None
+    assert n_tower_parameters(config) == 0
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -141,8 +141,7 @@ def _fits(model: "LocalModel") -> str:
     from pathlib import Path
 
     from mlxstack.host.hardware import this_memory
-    from mlxstack.models.model_files import measured
-    from mlxstack.text.images.families import vision_weights
+    from mlxstack.models.model_files import measured, vision_weights
 
     if not model.is_complete:
         return "incomplete"

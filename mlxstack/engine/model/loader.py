@@ -27,11 +27,10 @@ from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
 from mlxstack.models.generation_config import sampling_defaults
-from mlxstack.models.model_files import check_folder, missing_weights
+from mlxstack.models.model_files import check_folder, missing_weights, vision_weights
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory.capacity import PLAIN_BITS
 from mlxstack.store import kv_file_format
-from mlxstack.text.images.families import vision_weights
 
 log = logging.getLogger(__name__)
 

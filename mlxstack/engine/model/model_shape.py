@@ -20,7 +20,6 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.model_info import Weights
 from mlxstack.policy.memory.capacity import (
     Division,
     Geometry,
@@ -28,6 +27,7 @@ from mlxstack.policy.memory.capacity import (
     LayerKind,
     ModelShape,
     ShapeReply,
+    Weights,
 )
 from mlxstack.text.limited_process import limit_cpu, limit_memory
 

@@ -7,7 +7,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.model_info import Weights
 from mlxstack.policy.attention_kernels import FULL_DIMS
 from mlxstack.policy.kv.prefix_index import CUT
 
@@ -140,6 +139,26 @@ class Geometry(Struct, frozen=True):
             for layer in self.layers
             if layer.kind not in SLICEABLE
         )
+
+
+class Weights(Struct, frozen=True):
+    """Weights by storage: `packed` quantized bytes, plain floats by size."""
+
+    packed: int = 0
+    n_half: int = 0
+    n_single: int = 0
+
+    def plus(self, other: "Weights") -> "Weights":
+        """Both together."""
+        sums = (self.packed + other.packed, self.n_half + other.n_half)
+        return Weights(*sums, self.n_single + other.n_single)
+
+    def n_bytes(self, half_bytes: int = 2) -> int:
+        """Bytes in memory; `half_bytes` is 4 where half precision is widened.
+
+        MLX widens it on a CPU.
+        """
+        return self.packed + self.n_half * half_bytes + self.n_single * 4
 
 
 class ModelShape(Struct, frozen=True):

@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.model_info import Weights
 
 NAME = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
@@ -21,7 +20,6 @@ TOWER = "vision.safetensors"
 """File of a tower beside a text model that mlx-lm loads without it, as the demo's."""
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors refuses longer ones."""
-FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 READ_PER_TENSOR = 1024
 """Bytes of each tensor in the fingerprint."""
 
@@ -38,7 +36,6 @@ class VisionFiles(Struct, frozen=True):
     preprocessor: bytes
     tensors: dict[str, tuple[Path, str]]
     fingerprint: str
-    weights: Weights = Weights()
 
     @property
     def vision_config(self) -> dict[str, Any]:
@@ -59,15 +56,13 @@ def vision_files(folder: Path) -> VisionFiles | None:
     """
     tensors: dict[str, tuple[Path, str]] = {}
     digest = hashlib.sha256()
-    sums = {1: 0, 2: 0, 4: 0}
     for file in sorted([*folder.glob("model*.safetensors"), *folder.glob(TOWER)]):
-        for name, own in _scanned(file, digest, sums):
+        for name, own in _scanned(file, digest):
             tensors[name] = file, own
     if not any(name.startswith("vision_tower.") for name in tensors):
         return None
     config = _decoded(_read(folder / "config.json"), folder / "config.json")
-    weights = Weights(packed=sums[1], n_half=sums[2], n_single=sums[4])
-    return VisionFiles(config, _preprocessor(folder), tensors, digest.hexdigest()[:32], weights)
+    return VisionFiles(config, _preprocessor(folder), tensors, digest.hexdigest()[:32])
 
 
 def check_patch(patch: object, merge: object) -> None:
@@ -86,11 +81,8 @@ def convert(files: VisionFiles, kind: type[Any]) -> Any:
         raise SetupError(f"the settings of the image processor are not usable: {why}") from why
 
 
-def _scanned(file: Path, digest: Any, sums: dict[int, int]) -> list[tuple[str, str]]:
-    """Vision tensors of a file, our names and its own; digested.
-
-    Their values are added to `sums`, by bytes per value.
-    """
+def _scanned(file: Path, digest: Any) -> list[tuple[str, str]]:
+    """Vision tensors of a file, our names and its own; digested."""
     found = []
     try:
         with file.open("rb") as stream:
@@ -104,8 +96,6 @@ def _scanned(file: Path, digest: Any, sums: dict[int, int]) -> list[tuple[str, s
                 stream.seek(8 + length + begin)
                 digest.update(f"{own} {tensor['dtype']} {tensor['shape']}\0".encode())
                 digest.update(stream.read(min(end - begin, READ_PER_TENSOR)))
-                width = FLOAT_BYTES.get(tensor["dtype"], 1)
-                sums[width] += (end - begin) // width
                 part = match[1] if match[1] in PROJECTORS else "vision_tower"
                 found.append((f"{part}.{match[2]}", own))
     except (OSError, KeyError, TypeError, ValueError) as why:

@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor
-from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import VisionSpec
 from mlxstack.text.images import gemma3, gemma4, pixtral, qwen
 from mlxstack.text.images.checkpoint import VisionFiles, vision_files
@@ -121,18 +120,17 @@ def is_bidirectional(config: dict[str, Any]) -> bool:
     )
 
 
-def expected_files(config: dict[str, Any]) -> VisionFiles | None:
-    """Vision part of a checkpoint that is not here, by config.json."""
+def n_tower_parameters(config: dict[str, Any]) -> int:
+    """Parameters of the tower that a config.json tells; 0 without one."""
     family = FAMILIES.get(str(config.get("model_type")))
     vision, text = config.get("vision_config"), config.get("text_config")
     if family is None or not isinstance(vision, dict) or not isinstance(text, dict):
-        return None
+        return 0
     sizes = _sizes(config) | {"vision_config": _sizes(vision), "text_config": _sizes(text)}
     try:
-        n_parameters = family.n_parameters(sizes)
+        return family.n_parameters(sizes)
     except (KeyError, TypeError, ZeroDivisionError):
-        return None
-    return VisionFiles(config, b"{}", {}, "", Weights(n_half=n_parameters))
+        return 0
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
@@ -152,13 +150,6 @@ def accepts_images(folder: Path, kv_bits: int = PLAIN_BITS) -> bool:
         return not why_text_only(folder, kv_bits)
     except SetupError:
         return False
-
-
-def vision_weights(folder: Path) -> Weights:
-    """Weights of the tower, if images are served. Raises SetupError."""
-    files = vision_files(folder)
-    is_served = files is not None and has_pillow() and family_of(files) is not None
-    return files.weights if files is not None and is_served else Weights()
 
 
 def has_pillow() -> bool:

@@ -12,7 +12,7 @@ pytest.importorskip("PIL")
 from mlxstack.core.engine_events import FinishReason
 from mlxstack.engine.step import EngineLoop
 from mlxstack.engine.vision.encoder import ImageEncoder
-from mlxstack.text.images.families import vision_weights
+from mlxstack.models.model_files import vision_weights
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 from tests.engine.vision.test_images_in_slots import Pictures, counts, png
