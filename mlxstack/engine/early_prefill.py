@@ -156,4 +156,4 @@ class EarlyPrefill:
 
 
 def _name(request: Request) -> str:
-    return request.agent or request.display_name or ""
+    return request.display_name or ""

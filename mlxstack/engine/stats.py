@@ -215,7 +215,9 @@ def build_snapshot(
         for slot in state.slots
     )
     waiting = tuple(
-        WaitingView(t.request, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
+        WaitingView(
+            t.id, t.display_name, t.priority, len(t.tokens), max(0.0, now - t.arrived), t.slot
+        )
         for t in state.waiting
     )
     return Snapshot(
@@ -243,7 +245,7 @@ def _slot(
         empty,
         state=live.state,
         request=live.request.id,
-        agent=live.request.agent or live.request.display_name,
+        agent=live.request.display_name,
         n_prompt=len(live.request.tokens),
         n_done=slot.position if live.state is RequestPhase.PREFILLING else len(live.request.tokens),
         n_cached=live.n_cached,

@@ -33,7 +33,7 @@ from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.slots.remote_prefill import RemotePrefill
-from mlxstack.engine.slots.request_state import RequestState, queued_request_of
+from mlxstack.engine.slots.request_state import RequestState
 from mlxstack.engine.slots.slot_kv_manager import SlotKVManager
 from mlxstack.engine.stats import EngineStats, batch_counters, build_snapshot
 from mlxstack.policy.kv.reuse_plan import ReusePlan
@@ -46,7 +46,7 @@ from mlxstack.policy.scheduling.scheduler import (
     Expire,
     RunSlotAction,
 )
-from mlxstack.policy.scheduling.scheduler_state import ACTIVE, EarlyTurn, QueuedRequest, SlotState
+from mlxstack.policy.scheduling.scheduler_state import ACTIVE, EarlyTurn, SlotState
 
 log = logging.getLogger(__name__)
 
@@ -132,18 +132,18 @@ class EngineLoop:
     def submit(self, request: Request) -> None:
         """Queue a request, or refuse it when the queue is full."""
         request = with_image_ends(request) if request.images else request
-        queued = queued_request_of(request, self.slot_kv.need(request))
-        if queued.n_bytes > self.slot_kv.prefix_cache.budget:
+        if self.slot_kv.need(request) > self.slot_kv.prefix_cache.budget:
             self._refuse(request, self.slot_kv.too_big(request))
             return
-        if scheduler.is_full(self._state, queued, time.monotonic(), self._limits):
+        now, need = time.monotonic(), self.slot_kv.need
+        if scheduler.is_full(self._state, request, now, self._limits, need):
             wait = scheduler.retry_after(self._state, self.stats.seconds_per_request)
             n = len(self._state.waiting)
             self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
             return
         self._live[request.id] = RequestState(request)
         self.stats.count(n_asks=1)
-        self._state = scheduler_state.enqueue(self._state, queued)
+        self._state = scheduler_state.enqueue(self._state, request)
 
     def begin_early(self, request: Request, after: str) -> None:
         """Begin an early turn after the request `after`, in its idle slot.
@@ -195,7 +195,7 @@ class EngineLoop:
     def agent_in(self, slot: int) -> str | None:
         """Name of the last agent in this slot, as in the snapshot."""
         last = self._last.get(slot)
-        return (last.request.agent or last.request.display_name) if last else None
+        return last.request.display_name if last else None
 
     def step(self, deliver: Deliver) -> None:
         """Run a step; events are delivered before prefill and at the end."""
@@ -273,7 +273,7 @@ class EngineLoop:
                 self._fail(request_id, error)
         for slot in self._state.slots:
             # A request whose end raised still occupies its slot.
-            if slot.state in ACTIVE and not (slot.queued and slot.queued.request in self._live):
+            if slot.state in ACTIVE and not (slot.request and slot.request.id in self._live):
                 self._clear(slot.id, error)
                 self.release(slot.id)
         device.settle()
@@ -287,8 +287,10 @@ class EngineLoop:
 
     def _schedule(self) -> None:
         now = time.monotonic()
-        shared, promised = self._matches.shared, self._matches.promised
-        self._state, actions = scheduler.schedule(self._state, now, self._limits, shared, promised)
+        shared, promised, need = self._matches.shared, self._matches.promised, self.slot_kv.need
+        self._state, actions = scheduler.schedule(
+            self._state, now, self._limits, shared, promised, need
+        )
         with ExitStack() as stack:
             # The state holds all of them already: each runs, also after a device error.
             for action in reversed(actions):
@@ -296,21 +298,21 @@ class EngineLoop:
 
     def _act(self, action: Action) -> None:
         if isinstance(action, AssignSlot):
-            queued = action.queued
-            self._guard(queued.request, partial(self._assign_slot, queued, action.slot))
+            request_id = action.request.id
+            self._guard(request_id, partial(self._assign_slot, request_id, action.slot))
         elif isinstance(action, Expire):
             late = Busy("the request took longer than the preset's queue.timeout_s")
-            request = action.queued.request
-            self._end(self._live[request], RequestFailed(request, late))
+            request_id = action.request.id
+            self._end(self._live[request_id], RequestFailed(request_id, late))
         elif isinstance(action, RunSlotAction):
             work, _ = self._works.pop(action.action.id)
             work(self.slots[action.action.slot])
 
-    def _assign_slot(self, queued: QueuedRequest, slot: int) -> None:
-        live = self._live[queued.request]
+    def _assign_slot(self, request_id: str, slot: int) -> None:
+        live = self._live[request_id]
         live.slot, live.seated_at = slot, time.monotonic()
         live.state = RequestPhase.PREFILLING
-        self._matches.forget(queued.request)
+        self._matches.forget(request_id)
         self._prepare_slot(live, slot)
 
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
@@ -391,8 +393,8 @@ class EngineLoop:
 
     def _prefill(self, slot: int, n_tokens: int) -> None:
         slot_state = self._state.slot(slot)
-        assert slot_state.queued is not None
-        live = self._live[slot_state.queued.request]
+        assert slot_state.request is not None
+        live = self._live[slot_state.request.id]
         self._guard(live.request.id, partial(self._prefill_chunk, live, slot, n_tokens))
 
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
@@ -489,12 +491,12 @@ class EngineLoop:
     def _admit_growth(self) -> None:
         """Fail rows without device memory: the GPU would fail all of them."""
         for row in tuple(self.batch.rows):
-            queued = self._state.slot(row.slot).queued
-            assert queued is not None
+            request = self._state.slot(row.slot).request
+            assert request is not None
             n_bytes = self.slot_kv.bytes_per_token * (len(row.context) + GROWTH)
             idle = scheduler_state.idle_slots(self._state)
             admit = partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
-            self._guard(queued.request, admit)
+            self._guard(request.id, admit)
 
     def _receive(self, slot: int, sampled: TokenSampled) -> RequestFinished | None:
         """Emit a wanted token; the request's end if it was the last."""
@@ -555,9 +557,9 @@ class EngineLoop:
             self._break(request_id, error)
 
     def _break_slots(self, slots: list[int], error: Exception) -> None:
-        for queued in [self._state.slot(slot).queued for slot in slots]:
-            if queued is not None:
-                self._break(queued.request, error)
+        for request in [self._state.slot(slot).request for slot in slots]:
+            if request is not None:
+                self._break(request.id, error)
 
     def _break(self, request_id: str, error: Exception) -> None:
         """Fail a request, and log an internal error. Raises DeviceError."""

@@ -136,7 +136,7 @@ def faulty_restart(home: Path, fault: str | None) -> list[str]:
     with demo_engine(home) as found:
         before = Verifier(found, EXACT, lambda _: None)
         known = before.prompt()
-        known += found.ask(known, slot=0, agent="verify").tokens
+        known += found.ask(known, slot=0, agent="verify", display_name="verify").tokens
         later = known + before.words(N_NEW)
     with Patch.context() as patch:
         if fault is not None:

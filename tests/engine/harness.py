@@ -86,7 +86,9 @@ class Driver:
         self._n_submitted = 0
 
     def submit(self, tokens: tuple[int, ...], n: int = 16, **more: Any) -> str:
-        ask = Request(next(self._ids), tokens, n, arrived=time.monotonic(), **more)
+        # The service names a request after its agent, too.
+        more = {"display_name": more.get("agent"), "arrived": time.monotonic(), **more}
+        ask = Request(next(self._ids), tokens, n, **more)
         self.engine.submit(ask)
         self._n_submitted += 1
         return ask.id

@@ -97,7 +97,7 @@ FAULTS = (
     ),
     Mutant(
         "what can never fit is refused", "engine/step.py",
-        "if queued.n_bytes > self.slot_kv.prefix_cache.budget:", "if queued.n_bytes < 0:",
+        "if self.slot_kv.need(request) > self.slot_kv.prefix_cache.budget:", "if False:",
         "tests/engine/test_memory.py::"
         "test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers",
     ),

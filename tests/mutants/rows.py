@@ -212,6 +212,12 @@ DOORS_AND_FILES = (
         "tests/api/test_limits.py::test_a_grammar_has_a_largest_size",
     ),
     Mutant(
+        "a request waits until its KV fits", "policy/scheduling/scheduler.py",
+        "return active + need(request) <= limits.max_bytes", "return True",
+        "tests/policy/test_scheduler.py::"
+        "test_b18_a_request_waits_until_its_kv_fits_beside_that_of_others",
+    ),
+    Mutant(
         "the queue is bounded", "policy/scheduling/scheduler.py",
         "return len(after.waiting) > limits.max_waiting", "return False",
         "tests/engine/test_serving.py::test_e18_a_full_queue_refuses_with_retry_after",

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Priority, Request
 from mlxstack.policy.scheduling.scheduler import (
     Action,
     AssignSlot,
@@ -14,7 +14,6 @@ from mlxstack.policy.scheduling.scheduler import (
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
-    QueuedRequest,
     SchedulerState,
     Slot,
     SlotState,
@@ -29,13 +28,29 @@ HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 
 def ticket(
-    ask: str, arrived: float = 0.0, priority: Priority = NORMAL, **more: Any
-) -> QueuedRequest:
+    ask: str,
+    arrived: float = 0.0,
+    priority: Priority = NORMAL,
+    *,
+    n_prompt: int = 100,
+    pin: int | None = None,
+    name: str | None = None,
+    **more: Any,
+) -> Request:
     """A prompt of 100 tokens unless told otherwise."""
-    return QueuedRequest(ask, more.pop("n_prompt", 100), arrived, priority, **more)
+    return Request(
+        ask,
+        (0,) * n_prompt,
+        max_tokens=1,
+        slot=pin,
+        display_name=name,
+        priority=priority,
+        arrived=arrived,
+        **more,
+    )
 
 
-def desk_of(n_slots: int, *waiting: QueuedRequest) -> SchedulerState:
+def desk_of(n_slots: int, *waiting: Request) -> SchedulerState:
     """Empty seats, and these tickets in the queue."""
     desk = initial_state(n_slots)
     for one in waiting:
@@ -57,7 +72,7 @@ def turn(
 
 def given(actions: list[Action]) -> list[tuple[str, int]]:
     """(ask, slot) of everyone who was seated, in order."""
-    return [(a.queued.request, a.slot) for a in actions if isinstance(a, AssignSlot)]
+    return [(a.request.id, a.slot) for a in actions if isinstance(a, AssignSlot)]
 
 
 def begun(actions: list[Action]) -> list[str]:
@@ -90,27 +105,27 @@ def serve_one_by_one(desk: SchedulerState, now: float = 0.0) -> list[str]:
         desk = release_slot(desk, slot, 100, now)
 
 
-def is_agents_turn(desk: SchedulerState, ticket: QueuedRequest) -> bool:
+def is_agents_turn(desk: SchedulerState, ticket: Request) -> bool:
     """No other ask of this explicit agent is being served or came earlier."""
     if ticket.agent is None:
         return True
-    seated = [s.queued for s in desk.slots if s.queued]
+    seated = [s.request for s in desk.slots if s.request]
     mine = [t for t in desk.waiting if t.agent == ticket.agent]
     is_first = min(mine, key=lambda t: t.arrived) == ticket
     return is_first and all(t.agent != ticket.agent for t in seated)
 
 
-def open_seats(desk: SchedulerState, ticket: QueuedRequest) -> set[int]:
+def open_seats(desk: SchedulerState, ticket: Request) -> set[int]:
     """Idle seats that this ticket may take: its pin, and none with an older errand."""
     barred = {e.slot for e in desk.actions if e.arrived < ticket.arrived}
     idle = {s.id for s in desk.slots if s.state is SlotState.IDLE} - barred
-    return idle if ticket.pin is None else idle & {ticket.pin}
+    return idle if ticket.slot is None else idle & {ticket.slot}
 
 
-def heads_for(desk: SchedulerState, ticket: QueuedRequest, promise: SharedPrefillFn) -> list[Slot]:
+def heads_for(desk: SchedulerState, ticket: Request, promise: SharedPrefillFn) -> list[Slot]:
     """Seats that have yet to compute or to load what this ticket needs too."""
     busy = [s for s in desk.slots if s.state in (SlotState.LOADING, SlotState.PREFILLING)]
-    return [s for s in busy if s.queued and promise(ticket.request, s.queued.request) > s.position]
+    return [s for s in busy if s.request and promise(ticket.id, s.request.id) > s.position]
 
 
 def put(desk: SchedulerState, seat: Slot) -> SchedulerState:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
+from mlxstack.core.request import Request
 from mlxstack.policy.scheduling.chunked_prefill import ThroughputModel
 from mlxstack.policy.scheduling.scheduler import (
     Expire,
@@ -15,7 +16,6 @@ from mlxstack.policy.scheduling.scheduler import (
     schedule,
 )
 from mlxstack.policy.scheduling.scheduler_state import (
-    QueuedRequest,
     SchedulerState,
     SlotAction,
     SlotState,
@@ -83,7 +83,7 @@ def test_b6_pinned_and_unpinned_share_the_slots_so_that_both_are_served() -> Non
 def test_b7_four_on_three_slots_in_order_of_arrival() -> None:
     desk, actions = turn(desk_of(3, *(ticket(str(n), n) for n in range(4))))
     assert [ask for ask, _ in given(actions)] == ["0", "1", "2"]
-    assert [t.request for t in desk.waiting] == ["3"]
+    assert [t.id for t in desk.waiting] == ["3"]
 
 
 def test_e12_an_agents_second_ask_waits_for_its_first() -> None:
@@ -110,6 +110,21 @@ def test_e11_a_late_ask_in_a_seat_is_named_until_its_seat_is_released() -> None:
     desk, actions = turn(desk, 5.0)
     assert actions == [Expire(late)]
     assert turn(release_slot(desk, 0, 0, 5.0), 5.1)[1] == []
+
+
+def test_b18_a_request_waits_until_its_kv_fits_beside_that_of_others() -> None:
+    limits = SchedulerLimits(max_bytes=250)
+    asks = ticket("0", 0), ticket("1", 1), ticket("2", 2), ticket("small", 3, n_prompt=10)
+
+    def need(request: Request) -> int:
+        return len(request.tokens)
+
+    desk, actions = schedule(desk_of(4, *asks), 5.0, limits, nothing, need=need)
+    assert given(actions) == [("0", 0), ("1", 1)], "a small one overtook"
+    desk = release_slot(desk, 0, 100, 6.0)
+    assert given(schedule(desk, 6.0, limits, nothing, need=need)[1]) == [("2", 2), ("small", 3)]
+    huge = desk_of(1, ticket("huge", n_prompt=1000))
+    assert given(schedule(huge, 5.0, limits, nothing, need=need)[1]) == [("huge", 0)]
 
 
 def test_errands_of_a_busy_slot_wait_and_then_go_before_later_asks() -> None:
@@ -185,7 +200,7 @@ def test_e18_a_full_queue_is_full_exactly_at_its_bound() -> None:
     ("newcomer", "expected"), [(ticket("p", 9, pin=0), True), (ticket("u", 9), False)]
 )
 def test_e18_idle_slots_do_not_make_room_for_those_who_wait_for_another(
-    newcomer: QueuedRequest, expected: bool
+    newcomer: Request, expected: bool
 ) -> None:
     desk, _ = turn(desk_of(3, ticket("a", pin=0)))
     desk = enqueue(desk, ticket("b", 1, pin=0))
@@ -211,7 +226,7 @@ tickets = st.builds(
 
 @examples(st.lists(tickets, max_size=12), st.integers(0, 4), st.integers(1, 4))
 def test_e18_what_is_admitted_never_makes_more_than_max_waiting_wait(
-    newcomers: list[QueuedRequest], max_waiting: int, max_active: int
+    newcomers: list[Request], max_waiting: int, max_active: int
 ) -> None:
     limits = SchedulerLimits(max_waiting=max_waiting, max_active=max_active)
     desk = desk_of(3)
@@ -220,7 +235,7 @@ def test_e18_what_is_admitted_never_makes_more_than_max_waiting_wait(
         assert is_full(desk, one, 30.0, limits) is (n_would_wait > max_waiting)
         if n_would_wait <= max_waiting:
             desk = enqueue(desk, one)
-            if one.pin is None:  # a turn between some arrivals, several arrivals between others
+            if one.slot is None:  # a turn between some arrivals, several arrivals between others
                 desk, _ = turn(desk, 30.0, limits)
                 assert len(desk.waiting) <= max_waiting
 
@@ -275,7 +290,7 @@ def test_e6_a_more_urgent_prompt_is_computed_first_even_if_it_is_longer() -> Non
         assert bite is not None
         order.append(bite.slot)
     # The one that came first still gets every fourth bite.
-    at = next(seat.id for seat in desk.slots if seat.queued == urgent)
+    at = next(seat.id for seat in desk.slots if seat.request == urgent)
     assert order == [at, at, at, 1 - at]
 
 

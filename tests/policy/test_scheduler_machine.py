@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Priority, Request
 from mlxstack.policy.scheduling import scheduler_state as desks
 from mlxstack.policy.scheduling.chunked_prefill import (
     FINEST,
@@ -38,7 +38,6 @@ from mlxstack.policy.scheduling.scheduler import (
 from mlxstack.policy.scheduling.scheduler_state import (
     ACTIVE,
     EarlyTurn,
-    QueuedRequest,
     SchedulerState,
     Slot,
     SlotAction,
@@ -106,14 +105,15 @@ class Histories(RuleBasedStateMachine):
         """`late` is how long the ask took from the door to the queue."""
         ask = self.new_id()
         arrived = self.now - late
-        ticket = QueuedRequest(
+        ticket = Request(
             ask,
-            n_prompt,
-            arrived,
-            priority,
-            None if pin is None else pin % len(self.desk.slots),
-            agent,
-            None if patience is None else arrived + patience,
+            (0,) * n_prompt,
+            max_tokens=1,
+            slot=None if pin is None else pin % len(self.desk.slots),
+            agent=agent,
+            priority=priority,
+            arrived=arrived,
+            deadline=None if patience is None else arrived + patience,
         )
         if is_full(self.desk, ticket, self.now, self.limits):
             assert len(self.desk.waiting) >= self.limits.max_waiting
@@ -168,9 +168,9 @@ class Histories(RuleBasedStateMachine):
     @rule(which=st.integers(0, 3))
     def an_answer_ends(self, which: int) -> None:
         running = [s for s in self.desk.slots if s.state is SlotState.RUNNING]
-        ticket = running[which % len(running)].queued
+        ticket = running[which % len(running)].request
         assert ticket is not None
-        self.end(ticket.request, "served")
+        self.end(ticket.id, "served")
 
     @rule()
     def a_turn(self) -> None:
@@ -184,7 +184,7 @@ class Histories(RuleBasedStateMachine):
                 case Expire(ticket):
                     assert ticket.deadline is not None
                     assert ticket.deadline <= self.now
-                    self.end(ticket.request, "expired")
+                    self.end(ticket.id, "expired")
                 case RunSlotAction(errand):
                     self.done.add(errand.id)
                 case AssignSlot(ticket, slot):
@@ -202,18 +202,18 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def everyone_is_at_one_place(self) -> None:
-        waiting = [t.request for t in self.desk.waiting]
-        seated = [s.queued.request for s in self.desk.slots if s.queued]
+        waiting = [t.id for t in self.desk.waiting]
+        seated = [s.request.id for s in self.desk.slots if s.request]
         places = [*waiting, *seated, *self.ended]
         assert len(places) == len(set(places))
         assert set(places) == self.admitted
         assert [s.id for s in self.desk.slots] == list(range(len(self.desk.slots)))
         for seat in self.desk.slots:
-            assert (seat.queued is not None) == (seat.state in ACTIVE)
+            assert (seat.request is not None) == (seat.state in ACTIVE)
 
     @invariant()
     def agents_ask_one_after_another(self) -> None:
-        agents = [s.queued.agent for s in self.desk.slots if s.queued and s.queued.agent]
+        agents = [s.request.agent for s in self.desk.slots if s.request and s.request.agent]
         assert len(agents) == len(set(agents))
 
     def check_order(self, before: SchedulerState, actions: list[Action]) -> None:
@@ -222,7 +222,7 @@ class Histories(RuleBasedStateMachine):
         for action in actions:
             match action:
                 case Expire(ticket):
-                    desk = desks.dequeue(desk, ticket.request)
+                    desk = desks.dequeue(desk, ticket.id)
                 case RunSlotAction(errand):
                     assert desk.slot(errand.slot).state is SlotState.IDLE
                     rest = tuple(e for e in desk.actions if e.id != errand.id)
@@ -236,9 +236,9 @@ class Histories(RuleBasedStateMachine):
                         if self.can_go(desk, other):
                             assert self.rank(ticket) <= self.rank(other)
                     taken = replace(
-                        desk.slot(slot), state=SlotState.PREFILLING, queued=ticket, n_passed=0
+                        desk.slot(slot), state=SlotState.PREFILLING, request=ticket, n_passed=0
                     )
-                    desk = put(desks.dequeue(desk, ticket.request), taken)
+                    desk = put(desks.dequeue(desk, ticket.id), taken)
 
     def check_early_turns_decide_nothing(
         self, before: SchedulerState, actions: list[Action]
@@ -256,7 +256,7 @@ class Histories(RuleBasedStateMachine):
                 assert not self.can_go(desk, ticket)
         for errand in desk.actions:
             if desk.slot(errand.slot).state is SlotState.IDLE:
-                pinned = [t for t in desk.waiting if t.pin == errand.slot]
+                pinned = [t for t in desk.waiting if t.slot == errand.slot]
                 assert any(t.arrived < errand.arrived for t in pinned)
         again, actions = schedule(desk, self.now, self.limits, self.match, self.promise)
         assert again == desk
@@ -271,8 +271,8 @@ class Histories(RuleBasedStateMachine):
                 break
             self.a_turn()
             for seat in self.desk.slots:
-                if seat.state is SlotState.RUNNING and seat.queued:
-                    self.end(seat.queued.request, "served")
+                if seat.state is SlotState.RUNNING and seat.request:
+                    self.end(seat.request.id, "served")
                 elif seat.state is SlotState.HELD:
                     self.desk = desks.release_slot(self.desk, seat.id, seat.n_tokens, self.now)
                 elif seat.state is SlotState.LOADING:
@@ -292,7 +292,7 @@ class Histories(RuleBasedStateMachine):
         self.n_ids += 1
         return f"{self.n_ids:03}"
 
-    def rank(self, ticket: QueuedRequest) -> tuple[float, float]:
+    def rank(self, ticket: Request) -> tuple[float, float]:
         return effective_priority(ticket, self.now, AGING), ticket.arrived
 
     def match(self, ask: str, slot: int) -> int:
@@ -301,17 +301,17 @@ class Histories(RuleBasedStateMachine):
     def promise(self, ask: str, other: str) -> int:
         return HEAD if self.teams[ask] and self.teams[ask] == self.teams[other] else 0
 
-    def can_go(self, desk: SchedulerState, ticket: QueuedRequest) -> bool:
+    def can_go(self, desk: SchedulerState, ticket: Request) -> bool:
         """A seat, the agent's turn, and nobody of the team who computes the shared head."""
         may_sit = bool(open_seats(desk, ticket)) and is_agents_turn(desk, ticket)
         return may_sit and not heads_for(desk, ticket, self.promise)
 
-    def take(self, ticket: QueuedRequest, seat: Slot) -> None:
+    def take(self, ticket: Request, seat: Slot) -> None:
         """Read from disk first, or go on from what the seat shares."""
-        if ticket.request in self.on_disk:
+        if ticket.id in self.on_disk:
             self.desk = desks.start_loading(self.desk, seat.id)
         else:
-            n_shared = min(self.n_shared(ticket.request, seat), ticket.n_prompt - 1)
+            n_shared = min(self.n_shared(ticket.id, seat), len(ticket.tokens) - 1)
             self.desk = desks.advance(self.desk, seat.id, n_shared)
 
     def n_shared(self, ask: str, seat: Slot) -> int:

@@ -104,7 +104,7 @@ class PrefixLookup:
         """Record an assigned prompt, for shared prefixes and later misses."""
         chains = self._chains(request)
         self._shared_prefixes.observe(_conversation(request, chains[0]), chains[0], request)
-        name = request.agent or request.display_name
+        name = request.display_name
         if name is None:
             return
         self.forget(name)
@@ -206,7 +206,7 @@ class PrefixLookup:
 
     def _last(self, request: Request) -> LastPrompt | None:
         """Last prompt of the requesting agent; never disclosed under another salt."""
-        last = self._prompts.get(request.agent or request.display_name or "")
+        last = self._prompts.get(request.display_name or "")
         return last if last is not None and last.salt == request.salt else None
 
 

@@ -10,7 +10,6 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.drafter import Drafter
-from mlxstack.policy.scheduling.scheduler_state import QueuedRequest
 
 
 class RequestState:
@@ -71,18 +70,3 @@ class RequestState:
             n_accepted=self.drafter.n_accepted if self.drafter else 0,
             n_image=sum(image.end - image.start for image in self.request.images),
         )
-
-
-def queued_request_of(request: Request, n_bytes: int) -> QueuedRequest:
-    """Request for the scheduler, with `n_bytes` of expected live KV."""
-    return QueuedRequest(
-        request=request.id,
-        n_prompt=len(request.tokens),
-        arrived=request.arrived,
-        priority=request.priority,
-        pin=request.slot,
-        agent=request.agent,
-        deadline=request.deadline,
-        n_bytes=n_bytes,
-        name=request.agent or request.display_name,
-    )

@@ -251,8 +251,8 @@ def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:
 
 
 def _priority(slot: Slot) -> int:
-    return slot.queued.priority if slot.queued else Priority.NORMAL
+    return slot.request.priority if slot.request else Priority.NORMAL
 
 
 def _arrival(slot: Slot) -> tuple[float, int]:
-    return slot.queued.arrived if slot.queued else 0.0, slot.id
+    return slot.request.arrived if slot.request else 0.0, slot.id

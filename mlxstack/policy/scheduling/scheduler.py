@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, structs
 
 from mlxstack.core.preset import NonNegativeInt, PositiveInt, Preset
+from mlxstack.core.request import Request
 from mlxstack.policy.attention_kernels import FUSED, PrefillAttention
 from mlxstack.policy.memory.capacity import MAX_SCORE_BYTES
 from mlxstack.policy.scheduling.chunked_prefill import (
@@ -23,7 +24,6 @@ from mlxstack.policy.scheduling.chunked_prefill import (
 from mlxstack.policy.scheduling.scheduler_state import (
     ACTIVE,
     EarlyTurn,
-    QueuedRequest,
     SchedulerState,
     Slot,
     SlotAction,
@@ -41,6 +41,9 @@ OverlapFn = Callable[[str, int], int]
 SharedPrefillFn = Callable[[str, str], int]
 """Prompt tokens that another request's prefill computes too, else 0."""
 
+NeedFn = Callable[[Request], int]
+"""Bytes of live KV that a request is expected to need."""
+
 COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
 
 REST_STEPS = 200
@@ -57,7 +60,7 @@ SLACK = 32
 
 
 def select_slot(
-    state: SchedulerState, queued: QueuedRequest, match: OverlapFn, barred: frozenset[int]
+    state: SchedulerState, request: Request, match: OverlapFn, barred: frozenset[int]
 ) -> int | None:
     """Select the slot for a request, or None to wait.
 
@@ -67,11 +70,11 @@ def select_slot(
     Slots that other requests are pinned to are taken last.
     """
     idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
-    if queued.pin is not None:
-        return queued.pin if any(s.id == queued.pin for s in idle) else None
-    pinned = {t.pin for t in state.waiting}
-    shared = {s.id: match(queued.request, s.id) if s.n_tokens else 0 for s in idle}
-    own = [s for s in idle if _continues(s, queued, shared[s.id])]
+    if request.slot is not None:
+        return request.slot if any(s.id == request.slot for s in idle) else None
+    pinned = {t.slot for t in state.waiting}
+    shared = {s.id: match(request.id, s.id) if s.n_tokens else 0 for s in idle}
+    own = [s for s in idle if _continues(s, request, shared[s.id])]
     empty = [s for s in idle if not s.n_tokens and s.id not in pinned]
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
     for slots in (own, () if empty else alike):
@@ -86,28 +89,34 @@ def no_shared_prefill(_ask: str, _other: str) -> int:
     return 0
 
 
+def no_need(_: Request) -> int:
+    """Default of `schedule`: requests are not bounded by memory."""
+    return 0
+
+
 def should_wait_for_prefix(
-    state: SchedulerState, queued: QueuedRequest, promise: SharedPrefillFn
+    state: SchedulerState, request: Request, promise: SharedPrefillFn
 ) -> bool:
     """Whether a slot computes a prefix of this prompt: wait, then fork."""
     return any(
-        slot.position < promise(queued.request, slot.queued.request)
+        slot.position < promise(request.id, slot.request.id)
         for slot in state.slots
-        if slot.state in COMPUTING and slot.queued
+        if slot.state in COMPUTING and slot.request
     )
 
 
-def _continues(slot: Slot, queued: QueuedRequest, n_shared: int) -> bool:
+def _continues(slot: Slot, request: Request, n_shared: int) -> bool:
     """Whether the prompt continues this slot's conversation, as far as known.
 
     Short user messages make the prompts of two conversations alike but for their last tokens:
     only names tell them apart. Without names, a follow-up repeats the last prompt to its end.
     """
-    if slot.name is not None and queued.name is not None and slot.name != queued.name:
+    name = request.display_name
+    if slot.name is not None and name is not None and slot.name != name:
         return False
     n_prompt = slot.n_prompt or slot.n_tokens
     is_restored = not slot.n_prompt
-    is_known = is_restored or (slot.name is not None and slot.name == queued.name)
+    is_known = is_restored or (slot.name is not None and slot.name == name)
     slack = min(SLACK, n_prompt // 4) if is_known else 0
     return n_shared > 0 and n_prompt - n_shared <= slack
 
@@ -116,37 +125,35 @@ def _worth(slot: Slot) -> tuple[bool, float, int]:
     return slot.n_tokens > 0, slot.last_used, slot.id
 
 
-def effective_priority(queued: QueuedRequest, now: float, aging_per_s: float) -> float:
+def effective_priority(request: Request, now: float, aging_per_s: float) -> float:
     """Effective priority: base minus `aging_per_s` for each second waited; lower goes first."""
-    return queued.priority - aging_per_s * max(0.0, now - queued.arrived)
+    return request.priority - aging_per_s * max(0.0, now - request.arrived)
 
 
-def sort_queue(
-    waiting: Iterable[QueuedRequest], now: float, aging_per_s: float
-) -> list[QueuedRequest]:
+def sort_queue(waiting: Iterable[Request], now: float, aging_per_s: float) -> list[Request]:
     """Queue in serving order now; ties go by arrival."""
     return sorted(waiting, key=lambda t: (effective_priority(t, now, aging_per_s), t.arrived))
 
 
-def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterator[QueuedRequest]:
+def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterator[Request]:
     """Queued requests in order; one per agent, none of a busy agent.
 
     Requests of one agent are served strictly in order of arrival, whatever their priority.
     """
-    taken = {s.queued.agent for s in state.slots if s.state in ACTIVE and s.queued}
+    taken = {s.request.agent for s in state.slots if s.state in ACTIVE and s.request}
     first: dict[str, str] = {}
-    for queued in sorted(state.waiting, key=lambda t: t.arrived):
-        if queued.agent is not None:
-            first.setdefault(queued.agent, queued.request)
-    for queued in sort_queue(state.waiting, now, aging_per_s):
-        is_turn = queued.agent not in taken and first.get(queued.agent or "") == queued.request
-        if queued.agent is None or is_turn:
-            yield queued
+    for request in sorted(state.waiting, key=lambda t: t.arrived):
+        if request.agent is not None:
+            first.setdefault(request.agent, request.id)
+    for request in sort_queue(state.waiting, now, aging_per_s):
+        is_turn = request.agent not in taken and first.get(request.agent or "") == request.id
+        if request.agent is None or is_turn:
+            yield request
 
 
-def expired(state: SchedulerState, now: float) -> list[QueuedRequest]:
+def expired(state: SchedulerState, now: float) -> list[Request]:
     """Requests whose deadline has passed, queued or in a slot."""
-    requests = [*state.waiting, *(s.queued for s in state.slots if s.queued)]
+    requests = [*state.waiting, *(s.request for s in state.slots if s.request)]
     return [t for t in requests if t.deadline is not None and now >= t.deadline]
 
 
@@ -172,14 +179,14 @@ class SchedulerLimits(Struct, frozen=True):
 class AssignSlot(Struct, frozen=True):
     """Assign this request to `slot`."""
 
-    queued: QueuedRequest
+    request: Request
     slot: int
 
 
 class Expire(Struct, frozen=True):
     """Deadline of a request passed; the caller releases its slot."""
 
-    queued: QueuedRequest
+    request: Request
 
 
 class RunSlotAction(Struct, frozen=True):
@@ -210,10 +217,14 @@ Action = AssignSlot | Expire | RunSlotAction | PrefillChunk
 
 
 def is_full(
-    state: SchedulerState, queued: QueuedRequest, now: float, limits: SchedulerLimits
+    state: SchedulerState,
+    request: Request,
+    now: float,
+    limits: SchedulerLimits,
+    need: NeedFn = no_need,
 ) -> bool:
     """Whether admission must refuse this request because too many would wait."""
-    after, _ = schedule(enqueue(state, queued), now, limits, lambda request, slot: 0)
+    after, _ = schedule(enqueue(state, request), now, limits, lambda _id, _slot: 0, need=need)
     return len(after.waiting) > limits.max_waiting
 
 
@@ -223,6 +234,7 @@ def schedule(
     limits: SchedulerLimits,
     match: OverlapFn,
     promise: SharedPrefillFn = no_shared_prefill,
+    need: NeedFn = no_need,
 ) -> tuple[SchedulerState, list[Action]]:
     """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
 
@@ -232,23 +244,23 @@ def schedule(
     """
     actions: list[Action] = []
     for late in expired(state, now):
-        state = dequeue(state, late.request)
+        state = dequeue(state, late.id)
         actions.append(Expire(late))
     for pending in state.actions:
         if state.slot(pending.slot).state is SlotState.IDLE and _is_first(state, pending):
             state = reserve_slot(state, pending)
             actions.append(RunSlotAction(pending))
     requests = schedulable(state, now, limits.aging_per_s)
-    while _has_room(state, limits) and (queued := next(requests, None)):
-        if should_wait_for_prefix(state, queued, promise):
+    while _has_room(state, limits) and (request := next(requests, None)):
+        if should_wait_for_prefix(state, request, promise):
             continue
-        slot = select_slot(state, queued, match, _barred(state, queued))
-        if not _fits(state, queued, limits):
+        slot = select_slot(state, request, match, _barred(state, request))
+        if not _fits(state, request, limits, need):
             # Smaller requests do not overtake, or a large prompt would starve.
             break
         if slot is not None:
-            state = assign_slot(state, queued, slot)
-            actions.append(AssignSlot(queued, slot))
+            state = assign_slot(state, request, slot)
+            actions.append(AssignSlot(request, slot))
     return state, actions
 
 
@@ -297,21 +309,22 @@ def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:
     return is_idle and state.n_active < limits.max_active
 
 
-def _fits(state: SchedulerState, queued: QueuedRequest, limits: SchedulerLimits) -> bool:
+def _fits(state: SchedulerState, request: Request, limits: SchedulerLimits, need: NeedFn) -> bool:
     """Whether its KV fits beside active ones; alone it never waits."""
     if limits.max_bytes is None or not state.n_active:
         return True
-    return state.active_bytes + queued.n_bytes <= limits.max_bytes
+    active = sum(need(s.request) for s in state.slots if s.request and s.state in ACTIVE)
+    return active + need(request) <= limits.max_bytes
 
 
 def _is_first(state: SchedulerState, pending: SlotAction) -> bool:
     """Whether no older pinned request or action wants the slot."""
-    return all(t.pin != pending.slot or t.arrived >= pending.arrived for t in state.waiting)
+    return all(t.slot != pending.slot or t.arrived >= pending.arrived for t in state.waiting)
 
 
-def _barred(state: SchedulerState, queued: QueuedRequest) -> frozenset[int]:
+def _barred(state: SchedulerState, request: Request) -> frozenset[int]:
     """Slots with an action that is older than this request."""
-    return frozenset(e.slot for e in state.actions if e.arrived < queued.arrived)
+    return frozenset(e.slot for e in state.actions if e.arrived < request.arrived)
 
 
 def limits_of(

@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.request import Priority
+from mlxstack.core.request import Request
 
 
 class SlotState(StrEnum):
@@ -22,23 +22,6 @@ class SlotState(StrEnum):
 
 
 ACTIVE = frozenset((SlotState.LOADING, SlotState.PREFILLING, SlotState.RUNNING))
-
-
-class QueuedRequest(Struct, frozen=True):
-    """Queued request; `pin` is its only allowed slot, `agent` explicit.
-
-    `name` is for display. It is expected to need `n_bytes` of live KV.
-    """
-
-    request: str
-    n_prompt: int
-    arrived: float
-    priority: Priority = Priority.NORMAL
-    pin: int | None = None
-    agent: str | None = None
-    deadline: float | None = None
-    n_bytes: int = 0
-    name: str | None = None
 
 
 class SlotAction(Struct, frozen=True):
@@ -61,7 +44,7 @@ class Slot(Struct, frozen=True):
 
     id: int
     state: SlotState = SlotState.IDLE
-    queued: QueuedRequest | None = None
+    request: Request | None = None
     n_tokens: int = 0
     position: int = 0
     n_prompt: int = 0
@@ -97,7 +80,7 @@ class SchedulerState(Struct, frozen=True):
     """
 
     slots: tuple[Slot, ...]
-    waiting: tuple[QueuedRequest, ...] = ()
+    waiting: tuple[Request, ...] = ()
     actions: tuple[SlotAction, ...] = ()
     early: tuple[EarlyTurn, ...] = ()
     n_rested: int = 0
@@ -106,14 +89,9 @@ class SchedulerState(Struct, frozen=True):
         """The slot of this id."""
         return self.slots[slot]
 
-    def find(self, request: str) -> Slot | None:
+    def find(self, request_id: str) -> Slot | None:
         """The slot that serves this request, if any."""
-        return next((s for s in self.slots if s.queued and s.queued.request == request), None)
-
-    @property
-    def active_bytes(self) -> int:
-        """Live KV that requests in slots are expected to need."""
-        return sum(s.queued.n_bytes for s in self.slots if s.queued and s.state in ACTIVE)
+        return next((s for s in self.slots if s.request and s.request.id == request_id), None)
 
     @property
     def n_active(self) -> int:
@@ -132,9 +110,9 @@ def initial_state(n_slots: int) -> SchedulerState:
     return SchedulerState(slots=tuple(Slot(id=i) for i in range(n_slots)))
 
 
-def enqueue(state: SchedulerState, queued: QueuedRequest) -> SchedulerState:
+def enqueue(state: SchedulerState, request: Request) -> SchedulerState:
     """Add a request to the queue."""
-    return msgspec.structs.replace(state, waiting=(*state.waiting, queued))
+    return msgspec.structs.replace(state, waiting=(*state.waiting, request))
 
 
 def enqueue_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
@@ -148,11 +126,10 @@ def drop_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
     return msgspec.structs.replace(state, actions=rest)
 
 
-def dequeue(state: SchedulerState, request: str) -> SchedulerState:
+def dequeue(state: SchedulerState, request_id: str) -> SchedulerState:
     """Remove a request from the queue; no-op if it is not queued."""
-    return msgspec.structs.replace(
-        state, waiting=tuple(t for t in state.waiting if t.request != request)
-    )
+    rest = tuple(request for request in state.waiting if request.id != request_id)
+    return msgspec.structs.replace(state, waiting=rest)
 
 
 def begin_early(state: SchedulerState, turn: EarlyTurn) -> SchedulerState:
@@ -186,19 +163,19 @@ def end_early(state: SchedulerState, slot: int) -> SchedulerState:
     return msgspec.structs.replace(state, early=rest)
 
 
-def assign_slot(state: SchedulerState, queued: QueuedRequest, slot: int) -> SchedulerState:
+def assign_slot(state: SchedulerState, request: Request, slot: int) -> SchedulerState:
     """Give an idle slot to the request; prefill begins at position 0."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.IDLE, f"slot {slot} is {slot_state.state}, not idle"
     taken = msgspec.structs.replace(
         slot_state,
         state=SlotState.PREFILLING,
-        queued=queued,
+        request=request,
         position=0,
-        n_prompt=queued.n_prompt,
+        n_prompt=len(request.tokens),
         n_early=0,
     )
-    return dequeue(_with_slot(end_early(state, slot), taken), queued.request)
+    return dequeue(_with_slot(end_early(state, slot), taken), request.id)
 
 
 def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
@@ -266,7 +243,7 @@ def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) ->
         before = Slot(slot, n_tokens=n_tokens, last_used=slot_state.last_used, name=slot_state.name)
         return _with_slot(state, before)
     n_prompt = min(slot_state.n_prompt, n_tokens)
-    name = slot_state.queued.name if slot_state.queued else slot_state.name
+    name = slot_state.request.display_name if slot_state.request else slot_state.name
     return _with_slot(
         state, Slot(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now, name=name)
     )

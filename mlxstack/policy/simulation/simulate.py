@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from mlxstack.core.preset import PositiveInt
+from mlxstack.core.request import Request
 from mlxstack.policy.scheduling import scheduler, scheduler_state
 from mlxstack.policy.scheduling.chunked_prefill import (
     ThroughputModel,
@@ -24,7 +25,7 @@ from mlxstack.policy.scheduling.scheduler import (
     next_prefill_chunk,
     schedule,
 )
-from mlxstack.policy.scheduling.scheduler_state import QueuedRequest, SlotState
+from mlxstack.policy.scheduling.scheduler_state import SlotState
 from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
 from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
 
@@ -88,6 +89,18 @@ class _SimulatedRequest:
     def plan(self) -> PlannedRequest:
         return self.agent.requests[self.index]
 
+    def request(self, arrived: float) -> Request:
+        """Request for the scheduler, which only counts its tokens."""
+        return Request(
+            id=self.id,
+            tokens=(0,) * self.plan.n_prompt,
+            max_tokens=self.plan.n_answer,
+            slot=self.agent.pin,
+            agent=self.agent.name,
+            priority=self.agent.priority,
+            arrived=arrived,
+        )
+
 
 class _Simulation:
     def __init__(
@@ -149,17 +162,14 @@ class _Simulation:
     def _take_arrivals(self) -> None:
         while self._coming and self._coming[0][0] <= self._now:
             at, _, live = heapq.heappop(self._coming)
-            agent = live.agent
-            queued = QueuedRequest(
-                live.id, live.plan.n_prompt, at, agent.priority, agent.pin, agent.name
-            )
-            if is_full(self._state, queued, self._now, self._limits):
+            request = live.request(at)
+            if is_full(self._state, request, self._now, self._limits):
                 again = self._now + scheduler.retry_after(self._state, self._ask_s)
                 heapq.heappush(self._coming, (again, live.id, live))
                 self._n_refused += 1
                 continue
             self._live[live.id] = live
-            self._state = scheduler_state.enqueue(self._state, queued)
+            self._state = scheduler_state.enqueue(self._state, request)
             self._is_settled = False
 
     def _slot(self) -> None:
@@ -168,7 +178,7 @@ class _Simulation:
         self._state, actions = schedule(self._state, self._now, self._limits, self._match)
         for action in actions:
             assert isinstance(action, AssignSlot)
-            self._sit(self._live[action.queued.request], action.slot)
+            self._sit(self._live[action.request.id], action.slot)
 
     def _match(self, request: str, slot: int) -> int:
         live = self._live[request]
@@ -215,8 +225,8 @@ class _Simulation:
 
     def _prefill(self, chunk: PrefillChunk) -> None:
         slot = self._state.slot(chunk.slot)
-        assert slot.queued is not None
-        if (live := self._live[slot.queued.request]).n_blocks:
+        assert slot.request is not None
+        if (live := self._live[slot.request.id]).n_blocks:
             self._encode(live)
             return
         seconds = self._machine.chunk_s(slot.position, chunk.n_tokens)
