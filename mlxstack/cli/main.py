@@ -174,6 +174,9 @@ app.command("serve", hidden=True, context_settings=PASS_ON)(serve.serve)
 
 def main() -> None:
     """Run one verb; the exit code suits launchd where launchd started it."""
+    # The hub's client takes an empty address or folder for one that was set.
+    for name in [name for name in os.environ if name.startswith("HF_") and not os.environ[name]]:
+        del os.environ[name]
     is_launchd = take_launchd_flag(os.environ)
     try:
         _run()

@@ -109,7 +109,7 @@ def find_all(home: Home, first: Sequence[str], sets: tuple[str, ...]) -> ModelsO
     left_out = {}
     for one in models:
         if not one.is_complete:
-            left_out[one.name] = f"incomplete; `mlx-stack pull {one.name}` goes on"
+            left_out[one.name] = one.fault or f"incomplete; `mlx-stack pull {one.name}` goes on"
             continue
         own = list(sets)
         if n_names[_service_name(one.name)] > 1:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.models import hub_answers
-from mlxstack.models.model_files import is_whole, read_object
+from mlxstack.models.model_files import INDEX, SHARD, SINGLE, is_whole, read_object
 from mlxstack.models.weight_download import (
     PART,
     WEIGHTS,
@@ -42,9 +42,6 @@ PATTERNS = (
 
 BESIDE_WEIGHTS = tuple(pattern for pattern in PATTERNS if not pattern.endswith(WEIGHTS))
 """Patterns of its small files, without which a snapshot with all weights would not load."""
-
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-"""Index of the weight files, and the file of a repository without one."""
 
 SMALL_FILES = ("config.json", "generation_config.json", "chat_template.jinja")
 N_NEAR = 3
@@ -114,14 +111,16 @@ def download(
     """
     began = time.time()
     try:
+        files = _files(model, revision, patterns)
         bring = partial(
             snapshot_download,
             model,
             revision=revision,
             allow_patterns=list(patterns),
+            ignore_patterns=[] if any(one.filename == SINGLE for one in files) else [SINGLE],
             tqdm_class=meter(report, BYTES_BAR),
         )
-        if names := _missing(_files(model, revision, patterns)):
+        if names := _missing(files):
             # An interrupted download is listed by its small files.
             bring(ignore_patterns=[f"*{WEIGHTS}"])
             fetch_weights(missing_weights(model, revision, names), report)
@@ -156,13 +155,16 @@ def is_cached(model: str, names: Sequence[str]) -> bool:
 
 
 def _files(model: str, revision: str | None, patterns: Sequence[str]) -> Any:
-    return snapshot_download(
+    """Files of a download: of two copies of the weights the shards."""
+    files = snapshot_download(
         model,
         revision=revision,
         allow_patterns=list(patterns),
         dry_run=True,
         tqdm_class=meter(lambda _: None),
     )
+    has_shards = any(SHARD.fullmatch(one.filename) for one in files)
+    return [one for one in files if not (has_shards and one.filename == SINGLE)]
 
 
 def _missing(files: Any) -> list[str]:

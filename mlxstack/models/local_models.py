@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import scan_cache_dir
+from huggingface_hub import HFCacheInfo, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 from msgspec import Struct
 
@@ -21,7 +21,8 @@ from mlxstack.models.reference import lm_studio_folders
 class LocalModel(Struct, frozen=True):
     """Model on disk; `last_used` in Unix seconds, 0 if unknown.
 
-    `where` is the hub's cache or LM Studio; an incomplete one lacks files of its weights.
+    `where` is the hub's cache or LM Studio. An incomplete one lacks files of its weights, or has a
+    `fault`: why a file cannot be read.
     """
 
     name: str
@@ -33,6 +34,7 @@ class LocalModel(Struct, frozen=True):
     model_type: str = ""
     quantization: str = ""
     n_trained: int = 0
+    fault: str = ""
 
 
 def local_models() -> list[LocalModel]:
@@ -58,6 +60,9 @@ def delete(model: LocalModel) -> int:
     revisions = [revision.commit_hash for repo in repos for revision in repo.revisions]
     # A copy under another name has the same revisions.
     strategy = replace(cache, repos=frozenset(repos)).delete_revisions(*revisions)
+    if not revisions:
+        folder = frozenset({Path(model.path)})
+        strategy = replace(strategy, repos=folder, expected_freed_size=model.n_bytes)
     strategy.execute()
     return int(strategy.expected_freed_size)
 
@@ -78,6 +83,29 @@ def _cached() -> Iterator[LocalModel]:
             yield _model(
                 repo.repo_id, newest.snapshot_path, "hub", repo.size_on_disk, repo.last_accessed
             )
+    yield from _damaged(cache)
+
+
+def _damaged(cache: HFCacheInfo) -> Iterator[LocalModel]:
+    """Downloads that the hub's client does not list."""
+    listed = {repo.repo_path for repo in cache.repos if repo.revisions}
+    for folder in set(cache_folder().resolve().glob("models--*")) - listed:
+        blobs = [one for one in folder.glob("blobs/*") if one.is_file()]
+        # A download that has just begun has no snapshot.
+        has_snapshots = (folder / "snapshots").exists()
+        if not blobs and not has_snapshots:
+            continue
+        texts = map(str, cache.warnings)
+        reasons = (one for one in texts if f"{folder}/" in one or f"({folder})" in one)
+        yield LocalModel(
+            name=folder.name.removeprefix("models--").replace("--", "/"),
+            path=str(folder),
+            where="hub",
+            n_bytes=sum(one.stat().st_size for one in blobs),
+            last_used=folder.stat().st_mtime,
+            is_complete=False,
+            fault=next(reasons, "a link leads to no file") if has_snapshots else "",
+        )
 
 
 def _of_lm_studio() -> Iterator[LocalModel]:
@@ -106,6 +134,7 @@ def _served(home: Home) -> Iterator[LocalModel]:
 
 def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> LocalModel:
     config = _config(path)
+    is_complete, fault = _state(path)
     text = config.get("text_config") or {}
     flat = {**config, **text}
     return LocalModel(
@@ -114,18 +143,23 @@ def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> Loca
         where=where,
         n_bytes=n_bytes,
         last_used=used,
-        is_complete=bool(config) and _is_whole(path),
+        is_complete=is_complete,
         model_type=str(config.get("model_type", "")),
         quantization=quantization_in(config),
         n_trained=int(flat.get("max_position_embeddings") or 0),
+        fault=fault,
     )
 
 
-def _is_whole(path: Path) -> bool:
+def _state(path: Path) -> tuple[bool, str]:
+    """Whether all files are there, and the fault of one."""
+    if not (path / CONFIG).is_file():
+        return False, ""
     try:
-        return measured(path) is not None
-    except Exception:  # A damaged file is listed as incomplete, whatever is wrong with it.
-        return False
+        read_config_object(path / CONFIG)
+        return measured(path) is not None, ""
+    except Exception as why:  # A damaged file is listed, whatever is wrong with it.
+        return False, str(why)
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def check_folder(folder: Path) -> None:
             read_config_object(file) if name == READ[0] else read_object(file)
     if (file := folder / "tokenizer.json").is_file():
         _check_tokenizer(file)
+    _refuse_two_models(folder)
 
 
 def _bytes(file: Path, most: int) -> bytes:
@@ -208,7 +209,8 @@ def _too_deep(file: Path) -> SetupError:
 
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+"""Index of the weight files, and the file of a repository without one."""
 FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 SHARD = re.compile(r"(.+-)\d+-of-(\d{1,5})\.safetensors")
 BESIDE = ("vision_model", "vision_embedder", "audio_tower", "embed_audio")
@@ -306,8 +308,9 @@ def weight_files(folder: Path, beginning: str = "") -> list[Path]:
 def measured(folder: Path, head: HeadTensors | None = None) -> Weights | None:
     """Weights without vision tower and MTP head, from file headers.
 
-    None when there are none, or some of the files are missing.
+    None when there are none, or some of the files are missing. Raises SetupError.
     """
+    _refuse_two_models(folder)
     files = weight_files(folder, "model")
     if not files or missing_weights(folder):
         return None
@@ -333,15 +336,35 @@ def missing_weights(folder: Path) -> list[str]:
     An index that names no file of the folder was left by a conversion, and counts for nothing.
     """
     here = {file.name for file in weight_files(folder, "model")}
+    return sorted(_named_weights(folder, here) - here)
+
+
+def _named_weights(folder: Path, here: set[str]) -> set[str]:
+    """Files by the index, else by the numbers in file names."""
     named = _names(folder)
-    if not named & here:
-        shards = [match for name in here if (match := SHARD.fullmatch(name))]
-        named = {
-            f"{one[1]}{number:0{len(one[2])}}-of-{one[2]}.safetensors"
-            for one in shards
-            for number in range(1, int(one[2]) + 1)
-        }
-    return sorted(named - here)
+    if named & here:
+        return named
+    shards = [match for name in here if (match := SHARD.fullmatch(name))]
+    return {
+        f"{one[1]}{number:0{len(one[2])}}-of-{one[2]}.safetensors"
+        for one in shards
+        for number in range(1, int(one[2]) + 1)
+    }
+
+
+def _refuse_two_models(folder: Path) -> None:
+    """Raise SetupError for a whole file beside shards.
+
+    mlx_lm.utils.load_model reads all files, in the order of the directory: of two tensors of one
+    name either may be taken.
+    """
+    here = {file.name for file in weight_files(folder, "model")}
+    shards = sorted(_named_weights(folder, here) & here)
+    if SINGLE in here and shards and SINGLE not in shards:
+        raise SetupError(
+            f"{folder} holds {SINGLE} beside {shards[0]}, and mlx-lm would mix their tensors; keep "
+            "one of the two (of a model of the hub `mlx-stack rm` and `pull` keep the shards)"
+        )
 
 
 def weights_on_disk(spec: ModelSpec) -> int:
@@ -394,10 +417,11 @@ def _sum(files: Sequence[Path], is_wanted: Callable[[str], bool]) -> Weights:
     for file in files:
         try:
             n_bytes = file.stat().st_size
-            for name, tensor in _header(file).items():
+            header, start = _header(file)
+            for name, tensor in header.items():
                 if name != "__metadata__" and is_wanted(name):
                     begin, end = tensor["data_offsets"]
-                    if end > n_bytes:
+                    if start + end > n_bytes:
                         raise SetupError(f"{file} ends early; delete it, and get it again")
                     width = FLOAT_BYTES.get(tensor["dtype"], 1)
                     sums[width] += (end - begin) // width
@@ -408,13 +432,16 @@ def _sum(files: Sequence[Path], is_wanted: Callable[[str], bool]) -> Weights:
     return Weights(packed=sums[1], n_half=sums[2], n_single=sums[4])
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """Header of a safetensors file: 8 bytes of length, then JSON."""
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """Header of a safetensors file, and its end.
+
+    It is 8 bytes of length, then JSON.
+    """
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > LONGEST:
             raise ValueError(f"it has {length >> 20} MiB, at most {LONGEST >> 20} are taken")
-        return parse_object(stream.read(length), file)
+        return parse_object(stream.read(length), file), 8 + length
 
 
 def head_tensors(config: Mapping[str, Any]) -> HeadTensors | None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,66 @@ def test_pull_tells_lines_when_piped_and_the_model_is_listed_and_removed(tmp_pat
     gone = run(tmp_path, "rm", hub.MODEL, "--yes", **env)
     assert gone.returncode == 0 and "is deleted" in gone.stdout
     assert "no models in" in run(tmp_path, "models", **env).stderr
+
+
+def broken_config(folder: Path, snapshot: Path) -> None:
+    (snapshot / "config.json").resolve().write_bytes(b"{")
+
+
+def damaged_header(folder: Path, snapshot: Path) -> None:
+    (snapshot / WEIGHTS).resolve().write_bytes(b"\xff" * 8)
+
+
+def link_to_nothing(folder: Path, snapshot: Path) -> None:
+    (snapshot / "config.json").resolve().unlink()
+
+
+def links_to_nothing(folder: Path, snapshot: Path) -> None:
+    shutil.rmtree(folder / "blobs")
+
+
+def reference_to_nothing(folder: Path, snapshot: Path) -> None:
+    (folder / "refs" / "other").write_text("f" * 40)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (broken_config, "config.json is not what it should be"),
+        (damaged_header, f"the header of .*{WEIGHTS} is damaged"),
+        (link_to_nothing, "Blob missing"),
+        (links_to_nothing, "Blob missing"),
+        (reference_to_nothing, "missing commit"),
+    ],
+)
+def test_an_unreadable_model_is_listed_with_its_fault_and_removed(
+    tmp_path: Path, damage: Callable[[Path, Path], None], reason: str
+) -> None:
+    with hub.serving(model_files()) as here:
+        env = here.env(tmp_path / "hf")
+        assert run(tmp_path, "pull", hub.MODEL, **env).returncode == 0
+    folder = Path(env["HF_HOME"]) / "hub" / "models--org--tiny"
+    (snapshot,) = (folder / "snapshots").iterdir()
+    shutil.copytree(folder, folder.with_name("models--org--tiny-2"), symlinks=True)
+    damage(folder, snapshot)
+    told = run(tmp_path, "models", **env)
+    assert re.search(f"org/tiny is unreadable: .*{reason}.*`mlx-stack rm org/tiny`", told.stderr)
+    assert "org/tiny-2" not in told.stderr
+    listed = json.loads(run(tmp_path, "models", "--json", **env).stdout)["models"]
+    assert [(one["name"], one["fits"]) for one in listed] == [
+        (hub.MODEL, "unreadable"),
+        ("org/tiny-2", "yes"),
+    ]
+    gone = run(tmp_path, "rm", hub.MODEL, "--yes", **env)
+    assert gone.returncode == 0 and "org/tiny is deleted" in gone.stdout, gone.stderr
+    assert [one.name for one in folder.parent.glob("models--*")] == ["models--org--tiny-2"]
+
+
+def test_an_empty_address_of_the_hub_is_none(tmp_path: Path) -> None:
+    nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
+    done = run(tmp_path, "pull", hub.MODEL, HF_ENDPOINT="", **nowhere)
+    assert done.returncode == 5
+    assert "https://huggingface.co cannot be reached" in done.stderr
 
 
 def test_an_earlier_download_is_named_where_the_newest_is_unknown(tmp_path: Path) -> None:
@@ -140,6 +201,20 @@ def test_pull_goes_on_after_kill_9(tmp_path: Path) -> None:
         assert list(blobs.glob("*.incomplete")) == []
     (whole,) = json.loads(run(tmp_path, "models", "--json", **env_of_here).stdout)["models"]
     assert whole["is_complete"]
+
+
+def test_of_two_copies_of_the_weights_the_shards_are_downloaded(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": FIRST, "b": SECOND}}
+    shards = {FIRST: shard(1000), SECOND: shard(3000)}
+    named = {"model.safetensors.index.json": json.dumps(index).encode()}
+    with hub.serving(model_files(**shards, **named)) as here:
+        env = here.env(tmp_path / "hf")
+        done = run(tmp_path, "pull", hub.MODEL, **env)
+        assert done.returncode == 0, done.stderr
+        assert {FIRST, SECOND} <= {*here.fetched} and WEIGHTS not in here.fetched
+        assert "org/tiny is here already" in run(tmp_path, "pull", hub.MODEL, **env).stdout
+    (one,) = json.loads(run(tmp_path, "models", "--json", **env).stdout)["models"]
+    assert one["is_complete"]
 
 
 def test_a_part_that_is_damaged_is_never_taken_for_the_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec
 from mlxstack.host.home import Home
 from mlxstack.models.model_files import (
+    check_folder,
     find_model,
     measured,
     missing_weights,
@@ -78,10 +80,11 @@ def test_an_index_of_other_files_counts_for_nothing(tmp_path: Path) -> None:
     assert measured(folder) == weights
 
 
-def test_a_file_that_ends_early_is_named(tmp_path: Path) -> None:
-    tensors = {"model.norm.weight": np.zeros(10_000, dtype=np.float32)}
-    save_file(tensors, model_folder(tmp_path) / "model.safetensors")
-    os.truncate(tmp_path / "model.safetensors", 20_000)
+@pytest.mark.parametrize("n_missing", [1, 20_000])
+def test_a_file_that_ends_early_is_named(tmp_path: Path, n_missing: int) -> None:
+    file = model_folder(tmp_path) / "model.safetensors"
+    save_file({"model.norm.weight": np.zeros(10_000, dtype=np.float32)}, file)
+    os.truncate(file, file.stat().st_size - n_missing)
     with pytest.raises(SetupError, match=r"model\.safetensors ends early"):
         measured(tmp_path)
 
@@ -91,6 +94,24 @@ def test_shards_without_an_index_are_counted_by_their_names(tmp_path: Path) -> N
     (folder / "model.safetensors").rename(folder / "model-00002-of-00003.safetensors")
     assert missing_weights(folder) == [f"model-0000{n}-of-00003.safetensors" for n in (1, 3)]
     assert measured(folder) is None
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_whole_file_beside_shards_is_refused(tmp_path: Path, has_index: bool) -> None:
+    folder = model_folder(tmp_path)
+    weights = measured(folder)
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    if has_index:
+        index = {"weight_map": dict(zip("ab", shards, strict=True))}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(folder / "model.safetensors", folder / shards[0])
+    save_file({"b": np.zeros(4, dtype=np.uint8)}, folder / shards[1])
+    for check in (measured, read_config, check_folder):
+        with pytest.raises(SetupError, match=rf"model\.safetensors beside {shards[0]}"):
+            check(folder)
+    (folder / "model.safetensors").unlink()
+    assert weights is not None
+    assert measured(folder) == weights.plus(Weights(packed=4))
 
 
 def test_files_of_macos_beside_the_weights_are_no_weights(tmp_path: Path) -> None:

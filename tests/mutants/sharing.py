@@ -208,6 +208,11 @@ SHARING = (
         "tests/engine/test_mtp.py::test_the_plan_counts_the_head_that_is_loaded",
     ),
     Mutant(
+        "tensors of two models are not mixed", "models/model_files.py",
+        "if SINGLE in here and shards and SINGLE not in shards:", "if False:",
+        "tests/host/test_models.py::test_a_whole_file_beside_shards_is_refused",
+    ),
+    Mutant(
         "files of macOS beside weights are no weights", "models/model_files.py",
         "{beginning or '[!.]'}*.safetensors", "{beginning}*.safetensors",
         "tests/host/test_models.py::test_files_of_macos_beside_the_weights_are_no_weights",

@@ -60,6 +60,10 @@ def models(json: Json = False) -> None:
         for one in found
     ]
     table(HEADS, rows, LEAST)
+    for one in found:
+        if one.fault:
+            remedy = "" if one.where == "folder" else f"; `mlx-stack rm {one.name}` deletes it"
+            note(f"{one.name} is unreadable: {one.fault}{remedy}")
 
 
 def rm(
@@ -144,7 +148,7 @@ def _fits(model: "LocalModel") -> str:
     from mlxstack.models.model_files import measured, vision_weights
 
     if not model.is_complete:
-        return "incomplete"
+        return "unreadable" if model.fault else "incomplete"
     memory = this_memory(os.environ)
     folder = Path(model.path)
     weights, n_bytes = measured(folder), model.n_bytes
