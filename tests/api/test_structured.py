@@ -400,3 +400,27 @@ def test_what_cannot_be_enforced_is_left_out(http: httpx.Client) -> None:
     schema = {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2, 3]}, "maxItems": 3}
     found = json.loads(content(http, asked(schema)))
     assert set(found) <= {1, 2, 3}
+
+
+def test_keywords_that_no_answer_is_held_to_are_named(http: httpx.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}}},
+        "dependentRequired": {"a": ["b"]},
+    }
+    tools: Any = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
+    form = {"type": "json_schema", "schema": schema}
+    keywords, header = ("contains", "dependentRequired"), "x-mlx-stack-loose-schemas"
+    for path, body, at in (
+        (CHAT, asked(schema), "response_format"),
+        (CHAT, chat_body(tools=tools, tool_choice="required"), "tools"),
+        (CHAT, chat_body(tools=tools), "tools"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "json_schema": schema}, "json_schema"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2, "text": {"format": form}}, "text"),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        told = answer.headers[header].split(", ")
+        assert [one.partition("/")[2] for one in told] == [f"**/{one}" for one in keywords], path
+        assert all(one.startswith(at) for one in told)
+    assert header not in http.post(CHAT, json=asked({"type": "boolean"})).headers

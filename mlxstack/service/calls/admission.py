@@ -30,7 +30,7 @@ class AdmittedRequest(Struct, frozen=True):
     `has_grammar` where one rules the content. `forced` are tokens of the answer that the prompt
     ends with. `limit` is the maximum of tokens that the request or the preset set, None without
     one; 0 only computes the prompt. `conversation` is the source of the prompt, unless that was
-    plain text or tokens. `loose_schemas` are parts of the tools' schemas that no grammar enforces,
+    plain text or tokens. `loose_schemas` are parts of schemas that no grammar enforces,
     `omitted_tools` the tools of a vendor's servers, which are not offered to the model.
     """
 
@@ -94,7 +94,7 @@ async def admit(
         forced=forced or (),
         limit=_limit(service, options),
         conversation=conversation,
-        loose_schemas=text_processor.loose_schemas.of(tools) if tools else (),
+        loose_schemas=_loose_schemas(text_processor, options, tools),
     )
 
 
@@ -130,7 +130,15 @@ async def _admit_text(
         text_processor=text_processor,
         is_raw=True,
         limit=_limit(service, options),
+        loose_schemas=_loose_schemas(text_processor, options),
     )
+
+
+def _loose_schemas(
+    text_processor: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...] = ()
+) -> tuple[str, ...]:
+    known, shape = text_processor.loose_schemas, options.response_format
+    return (known.of(tools) if tools else ()) + (known.of(shape) if shape else ())
 
 
 def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:

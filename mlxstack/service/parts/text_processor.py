@@ -15,7 +15,7 @@ from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, SetupError, StackError, TemplateOverrun, TooLong
 from mlxstack.core.image import ImageProcessor, MediaText
 from mlxstack.core.preset import Preset, ServiceKind
-from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.compiler import GrammarCompiler, left_out_keywords
 from mlxstack.text.grammar.enforceable import enforceable
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.grammar.grammar_check import is_bounded
@@ -168,12 +168,15 @@ class TextProcessor:
     async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
         """Matcher of a response format; None without one. Raises BadRequest."""
         try:
-            return await self._compile(lambda: grammar_of(shape), shape.param)
+            rules = await self._compile(lambda: grammar_of(shape), shape.param)
         except BadRequest as error:
             if shape.schema is None:
                 raise
             work = partial(self._blamed, shape.schema, error)
-        raise await self._run(work, self._compilers)
+            raise await self._run(work, self._compilers) from None
+        if rules is not None and (loose := left_out_keywords(rules, shape.param)):
+            self.loose_schemas.add(shape, loose)
+        return rules
 
     def _blamed(self, schema: dict[str, Any], error: BadRequest) -> BadRequest:
         """Error of a schema with its first unenforceable part."""
@@ -206,7 +209,7 @@ class TextProcessor:
             loosened, left_out = await self._run(work, self._compilers)
             loose += left_out
             rules = await self._compile(lambda: call_grammar(loosened), "tools")
-        self.loose_schemas.add(calls.tools, loose)
+        self._tell_loose(calls.tools, loose, rules)
         return rules
 
     async def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
@@ -244,11 +247,17 @@ class TextProcessor:
                 loosened, left_out = self._loosener.loosened(asked)
                 loose += left_out
                 rules = self._bounded(loosened)
-            self.loose_schemas.add(asked.tools, loose)
+            self._tell_loose(asked.tools, loose, rules)
             return rules
         except BadRequest as error:
             log.info("calls of a free answer have no grammar: %s", error.message)
             return None
+
+    def _tell_loose(
+        self, tools: tuple[Tool, ...], loose: tuple[str, ...], rules: LLMatcher | None
+    ) -> None:
+        keywords = () if rules is None else left_out_keywords(rules, "tools")
+        self.loose_schemas.add(tools, (*loose, *keywords))
 
     def _bounded(self, calls: ForcedCalls) -> LLMatcher | None:
         """Matcher of calls. Raises BadRequest if compiling may take long."""

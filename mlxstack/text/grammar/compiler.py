@@ -27,6 +27,8 @@ PROBING_S = 2.0
 """CPU seconds of all grammars that one search for the enforceable part of a schema compiles."""
 UNSPELLABLE = "\ufdd0"
 """Noncharacter in the names of tokens that no grammar spells."""
+LEFT_OUT = "Unimplemented keys: "
+"""Beginning of a warning of llguidance, before a list of keywords."""
 MAX_REASON = 400
 """Characters of a message of llguidance."""
 
@@ -165,6 +167,13 @@ def without_marks(tokenizer: Any) -> str:
         model["vocab"] = [[names.get(piece, piece), *rest] for piece, *rest in vocabulary]
     data["post_processor"] = None
     return json.dumps(data)
+
+
+def left_out_keywords(rules: LLMatcher, param: str) -> tuple[str, ...]:
+    """Keywords of schemas, anywhere in `param`, that the grammar does not enforce."""
+    lists = (one for one in rules.get_grammar_warnings() if one.startswith(LEFT_OUT))
+    names = {name for one in lists for name in json.loads(one.removeprefix(LEFT_OUT))}
+    return tuple(f"{param}/**/{name}" for name in sorted(names))
 
 
 def _reason(problem: str) -> str:

@@ -11,11 +11,14 @@ from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.enforceable import Enforceable, enforceable
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
+from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.schema_types import Schema
 
 log = logging.getLogger("mlxstack.service")
 MAX_KNOWN = 256
 MAX_SETS = 16
+
+Source = tuple[Tool, ...] | ResponseConstraint
 
 
 class ToolLoosener:
@@ -55,18 +58,18 @@ class ToolLoosener:
 
 
 class LooseSchemas:
-    """Paths of unenforced schema parts by set of tools. Thread-safe.
+    """Paths of unenforced schema parts by their source. Thread-safe.
 
-    Each set is told once in the log.
+    Each source is told once in the log.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
-    def add(self, tools: tuple[Tool, ...], paths: tuple[str, ...]) -> None:
-        """Remember the paths of a set of tools."""
-        key = repr(tools)
+    def add(self, source: Source, paths: tuple[str, ...]) -> None:
+        """Remember the paths of a set of tools, or of a format."""
+        key = repr(source)
         with self._lock:
             is_new = key not in self._known
             self._known[key] = paths
@@ -74,14 +77,14 @@ class LooseSchemas:
                 self._known.popitem(last=False)
         if is_new and paths:
             log.warning(
-                "tools: calls are not held to these parts of their schemas, which have no grammar: "
+                "answers and calls are not held to these parts of schemas, which have no grammar: "
                 "%s", ", ".join(paths),
             )  # fmt: skip
 
-    def of(self, tools: tuple[Tool, ...]) -> tuple[str, ...]:
-        """Known paths of a set of tools."""
+    def of(self, source: Source) -> tuple[str, ...]:
+        """Known paths of a set of tools, or of a format."""
         with self._lock:
-            return self._known.get(repr(tools), ())
+            return self._known.get(repr(source), ())
 
     @property
     def paths(self) -> list[str]:
