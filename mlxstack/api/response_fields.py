@@ -11,6 +11,7 @@ from mlxstack.core.engine_events import RequestTimings, SlotAssigned, TokenSampl
 from mlxstack.core.response_parts import (
     ArgumentsPart,
     ContentPart,
+    FinishCause,
     GenerationFinished,
     ReasoningPart,
     ResponsePart,
@@ -89,10 +90,11 @@ def timings(work: RequestTimings) -> Timings:
 
 
 class Stopwatch:
-    """Timings of a reply under way, measured where it is sent."""
+    """Timings and usage of a reply under way, where it is sent."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._n_reasoning = 0
         self._work = RequestTimings()
         self._began = self._first = clock()
 
@@ -104,6 +106,7 @@ class Stopwatch:
                 self._began = now
                 self._work = RequestTimings(n_prompt=part.n_prompt, n_cached=part.n_cached)
             case ReasoningPart() | ContentPart() | ArgumentsPart():
+                self._n_reasoning += len(part.notes) if isinstance(part, ReasoningPart) else 0
                 self._first = self._first if self._work.n_generated else now
                 self._work = replace(
                     self._work,
@@ -115,6 +118,11 @@ class Stopwatch:
     def timings(self) -> Timings:
         """Timings so far."""
         return timings(self._work)
+
+    def usage(self) -> OpenAIUsage:
+        """Token counts so far."""
+        n_reasoning = self._n_reasoning
+        return usage([GenerationFinished(FinishCause.EOS, self._work, -1, n_reasoning)])
 
 
 def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsage:

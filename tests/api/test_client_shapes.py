@@ -425,9 +425,12 @@ def test_parts_that_are_left_out_leave_no_empty_lines(prompts: Prompts) -> None:
 def test_servers_that_only_anthropic_calls_are_told(prompts: Prompts) -> None:
     servers = [{"type": "url", "url": "https://example.com", "name": "docs"}]
     sent = {"max_tokens": 9, "messages": [ASKED], "mcp_servers": servers}
-    refused = prompts.http.post("/v1/messages", json=sent)
-    assert refused.status_code == 400
-    assert "docs" in refused.json()["error"]["message"]
+    for named in ({}, {"tools": [{"type": "mcp_toolset", "mcp_server_name": "docs"}]}):
+        refused = prompts.http.post("/v1/messages", json={**sent, **named})
+        assert refused.status_code == 400
+        message = refused.json()["error"]["message"]
+        assert message.startswith("mcp_servers[0]: docs is an MCP server")
+        assert "send its tools in tools" in message
     tools = [{**NAMED, "input_schema": {"type": "object"}}]
     beside = prompts.http.post("/v1/messages", json={**sent, "tools": tools})
     assert beside.headers["x-mlx-stack-omitted-tools"] == "docs"

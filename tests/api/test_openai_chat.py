@@ -61,6 +61,19 @@ def test_b2_usage_comes_last_when_asked_for(http: httpx.Client) -> None:
     assert all(chunk["usage"] is None for chunk in found[:-1])
 
 
+def test_usage_so_far_is_in_every_chunk_for_clients_of_vllm(http: httpx.Client) -> None:
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    found = chunks(http, PATH, chat_body(stream_options=asked))
+    last = found[-1]["usage"]
+    assert (last["completion_tokens"], found[-2]["usage"]) == (8, last)
+    counted = [chunk["usage"] for chunk in found if contents([chunk]) and chunk["usage"]]
+    assert {one["prompt_tokens"] for one in counted} == {last["prompt_tokens"]}
+    n_tokens = [one["completion_tokens"] for one in counted]
+    assert n_tokens == sorted(n_tokens) and n_tokens[0] == 1
+    alone = chunks(http, PATH, chat_body(stream_options={"continuous_usage_stats": True}))
+    assert all("usage" not in chunk for chunk in alone)
+
+
 def test_sdk_streams(sdk: openai.OpenAI) -> None:
     with sdk.chat.completions.stream(
         model="tiny", messages=USER, max_tokens=6, extra_body=PLAIN

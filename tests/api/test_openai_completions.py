@@ -46,6 +46,17 @@ def test_stream_of_several_prompts_adds_up(http: httpx.Client) -> None:
     assert found[-1]["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
 
 
+def test_usage_so_far_of_each_prompt_is_in_every_chunk(http: httpx.Client) -> None:
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**BODY, "prompt": ["once upon a time", "the end of it"], "stream_options": asked}
+    found = chunks(http, PATH, body)
+    for index in (0, 1):
+        own = [one["usage"] for one in found if [c["index"] for c in one["choices"]] == [index]]
+        n_tokens = [one["completion_tokens"] for one in own]
+        assert n_tokens == sorted(n_tokens) and (n_tokens[0], n_tokens[-1]) == (1, 9)
+    assert found[-1]["usage"]["completion_tokens"] == 18
+
+
 def test_streamed_logprobs_are_those_of_the_whole_answer(http: httpx.Client) -> None:
     body = {**BODY, "max_tokens": 40, "logprobs": 2}
     text = http.post(PATH, json=body).json()["choices"][0]["text"]

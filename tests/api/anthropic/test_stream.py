@@ -89,6 +89,18 @@ def test_a34_no_empty_text_between_thoughts_and_call() -> None:
     assert [e["delta"].get("partial_json") for e in found if "delta" in e][-1] == "{}"
 
 
+def test_a_text_after_a_call_begins_without_the_space_between() -> None:
+    started = SlotAssigned("a", slot=0, n_prompt=9, n_cached=4)
+    parts = (ContentPart("\nOne."), called({}), ContentPart("\n\nTwo.\n"), ContentPart("\nThree."))
+    found = said(started, *parts)
+    texts = [e["delta"]["text"] for e in found if "text" in e.get("delta", {})]
+    assert texts == ["\nOne.", "Two.\n", "\nThree."]
+    ended = GenerationFinished(FinishCause.EOS, RequestTimings(), slot=0)
+    reply = CollectedResponse(started=started, ended=ended, spoken=parts)
+    first, _, second = MessageStream(NAMES).whole((reply,)).content
+    assert (_plain(first)["text"], _plain(second)["text"]) == ("\nOne.", "Two.\n\nThree.")
+
+
 def _plain(block: Any) -> dict[str, Any]:
     import msgspec
 

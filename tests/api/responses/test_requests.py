@@ -300,7 +300,43 @@ def test_a_call_of_a_computer_is_kept_without_its_picture() -> None:
     assert (told.tool_call_id, told.text) == ("c1", "[image omitted]")
 
 
-@pytest.mark.parametrize("kind", ["compaction", "compaction_summary", "program"])
+def approval(*, is_approved: bool, **more: Any) -> list[dict[str, Any]]:
+    """Request of approval for a call of an MCP server, and the answer of the user."""
+    asked = {"type": "mcp_approval_request", "id": "r1", "name": "wiki", "arguments": '{"q": 1}'}
+    answer = {"type": "mcp_approval_response", "approval_request_id": "r1", "approve": is_approved}
+    return [{**asked, "server_label": "w"}, answer | more]
+
+
+@pytest.mark.parametrize(
+    ("is_approved", "more", "told"),
+    [
+        (True, {}, "approved, but not run here"),
+        (False, {}, "denied by the user"),
+        (False, {"reason": "costs money"}, "denied by the user: costs money"),
+    ],
+)
+def test_an_approval_is_the_result_of_the_call_that_waits_for_it(
+    is_approved: bool, more: dict[str, Any], told: str
+) -> None:
+    _, calling, answer = _asking(*approval(is_approved=is_approved, **more))
+    (call,) = calling.tool_calls
+    assert (call.id, call.name, call.arguments) == ("r1", "wiki", {"q": 1})
+    assert (answer.tool_call_id, answer.text) == ("r1", told)
+
+
+def test_an_approval_is_left_out_where_its_call_follows() -> None:
+    item = {"type": "mcp_call", "id": "m1", "name": "wiki", "arguments": "{}", "output": "hoo"}
+    _, calling, told = _asking(
+        *approval(is_approved=True), {**item, "approval_request_id": "r1", "server_label": "w"}
+    )
+    assert [call.id for call in calling.tool_calls] == ["m1"]
+    assert told.text == "hoo"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["compaction", "compaction_summary", "context_compaction", "compaction_trigger", "program"],
+)
 def test_an_item_that_only_openai_can_read_is_refused(scripted: Scripted, kind: str) -> None:
     sent = [user(say("one")), {"type": kind, "id": "x"}, user(say("two"))]
     with pytest.raises(openai.BadRequestError) as refused:

@@ -62,9 +62,14 @@ def test_r1_calls_bear_ids_of_ours(scripted: Scripted) -> None:
 
 
 def test_words_after_a_call_are_another_message(scripted: Scripted) -> None:
-    scripted.say(f"First.\n{CALL}\nThen.")
-    output = told(scripted.http, ASK).response["output"]
+    scripted.say(f"First.\n\n{CALL}\n\nThen.\n\nLast.")
+    found = told(scripted.http, ASK)
+    output = found.response["output"]
     assert [item["type"] for item in output] == ["message", "function_call", "message"]
+    assert [text_of([item]) for item in (output[0], output[2])] == ["First.", "Then.\n\nLast."]
+    assert "".join(event["delta"] for event in found.of("output_text.delta")) == (
+        "First.Then.\n\nLast."
+    )
 
 
 def test_thoughts_come_first(scripted: Scripted) -> None:

@@ -155,7 +155,6 @@ class MessagesBody(Fields, kw_only=True):
     output_format: ResponseFormat | None = None
 
     @property
-    def all_tools(self) -> list[ToolParam]:
-        """Tools, and servers of MCP, whose tools Anthropic's servers would call."""
-        servers = [str(server.get("name")) for server in self.mcp_servers or ()]
-        return [*(self.tools or ()), *(ToolParam(name, type="mcp_servers") for name in servers)]
+    def server_names(self) -> tuple[str, ...]:
+        """Names of servers of MCP, whose tools Anthropic's servers would call."""
+        return tuple(str(server.get("name")) for server in self.mcp_servers or ())

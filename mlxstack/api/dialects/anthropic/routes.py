@@ -47,7 +47,8 @@ async def messages(
     require_answerable(parsed)
     admitted = await admit(service, parsed, _options(service, data, parsed, request))
     names = ResponseIds(admitted.request.id, model, request_id(request.scope))
-    admitted = structs.replace(admitted, omitted_tools=omitted_tools(data.all_tools))
+    left_out = (*omitted_tools(data.tools or ()), *data.server_names)
+    admitted = structs.replace(admitted, omitted_tools=left_out)
     return await answer(request, service, [[admitted]], MessageStream(names), bool(data.stream))
 
 

@@ -69,7 +69,7 @@ class MessageStream(streaming.Renderer):
         self._names = names
         self._open: type[Block] | None = None
         self._n_blocks = 0
-        self._has_calls = False
+        self._has_calls = self._has_text = False
 
     def whole(self, replies: tuple[CollectedResponse, ...]) -> MessageResponse:
         """Whole message."""
@@ -100,7 +100,10 @@ class MessageStream(streaming.Renderer):
             case ReasoningPart():
                 yield from self._say(ThinkingBlock("", ""), ThinkingDelta(part.text))
             case ContentPart():
-                yield from self._say(TextBlock(""), TextBlockDelta(part.text))
+                is_apart = self._has_text and self._open is not TextBlock
+                text = part.text.lstrip() if is_apart else part.text
+                yield from self._say(TextBlock(""), TextBlockDelta(text))
+                self._has_text = True
             case ToolCallStarted():
                 yield from self._close()
                 yield from self._start(ToolUseBlock(part.id, part.name, {}))
@@ -173,7 +176,10 @@ def reason_of(ended: GenerationFinished, has_calls: bool) -> StopReason:
 
 
 def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:
-    """Blocks of a reply in order; neighbors of one kind are joined."""
+    """Blocks of a reply in order; neighbors of one kind are joined.
+
+    White space that separates a text from an earlier one is left out.
+    """
     blocks: list[Block] = []
     for part in reply.spoken:
         last = blocks[-1] if blocks else None
@@ -185,7 +191,8 @@ def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:
             case ContentPart(), TextBlock():
                 blocks[-1] = TextBlock(last.text + part.text)
             case ContentPart(), _:
-                blocks.append(TextBlock(part.text))
+                is_later = any(isinstance(one, TextBlock) for one in blocks)
+                blocks.append(TextBlock(part.text.lstrip() if is_later else part.text))
             case ToolCallPart(), _:
                 blocks.append(ToolUseBlock(part.id, part.name, part.arguments))
     return tuple(blocks)

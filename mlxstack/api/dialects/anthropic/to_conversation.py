@@ -70,7 +70,14 @@ def conversation(body: MessagesBody, images: ImageReader = TEXT_ONLY) -> Convers
     n_blocks = request_fields.n_parts(turn.content for turn in body.messages)
     request_fields.bound(n_blocks, request_fields.MOST_PARTS, "messages", "content blocks")
     request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
-    require_runnable(body.all_tools, body.tool_choice)
+    if body.server_names and all(map(is_server_tool, body.tools or ())):
+        raise BadRequest(
+            f"mcp_servers[0]: {body.server_names[0]} is an MCP server, whose tools would run on "
+            "Anthropic's servers and not here; let the client connect to it, and send its tools in "
+            "tools",
+            "mcp_servers[0]",
+        )
+    require_runnable(body.tools or (), body.tool_choice)
     declared = declared_tools(body)
     known = Definitions(declared)
     messages = [*_system(body.system), *_messages(body.messages, known, images)]

@@ -39,9 +39,10 @@ class ChatToolParam(Struct):
 
 
 class StreamOptions(Struct):
-    """Additional chunks of a stream."""
+    """Usage in the last chunk of a stream, or in all."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Prediction(Struct):

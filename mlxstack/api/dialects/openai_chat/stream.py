@@ -147,6 +147,8 @@ class ChatStream:
         self.ended: GenerationFinished | None = None
         self._index = index
         self._blank = blank
+        asked = body.stream_options
+        self._has_counts = bool(asked and asked.include_usage and asked.continuous_usage_stats)
         self._has_pace = bool(body.timings_per_token)
         self._custom_tools = to_conversation.custom_names(body)
         self._is_legacy = to_conversation.is_legacy(body)
@@ -219,6 +221,8 @@ class ChatStream:
         chunk = self._chunk(self._choice(delta, notes))
         if self._has_pace:
             chunk = structs.replace(chunk, timings=self._watch.timings())
+        if self._has_counts:
+            chunk = structs.replace(chunk, usage=self._watch.usage())
         return streaming.frame(chunk)
 
     def _choice(
@@ -241,6 +245,8 @@ class ChatStream:
         last = self._chunk(self._choice(Delta(), ended.notes, reason))
         if self._blank.usage is UNSET:
             last = structs.replace(last, timings=timings(ended.work))
+        if self._has_counts:
+            last = structs.replace(last, usage=usage([ended]))
         return streaming.frame(structs.replace(last, verbose=self._verbose))
 
     def _chunk(self, *choices: ChunkChoice) -> Chunk:

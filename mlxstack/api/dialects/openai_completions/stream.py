@@ -41,7 +41,9 @@ class CompletionRenderer(streaming.Renderer):
         self._watches = [Stopwatch(time.monotonic) for _ in range(n_prompts * self.n)]
         self._offsets = [0] * (n_prompts * self.n)
         self._created = int(time.time())
-        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        asked = body.stream_options
+        self._has_usage = bool(asked and asked.include_usage)
+        self._has_counts = bool(self._has_usage and asked and asked.continuous_usage_stats)
 
     def whole(self, replies: tuple[CollectedResponse, ...]) -> TextCompletion:
         """Response to a request that does not stream."""
@@ -73,13 +75,16 @@ class CompletionRenderer(streaming.Renderer):
             case ContentPart():
                 chunk = self._completion((self._choice(part.text, index, part.notes),))
                 pace = self._watches[index].timings() if self._has_pace else UNSET
-                yield streaming.frame(structs.replace(chunk, timings=pace))
+                count = self._watches[index].usage() if self._has_counts else chunk.usage
+                yield streaming.frame(structs.replace(chunk, timings=pace, usage=count))
             case GenerationFinished():
                 self._ended[index] = part
                 reason = finish_reason(part, has_calls=False)
                 last = structs.replace(self._choice("", index, part.notes), finish_reason=reason)
                 spent = UNSET if self._has_usage else timings(part.work)
-                yield streaming.frame(structs.replace(self._completion((last,)), timings=spent))
+                chunk = self._completion((last,))
+                count = usage([part]) if self._has_counts else chunk.usage
+                yield streaming.frame(structs.replace(chunk, timings=spent, usage=count))
 
     def _choice(self, text: str, index: int, notes: tuple[TokenSampled, ...]) -> CompletionChoice:
         """Choice of a stream; its text offsets continue the previous part's."""

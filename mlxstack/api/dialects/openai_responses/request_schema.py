@@ -99,6 +99,14 @@ class AgentMessageItem(Struct):
     author: str | None = None
 
 
+class ApprovalInput(Struct):
+    """Answer of the user to a call that waits for approval."""
+
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
 class ReasoningInput(Struct):
     """Reasoning of the assistant; its summary counts where no other text is readable."""
 

@@ -306,6 +306,9 @@ class ResponseStream(streaming.Renderer):
         if not isinstance(self._open, kind):
             yield from self._close("completed")
             yield from self._begin(kind)
+            # White space separates two texts, which are items of their own here.
+            if any(isinstance(item, MessageItem) for item in self.response.output):
+                text = text.lstrip()
         yield from self._add(text, noted)
 
     def _add(self, text: str, noted: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:

@@ -14,6 +14,7 @@ from mlxstack.api import custom_tools, request_fields
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
 from mlxstack.api.dialects.openai_responses.request_schema import (
     AgentMessageItem,
+    ApprovalInput,
     BuiltInCallItem,
     CallInput,
     HostedCallItem,
@@ -219,12 +220,15 @@ def messages(
 
     Reasoning, text and calls of the assistant without another message between them are one turn.
     """
+    ran = {str(item.get(REQUEST)) for item in items if item.get("type") == "mcp_call"}
     last = max((i for i, item in enumerate(items) if _is_asked(item)), default=-1)
     answered = max((i for i, item in enumerate(items) if _is_answer(item)), default=-1)
     read: list[Message] = []
     for i, item in enumerate(items):
         at = f"input[{i}]"
         kind = _type(item, at)
+        if kind in APPROVALS and str(item.get(APPROVALS[kind])) in ran:
+            continue
         reader = _new_question if i == last else READERS.get(kind)
         if reader is not None:
             name, shown = "content" if _is_asked(item) else "output", _with_parts(item)
@@ -240,7 +244,7 @@ def messages(
         elif kind in SEALED:
             raise BadRequest(
                 f"{at}.type: {kind} is not supported, only OpenAI's servers can read it; "
-                "send the items that it stands for",
+                "send the items that it stands for, or a summary of them in a message",
                 f"{at}.type",
             )
     return tuple(_turns(read))
@@ -372,6 +376,14 @@ def _patch_output(item: Item, at: str, _: ToolNames) -> Message:
     return Message(Role.TOOL, "\n".join(filter(None, lines)), tool_call_id=_call_id(sent))
 
 
+def _approval(item: Item, at: str, _: ToolNames) -> Message:
+    """Approval or refusal of the user, as the result of the call."""
+    sent = _as(ApprovalInput, item, at)
+    text = "approved, but not run here" if sent.approve else "denied by the user"
+    answer = ": ".join(filter(None, (text, sent.reason)))
+    return Message(Role.TOOL, answer, tool_call_id=sent.approval_request_id)
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -402,7 +414,15 @@ READERS: dict[str, Reader] = {
     "computer_call_output": _output,
     FOUND: _found_tools,
     "agent_message": _agent_message,
+    "mcp_approval_request": _named_call,
+    "mcp_approval_response": _approval,
 }
+REQUEST = "approval_request_id"
+APPROVALS = {"mcp_approval_request": "id", "mcp_approval_response": REQUEST}
+"""Items about a call of an MCP server, by the field of their id.
+
+They are left out where the call follows.
+"""
 CALL_FIELDS = {"apply_patch_call": "operation", "tool_search_call": "arguments"}
 
 HOSTED = frozenset(
@@ -414,8 +434,10 @@ HOSTED = frozenset(
         "image_generation_call",
     }
 )
-SEALED = frozenset({"compaction", "compaction_summary", "program"})
-"""Items that hold turns which the service cannot see."""
+SEALED = frozenset(
+    {"compaction", "compaction_summary", "context_compaction", "compaction_trigger", "program"}
+)
+"""Items that hold turns which the service cannot see, or ask OpenAI's servers for one."""
 
 
 def _turns(read: list[Message]) -> Iterator[Message]:
