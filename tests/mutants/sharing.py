@@ -262,7 +262,7 @@ SHARING = (
     ),
     Mutant(
         "doctor compares the clocks of machines", "cli/doctor_hosts.py",
-        "if abs(ahead_s) <= MOST_CLOCK_S:", "if True:",
+        "warn_if(abs(ahead_s) > MOST_CLOCK_S,", "warn_if(False,",
         "tests/cli/test_doctor_hosts.py::test_what_differs_there_is_told",
     ),
     Mutant(
