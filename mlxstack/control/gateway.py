@@ -20,7 +20,14 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import AUTO, ApiKey, Preset, Residency, ServerSpec, ServiceKind
 from mlxstack.gateway.processes import HOST, STOP_S
-from mlxstack.gateway.spec import LINGER_S, GatewayMember, GatewaySpec, ModelSummary, internal_key
+from mlxstack.gateway.spec import (
+    LINGER_S,
+    GatewayMember,
+    GatewaySpec,
+    ModelSummary,
+    internal_key,
+    own_preset,
+)
 from mlxstack.host.hardware import MemoryBudget, this_memory
 from mlxstack.host.home import Home, make_home, make_private
 from mlxstack.host.process import free_port
@@ -251,14 +258,12 @@ def running_members(home: Home, name: str) -> list[str]:
     state, spec = read_state(home, name), read_json(home.gateway_file(name), GatewaySpec)
     if state is None or spec is None or state.phase is Phase.STOPPED:
         return []
-    key = digest_of(internal_key(spec.secret, None))
-    presets = {one.name: read_json(home.preset_file(one.name), Preset) for one in spec.members}
     return [
-        member
-        for member, preset in presets.items()
+        one.name
+        for one in spec.members
         # Another gateway that runs it now has given it another key.
-        if preset is not None and key in (as_key(one).key for one in preset.server.api_keys)
-        if member not in spec.handed_over and owner(home, member) is not None
+        if own_preset(home, one.name, spec.secret) is not None
+        if one.name not in spec.handed_over and owner(home, one.name) is not None
     ]
 
 

@@ -277,9 +277,9 @@ class Members:
         """Load resident members; take over running ones."""
         for one in self.by_name.values():
             if one.process.is_running:
-                self._adopt(one)
+                self._load(one, one.adopt())
             elif one.spec.residency is Residency.ALWAYS:
-                self._load(one)
+                self._load(one, one.load())
 
     def _note_left(self, member: MemberGate) -> None:
         """Decide residency again after a request."""
@@ -297,7 +297,7 @@ class Members:
         now = time.monotonic()
         for one in self.by_name.values():
             if one.is_lost or one.is_restarted:
-                self._adopt(one)
+                self._load(one, one.adopt())
         views = [one.view(now) for one in self.by_name.values()]
         step = residency_step(views, self._spec.budget, self._spec.linger_s, now)
         for name, one in self.by_name.items():
@@ -311,7 +311,8 @@ class Members:
                 one.phase = MemberPhase.UNLOADING
                 self._begin(one.unload())
         for name in step.load:
-            self._load(self.by_name[name])
+            one = self.by_name[name]
+            self._load(one, one.load())
         return step
 
     async def _wait(self, look_at: float | None) -> None:
@@ -320,13 +321,9 @@ class Members:
             async with asyncio.timeout(max(0.0, patience_s)):
                 await self._changed.wait()
 
-    def _load(self, one: MemberGate) -> None:
+    def _load(self, one: MemberGate, change: Coroutine[Any, Any, None]) -> None:
         one.phase, one.is_lost = MemberPhase.LOADING, False
-        self._begin(one.load())
-
-    def _adopt(self, one: MemberGate) -> None:
-        one.phase, one.is_lost = MemberPhase.LOADING, False
-        self._begin(one.adopt())
+        self._begin(change)
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(change)

@@ -11,13 +11,12 @@ import httpx
 import msgspec
 from msgspec import structs
 
-from mlxstack.api.api_keys import as_key, digest_of
 from mlxstack.core.errors import Broken, Busy, StackError
 from mlxstack.core.preset import Preset
-from mlxstack.gateway.spec import GatewayMember, internal_key
+from mlxstack.gateway.spec import GatewayMember, internal_key, own_preset
 from mlxstack.host import services
 from mlxstack.host.process import free_port, refusal
-from mlxstack.host.services import Phase, owner, read_json, read_state, write_json
+from mlxstack.host.services import Phase, owner, read_state, write_json
 
 log = logging.getLogger("mlxstack.gateway")
 
@@ -46,7 +45,7 @@ class MemberProcess:
             trust_env=False,
             verify=False,
         )
-        self._digest = digest_of(internal_key(secret, None))
+        self._secret = secret
         self._preset = self._read_preset()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self.url = self._plan.url
@@ -187,11 +186,7 @@ class MemberProcess:
 
     def _read_preset(self) -> Preset | None:
         """Preset of the member; None where another service has overwritten it."""
-        preset = read_json(self._plan.home.preset_file(self._plan.name), Preset)
-        if preset is None:
-            return None
-        is_own = self._digest in {as_key(one).key for one in preset.server.api_keys}
-        return preset if is_own else None
+        return own_preset(self._plan.home, self._plan.name, self._secret)
 
     def _place(self) -> None:
         port = int(self._plan.url.rpartition(":")[2])

@@ -5,9 +5,10 @@ import hmac
 
 from msgspec import Struct
 
-from mlxstack.core.preset import ApiKey, Residency, ServerSpec, ServiceKind
+from mlxstack.api.api_keys import as_key, digest_of
+from mlxstack.core.preset import ApiKey, Preset, Residency, ServerSpec, ServiceKind
 from mlxstack.host.home import Home
-from mlxstack.host.services import ServiceSpec
+from mlxstack.host.services import ServiceSpec, read_json
 
 LINGER_S = 10.0
 
@@ -67,6 +68,13 @@ def internal_key(secret: str, key: ApiKey | None) -> str:
     """Member key for the holder of `key`; None without keys."""
     holder = key.key if key is not None else ""
     return hmac.new(secret.encode(), holder.encode(), hashlib.sha256).hexdigest()
+
+
+def own_preset(home: Home, name: str, secret: str) -> Preset | None:
+    """Preset of a member; None where another service has overwritten it."""
+    preset = read_json(home.preset_file(name), Preset)
+    keys = {as_key(one).key for one in preset.server.api_keys} if preset is not None else set()
+    return preset if digest_of(internal_key(secret, None)) in keys else None
 
 
 def home_of(spec: GatewaySpec) -> Home:
