@@ -119,17 +119,15 @@ class Client:
         answer = await self._checked("POST", "/v1/chat/completions", asked)
         return decode(answer.content, ChatResponse)
 
-    async def chat_stream(
+    def chat_stream(
         self, messages: list[dict[str, Any]], **body: Any
     ) -> AsyncGenerator[ChatResponse, None]:
         """Stream the chunks of a generation; leaving the iteration cancels it."""
-        async for chunk in self._chunks("/v1/chat/completions", {"messages": messages, **body}):
-            yield chunk
+        return self._chunks("/v1/chat/completions", {"messages": messages, **body})
 
-    async def text_stream(self, prompt: str, **body: Any) -> AsyncGenerator[ChatResponse, None]:
+    def text_stream(self, prompt: str, **body: Any) -> AsyncGenerator[ChatResponse, None]:
         """Stream the continuation of a text, as `chat_stream` does."""
-        async for chunk in self._chunks("/v1/completions", {"prompt": prompt, **body}):
-            yield chunk
+        return self._chunks("/v1/completions", {"prompt": prompt, **body})
 
     async def _chunks(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatResponse, None]:
         asked = {"stream": True, "stream_options": {"include_usage": True}, **body}
