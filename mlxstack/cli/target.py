@@ -74,12 +74,8 @@ def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
         if (found := membership(home, name)) is not None:
             return _target_of(home, found.gateway, given, found.member)
         live = [state for state in live if state.plan.name == name]
-    if not live:
-        raise Unreachable(
-            f"`{name}` is not running"
-            if name
-            else "no service is running; start one with `mlx-stack up demo`"
-        )
+    if name and not live:
+        raise Unreachable(f"`{name}` is not running")
     return _target_of(home, _only(live, "run"), given, None)
 
 
@@ -108,7 +104,7 @@ def _target_of(
 ) -> ServiceTarget:
     plan, spec = state.plan, gateway_spec(home, state)
     served = spec or read_json(home.preset_file(plan.name), ServedAt)
-    key = given or (usable_key(served) if served is not None else None)
+    key = given or (usable_key(served.server) if served is not None else None)
     if spec is not None:
         member = member or spec.default
     return ServiceTarget(plan.url, key, plan.name, member)

@@ -157,8 +157,8 @@ def processes(home: Home) -> list[ProcessStatus]:
     for state in services.running(home):
         for role, process in (("supervisor", state.supervisor), ("worker", state.worker)):
             if process is not None:
-                one = _process(state.plan.name, role, process.pid)
-                found += [one] if one is not None else []
+                with suppress(psutil.Error):
+                    found.append(_process(state.plan.name, role, process.pid))
     return found
 
 
@@ -166,25 +166,20 @@ def classify(
     state: ServiceState, is_owned: bool, health: HealthResponse | None
 ) -> tuple[ServiceHealthLevel, str]:
     """Condition of a service, with a note; `health` None: no answer."""
+    last = f"the last worker {state.exit_summary}" if state.exit_summary else ""
     if not is_owned:
         if state.phase is Phase.STOPPED:
             return ServiceHealthLevel.STOPPED, ""
         if state.phase is Phase.CRASHED:
-            why = f"; the last worker {state.exit_summary}" if state.exit_summary else ""
             remedy = f"see `mlx-stack logs {state.plan.name}`"
-            return (
-                ServiceHealthLevel.CRASHED,
-                f"gave up after {state.n_crashes} crashes{why}; {remedy}",
-            )
+            told = (f"gave up after {state.n_crashes} crashes", last, remedy)
+            return ServiceHealthLevel.CRASHED, "; ".join(filter(None, told))
         return ServiceHealthLevel.CRASHED, "the supervisor is gone; `mlx-stack up` starts it again"
     if health is None:
         return ServiceHealthLevel.DOWN, f"no answer ({state.phase})"
     if not health.is_ready:
         return ServiceHealthLevel.DEGRADED, health.message
-    return (
-        ServiceHealthLevel.HEALTHY,
-        f"the last worker {state.exit_summary}" if state.exit_summary else "",
-    )
+    return ServiceHealthLevel.HEALTHY, last
 
 
 async def _look(home: Home) -> list[ServiceStatus]:
@@ -248,7 +243,7 @@ async def _members(plan: ServiceSpec) -> tuple[MemberStatus, ...]:
 
 async def running_props(url: str, preset: Preset) -> PropsResponse:
     """Properties of a running service; empty without an answer."""
-    key = os.environ.get(KEY_VARIABLE) or usable_key(preset)
+    key = os.environ.get(KEY_VARIABLE) or usable_key(preset.server)
     async with Client(url, key, timeout_s=PROBE_TIMEOUT_S) as client:
         with suppress(Unreachable, StackError):
             return await client.props()
@@ -257,24 +252,21 @@ async def running_props(url: str, preset: Preset) -> PropsResponse:
 
 async def _health(url: str) -> HealthResponse | None:
     async with Client(url, timeout_s=PROBE_TIMEOUT_S) as client:
-        try:
+        with suppress(Unreachable):
             return await client.health()
-        except Unreachable:
-            return None
+    return None
 
 
-def _process(service: str, role: str, pid: int) -> ProcessStatus | None:
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            times = process.cpu_times()
-            return ProcessStatus(
-                service=service,
-                role=role,
-                pid=pid,
-                cpu_s=times.user + times.system,
-                rss_bytes=held_bytes(pid),
-                command=" ".join(process.cmdline())[:200],
-            )
-    except psutil.Error:
-        return None
+def _process(service: str, role: str, pid: int) -> ProcessStatus:
+    """Status of a process. Raises psutil.Error."""
+    process = psutil.Process(pid)
+    with process.oneshot():
+        times = process.cpu_times()
+        return ProcessStatus(
+            service=service,
+            role=role,
+            pid=pid,
+            cpu_s=times.user + times.system,
+            rss_bytes=held_bytes(pid),
+            command=" ".join(process.cmdline())[:200],
+        )

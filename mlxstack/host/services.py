@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -244,14 +244,6 @@ def _ours(home: Home) -> AbstractContextManager[None]:
     return locked(home.run / "lock")
 
 
-class HasServer(Protocol):
-    """Preset, or spec of a gateway."""
-
-    @property
-    def server(self) -> ServerSpec:
-        """Address and API keys."""
-
-
 class ServedAt(Struct, frozen=True):
     """Section that presets and specs of gateways share."""
 
@@ -263,9 +255,9 @@ def is_gateway(plan: ServiceSpec) -> bool:
     return GATEWAY in plan.worker
 
 
-def usable_key(served: HasServer) -> str | None:
-    """API key of a preset or gateway; None if stored as hash."""
-    texts = (key if isinstance(key, str) else key.key for key in served.server.api_keys)
+def usable_key(server: ServerSpec) -> str | None:
+    """First API key in plain text; None where all are hashes."""
+    texts = (key if isinstance(key, str) else key.key for key in server.api_keys)
     return next((text for text in texts if not text.startswith("sha256:")), None)
 
 
