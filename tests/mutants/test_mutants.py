@@ -2,19 +2,22 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.mutants.mutant import Mutant
 from tests.mutants.rows import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.protection)
-def test_what_a_mutant_switches_off_is_there_once(mutant: Mutant) -> None:
-    assert (ROOT / "mlxstack" / mutant.file).read_text().count(mutant.old) == 1
+def is_there(mutant: Mutant) -> bool:
+    """Whether it switches one place off, and its test exists."""
     path, _, name = mutant.test.partition("::")
-    assert f"def {name}" in (ROOT / path).read_text()
+    n_places = (ROOT / "mlxstack" / mutant.file).read_text().count(mutant.old)
+    return n_places == 1 and f"def {name}" in (ROOT / path).read_text()
+
+
+def test_what_a_mutant_switches_off_is_there_once() -> None:
+    # One test: each worker collects all, which takes longer than to look.
+    assert [mutant.protection for mutant in MUTANTS if not is_there(mutant)] == []
 
 
 def test_the_page_of_the_tests_lists_every_mutant() -> None:
