@@ -45,8 +45,8 @@ class Request(Struct, frozen=True):
 
     `slot` pins the request to a slot. `agent` names an explicit agent, whose requests run one after
     another; `session_hint` is a client's own name for the conversation, which may say where to look
-    first but never delays a request; `display_name` is for people: the explicit agent, or the
-    name derived from the conversation. `checkpoint_positions` are ascending token positions.
+    first but never delays a request; `display_name` is the explicit agent, or the name derived from
+    the conversation. `checkpoint_positions` are ascending token positions.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
     `client` is the program that sent it, to learn what clients send back.
     `is_first_turn`: the conversation holds no answer yet. `prediction` is the answer that the

@@ -10,11 +10,20 @@ import subprocess
 import psutil
 import pytest
 
+from mlxstack.host.process import identify, is_alive
 from mlxstack.store.files import WHY
 from tests.cli.terminal import CLI, Shell
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.net
+
+
+def kill_supervisor(shell: Shell) -> None:
+    """Kill the supervisor of `tiny`, and wait until it is gone."""
+    supervisor = identify(int((shell.home / "run" / "tiny.pid").read_text()))
+    assert supervisor is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(supervisor))
 
 
 def test_a1_up_status_logs_ps_down(shell: Shell) -> None:
@@ -57,7 +66,7 @@ def test_a1_up_status_logs_ps_down(shell: Shell) -> None:
 
 def test_a9_a_killed_supervisor_is_a_crash_and_up_works_again(shell: Shell) -> None:
     assert shell.up().returncode == 0
-    os.kill(int((shell.home / "run" / "tiny.pid").read_text()), signal.SIGKILL)
+    kill_supervisor(shell)
     assert shell.services()["tiny"]["state"] == "crashed"
     up = shell.up()
     assert up.returncode == 0, up.stderr
@@ -94,7 +103,7 @@ def test_a9_down_clears_a_crash_and_knows_when_nothing_runs(shell: Shell) -> Non
     unknown = shell.run("down", "tiny")
     assert unknown.returncode == 3
     assert shell.up().returncode == 0
-    os.kill(int((shell.home / "run" / "tiny.pid").read_text()), signal.SIGKILL)
+    kill_supervisor(shell)
     down = shell.run("down")
     assert down.returncode == 0
     assert "had crashed" in down.stdout
