@@ -40,8 +40,6 @@ def parsed_rules(stylesheet: Stylesheet) -> ParsedRules:
 
 # Each of hundreds of dashboards would parse the same styles.
 Stylesheet._parse_cache = property(parsed_rules, lambda *_: None)  # type: ignore[assignment]
-# As Textual's own hash, by identity, but not in Python: each widget asks it of each rule.
-RuleSet.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:
