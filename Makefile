@@ -95,9 +95,7 @@ $(VENV)/peers/ready: tests/clients/llama_server/requirements.txt pyproject.toml 
 peers: $(VENV)/peers/ready ## llama.cpp's own server tests; what differs stands in tests/clients/llama_server_differences.md
 	@$(FAST) $(VENV)/peers/bin/python -m tests.clients.llama_server $(VENV)/peers/llama_cpp_python-0.3.36.tar.gz
 
-# Each worker would rewrite the assertions of all tests, at the same time.
 suite: setup ## The tests alone; one that fails is run once more
-	@$(BIN)/python -m tests.rewritten || true
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.suite -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Checks compute while tests wait. Their output comes after that of the tests, whole.
