@@ -77,7 +77,7 @@ class Terminal:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("demo"))
     del shell.env["MLX_STACK_WORKER"]
-    shell.preset.write_text(shell.preset.read_text().replace("1024", "4096"))
+    shell.preset.write_text(shell.preset.read_text().replace("n_ctx: 1024", "n_ctx: 4096"))
     up = shell.up()
     assert up.returncode == 0, up.stderr
     yield shell

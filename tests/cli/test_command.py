@@ -126,7 +126,7 @@ def test_a9_down_stops_all_that_it_can(shell: Shell) -> None:
 def test_restart_reads_the_preset_anew_and_keeps_the_options(shell: Shell) -> None:
     assert shell.up("--set", "slots.count=2").returncode == 0
     before = shell.services()["tiny"]
-    shell.preset.write_text(shell.preset.read_text().replace("1024", "2048"))
+    shell.preset.write_text(shell.preset.read_text().replace("n_ctx: 1024", "n_ctx: 2048"))
     again = shell.run("restart")
     assert again.returncode == 0, again.stderr
     after = shell.services()["tiny"]

@@ -102,7 +102,7 @@ def test_text_before_and_after_a_call_keeps_its_place(stage: Stage) -> None:
     stage.says(f"Before.\n{CALL}\nAfter.")
     assert [block.type for block in stage.ask().content] == ["text", "tool_use", "text"]
     found = blocks(stream(stage.http, BODY))
-    assert [block.get("text") for block in found] == ["Before.", None, "\nAfter."]
+    assert [block.get("text") for block in found] == ["Before.", None, "After."]
 
 
 def test_a23_no_parallel_calls_if_none_are_wanted(stage: Stage) -> None:
