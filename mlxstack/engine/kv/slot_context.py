@@ -19,7 +19,7 @@ COUNT_EVERY = 64
 """Tokens between byte counts, each of which visits all layers."""
 
 AT_ONCE = 64 << 20
-"""Bytes of room that are made in a step: fresh memory takes time, and other slots decode."""
+"""Bytes of room after which a step makes no more: fresh memory takes time, and others decode."""
 
 
 class DraftContext(Protocol):
