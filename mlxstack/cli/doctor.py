@@ -42,9 +42,9 @@ from mlxstack.host.memory_pressure import sysctl
 from mlxstack.host.process import listener, refusal
 from mlxstack.host.services import owner, read_json, write_json
 from mlxstack.models import model_files
+from mlxstack.models.model_files import vision_files, why_text_only
 from mlxstack.planner import fit
-from mlxstack.text.images.checkpoint import vision_files
-from mlxstack.text.images.families import has_pillow, why_text_only
+from mlxstack.text.images.families import has_pillow
 
 REINSTALL = "in a clone, run `uv tool install --reinstall .` or `pipx install --force .`"
 LONGEST_S = 60.0

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mlxstack.text.images.families import accepts_images
+from mlxstack.models.model_files import accepts_images
 
 MOST_TEMPLATE_BYTES = 1 << 20
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")

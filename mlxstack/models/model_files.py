@@ -1,13 +1,15 @@
-"""Files of a model folder: bounded JSON, config, weight sizes, MTP tensors.
+"""Files of a model folder: JSON, config, weights, MTP and vision tensors.
 
 Numbers of their JSON become loops, lists and sizes, so they are bounded before anything is built of
 them. A fault is a SetupError.
 """
 
+import hashlib
 import json
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,18 @@ from msgspec import Struct
 
 from mlxstack.config.presets import BUILTIN_MODEL, expanded, is_folder
 from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import ModelSpec
+from mlxstack.core.image import ImageProcessor
+from mlxstack.core.preset import ModelSpec, VisionSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.policy.memory.capacity import Weights
-from mlxstack.text.images.checkpoint import NAME, VisionFiles, vision_files
-from mlxstack.text.images.families import family_of, has_pillow
+from mlxstack.text.images.checkpoint import TOWER, VisionFiles
+from mlxstack.text.images.families import (
+    FAMILIES,
+    PLAIN_BITS,
+    family_of,
+    has_pillow,
+    why_not_served,
+)
 
 LONGEST = 32 * 1024 * 1024
 """Maximum bytes of a file; an index of 140,000 tensors takes 13 MB."""
@@ -215,6 +224,14 @@ FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 SHARD = re.compile(r"(.+-)\d+-of-(\d{1,5})\.safetensors")
 BESIDE = ("vision_model", "vision_embedder", "audio_tower", "embed_audio")
 """Beginnings of tensors of other towers, which are not loaded."""
+VISION_NAME = re.compile(
+    r"(?:model\.)?(?:language_model\.)?"
+    r"(visual|vision_tower(?:\.vision_model)?|multi_modal_projector|embed_vision)\.(.+)"
+)
+"""Names of vision tensors: converters differ in what stands before the part."""
+PROJECTORS = ("multi_modal_projector", "embed_vision")
+READ_PER_TENSOR = 1024
+"""Bytes of each tensor in the fingerprint."""
 
 
 class ModelFiles(Struct, frozen=True):
@@ -317,6 +334,80 @@ def measured(folder: Path, head: HeadTensors | None = None) -> Weights | None:
     return _sum(files, lambda name: _is_loaded(name) and not (head and head.is_of_head(name)))
 
 
+def vision_files(folder: Path) -> VisionFiles | None:
+    """Vision part of the checkpoint in `folder`, if any.
+
+    Decided by the tensors, since conversions keep `vision_config` without them. Raises SetupError
+    for files that cannot be read.
+    """
+    tensors: dict[str, tuple[Path, str]] = {}
+    digest = hashlib.sha256()
+    for file in (*weight_files(folder, "model"), *folder.glob(TOWER)):
+        for name, own in _vision_tensors(file, digest):
+            tensors[name] = file, own
+    if not any(name.startswith("vision_tower.") for name in tensors):
+        return None
+    config = read_object(folder / CONFIG)
+    return VisionFiles(config, _preprocessor(folder), tensors, digest.hexdigest()[:32])
+
+
+def _vision_tensors(file: Path, digest: Any) -> list[tuple[str, str]]:
+    """Vision tensors of a file, our names and its own; digested."""
+    found = []
+    with _reading(file):
+        header, start = _header(file)
+        with file.open("rb") as stream:
+            for own, tensor in sorted(header.items()):
+                match = VISION_NAME.fullmatch(own)
+                if match is None:
+                    continue
+                begin, end = tensor["data_offsets"]
+                stream.seek(start + begin)
+                digest.update(f"{own} {tensor['dtype']} {tensor['shape']}\0".encode())
+                digest.update(stream.read(min(end - begin, READ_PER_TENSOR)))
+                part = match[1] if match[1] in PROJECTORS else "vision_tower"
+                found.append((f"{part}.{match[2]}", own))
+    return found
+
+
+def _preprocessor(folder: Path) -> bytes:
+    """Settings of the image processor; newer checkpoints keep them in processor_config.json."""
+    if (file := folder / "preprocessor_config.json").is_file():
+        return _bytes(file, LONGEST)
+    if (file := folder / "processor_config.json").is_file():
+        return msgspec.json.encode(read_object(file).get("image_processor") or {})
+    return b"{}"
+
+
+def processor_of(folder: Path, max_pixels: int = VisionSpec().max_pixels) -> ImageProcessor | None:
+    """Image processor of the model in `folder`, if it takes images.
+
+    Decided by the files and by the installed packages. Raises SetupError for broken files.
+    """
+    files = vision_files(folder)
+    if files is None or not has_pillow() or (family := family_of(files)) is None:
+        return None
+    return family.processor(files, max_pixels)
+
+
+def why_text_only(folder: Path, kv_bits: int = PLAIN_BITS) -> str:
+    """Reason not to serve images, or "". Raises SetupError."""
+    files = vision_files(folder)
+    if files is None:
+        return "its files hold no vision tower"
+    if files.config.get("model_type") in FAMILIES and family_of(files) is None:
+        return "its vision tower lacks weights"
+    return why_not_served(files.config, kv_bits)
+
+
+def accepts_images(folder: Path, kv_bits: int = PLAIN_BITS) -> bool:
+    """Whether images are served, by files and packages; False for broken files."""
+    try:
+        return not why_text_only(folder, kv_bits)
+    except SetupError:
+        return False
+
+
 def vision_weights(folder: Path) -> Weights:
     """Weights of the tower, if images are served. Raises SetupError."""
     files = vision_files(folder)
@@ -327,7 +418,7 @@ def vision_weights(folder: Path) -> Weights:
 def tower_weights(files: VisionFiles) -> Weights:
     """Weights of a vision tower, from file headers. Raises SetupError."""
     of_tower = sorted({file for file, _ in files.tensors.values()})
-    return _sum(of_tower, lambda name: NAME.fullmatch(name) is not None)
+    return _sum(of_tower, lambda name: VISION_NAME.fullmatch(name) is not None)
 
 
 def missing_weights(folder: Path) -> list[str]:
@@ -408,14 +499,14 @@ def _names(folder: Path) -> set[str]:
 
 def _is_loaded(name: str) -> bool:
     """Whether a tensor of this name belongs to the text model."""
-    return not (NAME.fullmatch(name) or name.removeprefix("model.").startswith(BESIDE))
+    return not (VISION_NAME.fullmatch(name) or name.removeprefix("model.").startswith(BESIDE))
 
 
 def _sum(files: Sequence[Path], is_wanted: Callable[[str], bool]) -> Weights:
     """Sizes of the wanted tensors. Raises SetupError for damaged files."""
     sums = {1: 0, 2: 0, 4: 0}
     for file in files:
-        try:
+        with _reading(file):
             n_bytes = file.stat().st_size
             header, start = _header(file)
             for name, tensor in header.items():
@@ -425,11 +516,18 @@ def _sum(files: Sequence[Path], is_wanted: Callable[[str], bool]) -> Weights:
                         raise SetupError(f"{file} ends early; delete it, and get it again")
                     width = FLOAT_BYTES.get(tensor["dtype"], 1)
                     sums[width] += (end - begin) // width
-        except (TypeError, ValueError, LookupError) as why:
-            raise SetupError(f"the header of {file} is damaged: {why}") from why
-        except OSError as why:
-            raise SetupError(f"{file} cannot be read: {why.strerror}") from why
     return Weights(packed=sums[1], n_half=sums[2], n_single=sums[4])
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raise SetupError for a weight file that is damaged or cannot be read."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError) as why:
+        raise SetupError(f"the header of {file} is damaged: {why}") from why
+    except OSError as why:
+        raise SetupError(f"{file} cannot be read: {why.strerror}") from why
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

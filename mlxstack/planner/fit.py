@@ -26,7 +26,7 @@ from mlxstack.host.home import Home
 from mlxstack.host.process import held_bytes
 from mlxstack.host.services import ServiceSpec, ServiceState, read_json
 from mlxstack.models import model_files
-from mlxstack.models.model_files import ModelFiles, head_tensors, tower_weights
+from mlxstack.models.model_files import ModelFiles, head_tensors, tower_weights, vision_files
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory import capacity
 from mlxstack.policy.memory.capacity import (
@@ -45,7 +45,7 @@ from mlxstack.policy.memory.capacity import (
 )
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, nearest
 from mlxstack.policy.memory.memory_shares import MemoryClaim
-from mlxstack.text.images.checkpoint import VisionFiles, vision_files
+from mlxstack.text.images.checkpoint import VisionFiles
 from mlxstack.text.images.families import FAMILIES, family_of, n_tower_parameters, why_not_served
 
 # The file itself: with `-m` its package would import mlx-lm, and that transformers.

@@ -28,6 +28,7 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.sleep import SleepAssertion, caffeinate
+from mlxstack.models.model_files import processor_of
 from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.parts.agent_registry import restore_agents
 from mlxstack.service.parts.agent_store import AgentLocks, AgentStore, in_thread
@@ -38,7 +39,6 @@ from mlxstack.service.parts.peers import Peers
 from mlxstack.service.parts.request_stream import Embedder, Engine, EventDispatcher, RequestStream
 from mlxstack.service.parts.stats import ServiceStats
 from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
-from mlxstack.text.images.families import processor_of
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin

@@ -144,7 +144,7 @@ IMAGES = (
     ),
     Mutant(
         "a tower of another converter is counted once", "models/model_files.py",
-        "NAME.fullmatch(name) or ", "",
+        "VISION_NAME.fullmatch(name) or ", "",
         "tests/policy/test_weights.py::"
         "test_a13_a_tower_of_another_converter_is_not_counted_twice",
     ),

@@ -21,8 +21,8 @@ from mlxstack.api.dialects.openai_responses.to_conversation import conversation 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import FIRST_VIRTUAL, ImagePart
+from mlxstack.models.model_files import processor_of
 from mlxstack.service.parts.openai_messages import read_stored, write_message
-from mlxstack.text.images.families import processor_of
 from mlxstack.text.images.reader import MOST_IN_ALL, MOST_NEW, ImageReader
 from mlxstack.text.prompt.prompt import PromptMaker
 from tests import vision_models

@@ -12,9 +12,9 @@ from mlxstack.engine.model.runner import SlotTokens
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.seam import ImageModel, image_model
 from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
+from mlxstack.models.model_files import processor_of
 from mlxstack.policy.scheduling.chunked_prefill import steps_within
 from mlxstack.text.images.bounds import RefusedImage, decoded
-from mlxstack.text.images.families import processor_of
 
 MAX_BYTES = 256 << 20
 """Bytes of features that are kept; those of the last image always are."""

@@ -13,7 +13,8 @@ from mlxstack.core.errors import SetupError
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.vision import gemma3, gemma4, pixtral, qwen
 from mlxstack.engine.vision.tower import VisionTower
-from mlxstack.text.images.checkpoint import VisionFiles, vision_files
+from mlxstack.models.model_files import vision_files
+from mlxstack.text.images.checkpoint import VisionFiles
 from mlxstack.text.images.families import family_of
 
 Weights = Iterable[tuple[str, mx.array]]

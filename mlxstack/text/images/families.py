@@ -1,17 +1,14 @@
-"""Families of vision models, and what a checkpoint lacks."""
+"""Families of vision models, and reasons not to serve one."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor
-from mlxstack.core.preset import VisionSpec
 from mlxstack.text.images import gemma3, gemma4, pixtral, qwen
-from mlxstack.text.images.checkpoint import VisionFiles, vision_files
+from mlxstack.text.images.checkpoint import VisionFiles
 
 PLAIN_BITS = 16
 """`kv.bits` of KV that is not quantized."""
@@ -75,27 +72,6 @@ FAMILIES = {
 """By `model_type` of config.json; the demo is a Llama with a tower of Pixtral's kind."""
 
 
-def processor_of(folder: Path, max_pixels: int = VisionSpec().max_pixels) -> ImageProcessor | None:
-    """Image processor of the model in `folder`, if it takes images.
-
-    Decided by the files and by the installed packages. Raises SetupError for broken files.
-    """
-    files = vision_files(folder)
-    if files is None or not has_pillow() or (family := family_of(files)) is None:
-        return None
-    return family.processor(files, max_pixels)
-
-
-def why_text_only(folder: Path, kv_bits: int = PLAIN_BITS) -> str:
-    """Reason not to serve images, or "". Raises SetupError."""
-    files = vision_files(folder)
-    if files is None:
-        return "its files hold no vision tower"
-    if files.config.get("model_type") in FAMILIES and family_of(files) is None:
-        return "its vision tower lacks weights"
-    return why_not_served(files.config, kv_bits)
-
-
 def why_not_served(config: dict[str, Any], kv_bits: int) -> str:
     """Reason not to serve images with a whole tower, or ""."""
     model_type = str(config.get("model_type"))
@@ -141,15 +117,10 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
 def family_of(files: VisionFiles) -> VisionFamily | None:
     """Family with all that it needs in the files."""
     family = FAMILIES.get(str(files.config.get("model_type")))
-    return family if family is not None and all(map(files.has, family.needed)) else None
-
-
-def accepts_images(folder: Path, kv_bits: int = PLAIN_BITS) -> bool:
-    """Whether images are served, by files and packages; False for broken files."""
-    try:
-        return not why_text_only(folder, kv_bits)
-    except SetupError:
-        return False
+    if family is None:
+        return None
+    is_whole = all(any(name.startswith(one) for name in files.tensors) for one in family.needed)
+    return family if is_whole else None
 
 
 def has_pillow() -> bool:

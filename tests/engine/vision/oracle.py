@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from PIL import Image
 
-from mlxstack.text.images.families import processor_of
+from mlxstack.models.model_files import processor_of
 from tests import vision_models
 
 FOLDER = Path(__file__).parent

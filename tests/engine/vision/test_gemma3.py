@@ -13,7 +13,7 @@ from mlxstack.core.image import ImageSize, ImageSpan, whole_images
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.model import loader
 from mlxstack.engine.vision.loading import load_tower
-from mlxstack.text.images.families import processor_of, why_text_only
+from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import picture
 

@@ -15,7 +15,7 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.row_views import ExtraPairs
 from mlxstack.engine.vision.loading import load_tower
-from mlxstack.text.images.families import processor_of, why_text_only
+from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import picture
 

@@ -23,7 +23,7 @@ from mlxstack.core.image import ImageSpan, digest, virtual_ids
 from mlxstack.core.preset import PrefillSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.vision.seam import ImageRope
-from mlxstack.text.images.families import processor_of
+from mlxstack.models.model_files import processor_of
 from tests import vision_models
 from tests.engine.harness import Driver, draft_freely, preset_of, prompt, running
 from tests.repetition import in_soak

@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.image import ImageProcessor, ImageSize
 from mlxstack.engine.vision.loading import load_tower
-from mlxstack.text.images.families import processor_of, why_text_only
+from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import PIXTRAL, picture
 

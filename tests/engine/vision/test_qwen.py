@@ -14,7 +14,7 @@ from mlxstack.core.image import ImageSize, ImageSpan
 from mlxstack.engine.vision import mrope, tower
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.tower import Features, VisionTower
-from mlxstack.text.images.families import processor_of
+from mlxstack.models.model_files import processor_of
 from tests import vision_models
 from tests.engine.vision.oracle import PROMPT, QWEN, picture
 

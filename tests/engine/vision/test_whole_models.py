@@ -15,7 +15,7 @@ from mlxstack.core.image import ImageSpan, digest, virtual_ids
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.text.images.families import processor_of
+from mlxstack.models.model_files import processor_of
 from tests import vision_models
 from tests.engine.harness import preset_of, running
 from tests.engine.vision.oracle import N_LOGITS, PICTURE, picture, scene

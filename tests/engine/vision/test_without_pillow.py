@@ -27,7 +27,7 @@ ANSWER = """
 from pathlib import Path
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.model.loader import load
-from mlxstack.text.images.families import why_text_only
+from mlxstack.models.model_files import why_text_only
 loaded = load(ModelSpec(id=sys.argv[1]), KVSpec())
 print(loaded.images, loaded.facts.accepts_images, why_text_only(Path(loaded.facts.path)))
 print("PIL" in sys.modules)

@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageProcessor, ImageSize, digest
-from mlxstack.text.images.families import processor_of, why_text_only
+from mlxstack.models.model_files import processor_of, why_text_only
 from tests import models, vision_models
 
 pytestmark = pytest.mark.mlx
