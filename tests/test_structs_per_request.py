@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MOST_STRUCTS_OF_A_REQUEST = 11
+MOST_STRUCTS_OF_A_REQUEST = 8
 MOST_STRUCTS_OF_A_TOKEN = 6
 
 STATE = {

@@ -1,4 +1,4 @@
-"""Runs admitted requests: to a whole response, or as a stream."""
+"""Runs generation requests: to a whole response, or as a stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -12,7 +12,6 @@ from litestar.exceptions import InternalServerException
 from litestar.handlers import BaseRouteHandler
 from litestar.response import Stream
 from litestar.types import Guard
-from msgspec import structs
 from msgspec.json import encode as encode_json
 
 from mlxstack.api.errors import to_stack_error
@@ -40,8 +39,8 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import n_computed
 from mlxstack.core.request import Request as EngineRequest
 from mlxstack.core.response_parts import CollectedResponse, ResponsePart, gather
-from mlxstack.service.calls.admission import AdmittedRequest
-from mlxstack.service.calls.generation import stream_response
+from mlxstack.service.calls.admission import loose_schemas
+from mlxstack.service.calls.generation import Generation, stream_response
 from mlxstack.service.service import Service
 from mlxstack.text.images.reader import ImageReader
 
@@ -53,7 +52,7 @@ MAX_HEADER = 1000
 AnyRequest = Request[Any, Any, Any]
 TheService = NamedDependency[Service]
 
-Group = Sequence[AdmittedRequest]
+Group = Sequence[Generation]
 Groups = Sequence[Group]
 """Requests that run in parallel; groups of them that run in turn."""
 
@@ -137,11 +136,11 @@ async def _answer_stream(service: Service, groups: Groups, renderer: Renderer) -
 
     Headers carry the cache numbers if the first request gets its slot within a second.
     """
-    admitted = groups[0][0]
-    parts = stream_response(service, admitted, FIRST_S, BEAT_S)
+    generation = groups[0][0]
+    parts = stream_response(service, generation, FIRST_S, BEAT_S)
     first = await anext(parts)
     chunks = frames(first, _numbered(service, parts, groups), renderer)
-    return streamed(chunks, _headers(admitted, first), renderer.media_type)
+    return streamed(chunks, _headers(generation, first), renderer.media_type)
 
 
 async def _numbered(service: Service, begun: Parts, groups: Groups) -> NumberedParts:
@@ -150,7 +149,7 @@ async def _numbered(service: Service, begun: Parts, groups: Groups) -> NumberedP
     for group in groups:
         replies = [begun] if n_before == 0 else []
         rest = group[len(replies) :]
-        replies += [stream_response(service, admitted, BEAT_S, BEAT_S) for admitted in rest]
+        replies += [stream_response(service, generation, BEAT_S, BEAT_S) for generation in rest]
         async with aclosing(interleaved(replies)) as parts:
             async for index, part in parts:
                 yield n_before + index, part
@@ -161,14 +160,14 @@ async def _all(service: Service, orders: Group) -> tuple[CollectedResponse, ...]
     """One failed reply cancels the others and fails the response."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_one(service, admitted)) for admitted in orders]
+            tasks = [group.create_task(_one(service, generation)) for generation in orders]
     except ExceptionGroup as several:
         raise several.exceptions[0] from None
     return tuple(task.result() for task in tasks)
 
 
-async def _one(service: Service, admitted: AdmittedRequest) -> CollectedResponse:
-    async with aclosing(stream_response(service, admitted, BEAT_S, BEAT_S)) as parts:
+async def _one(service: Service, generation: Generation) -> CollectedResponse:
+    async with aclosing(stream_response(service, generation, BEAT_S, BEAT_S)) as parts:
         return await gather(parts)
 
 
@@ -197,38 +196,31 @@ def check_all(n_prompts: int, n: int, service: Service) -> None:
         )
 
 
-def copies(admitted: AdmittedRequest, n: int) -> tuple[AdmittedRequest, ...]:
-    """The order, and copies with other seeds, which have no agent."""
-    return (admitted, *(_copy(admitted, i) for i in range(1, n)))
-
-
-def _copy(admitted: AdmittedRequest, i: int) -> AdmittedRequest:
-    request = admitted.request
-    seed = request.sampling.seed
-    sampling = structs.replace(request.sampling, seed=None if seed is None else seed + i)
-    copy = structs.replace(request, id=f"{request.id}-{i}", agent=None, sampling=sampling)
-    return structs.replace(admitted, request=copy, conversation=None)
+def copies(generation: Generation, n: int) -> tuple[Generation, ...]:
+    """The generation, and copies with other seeds, which have no agent."""
+    return (generation, *(generation.copy(i) for i in range(1, n)))
 
 
 def _headers(
-    admitted: AdmittedRequest, first: ResponsePart, work: RequestTimings | None = None
+    generation: Generation, first: ResponsePart, work: RequestTimings | None = None
 ) -> dict[str, str]:
     """Headers of the cache, of schemas that are not enforced, and of tools that are left out."""
-    lists = {"loose-schemas": admitted.loose_schemas, "omitted-tools": admitted.omitted_tools}
+    omitted = generation.options.omitted_tools
+    lists = {"loose-schemas": loose_schemas(generation), "omitted-tools": omitted}
     headers = {
         PREFIX + key: _line(", ".join(names))[:MAX_HEADER] for key, names in lists.items() if names
     }
-    return cache_headers(admitted, first, work) | headers
+    return cache_headers(generation, first, work) | headers
 
 
 def cache_headers(
-    admitted: AdmittedRequest, first: ResponsePart | None, work: RequestTimings | None = None
+    generation: Generation, first: ResponsePart | None, work: RequestTimings | None = None
 ) -> dict[str, str]:
     """Cache headers of a response whose first part is SlotAssigned.
 
     While its `work` is under way they give the expected seconds.
     """
-    request, n_replayed = admitted.request, admitted.prompt.n_replayed
+    request, n_replayed = generation.request, generation.prompt.n_replayed
     agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
     if not isinstance(first, SlotAssigned):
         return agent

@@ -521,7 +521,7 @@ def _sum(files: Sequence[Path], is_wanted: Callable[[str], bool]) -> Weights:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Raise SetupError for a weight file that is damaged or cannot be read."""
+    """Raise SetupError for a damaged or unreadable weight file."""
     try:
         yield
     except (TypeError, ValueError, LookupError) as why:

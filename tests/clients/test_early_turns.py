@@ -65,8 +65,8 @@ def sampled(model: Model, asked: Conversation, answer: Message) -> tuple[tuple[i
     prompt = model.maker.make(asked)
     tokens = model.encode(f"{THOUGHT}\n</think>\n\n{answer.text}{calls}")
     said = replace(answer, reasoning=THOUGHT)
-    assert prompt.anchor is not None
-    model.maker.answers.remember(NAMELESS, prompt.anchor, SampledAnswer(said, tokens))
+    assert prompt.answer_at is not None
+    model.maker.answers.remember(NAMELESS, prompt, SampledAnswer(said, tokens))
     return prompt.tokens + tokens, said
 
 

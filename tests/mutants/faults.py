@@ -45,7 +45,7 @@ FAULTS = (
         "test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next",
     ),
     Mutant(
-        "one of two turns at once is refused", "service/calls/generation.py",
+        "one of two turns at once is refused", "service/calls/admission.py",
         "with service.agent_locks.joined(agent):", "with service.agent_locks.joined(\"\"):",
         "tests/api/test_lines.py::test_of_two_turns_at_once_one_is_refused",
     ),

@@ -21,6 +21,11 @@ FEATURES = (
         "test_an_agent_whose_early_turns_are_wasted_gets_one_an_hour",
     ),
     Mutant(
+        "only the first choice has an early turn", "service/calls/generation.py",
+        " or generation.is_copy", "",
+        "tests/service/test_early_turns.py::test_an_answer_that_is_not_kept_is_not_followed",
+    ),
+    Mutant(
         "an early turn ends under memory pressure", "engine/admin.py",
         "is not MemoryPressure.CALM", "is None",
         "tests/engine/test_early_turns.py::"

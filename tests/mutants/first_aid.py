@@ -299,7 +299,7 @@ FIRST_AID = (
         "tests/store/test_blob_file.py::test_g2_the_dtypes_are_those_of_safetensors",
     ),
     Mutant(
-        "a client that leaves releases its turn", "service/calls/generation.py",
+        "a client that leaves releases its turn", "service/calls/admission.py",
         "                entering.result().close()\n", "                pass\n",
         AGENTS + "test_x_9_a_client_that_leaves_leaves_no_trace",
     ),

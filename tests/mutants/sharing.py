@@ -44,7 +44,7 @@ SHARING = (
     ),
     Mutant(
         "the end of results is replayed", "text/prompt/prompt.py",
-        "if end == len(encoded.text):", "if False:",
+        "if end == len(prompt.marked):", "if False:",
         "tests/text/test_answer_replay.py::"
         "test_the_end_of_the_results_comes_back_with_the_answer",
     ),

@@ -39,14 +39,15 @@ async def pair(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await service.stop(0.1)
 
 
-async def said(pair: Pair, words: str = "good day", **more: Any) -> str:
-    """An answer; the name of its agent."""
+async def said(pair: Pair, *, copy: int = 0, **more: Any) -> str:
+    """An answer, of a later choice by `copy`; the name of its agent."""
     service, engine = pair
-    engine.script = engine.tokenizer.encode(words, add_special_tokens=False)
-    admitted = await admit(service, HELLO, GenerationOptions("a-1", **more))
-    async for _ in stream_response(service, admitted, 1, 1):
+    engine.script = engine.tokenizer.encode("good day", add_special_tokens=False)
+    generation = await admit(service, HELLO, GenerationOptions("a-1", **more))
+    chosen = generation.copy(copy) if copy else generation
+    async for _ in stream_response(service, chosen, 1, 1):
         pass
-    return admitted.request.display_name or ""
+    return chosen.request.display_name or ""
 
 
 async def rest(service: Service) -> None:
@@ -76,8 +77,8 @@ async def test_the_agent_and_its_client_keep_their_names(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"use_cache": False}, {"stop": ("day",)}, {"max_tokens": 0}],
-    ids=["without the cache", "stopped", "a prefill"],
+    [{"use_cache": False}, {"stop": ("day",)}, {"max_tokens": 0}, {"copy": 1}],
+    ids=["without the cache", "stopped", "a prefill", "another choice"],
 )
 async def test_an_answer_that_is_not_kept_is_not_followed(pair: Pair, more: Any) -> None:
     await said(pair, **more)

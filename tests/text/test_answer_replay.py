@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,15 +12,14 @@ from hypothesis import strategies as st
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
-from mlxstack.service.calls.admission import AdmittedRequest
-from mlxstack.service.calls.generation import ResponseAssembler
+from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.answer_replay import NAMELESS, AnswerReplay, SampledAnswer, Scope
-from mlxstack.text.prompt.prompt import Prompt, PromptMaker
+from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
-WORDS: Any = None  # The assembler is given what it needs of a text processor.
 USER, ASSISTANT, TOOL = Role.USER, Role.ASSISTANT, Role.TOOL
 ACT = Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}})
 # Opens every answer with a thought, and never writes one back.
@@ -58,16 +58,13 @@ class Model:
             id="r", tokens=prompt.tokens, max_tokens=9999,
             eos=frozenset(self.tokenizer.eos_token_ids),
         )  # fmt: skip
-        assembler = ResponseAssembler(
-            AdmittedRequest(request, GenerationOptions("r"), prompt, WORDS, (ACT,)),
-            self.output_format,
-            self.maker.replay,
-            self.maker.answers,
-        )
+        words: Any = SimpleNamespace(output_format=self.output_format, prompt_maker=self.maker)
+        conversation = Conversation(tuple(turns), tools=(ACT,))
+        generation = Generation(request, GenerationOptions("r"), prompt, words, conversation)
         parts = []
         for token in (*self.encode(text), *self.tokenizer.eos_token_ids):
-            parts += assembler.on_event(TokenSampled("r", token))
-        parts += assembler.on_event(RequestFinished("r", reason, RequestTimings()))
+            parts += generation.on_event(TokenSampled("r", token))
+        parts += generation.on_event(RequestFinished("r", reason, RequestTimings()))
         said = [p for p in parts if isinstance(p, ReasoningPart | ContentPart | ToolCallPart)]
         return assistant_message(said), prompt.tokens + self.encode(text)
 
@@ -248,12 +245,11 @@ def test_a_thought_that_no_template_writes_ends_with_the_next_user_message(load:
 
 def test_answers_take_a_bounded_room(load: Load) -> None:
     model = load(FORGETS)
-    anchor = model.prompt([ASK]).anchor
-    assert anchor is not None
+    prompt = model.prompt([ASK])
     answers = AnswerReplay(max_bytes=10_000)
     for at in range(50):
         message = Message(ASSISTANT, f"answer {at}", tool_calls=(ToolCall(f"c{at}", "act", {}),))
-        answers.remember(NAMELESS, anchor, SampledAnswer(message, tuple(range(100))))
+        answers.remember(NAMELESS, prompt, SampledAnswer(message, tuple(range(100))))
     assert 0 < answers.n_bytes <= 10_000
     assert answers.known(NAMELESS, [ASK, message]).keys() == {1}
     assert not answers.known(NAMELESS, [ASK, Message(ASSISTANT, "answer 0")])

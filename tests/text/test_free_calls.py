@@ -206,7 +206,7 @@ async def constraint_of(
     words = TextProcessor(tokenizer, preset, len(tokenizer))
     conversation = Conversation((Message(Role.USER, "go"),), tools=tools, thinking=False)
     options, prompt = GenerationOptions("a-1", **more), await words.prompt(conversation)
-    return await admission.output_constraint(words, options, tools, prompt)
+    return await admission.output_constraint(words, options, conversation, prompt)
 
 
 async def test_a_request_with_tools_has_their_grammar(chatml: Any) -> None:
@@ -232,10 +232,11 @@ async def test_a_request_without_calls_has_no_grammar(chatml: Any) -> None:
 async def test_a_call_is_required_where_only_the_prompt_opens_its_header() -> None:
     tokenizer = walker_of("functionary").tokenizer
     words = TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
-    prompt = await words.prompt(Conversation((Message(Role.USER, "go"),), tools=TOOLS))
+    conversation = Conversation((Message(Role.USER, "go"),), tools=TOOLS)
+    prompt = await words.prompt(conversation)
     options = GenerationOptions("a-1", tool_choice=ToolChoiceMode.REQUIRED)
     assert admission._forced(words, options, prompt) == ()
-    found = await admission.output_constraint(words, options, TOOLS, prompt, ())
+    found = await admission.output_constraint(words, options, conversation, prompt, ())
     assert found is not None and found.has_grammar
 
 

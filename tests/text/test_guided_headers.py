@@ -22,7 +22,7 @@ async def guide_of(words: TextProcessor, *turns: Message, **more: Any) -> Gramma
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
     prompt = await words.prompt(conversation)
     options = GenerationOptions("a-1", response_format=CITY)
-    guide = await admission.output_constraint(words, options, conversation.tools, prompt)
+    guide = await admission.output_constraint(words, options, conversation, prompt)
     assert guide is not None
     return guide
 

@@ -7,7 +7,8 @@ import pytest
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.prompt.answer_replay import NAMELESS, Block
-from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
+from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
+from mlxstack.text.tokens.cached_tokenizer import Prompt
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 RULES = "You are a careful agent that reads before it writes."

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,16 +21,15 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-from mlxstack.service.calls.admission import AdmittedRequest
-from mlxstack.service.calls.generation import ResponseAssembler
+from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.parts.openai_messages import assistant_message
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.prompt import Prompt, PromptMaker
+from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.conftest import CHATML, CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 from tests.text.formats import respelled
 
-WORDS: Any = None  # The assembler is given what it needs of a text processor.
 USER, ASSISTANT, TOOL = Role.USER, Role.ASSISTANT, Role.TOOL
 ACT = Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}})
 OTHER = Tool("other", "Does something else.", {"type": "object", "properties": {}})
@@ -85,27 +85,25 @@ class Spoken:
 
     def answers(self, turns: Sequence[Message], wish: Wish, answer: Answer) -> list[Message]:
         """The choices of one request."""
-        prompt = self.maker.make(conversation(turns, wish))
+        asked = conversation(turns, wish)
+        prompt = self.maker.make(asked)
         closed = "</think>\n\n" if prompt.is_in_thinking else ""
         thought = "Let me see.\n" if answer.has_thought and closed else ""
         return [
-            self._answer(prompt, f"{thought}{closed}{answer.text} {at}".rstrip(" 0"), answer)
+            self._answer(asked, prompt, f"{thought}{closed}{answer.text} {at}".rstrip(" 0"), answer)
             for at in range(answer.n_choices)
         ]
 
-    def _answer(self, prompt: Prompt, text: str, answer: Answer) -> Message:
+    def _answer(self, asked: Conversation, prompt: Prompt, text: str, answer: Answer) -> Message:
         tokens = respelled(self.tokenizer, text, lambda: self.random.randint(1, answer.width))
         eos = frozenset(self.tokenizer.eos_token_ids)
         request = Request(id="r", tokens=prompt.tokens, max_tokens=9999, eos=eos)
-        assembler = ResponseAssembler(
-            AdmittedRequest(request, GenerationOptions("r"), prompt, WORDS, (ACT,)),
-            self.output_format,
-            self.maker.replay,
-            self.maker.answers,
-        )
+        words: Any = SimpleNamespace(output_format=self.output_format, prompt_maker=self.maker)
+        whole = replace(asked, tools=(ACT,))
+        generation = Generation(request, GenerationOptions("r"), prompt, words, whole)
         events: list[Any] = [TokenSampled("r", token) for token in (*tokens, min(eos))]
-        parts = [part for event in events for part in assembler.on_event(event)]
-        parts += assembler.on_event(RequestFinished("r", answer.reason, RequestTimings()))
+        parts = [part for event in events for part in generation.on_event(event)]
+        parts += generation.on_event(RequestFinished("r", answer.reason, RequestTimings()))
         self.sampled.add(answers_of(self, (*prompt.tokens, *tokens))[-1])
         return assistant_message(
             p for p in parts if isinstance(p, ReasoningPart | ContentPart | ToolCallPart)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,16 +13,22 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, ToolCallPart
-from mlxstack.service.calls.admission import AdmittedRequest
-from mlxstack.service.calls.generation import ResponseAssembler
+from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.text.output_format import OutputFormat
-from mlxstack.text.prompt.answer_replay import CALL_BYTES, NAMELESS, Block, Scope, ToolCallReplay
-from mlxstack.text.prompt.prompt import Prompt, PromptMaker
+from mlxstack.text.prompt.answer_replay import (
+    CALL_BYTES,
+    NAMELESS,
+    AnswerReplay,
+    Block,
+    Scope,
+    ToolCallReplay,
+)
+from mlxstack.text.prompt.prompt import PromptMaker
+from mlxstack.text.tokens.cached_tokenizer import Prompt
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
-WORDS: Any = None  # The assembler is given what it needs of a text processor.
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 SCHEMA = {
     "type": "object",
@@ -58,11 +65,13 @@ class Chat:
         eos = frozenset(self.tokenizer.eos_token_ids)
         salt, name = scope
         ask = Request("a", prompt.tokens, 9999, eos=eos, salt=salt, display_name=name or None)
-        admitted = AdmittedRequest(ask, GenerationOptions("a"), prompt, WORDS, TOOLS)
-        ear = ResponseAssembler(admitted, self.voice, self.maker.replay)
+        # Answers are not remembered: their prompts would hide those of the calls alone.
+        memory = SimpleNamespace(replay=self.maker.replay, answers=AnswerReplay(max_bytes=0))
+        words: Any = SimpleNamespace(output_format=self.voice, prompt_maker=memory)
+        generation = Generation(ask, GenerationOptions("a"), prompt, words, talk_of())
         events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]
-        parts = [part for event in events for part in ear.on_event(event)]
-        parts += ear.on_event(RequestFinished("a", FinishReason.EOS, RequestTimings()))
+        parts = [part for event in events for part in generation.on_event(event)]
+        parts += generation.on_event(RequestFinished("a", FinishReason.EOS, RequestTimings()))
         return openai_messages.assistant_message(
             p for p in parts if isinstance(p, ReasoningPart | ContentPart | ToolCallPart)
         )

@@ -1,13 +1,22 @@
-"""Admission of requests: options checked, prompt tokenized, output constrained."""
+"""Admission of requests: options checked, prompt tokenized, output constrained.
 
+Those of an explicit agent wait for its turn before.
+"""
+
+import asyncio
 import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, aclosing
 
 from msgspec import Struct, structs
 
 from mlxstack.core.conversation import Conversation, Role, Tool
-from mlxstack.core.errors import BadRequest, Busy, TooLong
+from mlxstack.core.errors import BadRequest, Busy, Conflict, NotFound, TooLong
 from mlxstack.core.request import Priority, Request, SamplingParams
+from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.calls import agents
+from mlxstack.service.calls.agents import AgentHistory
+from mlxstack.service.calls.generation import Generation, stream_response
 from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
 from mlxstack.service.service import Service
@@ -15,92 +24,129 @@ from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.prompt.answer_replay import Scope
-from mlxstack.text.prompt.prompt import Prompt, TokenizeOptions
+from mlxstack.text.prompt.prompt import TokenizeOptions
+from mlxstack.text.tokens.cached_tokenizer import Prompt
 
 N_TAIL = 16
 
 FORBIDDEN = float("-inf")
 
 
-class AdmittedRequest(Struct, frozen=True):
-    """Request that passed all checks.
+class AgentTurnRequest(Struct, frozen=True):
+    """Next turn of an agent.
 
-    `text_processor` is that of the model whose tokens these are; no other model may answer.
-    Calls of the `tools` are read from the answer, and nothing from one that `is_raw`;
-    `has_grammar` where one rules the content. `forced` are tokens of the answer that the prompt
-    ends with. `limit` is the maximum of tokens that the request or the preset set, None without
-    one; 0 only computes the prompt. `conversation` is the source of the prompt, unless that was
-    plain text or tokens. `loose_schemas` are parts of schemas that no grammar enforces,
-    `omitted_tools` the tools of a vendor's servers, which are not offered to the model.
+    `conversation` is the whole one, or its addition (`is_added`) to the stored one. `is_patient`
+    waits in line instead of being refused.
     """
 
-    request: Request
+    conversation: Conversation
     options: GenerationOptions
-    prompt: Prompt
-    text_processor: TextProcessor
-    tools: tuple[Tool, ...] = ()
-    is_raw: bool = False
-    has_grammar: bool = False
-    forced: tuple[int, ...] = ()
-    limit: int | None = None
-    conversation: Conversation | None = None
-    loose_schemas: tuple[str, ...] = ()
-    omitted_tools: tuple[str, ...] = ()
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether only the prompt is computed."""
-        return self.limit == 0
-
-    @property
-    def may_fill_context(self) -> bool:
-        """Whether no limit below the remaining context was set."""
-        return self.limit is None or self.limit > self.request.max_tokens
+    is_added: bool = False
+    is_patient: bool = False
 
 
 async def admit(
     service: Service, conversation: Conversation, options: GenerationOptions
-) -> AdmittedRequest:
+) -> Generation:
     """Render, tokenize, check. Raises BadRequest, TooLong, Busy, Loading."""
     text_processor = service.text_processor
-    options = await _with_biases(text_processor, options)
-    check(options, service.preset.slots.count, service.facts.n_vocab)
+    options = await _resolved(service, text_processor, options)
     _check_tool_choice(options, conversation.tools)
     prompt = await text_processor.prompt(conversation, _scope(service, conversation, options))
     if prompt.before:
         conversation = structs.replace(conversation, continue_final=True)
     forced = _forced(text_processor, options, prompt)
-    constraint = await output_constraint(
-        text_processor, options, conversation.tools, prompt, forced
-    )
+    constraint = await output_constraint(text_processor, options, conversation, prompt, forced)
     prediction = await _prediction(service, text_processor, options)
     service.require_model(text_processor)
-    tools = _callable_tools(options, conversation.tools)
-    return AdmittedRequest(
-        request=_request(
-            service,
-            options,
-            prompt,
-            conversation,
-            forced=forced or (),
-            constraint=constraint,
-            prediction=prediction,
-        ),
-        options=options,
-        prompt=prompt,
-        text_processor=text_processor,
-        tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
-        has_grammar=forced is None and constraint is not None and constraint.has_grammar,
+    request = _request(
+        service,
+        options,
+        prompt,
+        conversation,
         forced=forced or (),
-        limit=_limit(service, options),
-        conversation=conversation,
-        loose_schemas=_loose_schemas(text_processor, options, tools),
+        constraint=constraint,
+        prediction=prediction,
     )
+    has_grammar = forced is None and constraint is not None and constraint.has_grammar
+    return Generation(request, options, prompt, text_processor, conversation, has_grammar)
 
 
-async def admit_text(
-    service: Service, prompt: RawPrompt, options: GenerationOptions
-) -> AdmittedRequest:
+async def admit_turn(service: Service, agent: str, turn: AgentTurnRequest) -> Generation:
+    """Admit the turn. Raises as `admit` and `agents.past` do."""
+    conversation = turn.conversation
+    if turn.is_added:
+        before = await _past(service, agent)
+        conversation = structs.replace(
+            conversation,
+            messages=(*before.messages, *conversation.messages),
+            tools=conversation.tools or before.tools,
+        )
+    return await admit(service, conversation, structs.replace(turn.options, agent=agent))
+
+
+async def stream_turn(
+    service: Service,
+    agent: str,
+    turn: AgentTurnRequest,
+    first_s: float,
+    beat_s: float,
+    on_admitted: Callable[[Generation], None],
+) -> AsyncGenerator[ResponsePart, None]:
+    """Stream the reply in the agent's turn, KeepAlive while waiting.
+
+    Calls `on_admitted` between them. Raises Conflict when the agent is busy and the request is
+    not patient.
+    """
+    if service.agent_locks.is_busy(agent) and not turn.is_patient:
+        raise Conflict(
+            f"agent {agent} is answering already; wait for the end, or send `queue: true`"
+        )
+    text_processor = service.text_processor
+    with service.agent_locks.joined(agent):
+        entering = asyncio.create_task(_enter(service, agent, turn))
+        try:
+            patience_s = first_s
+            while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
+                yield KeepAlive(0, 0)
+                patience_s = beat_s
+            entering.result()
+            service.require_model(text_processor)
+            generation = await admit_turn(service, agent, turn)
+            on_admitted(generation)
+            async with aclosing(stream_response(service, generation, first_s, beat_s)) as rest:
+                async for part in rest:
+                    yield part
+        finally:
+            entering.cancel()
+            if entering.done() and not entering.cancelled() and entering.exception() is None:
+                entering.result().close()
+
+
+async def _enter(service: Service, agent: str, turn: AgentTurnRequest) -> ExitStack:
+    """Wait for the agent's turn, across the services of its home.
+
+    Closing the result ends the turn. Raises Conflict when another service has the turn and the
+    request is not patient.
+    """
+    with ExitStack() as held:
+        lock = await service.agent_locks.enter(agent)
+        held.callback(lock.release)
+        locks = service.agent_locks
+        acquire = locks.lock_turn if turn.is_patient else locks.lock_turn_now
+        held.enter_context(await acquire(agent))
+        return held.pop_all()
+
+
+async def _past(service: Service, agent: str) -> AgentHistory:
+    """History of an agent; a new one has none."""
+    try:
+        return await agents.past(service, agent)
+    except NotFound:
+        return AgentHistory()
+
+
+async def admit_text(service: Service, prompt: RawPrompt, options: GenerationOptions) -> Generation:
     """Admit a raw text or tokens, whose continuation has no markers.
 
     Errors name the field `prompt`.
@@ -114,30 +160,23 @@ async def admit_text(
 
 async def _admit_text(
     service: Service, prompt: RawPrompt, options: GenerationOptions
-) -> AdmittedRequest:
+) -> Generation:
     text_processor = service.text_processor
-    options = await _with_biases(text_processor, options)
-    check(options, service.preset.slots.count, service.facts.n_vocab)
+    options = await _resolved(service, text_processor, options)
     made = await text_processor.raw(prompt)
     if not made.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
     constraint = await _text_constraint(text_processor, options)
     service.require_model(text_processor)
-    return AdmittedRequest(
-        request=_request(service, options, made, constraint=constraint),
-        options=options,
-        prompt=made,
-        text_processor=text_processor,
-        is_raw=True,
-        limit=_limit(service, options),
-        loose_schemas=_loose_schemas(text_processor, options),
-    )
+    request = _request(service, options, made, constraint=constraint)
+    return Generation(request, options, made, text_processor)
 
 
-def _loose_schemas(
-    text_processor: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...] = ()
-) -> tuple[str, ...]:
-    known, shape = text_processor.loose_schemas, options.response_format
+def loose_schemas(generation: Generation) -> tuple[str, ...]:
+    """Parts of the schemas of a request that no grammar enforces."""
+    known, conversation = generation.text_processor.loose_schemas, generation.conversation
+    tools = _callable_tools(generation.options, conversation.tools) if conversation else ()
+    shape = generation.options.response_format
     return (known.of(tools) if tools else ()) + (known.of(shape) if shape else ())
 
 
@@ -171,7 +210,7 @@ def _request(
     _refuse_if_full(service)
     if options.agent is not None:
         agents.check_room(service, options.agent)
-    tokens, limit = prompt.tokens + forced, _limit(service, options)
+    tokens, limit = prompt.tokens + forced, options.max_tokens
     # The engine always samples one token; a prefill does not return it.
     max_tokens = room(len(tokens), 1 if limit == 0 else limit, service.n_ctx)
     now, name = time.monotonic(), options.agent
@@ -228,18 +267,22 @@ def _forced(
     return (*text_processor.output_format.message_opening, *opening) if prompt.before else opening
 
 
-async def _with_biases(
-    text_processor: TextProcessor, options: GenerationOptions
+async def _resolved(
+    service: Service, text_processor: TextProcessor, options: GenerationOptions
 ) -> GenerationOptions:
-    """Replace biases of texts by token biases; special tokens get none."""
-    if not options.bias_texts:
-        return options
+    """Options with the preset's limit, and biases of tokens only.
+
+    Special tokens in texts get none. Raises BadRequest for options that cannot work.
+    """
     biases = list(options.sampling.logit_bias)
     for text, bias in options.bias_texts:
         tokens = await text_processor.tokenize(text, TokenizeOptions(parse_special=False))
         biases += [(token, bias) for token in tokens]
     chosen = structs.replace(options.sampling, logit_bias=tuple(biases))
-    return structs.replace(options, sampling=chosen, bias_texts=())
+    limit = _limit(service, options)
+    options = structs.replace(options, sampling=chosen, bias_texts=(), max_tokens=limit)
+    check(options, service.preset.slots.count, service.facts.n_vocab)
+    return options
 
 
 async def _prediction(
@@ -312,7 +355,7 @@ def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
 async def output_constraint(
     text_processor: TextProcessor,
     options: GenerationOptions,
-    tools: tuple[Tool, ...],
+    conversation: Conversation,
     prompt: Prompt,
     forced: tuple[int, ...] | None = None,
 ) -> GrammarConstraint | None:
@@ -320,6 +363,7 @@ async def output_constraint(
 
     Raises BadRequest for a bad grammar.
     """
+    tools = conversation.tools
     if forced is not None:
         return await _call_guide(text_processor, options, tools)
     rules = (
@@ -334,7 +378,10 @@ async def output_constraint(
         calls = await text_processor.free_calls(offered, is_single=options.is_one_call)
     if rules is None and options.thinking_budget is None and not (forbidden or calls):
         return None
-    layout = _layout(text_processor, options, prompt, forbidden, calls, has_tools=has_tools)
+    may_think = text_processor.prompt_maker.may_think(conversation)
+    layout = _layout(
+        text_processor, options, prompt, forbidden, calls, has_tools=has_tools, may_think=may_think
+    )
     return GrammarConstraint(layout, rules)
 
 
@@ -403,9 +450,9 @@ def _layout(
     calls: CallTrigger | None,
     *,
     has_tools: bool,
+    may_think: bool,
 ) -> ConstraintLayout:
     output_format, tail = text_processor.output_format, prompt.tokens[-N_TAIL:]
-    may_think = prompt.may_think
     # The answer begins with the header of a message.
     has_headers = output_format.has_headers and not prompt.before
     is_in_thinking = prompt.is_in_thinking or (has_headers and may_think)

@@ -30,7 +30,8 @@ class GenerationOptions(Struct, frozen=True):
     computes the prompt. `slot` pins; `agent` is an explicit agent, `session_hint` a client's name
     for the conversation, `client` the program that sent the request. `is_one_call` ends the reply
     after its first tool call, whose id begins with `call_prefix`. `has_progress` adds the progress
-    of the prompt as parts. `predicted_text` is the answer that the client expects.
+    of the prompt as parts. `predicted_text` is the answer that the client expects. `omitted_tools`
+    are the tools of a vendor's servers, which are not offered to the model.
     """
 
     id: str
@@ -55,4 +56,5 @@ class GenerationOptions(Struct, frozen=True):
     priority: Priority = Priority.NORMAL
     salt: str = ""
     predicted_text: str = ""
+    omitted_tools: tuple[str, ...] = ()
     request: str = ""

@@ -25,9 +25,10 @@ from mlxstack.text.grammar.response_format import ResponseConstraint, grammar_of
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt.answer_replay import NAMELESS, Scope
-from mlxstack.text.prompt.prompt import Prompt, PromptMaker, TokenizeOptions
+from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.prompt.report import notes
 from mlxstack.text.rendering.renderers import RENDERERS
+from mlxstack.text.tokens.cached_tokenizer import Prompt
 
 log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")

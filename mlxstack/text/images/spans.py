@@ -21,7 +21,7 @@ from mlxstack.core.image import (
     virtual_ids,
 )
 from mlxstack.text.images.bounds import RefusedImage, upright_size
-from mlxstack.text.tokens.cached_tokenizer import Encoded, Splice
+from mlxstack.text.tokens.cached_tokenizer import Prompt, Splice
 
 _JOINED = re.compile(f"\n?({MARK.pattern})\n?")
 
@@ -167,16 +167,16 @@ def moved(spans: Iterable[ImageSpan], n_tokens: int) -> tuple[ImageSpan, ...]:
     )
 
 
-def spans_in(encoded: Encoded, images: Sequence[PlacedImage]) -> tuple[ImageSpan, ...]:
+def spans_in(prompt: Prompt, images: Sequence[PlacedImage]) -> tuple[ImageSpan, ...]:
     """Ranges of tokens that hold the images. Raises BadRequest."""
     spans = []
     for image in images:
-        at = encoded.piece_at(image.splice.start)
-        start = encoded.places[at]
+        at = prompt.piece_at(image.splice.start)
+        start = prompt.places[at]
         end = start + image.span.end
         if (
-            encoded.chars[at] != image.splice.start
-            or encoded.tokens[start:end] != image.splice.tokens
+            prompt.chars[at] != image.splice.start
+            or prompt.tokens[start:end] != image.splice.tokens
         ):
             raise BadRequest("messages: an image has no place in the prompt", "messages")
         spans.append(structs.replace(image.span, start=start, end=end))

@@ -27,7 +27,13 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Splice, TokenBytes, common_length
+from mlxstack.text.tokens.cached_tokenizer import (
+    CachedTokenizer,
+    Prompt,
+    Splice,
+    TokenBytes,
+    common_length,
+)
 from mlxstack.text.tokens.special_token_escape import unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
@@ -162,19 +168,6 @@ def _is_same(entry: Entry, calls: Sequence[ToolCall]) -> bool:
     return entry.calls == tuple(digest_of(call) for call in calls)
 
 
-class AnswerAnchor(Struct, frozen=True):
-    """The place where the answer to a prompt begins.
-
-    `history` is a digest of the messages before it, `n_chars` and `digest` say what the template
-    wrote for them. `opening` are the tokens with which the prompt opens the answer.
-    """
-
-    history: bytes
-    n_chars: int
-    digest: bytes
-    opening: tuple[int, ...] = ()
-
-
 class SampledAnswer(Struct, frozen=True):
     """Complete answer and its sampled tokens, without the turn's end."""
 
@@ -214,13 +207,17 @@ class AnswerPlace(Struct, frozen=True):
 
 
 class AnswerEntry:
-    """Remembered answer; `written` is its latest rendering, None before."""
+    """Remembered answer; `written` is its latest rendering, None before.
 
-    def __init__(self, anchor: AnswerAnchor, answer: SampledAnswer) -> None:
-        self.n_chars = anchor.n_chars
-        self.digest = anchor.digest
-        self.tokens = array("I", (*anchor.opening, *answer.tokens))
-        self.n_opening = len(anchor.opening)
+    `n_chars` and `digest` say what the template wrote before it. The first `n_opening` of its
+    `tokens` are those with which the prompt opened it.
+    """
+
+    def __init__(self, before: str, opening: tuple[int, ...], answer: SampledAnswer) -> None:
+        self.n_chars = len(before)
+        self.digest = digest_of_text(before)
+        self.tokens = array("I", (*opening, *answer.tokens))
+        self.n_opening = len(opening)
         self.reasoning = answer.message.reasoning or ""
         self.call_ids = tuple(call.id for call in answer.message.tool_calls)
         self.written: WrittenAnswer | None = None
@@ -233,19 +230,22 @@ class AnswerReplay(ReplayMemory[tuple[Scope, bytes, bytes], AnswerEntry]):
     def __init__(self, max_bytes: int = 32_000_000) -> None:
         super().__init__(max_bytes)
 
-    def remember(self, scope: Scope, anchor: AnswerAnchor, answer: SampledAnswer) -> None:
-        """Keep a sampled answer for the later prompts of its conversation.
+    def remember(self, scope: Scope, prompt: Prompt, answer: SampledAnswer) -> None:
+        """Keep a sampled answer to `prompt` for later prompts.
 
         Arguments nested too deeply to be compared are left out. So is an answer without text and
         calls: it may have ended inside a thought that its prompt opened, which no template writes.
         """
-        if not answer.message.text.strip() and not answer.message.tool_calls:
+        is_said = answer.message.text.strip() or answer.message.tool_calls
+        if prompt.answer_at is None or not is_said:
             return
         try:
-            key = (scope, anchor.history, meaning(answer.message))
+            key = (scope, prompt.history, meaning(answer.message))
         except RecursionError:
             return
-        self.put(key, AnswerEntry(anchor, answer))
+        n_chars, n_tokens = prompt.answer_at
+        opening = prompt.tokens[n_tokens:]
+        self.put(key, AnswerEntry(prompt.marked[:n_chars], opening, answer))
 
     def known(self, scope: Scope, messages: Sequence[Message]) -> dict[int, AnswerEntry]:
         """The remembered answers among these messages, by index.

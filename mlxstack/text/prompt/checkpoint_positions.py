@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Encoded
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt
 
 MAX_TURN_ENDS = 4
 LEAST_GAP = 8
@@ -11,16 +11,16 @@ SMALL_TAIL = 32
 MAX_IN_VAIN = 2**30
 
 
-def head_end(encoder: CachedTokenizer, encoded: Encoded, char: int) -> int:
+def head_end(encoder: CachedTokenizer, prompt: Prompt, char: int) -> int:
     """The token where a shared head that reaches to `char` ends.
 
     It is the beginning of the next turn, where that is near, so that prompts which go on
     differently still agree on it.
     """
-    at = encoded.piece_at(char)
-    if char - encoded.chars[at] <= SMALL_TAIL:
-        return encoded.places[at]
-    return encoder.place(encoded, char)
+    at = prompt.piece_at(char)
+    if char - prompt.chars[at] <= SMALL_TAIL:
+        return prompt.places[at]
+    return encoder.place(prompt, char)
 
 
 def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[int]:
@@ -51,16 +51,16 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
     return ends
 
 
-def after_turn(encoded: Encoded, char: int) -> int | None:
+def after_turn(prompt: Prompt, char: int) -> int | None:
     """Token after the special token that closes the turn at `char`."""
-    at = encoded.piece_from(char)
-    if at == len(encoded.chars):
+    at = prompt.piece_from(char)
+    if at == len(prompt.chars):
         return None
-    if at + 1 == len(encoded.chars):
-        return encoded.places[at] + 1
-    tail = encoded.text[encoded.chars[at] : encoded.chars[at + 1]]
+    if at + 1 == len(prompt.chars):
+        return prompt.places[at] + 1
+    tail = prompt.marked[prompt.chars[at] : prompt.chars[at + 1]]
     is_closed = len(tail) < SMALL_TAIL and tail[-1:].isspace()
-    return encoded.places[at + 1] if is_closed else encoded.places[at] + 1
+    return prompt.places[at + 1] if is_closed else prompt.places[at] + 1
 
 
 def tidy(head: int, ends: Iterable[int | None], n_tokens: int) -> tuple[int, ...]:

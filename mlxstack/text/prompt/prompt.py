@@ -18,7 +18,6 @@ from mlxstack.core.image import (
     MEDIA_MARKER,
     ImagePart,
     ImageProcessor,
-    ImageSpan,
     marks,
     without_virtual,
 )
@@ -41,13 +40,11 @@ from mlxstack.text.normalize_messages import head_tools, pair_results
 from mlxstack.text.output_format import accent_of
 from mlxstack.text.prompt.answer_replay import (
     NAMELESS,
-    AnswerAnchor,
     AnswerEntry,
     AnswerReplay,
     AnswerSplicer,
     Scope,
     closed,
-    digest_of_text,
     histories,
 )
 from mlxstack.text.prompt.checkpoint_positions import after_turn, head_end, tidy, turn_ends
@@ -58,7 +55,7 @@ from mlxstack.text.template.switches import LEVELS
 from mlxstack.text.template.tool_definitions import completed_tools
 from mlxstack.text.tokens.cached_tokenizer import (
     CachedTokenizer,
-    Encoded,
+    Prompt,
     Splice,
     TokenBytes,
     common_length,
@@ -87,32 +84,6 @@ MAX_VARIABLES = 65_536
 CHARS_PER_TOKEN = 8
 MIN_COUNTED_CHARS = 200_000
 """Texts up to this length are counted exactly, however small the context."""
-
-
-class Prompt(Struct, frozen=True):
-    """A prompt in tokens.
-
-    `text` is what was rendered, None for a prompt that came as tokens. It depends on the request
-    alone; `n_replayed` answers and calls in it have other tokens, which were sampled for them.
-    `checkpoint_positions`: ascending token positions between 0 and the last token, namely the end
-    of system and tools, the ends of the last user and tool turns, the end of the messages before
-    the opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
-    `before` are the last tokens, when the answer goes on in the middle of a text, which is the last
-    message. `may_think`:
-    neither the request nor the preset switches thinking off. `anchor`: where the answer begins,
-    by which it comes back in later prompts as it was sampled. `images` are the ranges of tokens
-    that hold images.
-    """
-
-    tokens: tuple[int, ...]
-    text: str | None = None
-    checkpoint_positions: tuple[int, ...] = ()
-    is_in_thinking: bool = False
-    before: tuple[int, ...] = ()
-    may_think: bool = True
-    anchor: AnswerAnchor | None = None
-    n_replayed: int = 0
-    images: tuple[ImageSpan, ...] = ()
 
 
 class TokenizeOptions(Struct, frozen=True):
@@ -172,27 +143,6 @@ class PromptMaker:
 
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
-        return self._made(conversation, scope)[0]
-
-    def expected(
-        self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
-    ) -> Prompt:
-        """Known beginning of the next prompt after `answer`.
-
-        The tokens are the same whatever the client says next. Raises as `make` does.
-        """
-        prompt, encoded = self._made(_continued(conversation, answer), scope, is_expected=True)
-        known = encoded.text.find(UNKNOWN)
-        # A template that drops the last message says nothing about where it would stand.
-        n_known = self._encoder.place(encoded, known) if known >= 0 else 0
-        cuts = tuple(cut for cut in prompt.checkpoint_positions if cut < n_known)
-        return Prompt(tokens=encoded.tokens[:n_known], checkpoint_positions=cuts)
-
-    def _made(
-        self, conversation: Conversation, scope: Scope, *, is_expected: bool = False
-    ) -> tuple[Prompt, Encoded]:
-        """Prompt and its encoded text; no anchor if `is_expected`."""
-        may_think = self._may_think(conversation)
         conversation = self._prepared(conversation)
         known = self.answers.known(scope, conversation.messages)
         adapted, marked = self._rendered(conversation)
@@ -202,22 +152,31 @@ class PromptMaker:
         if images:
             splices += [one.splice for one in images]
             splices.sort(key=lambda one: one.start)
-        encoded = self._encoder.encode(marked, splices)
-        spans = spans_in(encoded, images) if images else ()
+        prompt = self._encoder.encode(marked, splices)
         end = self._messages_end(marked, conversation)
-        tail = encoded.text[0 if end is None else end :]
-        prompt = Prompt(
-            tokens=encoded.tokens,
-            text=unescape(encoded.text),
-            checkpoint_positions=self._cuts(conversation, adapted, encoded, end),
-            is_in_thinking=self._output_format.opens_thought(tail),
-            before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
-            may_think=may_think,
-            anchor=None if is_expected else self._anchor(conversation, encoded, end),
-            n_replayed=encoded.n_replaced - len(spans),
-            images=spans,
+        return msgspec.structs.replace(
+            prompt,
+            checkpoint_positions=self._cuts(conversation, adapted, prompt, end),
+            images=spans_in(prompt, images) if images else (),
+            is_in_thinking=self._output_format.opens_thought(marked[end:]),
+            before=prompt.tokens[-N_BEFORE:] if conversation.continue_final else (),
+            answer_at=self._answer_at(conversation, prompt, end),
+            history=histories(conversation.messages)[-1],
         )
-        return prompt, encoded
+
+    def expected(
+        self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
+    ) -> Prompt:
+        """Known beginning of the next prompt after `answer`.
+
+        The tokens are the same whatever the client says next. Raises as `make` does.
+        """
+        prompt = self.make(_continued(conversation, answer), scope)
+        known = prompt.marked.find(UNKNOWN)
+        # A template that drops the last message says nothing about where it would stand.
+        n_known = self._encoder.place(prompt, known) if known >= 0 else 0
+        cuts = tuple(cut for cut in prompt.checkpoint_positions if cut < n_known)
+        return Prompt(tokens=prompt.tokens[:n_known], checkpoint_positions=cuts)
 
     def _with_images(self, conversation: Conversation) -> Conversation:
         """Conversation whose images the template takes where they are."""
@@ -333,39 +292,32 @@ class PromptMaker:
                 answers.append(call)
         return sorted(answers, key=lambda splice: splice.start)
 
-    def _anchor(
-        self, conversation: Conversation, encoded: Encoded, end: int | None
-    ) -> AnswerAnchor | None:
-        """Position of the answer; None if the prompt opens none."""
+    def _answer_at(
+        self, conversation: Conversation, prompt: Prompt, end: int | None
+    ) -> tuple[int, int] | None:
+        """Character and token where the answer begins; None if unknown."""
         if not conversation.add_generation_prompt or conversation.continue_final:
             return None
         if end is None:
             ended = msgspec.structs.replace(conversation, add_generation_prompt=False)
-            end = common_length(encoded.text, self._rendered(ended)[1])
-            if end == len(encoded.text):
-                end = self._kept_length(ended, encoded)
-        n_before = self._encoder.exact_place(encoded, end)
-        if n_before is None:
-            return None
-        return AnswerAnchor(
-            history=histories(conversation.messages)[-1],
-            n_chars=end,
-            digest=digest_of_text(encoded.text[:end]),
-            opening=encoded.tokens[n_before:],
-        )
+            end = common_length(prompt.marked, self._rendered(ended)[1])
+            if end == len(prompt.marked):
+                end = self._kept_length(ended, prompt)
+        n_before = self._encoder.exact_place(prompt, end)
+        return None if n_before is None else (end, n_before)
 
-    def _kept_length(self, ended: Conversation, encoded: Encoded) -> int:
+    def _kept_length(self, ended: Conversation, prompt: Prompt) -> int:
         """Prompt length that stays if a call follows.
 
         Some templates end results otherwise.
         """
         answered = msgspec.structs.replace(ended, messages=(*ended.messages, PROBE_CALL))
         try:
-            end = common_length(encoded.text, self._written(answered))
+            end = common_length(prompt.marked, self._written(answered))
         except BadRequest:
-            return len(encoded.text)
-        is_cut = self._encoder.exact_place(encoded, end) is None
-        return encoded.chars[encoded.piece_at(end)] if is_cut else end
+            return len(prompt.marked)
+        is_cut = self._encoder.exact_place(prompt, end) is None
+        return prompt.chars[prompt.piece_at(end)] if is_cut else end
 
     def plain(self, text: str, images: Sequence[ImagePart] = ()) -> Prompt:
         """Prompt of a raw text, with its special tokens, and images at media markers."""
@@ -376,14 +328,14 @@ class PromptMaker:
             check_media(text, images)
             written = text.replace(MEDIA_MARKER, self.processor.framed)
             found = placed(self.processor, images, written, self._token_of)
-        encoded = self._encoder.encode(written, [one.splice for one in found])
-        spans, tokens = spans_in(encoded, found), encoded.tokens
+        prompt = self._encoder.encode(written, [one.splice for one in found])
+        spans, tokens = spans_in(prompt, found), prompt.tokens
         prefix = self._encoder.prefix
         if tokens[: len(prefix)] != prefix:
             tokens = prefix + tokens
             spans = moved(spans, len(prefix))
         before = tuple(self.vocabulary_ids(tokens[-N_BEFORE:]))
-        return Prompt(tokens=tokens, text=text, before=before, images=spans)
+        return Prompt(tokens, text, n_replaced=prompt.n_replaced, before=before, images=spans)
 
     def given(self, tokens: Sequence[int]) -> Prompt:
         """The prompt of tokens that a client made itself."""
@@ -471,7 +423,8 @@ class PromptMaker:
         switches = self.template.switches
         return {STANDARD_SWITCH: thinking, **(switches.on if thinking else switches.off)}
 
-    def _may_think(self, conversation: Conversation) -> bool:
+    def may_think(self, conversation: Conversation) -> bool:
+        """Whether neither the request nor the preset switches thinking off."""
         wishes = conversation.template.get(STANDARD_SWITCH), conversation.thinking, self._default
         return next((wish for wish in wishes if wish is not None), True) is not False
 
@@ -498,18 +451,18 @@ class PromptMaker:
         return tail
 
     def _cuts(
-        self, conversation: Conversation, adapted: Conversation, encoded: Encoded, end: int | None
+        self, conversation: Conversation, adapted: Conversation, prompt: Prompt, end: int | None
     ) -> tuple[int, ...]:
         listeners = [m for m in adapted.messages if m.role in (Role.USER, Role.TOOL)]
         spoken = [(self.template.guarded(m), m.role is Role.USER) for m in listeners]
         if any(MARK_OPENS in text for text, _ in spoken):
             spoken = [(after_images(text), is_user) for text, is_user in spoken]
-        stop = len(encoded.text) if end is None else end
-        ends = turn_ends(encoded.text, spoken, stop)
-        cuts = [after_turn(encoded, char) for char in ends]
-        cuts.append(None if end is None else self._encoder.place(encoded, end))
-        head = self._head_length(conversation, encoded.text)
-        return tidy(head_end(self._encoder, encoded, head), cuts, len(encoded.tokens))
+        stop = len(prompt.marked) if end is None else end
+        ends = turn_ends(prompt.marked, spoken, stop)
+        cuts = [after_turn(prompt, char) for char in ends]
+        cuts.append(None if end is None else self._encoder.place(prompt, end))
+        head = self._head_length(conversation, prompt.marked)
+        return tidy(head_end(self._encoder, prompt, head), cuts, len(prompt.tokens))
 
     def _head_length(self, conversation: Conversation, marked: str) -> int:
         """Number of characters of the prompt that are system and tools."""

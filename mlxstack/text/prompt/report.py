@@ -17,10 +17,10 @@ from mlxstack.text.formats import (
 from mlxstack.text.formats.description import call_marks
 from mlxstack.text.formats.probe_renderings import shared_length
 from mlxstack.text.prompt.answer_replay import NAMELESS, SampledAnswer
-from mlxstack.text.prompt.prompt import Prompt, PromptMaker
+from mlxstack.text.prompt.prompt import PromptMaker
 from mlxstack.text.template.adaptation import CallText, TemplateCapabilities
 from mlxstack.text.template.capabilities import losses
-from mlxstack.text.tokens.cached_tokenizer import common_length
+from mlxstack.text.tokens.cached_tokenizer import Prompt, common_length
 
 READ = Tool(
     "read_file",
@@ -163,8 +163,7 @@ def _share(
     ends = [text.find(added[at].content) for at in tokenizer.eos_token_ids if at in added]
     text = text[: min((end for end in ends if end >= 0), default=len(text))]
     tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
-    if prompt.anchor is not None:
-        prompt_maker.answers.remember(NAMELESS, prompt.anchor, SampledAnswer(answer, tokens))
+    prompt_maker.answers.remember(NAMELESS, prompt, SampledAnswer(answer, tokens))
     cached, later = prompt.tokens + tokens, prompt_maker.make(after).tokens
     return shared_length(cached, later) / len(cached)
 
@@ -178,7 +177,7 @@ def _sampled_text(
 ) -> str:
     """Text that a model would sample for a rendered answer."""
     closed = replace(conversation, add_generation_prompt=False)
-    asked, opened = prompt_maker.text(closed), prompt.text or ""
+    asked, opened = prompt_maker.text(closed), prompt.text
     written = prompt_maker.text(replace(closed, messages=(*conversation.messages, answer)))
     n_before = common_length(asked, opened)
     opening, body = opened[n_before:], written[n_before:]

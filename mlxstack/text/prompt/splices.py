@@ -27,7 +27,7 @@ from mlxstack.text.prompt.answer_replay import (
     digest_of_text,
 )
 from mlxstack.text.template.chat_template import ChatTemplate
-from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Encoded, Splice, TokenBytes
+from mlxstack.text.tokens.cached_tokenizer import CachedTokenizer, Prompt, Splice, TokenBytes
 from mlxstack.text.tokens.special_token_escape import unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
@@ -191,7 +191,7 @@ class Splicer:
             return None if at < 0 else at + len(mark) * is_closed
         return min((at for eos in self._eos if (at := text.find(eos, named)) >= 0), default=None)
 
-    def _is_same(self, sampled: Sequence[int], written: Encoded) -> bool:
+    def _is_same(self, sampled: Sequence[int], written: Prompt) -> bool:
         """Whether the template writes the marks and the words that were sampled.
 
         A parser passes over what it does not know, and over a key that comes twice; such words

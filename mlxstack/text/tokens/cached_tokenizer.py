@@ -18,7 +18,8 @@ from typing import Any
 from msgspec import Struct
 from tokenizers.decoders import ByteLevel
 
-from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR
+from mlxstack.core.image import ImageSpan
+from mlxstack.text.tokens.special_token_escape import ESCAPE_CHAR, unescape
 from mlxstack.text.tokens.special_tokens import SpecialTokens
 
 COUNTED_CHARS = 32_768
@@ -27,17 +28,43 @@ MOST_SPLIT = 32
 PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
 
 
-class Encoded(Struct, frozen=True):
-    """Text as tokens; piece i starts at `chars[i]` and `places[i]`.
+class Prompt(Struct, frozen=True):
+    """A text in tokens, and the beginning of the answer to it.
 
-    `n_replaced` splices have other tokens than their text.
+    `marked` is what was rendered, with guard marks; "" for a prompt that came as tokens. It depends
+    on the request alone; `n_replaced` splices in it have other tokens than their text. Piece i
+    starts at character `chars[i]` and at token `places[i]`.
+    `checkpoint_positions`: ascending token positions between 0 and the last token, namely the end
+    of system and tools, the ends of the last user and tool turns, the end of the messages before
+    the opening of the answer. `images` are the ranges of tokens that hold images.
+    `is_in_thinking`: the answer begins inside a block of thoughts. `before` are the last tokens,
+    when the answer goes on in the middle of a text, which is the last message.
+    `answer_at`: the character and the token where the answer and its opening begin; with `history`,
+    a digest of the messages, it comes back in later prompts as it was sampled. None where it
+    cannot.
     """
 
-    text: str
     tokens: tuple[int, ...]
-    chars: tuple[int, ...]
-    places: tuple[int, ...]
+    marked: str = ""
+    chars: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
     n_replaced: int = 0
+    checkpoint_positions: tuple[int, ...] = ()
+    images: tuple[ImageSpan, ...] = ()
+    is_in_thinking: bool = False
+    before: tuple[int, ...] = ()
+    answer_at: tuple[int, int] | None = None
+    history: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """The text as people wrote it."""
+        return unescape(self.marked)
+
+    @property
+    def n_replayed(self) -> int:
+        """Number of answers and calls with their sampled tokens."""
+        return self.n_replaced - len(self.images)
 
     def piece_from(self, char: int) -> int:
         """Index of the first piece from `char` on, or their number."""
@@ -114,7 +141,7 @@ class CachedTokenizer:
         self._opening, self._n_opening = self._find_opening()
         self.prefix, self.suffix = self._find_frame()
 
-    def encode(self, text: str, splices: Sequence[Splice] = ()) -> Encoded:
+    def encode(self, text: str, splices: Sequence[Splice] = ()) -> Prompt:
         """Tokens of a rendered text, cut at guard marks, which vanish.
 
         `splices` are ascending and do not overlap. One that would change the tokens outside of
@@ -136,7 +163,7 @@ class CachedTokenizer:
             else:
                 tokens.extend(splice.tokens)
                 n_replaced += 1
-        return Encoded(text, tuple(tokens), tuple(chars), tuple(places), n_replaced)
+        return Prompt(tuple(tokens), text, tuple(chars), tuple(places), n_replaced)
 
     def at_least(self, texts: Iterable[str], enough: int) -> int:
         """Lower bound of the tokens of `texts`, counted until above `enough`."""
@@ -149,31 +176,31 @@ class CachedTokenizer:
                     return n_tokens
         return n_tokens
 
-    def place(self, encoded: Encoded, char: int) -> int:
+    def place(self, prompt: Prompt, char: int) -> int:
         """Number of tokens before `char` that no continuation can change."""
-        at = encoded.piece_at(char)
-        start, first = encoded.chars[at], encoded.places[at]
+        at = prompt.piece_at(char)
+        start, first = prompt.chars[at], prompt.places[at]
         if char <= start:
             return first
-        part = self._piece(encoded.text[start:char])
-        whole = encoded.tokens[first : first + len(part)]
+        part = self._piece(prompt.marked[start:char])
+        whole = prompt.tokens[first : first + len(part)]
         same = next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), None)
         n_same = min(len(part), len(whole)) if same is None else same
-        return first + (n_same if char == len(encoded.text) else max(0, n_same - 1))
+        return first + (n_same if char == len(prompt.marked) else max(0, n_same - 1))
 
-    def exact_place(self, encoded: Encoded, char: int) -> int | None:
+    def exact_place(self, prompt: Prompt, char: int) -> int | None:
         """Number of tokens before `char`; None if a token reaches over it."""
-        at = encoded.piece_at(char)
-        start, first = encoded.chars[at], encoded.places[at]
-        if char == len(encoded.text):
-            return len(encoded.tokens)
+        at = prompt.piece_at(char)
+        start, first = prompt.chars[at], prompt.places[at]
+        if char == len(prompt.marked):
+            return len(prompt.tokens)
         if char <= start:
             return first
-        stop = encoded.chars[at + 1] if at + 1 < len(encoded.chars) else len(encoded.text)
-        left = self._piece(encoded.text[start:char])
-        right = self._piece(ESCAPE_CHAR + encoded.text[char:stop])
-        last = encoded.places[at + 1] if at + 1 < len(encoded.places) else len(encoded.tokens)
-        whole = encoded.tokens[first:last]
+        stop = prompt.chars[at + 1] if at + 1 < len(prompt.chars) else len(prompt.marked)
+        left = self._piece(prompt.marked[start:char])
+        right = self._piece(ESCAPE_CHAR + prompt.marked[char:stop])
+        last = prompt.places[at + 1] if at + 1 < len(prompt.places) else len(prompt.tokens)
+        whole = prompt.tokens[first:last]
         return first + len(left) if (*left, *right) == whole else None
 
     def _kept(self, text: str, cuts: Sequence[int], splices: Sequence[Splice]) -> Sequence[Splice]:

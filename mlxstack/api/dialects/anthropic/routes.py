@@ -45,11 +45,9 @@ async def messages(
     model = resolve_model(service, data.model)
     parsed = await service.text_processor.read(partial(conversation, data))
     require_answerable(parsed)
-    admitted = await admit(service, parsed, _options(service, data, parsed, request))
-    names = ResponseIds(admitted.request.id, model, request_id(request.scope))
-    left_out = (*omitted_tools(data.tools or ()), *data.server_names)
-    admitted = structs.replace(admitted, omitted_tools=left_out)
-    return await answer(request, service, [[admitted]], MessageStream(names), bool(data.stream))
+    generation = await admit(service, parsed, _options(service, data, parsed, request))
+    names = ResponseIds(generation.request.id, model, request_id(request.scope))
+    return await answer(request, service, [[generation]], MessageStream(names), bool(data.stream))
 
 
 @post("/v1/messages/count_tokens", status_code=200)
@@ -76,6 +74,7 @@ def _options(
         thinking_budget=body.thinking.budget_tokens if body.thinking else None,
         call_prefix="toolu_",
         is_one_call=bool(choice and choice.disable_parallel_tool_use),
+        omitted_tools=(*omitted_tools(body.tools or ()), *body.server_names),
     )
 
 

@@ -37,8 +37,8 @@ async def completion(
     ]
     renderer = LlamaRenderer(
         [
-            PromptRenderer(service, admitted, prompt, data, index)
-            for index, (admitted, prompt) in enumerate(zip(orders, prompts, strict=True))
+            PromptRenderer(service, generation, prompt, data, index)
+            for index, (generation, prompt) in enumerate(zip(orders, prompts, strict=True))
         ]
     )
     return await answer(request, service, [orders], renderer, bool(data.stream))

@@ -25,7 +25,7 @@ from mlxstack.core.response_parts import (
     PrefillProgressed,
     ResponsePart,
 )
-from mlxstack.service.calls.admission import AdmittedRequest
+from mlxstack.service.calls.generation import Generation
 from mlxstack.service.service import Service
 
 STOP_TYPES = {
@@ -60,16 +60,18 @@ class PromptRenderer:
     def __init__(
         self,
         service: Service,
-        admitted: AdmittedRequest,
+        generation: Generation,
         prompt: Prompt,
         body: LlamaCompletionBody,
         index: int,
     ) -> None:
         self._service = service
-        self._admitted = admitted
+        self._generation = generation
         text = prompt.text if isinstance(prompt, MediaText) else prompt
         is_text = isinstance(text, str)
-        self._prompt = text if is_text else admitted.text_processor.decode(admitted.request.tokens)
+        self._prompt = (
+            text if is_text else generation.text_processor.decode(generation.request.tokens)
+        )
         self._index = index
         self._body = body
         self._has_new_line = False
@@ -111,7 +113,7 @@ class PromptRenderer:
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": self._n_predicted,
-            "tokens_evaluated": len(self._admitted.request.tokens),
+            "tokens_evaluated": len(self._generation.request.tokens),
         }
 
     def _final(self, ended: GenerationFinished, content: str, tokens: list[int]) -> dict[str, Any]:
@@ -126,7 +128,7 @@ class PromptRenderer:
             "tokens_predicted": work.n_generated,
             "tokens_evaluated": work.n_prompt,
             "generation_settings": generation_settings(
-                self._admitted.request, self._admitted.options.stop, bool(self._body.stream)
+                self._generation.request, self._generation.options.stop, bool(self._body.stream)
             ),
             "prompt": self._prompt,
             "has_new_line": self._has_new_line,
@@ -146,7 +148,7 @@ class PromptRenderer:
         return {path: value for path, value in found.items() if value is not UNSET}
 
     def _probabilities(self, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:
-        result = logprobs(notes, self._admitted.text_processor)
+        result = logprobs(notes, self._generation.text_processor)
         return {"completion_probabilities": result.content} if result else {}
 
 

@@ -27,9 +27,9 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
 from mlxstack.core.response_parts import gather
 from mlxstack.service.calls import agents
-from mlxstack.service.calls.admission import AdmittedRequest
+from mlxstack.service.calls.admission import AgentTurnRequest, stream_turn
 from mlxstack.service.calls.agents import AgentChanges, AgentDetails, AgentHistory
-from mlxstack.service.calls.generation import AgentTurnRequest, stream_turn
+from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.openai_messages import ChatMessageParam
 from mlxstack.service.service import Service
@@ -223,7 +223,7 @@ async def generate_for_agent(
 async def _whole(
     service: Service, agent: str, turn: AgentTurnRequest, renderer: ChatRenderer
 ) -> Response[AgentCompletion]:
-    orders: list[AdmittedRequest] = []
+    orders: list[Generation] = []
     parts = stream_turn(service, agent, turn, BEAT_S, BEAT_S, orders.append)
     async with aclosing(parts):
         reply = await gather(parts)
@@ -242,7 +242,7 @@ async def _stream(
     service: Service, agent: str, turn: AgentTurnRequest, renderer: ChatRenderer
 ) -> Stream:
     """Errors within the first second come before the headers."""
-    orders: list[AdmittedRequest] = []
+    orders: list[Generation] = []
     parts = stream_turn(service, agent, turn, FIRST_S, BEAT_S, orders.append)
     first = await anext(parts)
     headers = cache_headers(orders[0], first) if orders else {AGENT: agent}

@@ -67,8 +67,8 @@ async def chat(
         return _loaded(renderer, service)
     convert = partial(to_conversation.chat_conversation, data)
     conversation = await service.text_processor.read(convert)
-    admitted = await admit(service, conversation, _options(data, request, service))
-    return await answer(request, service, [[admitted]], renderer, data.stream is not False)
+    generation = await admit(service, conversation, _options(data, request, service))
+    return await answer(request, service, [[generation]], renderer, data.stream is not False)
 
 
 @post("/api/generate", status_code=200, responses=lines_spec(OllamaGeneration))
@@ -83,12 +83,12 @@ async def generate(
     convert = partial(to_conversation.prompt_conversation, data)
     conversation = await service.text_processor.read(convert)
     options = _options(data, request, service)
-    admitted = (
+    generation = (
         await admit_text(service, data.prompt, options)
         if data.raw
         else await admit(service, conversation, options)
     )
-    return await answer(request, service, [[admitted]], renderer, data.stream is not False)
+    return await answer(request, service, [[generation]], renderer, data.stream is not False)
 
 
 @post("/api/embed", status_code=200)

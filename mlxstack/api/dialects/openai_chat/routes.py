@@ -36,12 +36,11 @@ async def chat_completions(
     model = resolve_model(service, data.model)
     n = n_choices(data.n, service.preset.slots.count)
     conversation = await service.text_processor.read(partial(to_conversation.conversation, data))
-    admitted = await admit(service, conversation, options(data, request, service))
-    admitted = structs.replace(admitted, omitted_tools=to_conversation.omitted_tools(data))
-    text_processor, tokens = admitted.text_processor, admitted.request.tokens
+    generation = await admit(service, conversation, options(data, request, service))
+    text_processor, tokens = generation.text_processor, generation.request.tokens
     verbose = Verbose(text_processor.decode(tokens), len(tokens)) if data.verbose else UNSET
-    renderer = ChatRenderer(data, admitted.request.id, model, text_processor, n, verbose)
-    return await answer(request, service, [copies(admitted, n)], renderer, bool(data.stream))
+    renderer = ChatRenderer(data, generation.request.id, model, text_processor, n, verbose)
+    return await answer(request, service, [copies(generation, n)], renderer, bool(data.stream))
 
 
 @post(["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"], status_code=200)
@@ -71,6 +70,7 @@ def options(body: ChatBody, request: AnyRequest, service: Service) -> Generation
         has_progress=bool(body.return_progress),
         predicted_text=to_conversation.predicted_text(body),
         thinking_budget=to_conversation.thinking_budget(body),
+        omitted_tools=to_conversation.omitted_tools(body),
     )
 
 

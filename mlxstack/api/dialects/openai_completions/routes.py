@@ -36,7 +36,7 @@ async def completions(
         await admit_text(service, prompt, structs.replace(options, id=f"{shape.id}-{i}"))
         for i, prompt in enumerate(prompts)
     ]
-    groups = [copies(admitted, shape.n) for admitted in orders]
+    groups = [copies(generation, shape.n) for generation in orders]
     return await answer(request, service, groups, shape, bool(data.stream))
 
 

@@ -25,7 +25,8 @@ from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.calls.admission import AdmittedRequest, admit
+from mlxstack.service.calls.admission import admit
+from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
@@ -46,12 +47,13 @@ async def responses(
     data, options = _resolved(data, request), _options(data, request, service, box)
     convert = partial(to_conversation.conversation, data, box)
     conversation = await service.text_processor.read(convert)
-    admitted = await _admit(service, conversation, options)
-    admitted = structs.replace(admitted, omitted_tools=to_conversation.omitted_tools(data))
-    response, is_sealed = _response(data, admitted, model), SEALED in (data.include or ())
+    generation = await _admit(service, conversation, options)
+    response, is_sealed = _response(data, generation, model), SEALED in (data.include or ())
     on_item = _on_item(data, request, options.salt)
-    renderer = ResponseStream(response, box, admitted.text_processor, on_item, is_sealed=is_sealed)
-    return await answer(request, service, [[admitted]], renderer, bool(data.stream))
+    renderer = ResponseStream(
+        response, box, generation.text_processor, on_item, is_sealed=is_sealed
+    )
+    return await answer(request, service, [[generation]], renderer, bool(data.stream))
 
 
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
@@ -86,7 +88,7 @@ def _resolved(body: ResponsesBody, request: AnyRequest) -> ResponsesBody:
 
 async def _admit(
     service: Service, conversation: Conversation, options: GenerationOptions
-) -> AdmittedRequest:
+) -> Generation:
     """Errors name the field `input` instead of `messages`."""
     try:
         return await admit(service, conversation, options)
@@ -110,22 +112,23 @@ def _options(
         allowed_tools=request_fields.allowed_tools(body.tool_choice, name_of),
         response_format=to_conversation.response_format(body) or common.response_format,
         is_one_call=body.parallel_tool_calls is False,
+        omitted_tools=to_conversation.omitted_tools(body),
     )
 
 
-def _response(body: ResponsesBody, admitted: AdmittedRequest, model: str) -> Response:
+def _response(body: ResponsesBody, generation: Generation, model: str) -> Response:
     """Response before its first output item."""
     reasoning, text = body.reasoning or {}, body.text or {}
     return Response(
-        id=admitted.request.id,
+        id=generation.request.id,
         created_at=int(time.time()),
         model=model,
         instructions=body.instructions,
         tools=tuple(body.tools or ()),
         tool_choice=body.tool_choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        temperature=admitted.request.sampling.temperature,
-        top_p=admitted.request.sampling.top_p,
+        temperature=generation.request.sampling.temperature,
+        top_p=generation.request.sampling.top_p,
         top_logprobs=body.top_logprobs or 0,
         max_output_tokens=body.max_output_tokens,
         reasoning={name: reasoning.get(name) for name in ("effort", "summary")},
