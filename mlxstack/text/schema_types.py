@@ -85,20 +85,13 @@ def _described(schema: Schema, root: Schema, depth: int) -> tuple[dict[str, Any]
     required = [key for key in names if isinstance(key, str)] if isinstance(names, list) else []
     target = referred(str(schema["$ref"]), root) if "$ref" in schema else None
     parts = [("allOf", target)] if target is not None else []
-    parts += [(key, part) for key in ALL for part in _list(schema.get(key)) if _is_schema(part)]
+    listed = [(key, schema[key]) for key in ALL if isinstance(schema.get(key), list)]
+    parts += [(key, one) for key, several in listed for one in several if isinstance(one, dict)]
     for key, part in parts if depth else ():
         more, needed = _described(part, root, depth - 1)
         known = {**more, **known}
         required += needed if key == "allOf" else []
     return known, required
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def declared(parameters: Mapping[str, Any]) -> Schema:

@@ -14,8 +14,7 @@ from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason
 from mlxstack.core.response_parts import AnswerPart, ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.demo import MODEL_DIR
-from mlxstack.text.formats import read_answer
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls, read_answer
 from mlxstack.text.formats.checked_calls import Parser, parse_calls, tool_schemas
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import OutputParser

@@ -9,8 +9,8 @@ import jsonschema
 from llguidance import LLMatcher
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats import ParsedMessage, read_answer
-from mlxstack.text.formats.description import is_mark, pieces
+from mlxstack.text.formats.answer_reader import read_answer
+from mlxstack.text.formats.description import ParsedMessage, is_mark, pieces
 from mlxstack.text.formats.families import FAMILIES, Family
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, GrammarState

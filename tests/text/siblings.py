@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.text.formats import DerivedFormat
 from mlxstack.text.formats.description import (
     CallSyntax,
+    DerivedFormat,
     JsonBody,
     NamedBody,
     PythonBody,

@@ -21,9 +21,8 @@ from mlxstack.core.response_parts import (
     ReasoningPart,
     ToolCallPart,
 )
-from mlxstack.text.formats import DerivedFormat
 from mlxstack.text.formats.answer_reader import AnswerReader, Spoken
-from mlxstack.text.formats.description import pieces
+from mlxstack.text.formats.description import DerivedFormat, pieces
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar

@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.text.formats import (
+from mlxstack.text.formats import derivation, probe_renderings
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls, read_answer
+from mlxstack.text.formats.derivation import derive_format
+from mlxstack.text.formats.description import (
     DerivedFormat,
     FormatSource,
     ReasoningMarks,
-    derivation,
-    derive_format,
-    probe_renderings,
-    read_answer,
+    call_marks,
+    pieces,
 )
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls
-from mlxstack.text.formats.description import call_marks, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammar
 from mlxstack.text.output_format import OutputFormat

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats import read_answer
+from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.text.formats.checked_calls import tool_schemas
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters, ForcedCalls, call_grammar

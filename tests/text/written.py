@@ -17,8 +17,11 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats import DerivedFormat, derivation, derive_format, read_answer
+from mlxstack.text.formats import derivation
+from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.text.formats.call_derivation import LEAST_PROSE
+from mlxstack.text.formats.derivation import derive_format
+from mlxstack.text.formats.description import DerivedFormat
 from mlxstack.text.formats.probe_renderings import common_start, opened_length, tokens
 from mlxstack.text.prompt.prompt import PromptMaker
 from tests.text.test_derived_formats import CODE

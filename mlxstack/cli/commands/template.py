@@ -93,7 +93,7 @@ def _rendering(preset: "Preset", tokenizer: Any) -> Line:
 
 def _parsing(preset: "Preset", tokenizer: Any) -> Line:
     from mlxstack.service.parts.openai_messages import write_call
-    from mlxstack.text.formats import derive_format
+    from mlxstack.text.formats.derivation import derive_format
     from mlxstack.text.prompt.prompt import PromptMaker
     from mlxstack.text.prompt.report import parsed
 

@@ -64,11 +64,15 @@ class ArgumentTypes:
 
 
 class CalledArguments:
-    """The arguments of a call of one tool."""
+    """The arguments of a call of one tool, which may be text without quotes."""
 
     def __init__(self, types: ArgumentTypes, name: str) -> None:
         self._types, self._name = types, types.name(name)
         self.offers = types.has
+
+    def is_copied(self, key: str, sign: str) -> bool:
+        """Whether a value that begins so means what it says."""
+        raise NotImplementedError
 
     def types_of(self, key: str) -> SchemaTypes:
         """Types of an argument."""

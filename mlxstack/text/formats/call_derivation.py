@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import dropwhile
 from typing import Any
 
 from msgspec import Struct
@@ -91,25 +92,21 @@ def _framed(
     probes: TemplateProbes, written: WrittenCall, around: tuple[str, str], turn: TurnMarks
 ) -> CallSyntax:
     """Marks around a body: of all calls, and of each."""
-    two = probes.turn("", probes.calls(TWO, TWO))
+    two = probes.turn("", probes.calls(TWO, TWO)) or ""
     before = tokens(around[0])
     body = written.body
     if isinstance(body, JsonBody) and body.is_list:
         between = _list_between(two) or ", "
         return CallSyntax(body, opens=_counted(before, two), closes=around[1], between=between)
-    second = None if two is None or NAMES[1] not in two else _second(probes, two)
-    if second is None or two is None:
+    first, second = _written(probes, two, 0), _written(probes, two, 1)
+    if first is None or second is None:
         return CallSyntax(body, opens=around[0], closes=around[1])
-    middle = tokens(two[second[0] : second[1]])
+    middle = tokens(two[first.end : second.start])
     # A template may close its section only after several calls.
-    after = tokens(_after(probes, two[second[2] :], turn))
-    opens = shared_end(before, middle)
-    while opens and opens[0].isspace():
-        opens = opens[1:]
+    after = tokens(_after(probes, two[second.end :], turn))
+    opens = list(dropwhile(str.isspace, shared_end(before, middle)))
     middle = middle[: len(middle) - len(opens)]
-    closes = shared_start(after, middle)
-    while closes and closes[-1].isspace():
-        closes = closes[:-1]
+    closes = list(dropwhile(str.isspace, shared_start(after, middle)[::-1]))[::-1]
     section = before[: len(before) - len(opens)]
     ending = after[len(closes) :]
     n = _shared_mark(opens, ending)
@@ -124,12 +121,6 @@ def _framed(
         closes="".join(closes),
         between="".join(middle[len(closes) :]),
     )
-
-
-def _second(probes: TemplateProbes, two: str) -> tuple[int, int, int] | None:
-    """End of the first of two calls; range of the second."""
-    first, second = _written(probes, two, 0), _written(probes, two, 1)
-    return None if first is None or second is None else (first.end, second.start, second.end)
 
 
 def _written(probes: TemplateProbes, text: str, at: int) -> WrittenCall | None:
@@ -161,23 +152,19 @@ def _json(text: str, name: int, at: int) -> WrittenCall | None:
             continue
         if not isinstance(value, list):
             parts = _parts(text[match.start() : end], at)
-            return WrittenCall(match.start(), end, _with(body, parts))
+            return WrittenCall(match.start(), end, replace(body, parts=parts))
         inner = text.index("{", match.start())
         stop = _json_end(text, inner)
         last = text.rindex("}", 0, end) + 1
-        listed = _with(
+        listed = replace(
             body,
-            _parts(text[inner:stop], 0),
+            parts=_parts(text[inner:stop], 0),
             is_list=True,
             list_opens=text[match.start() : inner],
             list_closes=text[last:end],
         )
         return WrittenCall(match.start(), end, listed)
     return None
-
-
-def _with(body: JsonBody, parts: tuple[str, ...], **fields: Any) -> JsonBody:
-    return JsonBody(parts, body.name, body.arguments, body.id, **fields)
 
 
 def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
@@ -389,19 +376,19 @@ def _value_opening(text: str, kind: str, last: str) -> str | None:
     return next((one for one in found if one.endswith(last)), next(iter(found), None))
 
 
-def _counted(before: list[str], two: str | None) -> str:
+def _counted(before: list[str], two: str) -> str:
     """The text before a list, whose number of calls is a slot."""
     text = "".join(before)
     for at, token in enumerate(before):
         marked = "".join([*before[:at], COUNT, *before[at + 1 :]])
-        if token == "1" and two is not None and marked.replace(COUNT, "2") in two:
+        if token == "1" and marked.replace(COUNT, "2") in two:
             return text if text in two else marked
     return text
 
 
-def _list_between(two: str | None) -> str:
+def _list_between(two: str) -> str:
     """The text between two objects of a list."""
-    if two is None or NAMES[1] not in two or NAMES[0] not in two:
+    if any(name not in two for name in NAMES):
         return ""
     first = two.rfind("{", 0, two.find(NAMES[0]))
     end = _json_end(two, first)

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import ToolCall
-from mlxstack.text.formats.argument_values import ArgumentTypes, object_of
+from mlxstack.text.formats.argument_values import ArgumentTypes, CalledArguments, object_of
 from mlxstack.text.formats.call_writer import CallWriter, Copier
 from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import (
@@ -26,7 +26,7 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.formats.notations import JSON, Notation
 from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading, TextFeed, quoted_otherwise
-from mlxstack.text.formats.value_copier import TypedArguments, ValueCopier
+from mlxstack.text.formats.value_copier import ValueCopier
 
 MAX_HEAD = 300
 """The most characters between the mark of a call and its arguments."""
@@ -75,6 +75,10 @@ class CallParts:
         self.ends = MarkSet([*self.closing_marks, *(one for one in openings if is_mark(one))])
         self._head = _head_groups(syntax.body)
 
+    def of(self, syntax: CallSyntax) -> "CallParts":
+        """The parts of another syntax in the same feed."""
+        return CallParts(syntax, self.feed, self.types, self.writer)
+
     @property
     def outer_closings(self) -> tuple[str, ...]:
         """The closings that no value holds outside of its text."""
@@ -94,7 +98,7 @@ class CallParts:
         at: int,
         notation: Notation,
         stops: tuple[str, ...],
-        arguments: TypedArguments | None = None,
+        arguments: CalledArguments | None = None,
     ) -> Reading[int]:
         """Copy the arguments of the open call; -1 without an end."""
         copier = ValueCopier(at, notation, stops, arguments=arguments)

@@ -62,8 +62,7 @@ class CallReader:
         self._parts = CallParts(syntax, feed, self._types, self._writer)
         self.closings = self._parts.outer_closings
         self._values = ValueCalls(self._parts)
-        self._tagged = TaggedCalls(self._parts)
-        self._others = ForeignCalls(syntax, feed, self._types, self._writer)
+        self._others = ForeignCalls(self._parts)
 
     def section(
         self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
@@ -334,7 +333,7 @@ class CallReader:
             case NamedBody():
                 return (yield from self._values.named(at))
             case TaggedBody() as body:
-                return (yield from self._tagged.read(body, at))
+                return (yield from TaggedCalls(self._parts, body).read(at))
             case PythonBody() as body:
                 return (yield from self._values.python(body, at))
             case GemmaBody() as body:

@@ -1,15 +1,13 @@
 """Derives the output format of a model from its chat template."""
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls
+from mlxstack.text.formats.answer_reader import read_answer
 from mlxstack.text.formats.call_derivation import derive_calls
 from mlxstack.text.formats.description import (
     FALLBACK_CALLS,
@@ -39,8 +37,7 @@ CHECKED: dict[str, dict[str, Any]] = {
     "no arguments": {},
     **{kind: {f"key_{kind}": value} for kind, value in TYPED.items()},
 }
-_known: OrderedDict[bytes, DerivedFormat] = OrderedDict()
-_lock = threading.Lock()
+_known: dict[bytes, DerivedFormat] = {}
 
 
 def derive_format(tokenizer: Any) -> DerivedFormat:
@@ -51,15 +48,12 @@ def derive_format(tokenizer: Any) -> DerivedFormat:
     published = getattr(tokenizer.tool_parser, "__module__", "")
     eos = sorted(tokenizer.eos_token_ids)
     key = hashlib.blake2b(f"{spelled}{published}{eos}".encode(), digest_size=16).digest()
-    with _lock:
-        if key in _known:
-            _known.move_to_end(key)
-            return _known[key]
-    derived = _derive(tokenizer)
-    with _lock:
+    derived = _known.get(key)
+    if derived is None:
+        derived = _derive(tokenizer)
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
         _known[key] = derived
-        while len(_known) > MOST_KNOWN:
-            _known.popitem(last=False)
     return derived
 
 
@@ -138,10 +132,8 @@ def _problems(derived: DerivedFormat, probes: TemplateProbes) -> tuple[str, ...]
             continue
         text = probes.answer(turn)
         cuts = [text.find(eos) for eos in probes.eos if eos in text]
-        reader = AnswerReader(derived, tools)
-        spoken = [*reader.feed(text[: min(cuts)] if cuts else text), *reader.finish()]
-        calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
+        read = read_answer(derived, text[: min(cuts)] if cuts else text, tools)
         written = [(one, arguments) for one in NAMES[:n_calls]]
-        if [(call.name, call.arguments) for call in calls] != written:
+        if [(call.name, call.arguments) for call in read.tool_calls] != written:
             problems.append(name)
     return tuple(problems)

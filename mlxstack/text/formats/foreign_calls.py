@@ -3,14 +3,11 @@
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import ToolCall
-from mlxstack.text.formats.argument_values import ArgumentTypes
 from mlxstack.text.formats.call_parts import CallParts, ReadCalls
-from mlxstack.text.formats.call_writer import CallWriter
 from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.description import (
     ID,
     NAME,
-    CallBody,
     CallSyntax,
     JsonBody,
     NamedBody,
@@ -19,7 +16,7 @@ from mlxstack.text.formats.description import (
 )
 from mlxstack.text.formats.python_calls import PythonCalls
 from mlxstack.text.formats.tagged_calls import TaggedCalls
-from mlxstack.text.formats.text_feed import Reading, TextFeed
+from mlxstack.text.formats.text_feed import Reading
 from mlxstack.text.formats.value_calls import PYTHON_QUOTES, ValueCalls
 
 FOREIGN = JsonBody((), ("name",), ("arguments",))
@@ -58,20 +55,9 @@ NAMED = (NamedBody((NAME, "[CALL_ID]", ID, "[ARGS]")), NamedBody((NAME,)))
 class ForeignCalls:
     """Reads calls of offered tools, quietly, between the marks of a syntax."""
 
-    def __init__(
-        self, syntax: CallSyntax, feed: TextFeed, types: ArgumentTypes, writer: CallWriter
-    ) -> None:
-        self._feed, self._types, self._writer = feed, types, writer
-
-        def parts(body: CallBody) -> CallParts:
-            return CallParts(replace(syntax, body=body), feed, types, writer)
-
-        self._parts = parts(PythonBody())
-        self._python = ValueCalls(self._parts)
-        self._named = tuple(ValueCalls(parts(body)) for body in NAMED)
-        self._tagged = tuple(
-            (one, TaggedCalls(CallParts(one, feed, types, writer))) for one in TAGGED
-        )
+    def __init__(self, parts: CallParts) -> None:
+        self._parts = parts
+        self._feed, self._types, self._writer = parts.feed, parts.types, parts.writer
 
     def read(self, at: int) -> Reading[ReadCalls | None]:
         """The calls at a position; None without any."""
@@ -99,9 +85,9 @@ class ForeignCalls:
 
     def _python_calls(self, at: int) -> Reading[ReadCalls | None]:
         """Python calls in a list, or one after the other."""
-        feed, values = self._feed, self._python
+        feed = self._feed
         calls: tuple[ToolCall, ...] = ()
-        is_list = yield from values.begins_call(at)
+        is_list = yield from ValueCalls(self._parts).begins_call(at)
         start = at if is_list else (yield from self._parts.tool_name(at, "("))
         end = -1
         while start >= 0:
@@ -118,8 +104,9 @@ class ForeignCalls:
         """A name, then the arguments as JSON."""
         if (yield from self._parts.tool_name(at)) < 0:
             return None
-        for named in self._named:
-            read = yield from self._tried(named.named(at))
+        for body in NAMED:
+            parts = self._parts.of(replace(self._parts.syntax, body=body))
+            read = yield from self._tried(ValueCalls(parts).named(at))
             if read is not None:
                 return read
         return None
@@ -127,17 +114,17 @@ class ForeignCalls:
     def _elements(self, at: int) -> Reading[ReadCalls | None]:
         """Calls of tags, one after the other."""
         feed = self._feed
-        for syntax, tagged in self._tagged:
-            found: tuple[ReadCalls, ...] = ()
-            while (start := (yield from feed.literal(syntax.opens, at))) is not None:
+        for syntax in TAGGED:
+            calls: tuple[ToolCall, ...] = ()
+            end = at
+            while (start := (yield from feed.literal(syntax.opens, end))) is not None:
                 assert isinstance(syntax.body, TaggedBody)
-                read = yield from self._tried(tagged.read(syntax.body, start))
+                tagged = TaggedCalls(self._parts.of(syntax), syntax.body)
+                read = yield from self._tried(tagged.read(start))
                 if read is None:
                     break
+                calls = (*calls, *read.calls)
                 end = yield from feed.optional(syntax.closes, read.end)
-                found = (*found, replace(read, end=end))
-                at = yield from feed.space(end)
-            if found:
-                calls = tuple(call for one in found for call in one.calls)
-                return ReadCalls(calls, found[-1].end)
+            if calls:
+                return ReadCalls(calls, end)
         return None

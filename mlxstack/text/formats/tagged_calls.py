@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.text.formats.argument_values import (
+    ANY,
     UNDECODABLE,
     argument_value,
     is_surely_text,
@@ -38,33 +39,33 @@ _KEY = re.compile(r"[^\s<>/][^<>]*")
 class Argument(Struct, frozen=True):
     """Argument of the tool `name`, whose value is at `at`.
 
-    `kind` is its type as the call writes it, or "".
+    `is_text` if the call writes its type; None where it writes none.
     """
 
     name: str
     key: str
-    kind: str
     at: int
+    types: SchemaTypes
+    is_text: bool | None = None
 
 
 class TaggedCalls:
     """Reads calls of a tagged body."""
 
-    def __init__(self, parts: CallParts) -> None:
-        self._parts = parts
+    def __init__(self, parts: CallParts, body: TaggedBody) -> None:
+        self._parts, self._body = parts, body
         self._feed, self._syntax, self._types = parts.feed, parts.syntax, parts.types
         self._writer = parts.writer
-        body = parts.syntax.body
-        self._nested = NestedTags(parts.feed, body) if isinstance(body, TaggedBody) else None
-        self._block = _json_block(body) if isinstance(body, TaggedBody) else ("", "")
-        self._next = _next_opening(body) if isinstance(body, TaggedBody) else ""
+        self._nested = NestedTags(parts.feed, body)
+        self._block = _json_block(body)
+        self._next = _next_opening(body)
         opening = next((one for one in reversed(pieces(parts.syntax.opens)) if "<" in one), "")
         self._opening = opening if self._next else ""
         self._given: set[str] = set()
 
-    def read(self, body: TaggedBody, at: int) -> Reading[ReadCalls | None]:
+    def read(self, at: int) -> Reading[ReadCalls | None]:
         """One call, from its name to its last argument."""
-        feed = self._feed
+        feed, body = self._feed, self._body
         opening = first_mark(body.argument_opens)
         at = at if opening else (yield from feed.space(at))
         head = yield from self._parts.read_head(at, (opening, "{", FENCE) if opening else SPACES)
@@ -79,12 +80,12 @@ class TaggedCalls:
             start = yield from feed.literal(body.argument_opens, at)
             if start is None or (not opening and (yield from self._ends_pairs(at))):
                 break
-            argument = yield from self._argument(body, fields["name"], start)
+            argument = yield from self._argument(fields["name"], start)
             if argument is None or not argument.key:
                 break
             self._given.add(argument.key)
             self._writer.open(fields["name"], fields.get("id", ""))
-            read = yield from self._value(body, argument)
+            read = yield from self._value(argument)
             if read is None:
                 return None
             value, at = read
@@ -116,9 +117,9 @@ class TaggedCalls:
         end = yield from self._feed.literal(self._block[1], read.end)
         return read if end is None else replace(read, end=end)
 
-    def _argument(self, body: TaggedBody, name: str, at: int) -> Reading[Argument | None]:
+    def _argument(self, name: str, at: int) -> Reading[Argument | None]:
         """Key of an argument, maybe ""; None if no value follows."""
-        feed = self._feed
+        feed, body = self._feed, self._body
         before, _, after = body.value_opens.partition(TYPE)
         key_end = MarkSet(one for piece in pieces(before) for one in quoted_otherwise(piece))
         mark = yield from feed.find(key_end, at)
@@ -126,62 +127,63 @@ class TaggedCalls:
             return None
         key = feed.text[at : mark.start].strip().strip("\"'")
         if not (_KEY if first_mark(body.argument_opens) else SLOT).fullmatch(key):
-            return Argument(name, "", "", at)
+            return Argument(name, "", at, ANY)
         inside = yield from feed.literal(before, mark.start)
         if inside is None and TYPE not in body.value_opens:
             # One of the marks is left out now and then.
             inside = yield from feed.space((yield from feed.optional(before, mark.start)))
-        kind = ""
+        is_text = None
         if inside is not None and TYPE in body.value_opens:
             stop = yield from feed.find(MarkSet(quoted_otherwise(pieces(after)[0])), inside)
             kind = "" if stop is None else feed.text[inside : stop.start]
+            is_text = kind == dict(body.types).get("string") if kind else None
             inside = None if stop is None else (yield from feed.literal(after, stop.start))
-        return None if inside is None else Argument(name, key, kind, inside)
+        types = self._types.of(name, key)
+        return None if inside is None else Argument(name, key, inside, types, is_text)
 
-    def _argument_copier(self, body: TaggedBody, argument: Argument, at: int) -> Copier:
-        words = dict(body.types)
-        types = self._types.of(argument.name, argument.key)
-        if argument.kind and words:
-            is_text = argument.kind == words.get("string")
-            if is_text:
-                return TextCopier(at, bool)
-        elif types.texts and not body.has_json_text:
+    def _argument_copier(self, argument: Argument, at: int) -> Copier:
+        types = argument.types
+        if argument.is_text:
+            return TextCopier(at, bool)
+        if argument.is_text is None and types.texts and not self._body.has_json_text:
             return TextCopier(at, lambda begun: is_surely_text(begun, types))
         # A number in quotes is a number.
         return ValueCopier(at, has_scalars=False, has_texts=bool(types.texts))
 
-    def _value(self, body: TaggedBody, argument: Argument) -> Reading[tuple[Any, int] | None]:
+    def _value(self, argument: Argument) -> Reading[tuple[Any, int] | None]:
         """Value of an argument, and the position after its closing marks."""
-        if self._nested is not None and body.item:
-            name = argument.name
-            place = TypedPlace(self._types.of(name, argument.key), self._types.root(name))
-            if (yield from self._nested.begins(argument.at, place)):
-                return (yield from self._container(self._nested, place, argument))
+        body, at = self._body, argument.at
+        if body.item:
+            place = TypedPlace(argument.types, self._types.root(argument.name))
+            if (yield from self._nested.begins(at, place)):
+                return (yield from self._container(place, argument))
         if not body.value_closes:
-            return (yield from self._json_value(body, argument))
-        at = yield from self._skip(body.value_opens[len(body.value_opens.rstrip()) :], argument.at)
+            return (yield from self._json_value(argument))
+        # White space of the template is no part of the value.
+        space = body.value_opens[len(body.value_opens.rstrip()) :]
+        at = yield from self._feed.any_of([space], at)
         closing = body.value_closes.strip().replace(KEY, argument.key)
-        copier = self._argument_copier(body, argument, at)
+        copier = self._argument_copier(argument, at)
         self._writer.begin_value(argument.key, copier)
         ends = MarkSet([closing, self._next, self._opening, *self._parts.ends.marks])
         copy = BoundCopy(self._feed, self._writer, copier, ends)
-        mark = yield from self._closing_of(body, argument, at, copy)
+        mark = yield from self._closing_of(closing, argument, at, copy)
         if mark is None:
             copy.advance()
             mark = self._missing_closing(argument, at)
         if mark is None:
             return None
-        text = self._cut(body, at, mark.start)
-        value = self._told(body, argument, text)
+        closes = body.value_closes
+        text = self._feed.text[at : mark.start]
+        text = text.removesuffix(closes[: len(closes) - len(closes.lstrip())])
+        value = self._told(argument, text)
         self._writer.end_value(value, at + len(text), mark.end)
         return value, mark.end
 
-    def _container(
-        self, nested: NestedTags, place: TypedPlace, argument: Argument
-    ) -> Reading[tuple[Any, int] | None]:
+    def _container(self, place: TypedPlace, argument: Argument) -> Reading[tuple[Any, int] | None]:
         """Object or list of nested tags, written as a whole."""
         self._writer.begin_value(argument.key, None)
-        read = yield from nested.container(argument.key, argument.at, place)
+        read = yield from self._nested.container(argument.key, argument.at, place)
         if read is not None:
             self._writer.end_value(read[0], read[1], read[1])
         return read
@@ -195,13 +197,12 @@ class TaggedCalls:
         return self._before_call(at, len(feed.text) if mark is None else mark.start)
 
     def _closing_of(
-        self, body: TaggedBody, argument: Argument, at: int, copy: BoundCopy
+        self, closing: str, argument: Argument, at: int, copy: BoundCopy
     ) -> Reading[FoundMark | None]:
         """Mark that ends a value; the rest of the call follows.
 
         Another argument or call ends a value that nothing closes.
         """
-        closing = body.value_closes.strip().replace(KEY, argument.key)
         marks = MarkSet([closing, self._next, self._opening, "<![CDATA[", "]]>"])
         first: FoundMark | None = None
         is_data, scan = False, at
@@ -211,11 +212,11 @@ class TaggedCalls:
                 return first
             scan = mark.end
             if mark.text == self._next:
-                if not is_data and (yield from self._is_next(body, argument, mark.start, copy)):
+                if not is_data and (yield from self._is_next(argument, mark.start, copy)):
                     return FoundMark(at + len(self._feed.text[at : mark.start].rstrip()))
                 continue
             if mark.text == self._opening:
-                if is_data or not (yield from self._begins_call(body, mark.start)):
+                if is_data or not (yield from self._begins_call(mark.start)):
                     continue
                 outer = yield from self._enclosing(closing, mark.end)
                 if outer is None:
@@ -225,10 +226,10 @@ class TaggedCalls:
                 is_data = mark.text == "<![CDATA[" and (is_data or mark.start == at)
                 continue
             first = first or mark
-            if not is_data and (yield from self._ends_value(body, mark.end)):
+            if not is_data and (yield from self._ends_value(mark.end)):
                 return mark
 
-    def _begins_call(self, body: TaggedBody, at: int) -> Reading[bool]:
+    def _begins_call(self, at: int) -> Reading[bool]:
         """Whether a call of an offered tool with an argument opens here."""
         feed, opens = self._feed, self._syntax.opens
         start = yield from feed.literal(opens[opens.rfind(self._opening) :], at)
@@ -254,34 +255,33 @@ class TaggedCalls:
             text = text.removesuffix(piece).rstrip()
         return FoundMark(at + len(text))
 
-    def _is_next(
-        self, body: TaggedBody, argument: Argument, at: int, copy: BoundCopy
-    ) -> Reading[bool]:
+    def _is_next(self, argument: Argument, at: int, copy: BoundCopy) -> Reading[bool]:
         """Whether another argument opens here, and not inside a text."""
-        start = yield from self._feed.literal(body.argument_opens, at)
-        reading = self._argument(body, argument.name, start or at)
-        following = None if start is None else (yield from reading)
+        start = yield from self._feed.literal(self._body.argument_opens, at)
+        following = None
+        if start is not None:
+            following = yield from self._argument(argument.name, start)
         if following is None or following.key in self._given:
             return False
         if not self._types.declares(argument.name, following.key):
             return False
-        closing = body.value_closes.strip()
+        closing = self._body.value_closes.strip()
         marks = MarkSet([closing, *self._parts.closing_marks])
         mark = yield from watched(self._feed.find(marks, following.at), copy.advance)
         if mark is None or mark.text != closing:
             return True
-        return (yield from self._ends_value(body, mark.end))
+        return (yield from self._ends_value(mark.end))
 
-    def _json_value(self, body: TaggedBody, argument: Argument) -> Reading[tuple[Any, int] | None]:
+    def _json_value(self, argument: Argument) -> Reading[tuple[Any, int] | None]:
         """A value of JSON that nothing closes."""
         at = yield from self._feed.space(argument.at)
-        copier = self._argument_copier(body, argument, at)
+        copier = self._argument_copier(argument, at)
         self._writer.begin_value(argument.key, copier)
         yield from self._parts.copied(copier)
         end = copier.at if copier.is_done else (yield from self._json_end(at))
         if end <= at:
             return None
-        value = self._typed(body, argument, self._feed.text[at:end])
+        value = self._typed(argument, self._feed.text[at:end])
         self._writer.end_value(value, end, end)
         return value, end
 
@@ -300,45 +300,30 @@ class TaggedCalls:
         at = yield from self._feed.space(at)
         return at == len(self._feed.text) or (yield from self._parts.closes_at(at))
 
-    def _skip(self, space: str, at: int) -> Reading[int]:
-        """The position after exactly this white space, if it is there."""
-        return at + len(space) if space and (yield from self._feed.starts(space, at)) else at
-
-    def _cut(self, body: TaggedBody, start: int, end: int) -> str:
-        space = body.value_closes[: len(body.value_closes) - len(body.value_closes.lstrip())]
-        text = self._feed.text[start:end]
-        return text.removesuffix(space)
-
-    def _ends_value(self, body: TaggedBody, at: int) -> Reading[bool]:
+    def _ends_value(self, at: int) -> Reading[bool]:
         """Whether the next argument, the call's end or the text's follows."""
-        at = yield from self._feed.space(at)
-        if at == len(self._feed.text):
-            return True
-        if (yield from self._feed.literal(body.argument_opens, at)) is not None:
-            return True
-        return (yield from self._parts.closes_at(at))
+        following = yield from self._feed.literal(self._body.argument_opens, at)
+        return following is not None or (yield from self._ends_pairs(at))
 
-    def _told(self, body: TaggedBody, argument: Argument, text: str) -> Any:
+    def _told(self, argument: Argument, text: str) -> Any:
         """Value of an argument; its text if unreadable in an open call.
 
         Raises what `_typed` raises.
         """
         try:
-            return self._typed(body, argument, text)
+            return self._typed(argument, text)
         except UNREADABLE:
             if self._writer.is_open:
                 return text
             raise
 
-    def _typed(self, body: TaggedBody, argument: Argument, text: str) -> Any:
-        words = dict(body.types)
-        types = self._types.of(argument.name, argument.key)
-        if argument.kind and words:
-            is_text = argument.kind == words.get("string")
-            return text if is_text else _json_or_text(text, types)
-        if body.has_json_text:
+    def _typed(self, argument: Argument, text: str) -> Any:
+        types = argument.types
+        if argument.is_text:
+            return text
+        if argument.is_text is False or self._body.has_json_text:
             return _json_or_text(text, types)
-        return scalar(text, types) if body.item else argument_value(text, types)
+        return scalar(text, types) if self._body.item else argument_value(text, types)
 
 
 def _next_opening(body: TaggedBody) -> str:

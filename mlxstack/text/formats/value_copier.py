@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
+from mlxstack.text.formats.argument_values import CalledArguments
 from mlxstack.text.formats.checked_calls import UNREADABLE
 from mlxstack.text.formats.notations import JSON, Notation
-from mlxstack.text.formats.text_feed import MarkSet
+from mlxstack.text.formats.text_feed import MarkSet, Reading, TextFeed
 from mlxstack.text.normalize_messages import writable
 
 MAX_DEPTH = 100
@@ -29,7 +30,7 @@ _SPACE, _SEPARATORS = re.compile(r"\s*"), re.compile(r"[,\s]*")
 _LAST_CLOSERS = re.compile(r"[\"'][\s\]})]*\Z")
 _KEYWORD, _BEGUN_KEYWORD = re.compile(r"(\w+)\s*=(?!=)"), re.compile(r"\w*\s*=?\Z")
 _BARE_NAME = re.compile(r"[^:,<{}\[\]]*")
-_ITEM, _MEMBER = re.compile(r"[\"'{\[\]\-\w(]"), re.compile(r"[\"'}]")
+_FOLLOWING = {"[": re.compile(r"[\"'{\[\]\-\w(]"), "{": re.compile(r"[\"'}]"), "(": _KEYWORD}
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _N_DIGITS = {"u": 4, "x": 2}
 
@@ -45,20 +46,8 @@ class Frame(Struct):
     is_muted: bool = False
 
 
-class TypedArguments(Protocol):
-    """Types of arguments that may be text without quotes."""
-
-    def is_copied(self, key: str, sign: str) -> bool:
-        """Whether a value that begins so means what it says."""
-
-    def is_bare(self, key: str, begun: str) -> bool:
-        """Whether such a beginning is surely text without quotes."""
-
-    def declares(self, key: str) -> bool:
-        """Whether the tool has an argument of this name."""
-
-    def offers(self, name: str) -> bool:
-        """Whether a tool of this name is offered."""
+class BrokenValue(Exception):
+    """The text is no value of the notation."""
 
 
 class ValueCopier:
@@ -81,7 +70,7 @@ class ValueCopier:
         notation: Notation = JSON,
         stops: tuple[str, ...] = (),
         *,
-        arguments: TypedArguments | None = None,
+        arguments: CalledArguments | None = None,
         has_scalars: bool = True,
         has_texts: bool = True,
         on_begin: Callable[[Path, str], None] | None = None,
@@ -93,24 +82,21 @@ class ValueCopier:
         self._notation = notation
         self._arguments, self._bare_at, self._is_loose = arguments, at, notation.has_bare_keys
         self._has_scalars, self._has_texts = has_scalars, has_texts
-        self._stops = stops
         self._on_begin, self._on_end = on_begin, on_end
         self._frames: list[Frame] = []
-        self._step: Callable[[], bool] = self._value
-        self._quote, self._is_key, self._key_text = "", False, ""
-        self._is_text_open = self._has_break = False
-        self._closing_at = self._no_closing_to = self._held = -1
-        self._text, self._is_final = "", False
+        self._is_text_open = False
+        self._closing_at = -1
+        self._feed = TextFeed()
         self._marks = {
             quote: MarkSet([quote, *stops, *(["\\"] if notation.escapes else [])])
             for quote in notation.quotes
         }
+        self._steps = self._copy()
 
     def read(self, text: str, *, is_final: bool) -> None:
         """Copy all that is certain of the whole text so far."""
-        self._text, self._is_final = text, is_final
-        while not (self.is_done or self.is_broken) and self._step():
-            pass
+        self._feed.text, self._feed.is_final = text, is_final
+        next(self._steps, None)
 
     def closing(self, rest: str, depth: int = 0) -> str:
         """Text that completes the JSON inside of `depth` containers.
@@ -121,298 +107,247 @@ class ValueCopier:
         last = escaped(_LAST_CLOSERS.sub("", rest)) + '"' if self._is_text_open else ""
         return last + "".join("]" if frame.opens == "[" else "}" for frame in reversed(frames))
 
-    def _value(self) -> bool:
-        """Begin a value."""
-        if not self._skip(_SPACE):
-            return False
-        sign = self._text[self.at]
-        arguments = self._arguments
-        if arguments is not None and len(self._frames) < LEAST_NESTED:
-            if not self._frames:
-                return self._open(sign) if sign in "({" else self._break()
-            if not arguments.is_copied(str(self._frames[0].key), sign):
-                return self._break() if sign in self._notation.quotes else self._go(self._bare)
-        return self._typed_value(sign)
+    def _copy(self) -> Reading[None]:
+        try:
+            yield from self._value()
+            self.is_done = True
+        except BrokenValue:
+            self.is_broken = True
 
-    def _typed_value(self, sign: str) -> bool:
-        """Begin a text, a container or a scalar."""
-        quote = self._starting_quote()
-        if quote is None:
-            return False
-        if quote:
-            return self._begin_text(sign, quote)
-        if sign in "{[":
-            return self._open(sign)
-        return self._scalar() if self._has_scalars or self._frames else self._break()
+    def _value(self) -> Reading[None]:
+        sign = yield from self._skip(_SPACE)
+        if (arguments := self._arguments) is not None and not self._frames:
+            if sign not in "({":
+                raise BrokenValue
+            yield from self._container(sign)
+        elif (
+            arguments is not None
+            and len(self._frames) < LEAST_NESTED
+            and not arguments.is_copied(str(self._frames[0].key), sign)
+        ):
+            if sign in self._notation.quotes:
+                raise BrokenValue
+            yield from self._bare(arguments)
+        else:
+            yield from self._typed_value(sign)
+        if self._on_end is not None:
+            self._on_end(self._path())
+        if self._frames:
+            self._frames[-1].is_muted = False
 
-    def _begin_text(self, sign: str, quote: str) -> bool:
-        if not (self._has_texts or self._frames):
-            return self._break()
-        self._begin(sign)
-        self._write('"')
-        self.at += len(quote)
-        self._quote, self._is_key, self._has_break = quote, False, False
-        self._is_text_open = self._muted_depth() is None
-        return self._go(self._in_text)
+    def _typed_value(self, sign: str) -> Reading[None]:
+        """A text, a container or a scalar."""
+        if quote := (yield from self._starting_quote()):
+            if not (self._has_texts or self._frames):
+                raise BrokenValue
+            self._open_text(sign)
+            yield from self._letters(quote, self._add, is_key=False)
+            self._close_text()
+        elif sign in "{[":
+            yield from self._container(sign)
+        elif self._has_scalars or self._frames:
+            yield from self._scalar()
+        else:
+            raise BrokenValue
 
-    def _bare(self) -> bool:
-        """Begin a text without quotes, once it is certain."""
-        assert self._arguments is not None
-        start = self.at if self._is_loose else self._bare_at
-        end = self._bare_end(start)
-        begun = self._text[start : self._held if end < 0 else end][:DECIDING]
-        if not self._arguments.is_bare(str(self._frames[0].key), begun):
-            is_other = end >= 0 or self._is_final or len(begun) == DECIDING
-            return is_other and (self._scalar() if self._notation.has_bare_keys else self._break())
+    def _starting_quote(self) -> Reading[str]:
+        """Quote at this position, which is passed; "" without one."""
+        for quote in self._notation.quotes:
+            if (yield from self._feed.starts(quote, self.at)):
+                self.at += len(quote)
+                return quote
+        return ""
+
+    def _bare(self, arguments: CalledArguments) -> Reading[None]:
+        """A text without quotes, once it is certain."""
+        feed, start = self._feed, self.at if self._is_loose else self._bare_at
+        while True:
+            stop, is_end = self._bare_end(arguments, start)
+            begun = feed.text[start:stop][:DECIDING]
+            if arguments.is_bare(str(self._frames[0].key), begun):
+                break
+            if is_end or feed.is_final or len(begun) == DECIDING:
+                if not self._notation.has_bare_keys:
+                    raise BrokenValue
+                yield from self._scalar()
+                return
+            yield
         self.at = start
-        self._begin(begun[0])
-        self._write('"')
-        self._is_text_open, self._is_key = self._muted_depth() is None, False
-        return self._go(self._in_bare)
+        self._open_text(begun[0])
+        while True:
+            self._add(feed.text[self.at : stop])
+            self.at = stop
+            if is_end:
+                break
+            yield from self._more()
+            stop, is_end = self._bare_end(arguments, self.at)
+        self._close_text()
 
-    def _in_bare(self) -> bool:
-        """The next stretch of a text without quotes."""
-        end = self._bare_end(self.at)
-        stop = self._held if end < 0 else end
-        self._add(self._text[self.at : stop])
-        self.at = stop
-        if end < 0:
-            return self._is_final and self._break()
-        self._write('"')
-        self._is_text_open = False
-        return self._end()
-
-    def _bare_end(self, at: int) -> int:
-        """End of a text without quotes; -1: certain up to `_held`."""
-        arguments, bare = self._arguments, self._notation.bare
-        assert arguments is not None and bare is not None
-        for match in bare.end.finditer(self._text, at):
-            self._held = match.start()
-            if not self._is_final and bare.begun.match(self._text, match.start()):
-                return -1
-            after = bare.after.match(self._text, match.start())
+    def _bare_end(self, arguments: CalledArguments, at: int) -> tuple[int, bool]:
+        """End of a text without quotes, or else of its certain part."""
+        bare, text, is_final = self._notation.bare, self._feed.text, self._feed.is_final
+        assert bare is not None
+        for match in bare.end.finditer(text, at):
+            if not is_final and bare.begun.match(text, match.start()):
+                return match.start(), False
+            after = bare.after.match(text, match.start())
             if after is not None and (
                 after.lastgroup is None
                 or (after["key"] and arguments.declares(after["key"]))
                 or (after["name"] and arguments.offers(after["name"]))
             ):
-                return match.start()
-        self._held = len(self._text) if self._is_final else max(at, len(self._text.rstrip()))
-        return -1
+                return match.start(), True
+        return len(text) if is_final else max(at, len(text.rstrip())), False
 
-    def _starting_quote(self) -> str | None:
-        """Quote at this position; "" without one, None if undecided."""
-        for quote in self._notation.quotes:
-            if self._text.startswith(quote, self.at):
-                return quote
-            if not self._is_final and quote.startswith(self._text[self.at :]):
-                return None
-        return ""
-
-    def _open(self, sign: str) -> bool:
-        if len(self._frames) == MAX_DEPTH:
-            return self._break()
-        self._begin(sign)
-        self._write("[" if sign == "[" else "{")
-        self.at += 1
-        self._frames.append(Frame(sign))
-        return self._go(self._member)
-
-    def _scalar(self) -> bool:
-        notation = self._notation
-        match = notation.scalar_text.match(self._text, self.at)
-        end = match.end() if match else self.at
-        if end == len(self._text) and not self._is_final:
-            return end - self.at > MAX_SCALAR and not notation.has_bare_keys and self._break()
+    def _scalar(self) -> Reading[None]:
+        notation, feed = self._notation, self._feed
+        while True:
+            match = notation.scalar_text.match(feed.text, self.at)
+            end = match.end() if match else self.at
+            is_long = end - self.at > MAX_SCALAR
+            if end < len(feed.text) or feed.is_final:
+                break
+            if is_long and not notation.has_bare_keys:
+                raise BrokenValue
+            yield
         try:
-            value = notation.scalar(self._text[self.at : end])
+            value = notation.scalar(feed.text[self.at : end])
         except UNREADABLE:
-            return self._break()
-        if not isinstance(value, str) and end - self.at > MAX_SCALAR:
-            return self._break()
-        self._begin(self._text[self.at])
+            raise BrokenValue from None
+        if is_long and not isinstance(value, str):
+            raise BrokenValue
+        self._begin(feed.text[self.at])
         self._write(msgspec.json.encode(value).decode())
         self.at = end
-        return self._end()
 
-    def _member(self) -> bool:
-        """The next item or key of a container, or its end."""
-        if not self._skip(_SPACE if self._notation.has_commas else _SEPARATORS):
-            return False
-        frame = self._frames[-1]
-        if self._text[self.at] == CLOSERS[frame.opens]:
-            return self._close()
-        if isinstance(frame.key, int) and frame.opens == "[":
-            frame.key += 1
-            return self._go(self._value)
-        return self._keyword() if frame.opens == "(" else self._key()
-
-    def _key(self) -> bool:
-        """A key of an object."""
-        quote = self._starting_quote()
-        if quote is None:
-            return False
-        if quote:
-            self.at += len(quote)
-            self._quote, self._is_key, self._key_text = quote, True, ""
-            return self._go(self._in_text)
-        return self._bare_key() if self._notation.has_bare_keys else self._break()
-
-    def _keyword(self) -> bool:
-        match = _KEYWORD.match(self._text, self.at)
-        if match is not None and (match.end() < len(self._text) or self._is_final):
-            self.at = self._bare_at = match.end()
-            self._is_loose = match[0][-2].isspace()
-            return self._begin_member(match[1])
-        return (self._is_final or not _BEGUN_KEYWORD.match(self._text, self.at)) and self._break()
-
-    def _bare_key(self) -> bool:
-        end = _BARE_NAME.match(self._text, self.at).end()  # type: ignore[union-attr]
-        if end == len(self._text) and not self._is_final:
-            return False
-        if self._text[end : end + 1] != ":":
-            return self._break()
-        key = self._text[self.at : end].strip().strip('"')
-        self.at = end + 1
-        return self._begin_member(key)
-
-    def _colon(self) -> bool:
-        if not self._skip(_SPACE):
-            return False
-        if self._text[self.at] != ":":
-            return self._break()
+    def _container(self, opens: str) -> Reading[None]:
+        """A list, an object or the arguments of a call."""
+        if len(self._frames) == MAX_DEPTH:
+            raise BrokenValue
+        self._begin(opens)
+        self._write("[" if opens == "[" else "{")
         self.at += 1
-        return self._begin_member(self._key_text)
+        self._frames.append(frame := Frame(opens))
+        has_commas, closes = self._notation.has_commas, CLOSERS[opens]
+        while (yield from self._skip(_SPACE if has_commas else _SEPARATORS)) != closes:
+            if isinstance(frame.key, int) and opens == "[":
+                frame.key += 1
+            else:
+                frame.key = writable((yield from self._keyword() if opens == "(" else self._key()))
+                frame.is_muted = frame.key in frame.keys
+            yield from self._value()
+            sign = (yield from self._skip(_SPACE)) if has_commas else closes
+            if sign == ",":
+                self.at += 1
+            elif sign != closes and opens + sign != "[{":
+                # Only objects of a list may stand without a comma.
+                raise BrokenValue
+        self.at += 1
+        self._write("]" if opens == "[" else "}")
+        self._frames.pop()
 
-    def _begin_member(self, key: str) -> bool:
-        frame = self._frames[-1]
-        frame.key = writable(key)
-        frame.is_muted = frame.key in frame.keys
-        return self._go(self._value)
+    def _key(self) -> Reading[str]:
+        """A key of an object, whose colon is passed."""
+        letters: list[str] = []
+        if quote := (yield from self._starting_quote()):
+            yield from self._letters(quote, letters.append, is_key=True)
+            end = yield from self._feed.after(_SPACE, self.at)
+        elif self._notation.has_bare_keys:
+            end = yield from self._feed.after(_BARE_NAME, self.at)
+            letters.append(self._feed.text[self.at : end].strip().strip('"'))
+        else:
+            raise BrokenValue
+        if self._feed.text[end : end + 1] != ":":
+            raise BrokenValue
+        self.at = end + 1
+        return "".join(letters)
 
-    def _in_text(self) -> bool:
-        """The next stretch of a text or key."""
-        text, marks = self._text, self._marks[self._quote]
-        mark = marks.search(text, self.at, is_final=self._is_final)
-        end = mark.start if mark else len(text) if self._is_final else marks.hold(text, self.at)
-        self._add(text[self.at : end])
-        self._has_break = self._has_break or "\n" in text[self.at : end]
-        self.at = end
-        if mark is None:
-            return self._is_final and self._break()
-        if mark.text == self._quote:
-            return self._end_text()
-        if mark.text == "\\":
-            return self._escape()
-        return self._pass_stop(mark.end)
+    def _keyword(self) -> Reading[str]:
+        feed = self._feed
+        while True:
+            match = _KEYWORD.match(feed.text, self.at)
+            if match is not None and (match.end() < len(feed.text) or feed.is_final):
+                self.at = self._bare_at = match.end()
+                self._is_loose = match[0][-2].isspace()
+                return match[1]
+            if not _BEGUN_KEYWORD.match(feed.text, self.at):
+                raise BrokenValue
+            yield from self._more()
 
-    def _add(self, text: str) -> None:
-        """Add characters to the text or key."""
-        if self._is_key:
-            self._key_text += text
-        elif text:
-            self._write(escaped(text))
+    def _letters(self, quote: str, add: Callable[[str], Any], *, is_key: bool) -> Reading[None]:
+        """The letters of a text or key up to its last quote, which is passed."""
+        feed, marks, has_break = self._feed, self._marks[quote], False
+        while True:
+            mark = marks.search(feed.text, self.at, is_final=feed.is_final)
+            last = len(feed.text) if feed.is_final else marks.hold(feed.text, self.at)
+            stretch = feed.text[self.at : mark.start if mark else last]
+            add(stretch)
+            self.at += len(stretch)
+            has_break = has_break or "\n" in stretch
+            if mark is None:
+                yield from self._more()
+            elif mark.text == "\\":
+                is_raw = has_break and self._notation.is_raw_after_break
+                add("\\" if is_raw else (yield from self._escape()))
+                self.at += is_raw
+            elif mark.text != quote:
+                yield from self._pass_stop(quote, mark.end)
+                add(mark.text)
+                self.at = mark.end
+            elif is_key or (yield from self._closes(mark.end)):
+                self.at = mark.end
+                return
+            else:
+                raise BrokenValue
 
-    def _escape(self) -> bool:
+    def _escape(self) -> Reading[str]:
         """A character after a backslash; one that means nothing keeps the backslash."""
-        text, at = self._text, self.at + 1
-        if self._has_break and self._notation.is_raw_after_break:
-            self._add("\\")
-            self.at = at
-            return True
-        if at == len(text):
-            return self._is_final and self._break()
-        letter = text[at]
+        feed, at = self._feed, self.at + 1
+        while at == len(feed.text):
+            yield from self._more()
+        letter = feed.text[at]
         n_digits = _N_DIGITS.get(letter, 0)
         end = at + 1 + n_digits
-        if n_digits and end > len(text) and not self._is_final:
-            return False
-        digits = text[at + 1 : end]
-        if n_digits and re.fullmatch(rf"[0-9a-fA-F]{{{n_digits}}}", digits):
-            code = int(digits, 16)
-            if 0xD800 <= code < 0xDC00:
-                low = _LOW_SURROGATE.match(text, end)
-                if low is None and not self._is_final and len(text) - end < 6:
-                    return False
-                if low is not None:
-                    code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
-                    end = low.end()
-            self._add(writable(chr(code)))
-            self.at = end
-            return True
-        self._add(self._notation.escapes.get(letter, "\\" + letter))
-        self.at = at + 1
-        return True
-
-    def _pass_stop(self, end: int) -> bool:
-        """Pass a mark inside a text that a later quote closes."""
-        if self._closing_at < end:
-            closing = re.compile(rf"{re.escape(self._quote)}\s*[,\]}})]")
-            match = closing.search(self._text, max(end, self._closing_at, self._no_closing_to))
-            if match is None:
-                self._no_closing_to = max(end, len(self._text) - len(self._quote) - 1)
-                while self._no_closing_to > end and self._text[self._no_closing_to - 1].isspace():
-                    self._no_closing_to -= 1
-                return self._is_final and self._break()
-            self._closing_at = match.end()
-        self._add(self._text[self.at : end])
+        yield from self._until(end)
+        digits = feed.text[at + 1 : end]
+        if not (n_digits and re.fullmatch(rf"[0-9a-fA-F]{{{n_digits}}}", digits)):
+            self.at = at + 1
+            return self._notation.escapes.get(letter, "\\" + letter)
+        code = int(digits, 16)
+        if 0xD800 <= code < 0xDC00:
+            yield from self._until(end + 6)
+            if (low := _LOW_SURROGATE.match(feed.text, end)) is not None:
+                code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
+                end = low.end()
         self.at = end
-        return True
+        return str(writable(chr(code)))
 
-    def _end_text(self) -> bool:
-        if self._is_key:
-            self.at += len(self._quote)
-            return self._go(self._colon)
-        is_end = self._closes(self.at + len(self._quote))
-        if not is_end:
-            return is_end is not None and self._break()
-        self.at += len(self._quote)
-        self._write('"')
-        self._is_text_open = False
-        return self._end()
+    def _pass_stop(self, quote: str, end: int) -> Reading[None]:
+        """Pass a mark inside a text that a later quote closes."""
+        closing = re.compile(rf"{re.escape(quote)}\s*[,\]}})]")
+        scan = max(end, self._closing_at)
+        while self._closing_at < end:
+            if match := closing.search(self._feed.text, scan):
+                self._closing_at = match.end()
+            else:
+                scan = max(end, len(self._feed.text.rstrip()) - len(quote))
+                yield from self._more()
 
-    def _closes(self, at: int) -> bool | None:
-        """Whether a quote before `at` ends its text; None: undecided."""
+    def _closes(self, at: int) -> Reading[bool]:
+        """Whether a quote before `at` ends its text."""
         if self._notation.has_certain_quotes or not self._frames:
             return True
-        opens = self._frames[-1].opens
+        feed, opens = self._feed, self._frames[-1].opens
         for is_first in (True, False):
-            at = _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
-            if at == len(self._text):
-                return True if self._is_final else None
-            if self._text[at] == CLOSERS[opens]:
+            at = yield from feed.space(at)
+            if feed.text[at : at + 1] in ("", CLOSERS[opens]):
                 return True
-            if is_first and self._text[at] != ",":
+            if is_first and feed.text[at] != ",":
                 return False
             at += is_first
-        if opens != "(":
-            return (_ITEM if opens == "[" else _MEMBER).match(self._text, at) is not None
-        is_open = not self._is_final and _BEGUN_KEYWORD.match(self._text, at) is not None
-        return None if is_open else _KEYWORD.match(self._text, at) is not None
-
-    def _after(self) -> bool:
-        """A comma or the end of the container."""
-        frame = self._frames[-1]
-        if not self._notation.has_commas:
-            return self._go(self._member)
-        if not self._skip(_SPACE):
-            return False
-        if self._text[self.at] == CLOSERS[frame.opens]:
-            return self._close()
-        if self._text[self.at] == ",":
-            self.at += 1
-        elif frame.opens + self._text[self.at] != "[{":
-            # Only objects of a list may stand without a comma.
-            return self._break()
-        return self._go(self._member)
-
-    def _close(self) -> bool:
-        frame = self._frames[-1]
-        frame.is_muted = False
-        self.at += 1
-        self._write("]" if frame.opens == "[" else "}")
-        self._frames.pop()
-        return self._end()
+        while opens == "(" and not feed.is_final and _BEGUN_KEYWORD.match(feed.text, at):
+            yield
+        return _FOLLOWING[opens].match(feed.text, at) is not None
 
     def _begin(self, sign: str) -> None:
         """Write the comma and the key before a value."""
@@ -426,15 +361,18 @@ class ValueCopier:
         if self._on_begin is not None:
             self._on_begin(self._path(), sign)
 
-    def _end(self) -> bool:
-        """End a value."""
-        if self._on_end is not None:
-            self._on_end(self._path())
-        if self._frames:
-            self._frames[-1].is_muted = False
-            return self._go(self._after)
-        self.is_done = True
-        return True
+    def _open_text(self, sign: str) -> None:
+        self._begin(sign)
+        self._write('"')
+        self._is_text_open = self._muted_depth() is None
+
+    def _close_text(self) -> None:
+        self._write('"')
+        self._is_text_open = False
+
+    def _add(self, text: str) -> None:
+        """Add letters to the text."""
+        self._write(escaped(text))
 
     def _path(self) -> Path:
         return tuple(frame.key for frame in self._frames)
@@ -447,21 +385,23 @@ class ValueCopier:
         if self._muted_depth() is None:
             self.written += text
 
-    def _skip(self, pattern: re.Pattern[str]) -> bool:
-        """Whether there is a character after what the pattern matches."""
-        match = pattern.match(self._text, self.at)
-        self.at = match.end() if match else self.at
-        is_there = self.at < len(self._text)
-        self.is_broken = self.is_broken or (self._is_final and not is_there)
-        return is_there
+    def _skip(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """The character after what the pattern matches."""
+        self.at = yield from self._feed.after(pattern, self.at)
+        if self.at == len(self._feed.text):
+            raise BrokenValue
+        return self._feed.text[self.at]
 
-    def _go(self, step: Callable[[], bool]) -> bool:
-        self._step = step
-        return True
+    def _until(self, end: int) -> Reading[None]:
+        """Wait for so many characters, or for the end of the text."""
+        while len(self._feed.text) < end and not self._feed.is_final:
+            yield
 
-    def _break(self) -> bool:
-        self.is_broken = True
-        return True
+    def _more(self) -> Reading[None]:
+        """Wait for more text; a value that needs it at the end is broken."""
+        if self._feed.is_final:
+            raise BrokenValue
+        yield
 
 
 def escaped(text: str) -> str:

@@ -7,14 +7,9 @@ from msgspec.structs import asdict, replace
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats import (
-    DerivedFormat,
-    FormatSource,
-    ParsedMessage,
-    derive_format,
-    read_answer,
-)
-from mlxstack.text.formats.description import call_marks
+from mlxstack.text.formats.answer_reader import read_answer
+from mlxstack.text.formats.derivation import derive_format
+from mlxstack.text.formats.description import DerivedFormat, FormatSource, ParsedMessage, call_marks
 from mlxstack.text.formats.probe_renderings import shared_length
 from mlxstack.text.prompt.answer_replay import NAMELESS, SampledAnswer
 from mlxstack.text.prompt.prompt import PromptMaker

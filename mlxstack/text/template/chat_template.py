@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ from msgspec import Struct
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import MARK_OPENS
-from mlxstack.text.formats import ReasoningMarks, derive_format
+from mlxstack.text.formats.derivation import derive_format
+from mlxstack.text.formats.description import ReasoningMarks
 from mlxstack.text.images.spans import content_parts
 from mlxstack.text.normalize_messages import split_thoughts
 from mlxstack.text.rendering.renderers import (
@@ -53,27 +53,8 @@ class TemplateFindings(Struct, frozen=True):
     switches: TemplateSwitches = NO_SWITCHES
 
 
-class FindingsCache:
-    """LRU cache of probed templates, by digest. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[bytes, TemplateFindings] = {}
-
-    def get(self, key: bytes) -> TemplateFindings | None:
-        """The findings of a template, if they are still known."""
-        with self._lock:
-            return self._found.get(key)
-
-    def put(self, key: bytes, findings: TemplateFindings) -> None:
-        """Remember, and forget all others when there are many."""
-        with self._lock:
-            if len(self._found) >= MAX_FINDINGS:
-                self._found.clear()
-            self._found[key] = findings
-
-
-_findings = FindingsCache()
+_findings: dict[bytes, TemplateFindings] = {}
+"""Findings of the last templates, by digest."""
 
 
 class ChatTemplate:
@@ -93,7 +74,9 @@ class ChatTemplate:
         if tokenizer.has_chat_template:
             key = self._digest(special_tokens)
             findings = _findings.get(key) or self._probe()
-            _findings.put(key, findings)
+            if len(_findings) >= MAX_FINDINGS:
+                _findings.clear()
+            _findings[key] = findings
             self.capabilities, self.switches = findings.capabilities, findings.switches
 
     @property
