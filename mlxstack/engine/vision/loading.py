@@ -46,7 +46,7 @@ def load_tower(folder: Path) -> VisionTower | None:
     family = None if files is None else family_of(files)
     if files is None or family is None:
         return None
-    maker = MAKERS[family.name]
+    maker = MAKERS[family.NAME]
     try:
         # A configuration without `text_config` is itself that of the text model.
         settings = {"text_config": files.config, **files.config, **files.vision_config}

@@ -2,17 +2,19 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.grammar.enforced_schema import LOOKAROUND
 from mlxstack.text.grammar.grammar_check import check_multiples
 from mlxstack.text.grammar.response_format import enforced_json
-from mlxstack.text.schema_types import Schema
+from mlxstack.text.schema_types import Schema, named_types
 
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"
 MAX_RULES = 5000
+SCALARS = frozenset({"number", "integer", "boolean", "null"})
 OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9_-]{1,40}/"}
 
 
@@ -67,6 +69,19 @@ class LarkBuilder:
         check_multiples(whole, "tools")
         return f"%json {text}"
 
+    def scalar(self, schema: Schema, root: Schema) -> str:
+        """Rule of the numbers and constants that a schema allows; "" without any."""
+        types = [one for one in named_types(schema) if one in SCALARS]
+        if "enum" in schema:
+            plain = [one for one in schema["enum"] if not isinstance(one, dict | list)]
+            return self.json({"enum": plain}, root) if plain else ""
+        return self.json({**schema, "type": types}, root) if types else ""
+
+    def either(self, forms: Iterable[str]) -> str:
+        """Name of a rule with the alternatives that are not empty; "" without any."""
+        kept = [form for form in forms if form]
+        return self.rule(" | ".join(kept)) if kept else ""
+
     def text(
         self, schema: Schema, avoided: Sequence[str], closes: str, words: Sequence[str] = ()
     ) -> str:
@@ -108,6 +123,19 @@ class LarkBuilder:
 def quoted(text: str) -> str:
     """A string of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def members(
+    known: Mapping[str, tuple[Any, bool]], rule_of: Callable[[str, Any], str]
+) -> list[tuple[str, bool]] | None:
+    """Rules of properties and whether required; None if a required one has none."""
+    made = []
+    for key, (schema, is_required) in known.items():
+        if rule := rule_of(key, schema):
+            made.append((rule, is_required))
+        elif is_required:
+            return None
+    return made
 
 
 def listed(items: Sequence[tuple[str, bool]], between: str) -> str:

@@ -8,10 +8,16 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.grammar.lark_builder import LarkBuilder, containing, listed, quoted
+from mlxstack.text.grammar.lark_builder import (
+    SCALARS,
+    LarkBuilder,
+    containing,
+    listed,
+    members,
+    quoted,
+)
 from mlxstack.text.schema_types import Schema, SchemaTypes, named_types, properties, schema_types
 
-SCALARS = frozenset({"number", "integer", "boolean", "null"})
 PYTHON_WORDS = (("boolean", '"True"'), ("boolean", '"False"'), ("null", '"None"'))
 QUOTE, ESCAPE = '<|"|>', "<escape>"
 COMMA = quoted(",")
@@ -53,10 +59,10 @@ def python_call(tool: Tool, builder: LarkBuilder) -> str | None:
     """`name(key=value, ...)`, whose values are JSON."""
     if not all(_is_python_name(part) for part in tool.name.split(".")):
         return None
-    members = _members(SchemaPosition(tool.parameters, tool.parameters), PYTHON, builder)
-    if members is None:
+    known = _members(SchemaPosition(tool.parameters, tool.parameters), PYTHON, builder)
+    if known is None:
         return None
-    return f'{quoted(tool.name + "(")} {listed(members, COMMA + " " + quoted(" ") + "?")} ")"'
+    return f'{quoted(tool.name + "(")} {listed(known, COMMA + " " + quoted(" ") + "?")} ")"'
 
 
 def gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
@@ -70,26 +76,23 @@ def function_gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
 
 
 def _gemma_call(tool: Tool, builder: LarkBuilder, syntax: LiteralSyntax) -> str | None:
-    members = _members(SchemaPosition(tool.parameters, tool.parameters), syntax, builder)
-    if members is None:
+    known = _members(SchemaPosition(tool.parameters, tool.parameters), syntax, builder)
+    if known is None:
         return None
-    return f'{quoted(f"call:{tool.name}{{")} {listed(members, COMMA)} "}}"'
+    return f'{quoted(f"call:{tool.name}{{")} {listed(known, COMMA)} "}}"'
 
 
 def _members(
     at: SchemaPosition, syntax: LiteralSyntax, builder: LarkBuilder
 ) -> list[tuple[str, bool]] | None:
     """Members and whether required; None if a required one is inexpressible."""
-    members = []
-    known = properties(at.schema)
-    for key in sorted(known) if syntax.is_sorted else known:
-        schema, is_required = known[key]
+
+    def rule(key: str, schema: Any) -> str:
         value = syntax.value(at.below(schema), builder) if syntax.is_key(key) else ""
-        if value:
-            members.append((builder.rule(f"{quoted(key + syntax.means)} {value}"), is_required))
-        elif is_required:
-            return None
-    return members
+        return builder.rule(f"{quoted(key + syntax.means)} {value}") if value else ""
+
+    known = properties(at.schema)
+    return members(dict(sorted(known.items())) if syntax.is_sorted else known, rule)
 
 
 def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
@@ -103,15 +106,15 @@ def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
 
 def _flat(at: SchemaPosition, builder: LarkBuilder) -> str:
     texts = _texts(at, ("}", ESCAPE), ESCAPE, builder)
-    return _either([*texts, *_scalars(at, builder)], builder)
+    return builder.either([*texts, *(builder.scalar(one, at.root) for one in at.kinds.others)])
 
 
 def _deep(at: SchemaPosition, builder: LarkBuilder) -> str:
     if at.depth > MAX_DEPTH:
         return ""
     rules = _texts(at, (QUOTE, "\x00"), QUOTE, builder)
-    rules += _scalars(at, builder)
     for schema in at.kinds.others:
+        rules.append(builder.scalar(schema, at.root))
         named = schema.get("type")
         if named == "object" and not schema.get("properties") and "enum" not in schema:
             is_closed = schema.get("additionalProperties") is False
@@ -119,11 +122,11 @@ def _deep(at: SchemaPosition, builder: LarkBuilder) -> str:
         elif isinstance(named, list) and "object" in named:
             rules += [_free_object(builder), _free_array(builder)]
         elif named == "object":
-            members = _members(at.below(schema), GEMMA, builder)
-            rules += [] if members is None else [f'"{{" {listed(members, COMMA)} "}}"']
+            known = _members(at.below(schema), GEMMA, builder)
+            rules += [] if known is None else [f'"{{" {listed(known, COMMA)} "}}"']
         elif named == "array":
             rules += _array(at.below(schema), builder)
-    return _either(rules, builder)
+    return builder.either(rules)
 
 
 def _free_object(builder: LarkBuilder) -> str:
@@ -165,22 +168,6 @@ def _texts(
     avoided = [containing(one) for one in never]
     rules = [builder.text(schema, avoided, quote) for schema in at.kinds.texts]
     return [f"{builder.literal(quote)} {rule}" for rule in rules if rule]
-
-
-def _scalars(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
-    rules = []
-    for schema in at.kinds.others:
-        types = [one for one in named_types(schema) if one in SCALARS]
-        plain = [one for one in schema.get("enum", []) if not isinstance(one, dict | list)]
-        if plain:
-            rules.append(builder.json({"enum": plain}, at.root))
-        elif types:
-            rules.append(builder.json({**schema, "type": types}, at.root))
-    return rules
-
-
-def _either(rules: list[str], builder: LarkBuilder) -> str:
-    return builder.rule(" | ".join(rules)) if rules else ""
 
 
 def _is_python_name(name: str) -> bool:

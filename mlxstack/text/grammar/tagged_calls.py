@@ -3,15 +3,18 @@
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed
+from mlxstack.text.formats.description import KEY, TYPE, TaggedBody
+from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed, members
 from mlxstack.text.schema_types import Schema, SchemaTypes, named_types, properties, schema_types
 
 FREE = "free_tags"
-SCALARS = ("number", "integer", "boolean", "null")
+NAMES = r"[^\s<>\"'{}\[\](),=&]+"
+"""Names of tools and arguments."""
 NO_ARGUMENTS: Schema = dict.fromkeys(("properties", "required", "allOf", "anyOf", "oneOf", "$ref"))
 ANY = schema_types({}, {})
 NULL = ("null|None",)
@@ -28,25 +31,18 @@ NO_TEXT = (
 
 
 class TagFormat(Struct, frozen=True):
-    """Tags around a call and around each argument.
+    """Tags of a `body`, around each argument of its calls.
 
-    `{name}`, `{index}`, `{key}` and `{type}` are filled in; names and keys match `names`. Text
-    never contains one of `never`, and never matches one of `avoided`, because the parser would
-    take it for something else. `types` are the words of `{type}` by JSON type, which also tell text
-    from everything else; `has_json_text` writes text as JSON. With `item` objects are nested
-    arguments, and lists are nested arguments of this name.
+    Text never contains one of `never`, because the parser would take it for a mark.
     """
 
-    opens: str
-    argument: str
-    argument_closes: str
-    closes: str
+    body: TaggedBody
     never: tuple[str, ...]
-    avoided: tuple[str, ...] = ()
-    names: str = r"[^\s<>\"&']+"
-    types: tuple[tuple[str, str], ...] = ()
-    has_json_text: bool = False
-    item: str = ""
+
+    @property
+    def argument(self) -> str:
+        """Text before a value, with the slots of key and type."""
+        return f"{self.body.argument_opens}{KEY}{self.body.value_opens}"
 
 
 def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
@@ -54,11 +50,10 @@ def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
 
     def call(tool: Tool, builder: LarkBuilder) -> str | None:
         items = _arguments(tags, tool.parameters, builder)
-        if items is None or not re.fullmatch(tags.names, tool.name):
+        if items is None or not re.fullmatch(NAMES, tool.name):
             return None
-        opens = builder.call_opening(tags.opens, tool.name)
-        closes = builder.literal(tags.closes)
-        return f"{opens} {listed(items, '')} {closes}"
+        opens = builder.call_opening("".join(tags.body.parts), tool.name)
+        return f"{opens} {listed(items, '')}"
 
     return call
 
@@ -67,24 +62,24 @@ def _arguments(
     tags: TagFormat, parameters: Schema, builder: LarkBuilder
 ) -> list[tuple[str, bool]] | None:
     """Arguments and whether required; None if a required one is inexpressible."""
-    items = []
-    for key, (schema, is_required) in properties(parameters).items():
-        types = schema_types(schema, parameters)
-        closes = tags.argument_closes.replace("{key}", key)
-        is_known = re.fullmatch(tags.names, key) is not None
-        values = _values(tags, types, parameters, closes, builder) if is_known else []
-        forms = [_argument(tags, key, value, builder) for value in values]
-        if forms:
-            items.append((builder.rule(" | ".join(forms)), is_required))
-        elif is_required:
-            return None
-    return items
+
+    def rule(key: str, schema: Any) -> str:
+        if not re.fullmatch(NAMES, key):
+            return ""
+        return builder.either(_named(tags, key, schema, parameters, builder))
+
+    return members(properties(parameters), rule)
 
 
-def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBuilder) -> str:
-    kind = dict(tags.types).get(value[0], value[0])
-    opens = tags.argument.replace("{key}", key).replace("{type}", kind)
-    return f"{builder.literal(opens)} {value[1]}"
+def _named(tags: TagFormat, key: str, schema: Any, root: Schema, builder: LarkBuilder) -> list[str]:
+    """The forms of an argument of this name."""
+    body = tags.body
+    closes, words = body.value_closes.replace(KEY, key), dict(body.types)
+    forms = []
+    for kind, rule in _values(tags, schema_types(schema, root), root, closes, builder):
+        opens = tags.argument.replace(KEY, key).replace(TYPE, words.get(kind, kind))
+        forms.append(f"{builder.literal(opens)} {rule}")
+    return forms
 
 
 def _values(
@@ -92,21 +87,21 @@ def _values(
 ) -> list[tuple[str, str]]:
     """Type and rule of an argument's values, up to its end."""
     values, ending = [], builder.literal(closes)
-    if tags.item and types == ANY:
+    item = tags.body.item
+    if item and types == ANY:
         return [("object", f"{_free_value(tags, builder)} {ending}")]
     for schema in types.texts:
-        if tags.has_json_text:
+        if tags.body.has_json_text:
             rule = builder.json({**schema, "type": "string"}, root)
             values.append(("string", f"{rule} {ending}"))
         elif rule := builder.text(schema, _avoided(tags, types), closes, _words(tags, types)):
             values.append(("string", rule))
-    if tags.item and types.texts:
+    if item and types.texts:
         return values
     for schema in types.others:
-        if tags.item:
-            values += [
-                ("object", f"{one} {ending}") for one in _nested(tags, schema, root, builder)
-            ]
+        if item:
+            nested = _nested(tags, schema, root, builder)
+            values += [("object", f"{one} {ending}") for one in nested]
             continue
         named = schema.get("type")
         kind = named if isinstance(named, str) else "object"
@@ -119,15 +114,7 @@ def _values(
 
 def _nested(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> list[str]:
     """Rules of a value without text; containers are nested tags."""
-    types = named_types(schema)
-    plain = [one for one in schema.get("enum", ()) if not isinstance(one, dict | list)]
-    scalars = [one for one in types if one in SCALARS]
-    rules = []
-    if plain or ("enum" not in schema and scalars):
-        scalar = {"enum": plain} if plain else {**schema, "type": scalars}
-        rules.append(builder.json(scalar, root))
-    if "enum" in schema:
-        return rules
+    types, rules = named_types(schema), [builder.scalar(schema, root)]
     if "object" in types:
         rules.append(_nested_object(tags, schema, root, builder))
     if "array" in types:
@@ -145,19 +132,17 @@ def _nested_object(tags: TagFormat, schema: Schema, root: Schema, builder: LarkB
 def _nested_list(tags: TagFormat, schema: Schema, root: Schema, builder: LarkBuilder) -> str:
     items = schema.get("items", {})
     if not items or items is True:
-        item = _free_member(tags, builder, tags.item)
+        item = _free_member(tags, builder, tags.body.item)
     else:
-        closes = tags.argument_closes.replace("{key}", tags.item)
-        values = _values(tags, schema_types(items, root), root, closes, builder)
-        item = builder.rule(" | ".join(_argument(tags, tags.item, one, builder) for one in values))
+        item = builder.either(_named(tags, tags.body.item, items, root, builder)) or '""'
     least, most = schema.get("minItems", 0), schema.get("maxItems", "")
     return f"({item}){{{least},{most}}}" if least or most != "" else f"({item})*"
 
 
 def _free_member(tags: TagFormat, builder: LarkBuilder, key: str = "") -> str:
     """A nested argument of any type, of this name or of any."""
-    opens, _, middle = tags.argument.partition("{key}")
-    closes, _, last = tags.argument_closes.partition("{key}")
+    opens, _, middle = tags.argument.partition(KEY)
+    closes, _, last = tags.body.value_closes.partition(KEY)
     name = builder.literal(key) if key else "/[\\w.-]+/"
     closing = f"{builder.literal(closes)} {name if last else ''} {builder.literal(last)}"
     return (
@@ -169,16 +154,15 @@ def _free_member(tags: TagFormat, builder: LarkBuilder, key: str = "") -> str:
 def _free_value(tags: TagFormat, builder: LarkBuilder) -> str:
     """Text or nested arguments, recursively through one rule."""
     if builder.define(FREE):
-        mark = tags.argument.partition("{key}")[0].strip()
-        text = builder.free_text(mark)
-        item, member = _free_member(tags, builder, tags.item), _free_member(tags, builder)
+        text = builder.free_text(tags.body.argument_opens.strip())
+        item, member = _free_member(tags, builder, tags.body.item), _free_member(tags, builder)
         builder.complete(FREE, f"{text} | ({item})+ | ({member})+")
     return FREE
 
 
 def _words(tags: TagFormat, kinds: SchemaTypes) -> list[str]:
     """Words for null and booleans, where the argument allows them."""
-    if tags.types:
+    if tags.body.types:
         return []
     values = [value for schema in kinds.others for value in schema.get("enum", ())]
     plain = (schema for schema in kinds.others if "enum" not in schema)
@@ -192,7 +176,7 @@ def _words(tags: TagFormat, kinds: SchemaTypes) -> list[str]:
 
 def _avoided(tags: TagFormat, types: SchemaTypes) -> tuple[str, ...]:
     """Texts that the parser would read as another type."""
-    avoided = (*tags.avoided, *(containing(one) for one in tags.never))
-    if tags.types or not types.others:
+    avoided = tuple(containing(one) for one in tags.never)
+    if tags.body.types or not types.others:
         return avoided
     return (*avoided, *(NULL if types.is_text else NO_TEXT))

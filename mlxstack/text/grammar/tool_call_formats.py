@@ -29,10 +29,9 @@ from mlxstack.text.grammar.python_and_gemma_calls import (
     gemma_call,
     python_call,
 )
-from mlxstack.text.grammar.tagged_calls import TagFormat, tagged
+from mlxstack.text.grammar.tagged_calls import NAMES, TagFormat, tagged
 
 Writer = Callable[[Tool, LarkBuilder], str | None]
-NAMES = r"[^\s<>\"'{}\[\](),=&]+"
 
 
 class ToolCallFormat(Struct, frozen=True):
@@ -97,15 +96,5 @@ def json_call(parts: tuple[str, ...], names: str = ".+") -> Writer:
 def _tags(syntax: CallSyntax, body: TaggedBody) -> TagFormat:
     closing = [one for one in (syntax.closes, syntax.section_closes) if one.strip()]
     marks = (body.value_closes, *(pieces(one)[-1] for one in closing))
-    return TagFormat(
-        opens="".join(body.parts),
-        argument=f"{body.argument_opens}{{key}}{body.value_opens}",
-        argument_closes=body.value_closes,
-        closes="",
-        never=(*(first_mark(mark.partition(KEY)[0]) for mark in marks), "<![CDATA["),
-        avoided=(),
-        names=NAMES,
-        types=body.types,
-        has_json_text=body.has_json_text,
-        item=body.item,
-    )
+    never = (*(first_mark(mark.partition(KEY)[0]) for mark in marks), "<![CDATA[")
+    return TagFormat(body, never)

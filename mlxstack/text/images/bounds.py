@@ -47,7 +47,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
         found = _known.get(key)
         if found is None:
             try:
-                found = _measured(data)
+                found = decoded(data).size
             except RefusedImage as refusal:
                 found = str(refusal)
             _known[key] = found
@@ -70,14 +70,6 @@ def decoded(data: bytes) -> Any:
         raise RefusedImage(f"it is broken: {why}") from why
     image = _in_rgb(image)
     return image if turn is None else image.transpose(Image.Transpose[turn])
-
-
-def _measured(data: bytes) -> tuple[int, int]:
-    image = _opened(data)
-    width, height = image.size
-    is_turned = _orientation(image) >= 5
-    decoded(data)
-    return (height, width) if is_turned else (width, height)
 
 
 def _opened(data: bytes) -> Any:

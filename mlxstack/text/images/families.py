@@ -1,10 +1,7 @@
 """Families of vision models, and reasons not to serve one."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
-
-from msgspec import Struct
+from typing import Any, Protocol
 
 from mlxstack.core.image import ImageProcessor
 from mlxstack.text.images import gemma3, gemma4, pixtral, qwen
@@ -14,60 +11,28 @@ PLAIN_BITS = 16
 """`kv.bits` of KV that is not quantized."""
 
 
-class VisionFamily(Struct, frozen=True):
-    """Maker of processors, size of a tower, prefixes of needed tensors."""
+class VisionFamily(Protocol):
+    """Module of a family: maker of processors, size of a tower, prefixes of needed tensors."""
 
-    name: str
-    processor: Callable[[VisionFiles, int], ImageProcessor]
-    n_parameters: Callable[[dict[str, Any]], int]
-    needed: tuple[str, ...]
+    NAME: str
+    NEEDED: tuple[str, ...]
+
+    def processor(self, files: VisionFiles, max_pixels: int) -> ImageProcessor:
+        """Processor of a checkpoint. Raises SetupError."""
+
+    def n_parameters(self, config: dict[str, Any]) -> int:
+        """Parameters of the tower that config.json tells of. Raises KeyError, TypeError."""
 
 
-QWEN = VisionFamily(
-    "qwen",
-    qwen.processor,
-    qwen.n_parameters,
-    needed=("vision_tower.patch_embed.", "vision_tower.blocks.", "vision_tower.merger."),
-)
-PIXTRAL = VisionFamily(
-    "pixtral",
-    pixtral.processor,
-    pixtral.n_parameters,
-    needed=(
-        "vision_tower.patch_conv.",
-        "vision_tower.transformer.",
-        "multi_modal_projector.linear_2.",
-    ),
-)
-GEMMA3 = VisionFamily(
-    "gemma3",
-    gemma3.processor,
-    gemma3.n_parameters,
-    needed=(
-        "vision_tower.embeddings.patch_embedding.",
-        "vision_tower.encoder.",
-        "multi_modal_projector.mm_input_projection_weight",
-    ),
-)
-GEMMA4 = VisionFamily(
-    "gemma4",
-    gemma4.processor,
-    gemma4.n_parameters,
-    needed=(
-        "vision_tower.patch_embedder.",
-        "vision_tower.encoder.",
-        "embed_vision.embedding_projection.",
-    ),
-)
-FAMILIES = {
-    "qwen3_vl": QWEN,
-    "qwen3_vl_moe": QWEN,
-    "qwen3_5": QWEN,
-    "qwen3_5_moe": QWEN,
-    "mistral3": PIXTRAL,
-    "gemma3": GEMMA3,
-    "gemma4": GEMMA4,
-    "llama": PIXTRAL,
+FAMILIES: dict[str, VisionFamily] = {
+    "qwen3_vl": qwen,
+    "qwen3_vl_moe": qwen,
+    "qwen3_5": qwen,
+    "qwen3_5_moe": qwen,
+    "mistral3": pixtral,
+    "gemma3": gemma3,
+    "gemma4": gemma4,
+    "llama": pixtral,
 }
 """By `model_type` of config.json; the demo is a Llama with a tower of Pixtral's kind."""
 
@@ -119,7 +84,7 @@ def family_of(files: VisionFiles) -> VisionFamily | None:
     family = FAMILIES.get(str(files.config.get("model_type")))
     if family is None:
         return None
-    is_whole = all(any(name.startswith(one) for name in files.tensors) for one in family.needed)
+    is_whole = all(any(name.startswith(one) for name in files.tensors) for one in family.NEEDED)
     return family if is_whole else None
 
 

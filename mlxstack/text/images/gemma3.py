@@ -11,6 +11,13 @@ from mlxstack.text.images.checkpoint import VisionFiles, check_patch, convert
 from mlxstack.text.images.scaling import BILINEAR, Channels, normalized
 
 BEGIN, PLACEHOLDER, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+NAME = "gemma3"
+NEEDED: tuple[str, ...] = (
+    "vision_tower.embeddings.patch_embedding.",
+    "vision_tower.encoder.",
+    "multi_modal_projector.mm_input_projection_weight",
+)
+"""Beginnings of the names of tensors without which nothing is served."""
 VERSION = 1
 """Of this file: another version gives other pixels, sizes or tokens."""
 

@@ -19,6 +19,13 @@ COUNTS = (70, 140, 280, 560, 1120)
 N_BOUNDS = 7 * 4
 """Bounds of the clipped layers of a block."""
 MIDDLE = (0.5, 0.5, 0.5)
+NAME = "gemma4"
+NEEDED: tuple[str, ...] = (
+    "vision_tower.patch_embedder.",
+    "vision_tower.encoder.",
+    "embed_vision.embedding_projection.",
+)
+"""Beginnings of the names of tensors without which nothing is served."""
 VERSION = 1
 """Of this file: another version gives other pixels, sizes or tokens."""
 

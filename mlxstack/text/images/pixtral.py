@@ -10,6 +10,13 @@ from mlxstack.text.images.checkpoint import VisionFiles, check_patch, convert
 from mlxstack.text.images.scaling import Channels, bounded, normalized
 
 PLACEHOLDER, END_OF_ROW, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+NAME = "pixtral"
+NEEDED: tuple[str, ...] = (
+    "vision_tower.patch_conv.",
+    "vision_tower.transformer.",
+    "multi_modal_projector.linear_2.",
+)
+"""Beginnings of the names of tensors without which nothing is served."""
 VERSION = 1
 """Of this file: another version gives other pixels, sizes or tokens."""
 

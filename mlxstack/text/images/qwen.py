@@ -10,6 +10,13 @@ from mlxstack.text.images.checkpoint import VisionFiles, check_patch, convert
 from mlxstack.text.images.scaling import Channels, bounded, normalized
 
 PLACEHOLDER = "<|image_pad|>"
+NAME = "qwen"
+NEEDED: tuple[str, ...] = (
+    "vision_tower.patch_embed.",
+    "vision_tower.blocks.",
+    "vision_tower.merger.",
+)
+"""Beginnings of the names of tensors without which nothing is served."""
 VERSION = 1
 """Of this file: another version gives other pixels, sizes or tokens."""
 

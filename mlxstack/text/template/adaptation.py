@@ -355,24 +355,16 @@ def _move_texts(turns: Sequence[Message]) -> list[Message]:
     In a running tool loop the text becomes the end of the thought. Once an answer follows, the
     template drops the thoughts before it, so that the text becomes a turn of its own.
     """
-    answers = [i for i, turn in enumerate(turns) if _is_answer(turn)]
-    n_answered = answers[-1] if answers else 0
-    moved: list[Message] = []
-    for i, turn in enumerate(turns):
-        if not turn.tool_calls or not turn.text:
-            moved.append(turn)
-        elif i < n_answered:
-            moved += [Message(Role.ASSISTANT, turn.text), msgspec.structs.replace(turn, text="")]
-        elif turn.reasoning:
+    is_answer = [turn.role is Role.ASSISTANT and not turn.tool_calls for turn in turns]
+    n_answered = max((at for at, is_one in enumerate(is_answer) if is_one), default=0)
+    moved = _separate_texts(turns[:n_answered])
+    for turn in turns[n_answered:]:
+        if turn.tool_calls and turn.text and turn.reasoning:
             thought = TURN_JOINT.join((turn.reasoning, turn.text))
             moved.append(msgspec.structs.replace(turn, text="", reasoning=thought))
         else:
             moved.append(turn)
     return moved
-
-
-def _is_answer(turn: Message) -> bool:
-    return turn.role is Role.ASSISTANT and not turn.tool_calls
 
 
 def _separate_calls(turns: Sequence[Message]) -> list[Message]:

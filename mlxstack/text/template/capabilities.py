@@ -104,46 +104,47 @@ TOLD = ("sxtext1", "sxresult1")
 THINKING = calling(call(1), text="sxtext1", thought="sxthought1")
 PLAIN = TemplateProbe("a user message", (user(0),))
 BOTH = calling(call(1), call(2))
+
+
+def acting(
+    name: str, *messages: Message, ordered: tuple[str, ...] | None = None, tool: Tool = TOOL
+) -> TemplateProbe:
+    """A probe whose conversation has a tool."""
+    return TemplateProbe(name, messages, (tool,), ordered)
+
+
 PROBES: dict[str, tuple[TemplateProbe, ...]] = {
     "needs_tool_list": (PLAIN,),
     "needs_parts": (PLAIN,),
     "has_system": (
         TemplateProbe("a system prompt", (SYSTEM, user(0))),
-        TemplateProbe("a system prompt in a tool loop", (SYSTEM, user(0), *CALLED), (TOOL,)),
+        acting("a system prompt in a tool loop", SYSTEM, user(0), *CALLED),
     ),
     "needs_user": (
         TemplateProbe("no user message", (SYSTEM,)),
-        TemplateProbe("no user message, with tools", (SYSTEM,), (TOOL,)),
+        acting("no user message, with tools", SYSTEM),
     ),
     "needs_alternation": (
         TemplateProbe("two user messages in a row", (user(0), user(1), answer(2))),
         TemplateProbe("two answers in a row", (user(0), answer(1), answer(2), user(3))),
     ),
-    "takes_objects": (TemplateProbe("a call", (user(0), *CALLED), (TOOL,)),),
+    "takes_objects": (acting("a call", user(0), *CALLED),),
     "takes_strings": (
-        TemplateProbe(
-            "arguments that are no JSON",
-            (user(0), calling(call(1, "sxvalue1 {")), result(1)),
-            (TOOL,),
-        ),
+        acting("arguments that are no JSON", user(0), calling(call(1, "sxvalue1 {")), result(1)),
     ),
     "needs_short_ids": (
-        TemplateProbe(
-            "a long call id", (user(0), calling(call(1, None, LONG)), result(1, LONG)), (TOOL,)
-        ),
+        acting("a long call id", user(0), calling(call(1, None, LONG)), result(1, LONG)),
     ),
     "takes_results": (
-        TemplateProbe("a result", (user(0), *CALLED, answer(2)), (TOOL,)),
+        acting("a result", user(0), *CALLED, answer(2)),
         TemplateProbe("a result without tools", (user(0), *CALLED, answer(2), user(3))),
     ),
-    "takes_calls": (
-        TemplateProbe("a call and an answer", (user(0), *CALLED, answer(2), user(3)), (TOOL,)),
-    ),
+    "takes_calls": (acting("a call and an answer", user(0), *CALLED, answer(2), user(3)),),
     "takes_calls_alone": (TemplateProbe("calls without tools", (user(0), *CALLED)),),
     "takes_tools": (
-        TemplateProbe("tools", (user(0),), (SHOWN,)),
-        TemplateProbe("tools beside a system prompt", (SYSTEM, user(0)), (SHOWN,)),
-        TemplateProbe("tools in a tool loop", (user(0), *CALLED), (SHOWN,)),
+        acting("tools", user(0), tool=SHOWN),
+        acting("tools beside a system prompt", SYSTEM, user(0), tool=SHOWN),
+        acting("tools in a tool loop", user(0), *CALLED, tool=SHOWN),
     ),
     "has_late_system": (
         TemplateProbe("a late system message", (SYSTEM, user(0), LATE, user(1))),
@@ -151,53 +152,42 @@ PROBES: dict[str, tuple[TemplateProbe, ...]] = {
             "a late system message after an answer", (SYSTEM, user(0), answer(1), LATE, user(2))
         ),
     ),
-    "takes_user_after_tool": (
-        TemplateProbe("a user message after a result", (user(0), *CALLED, user(2)), (TOOL,)),
-    ),
+    "takes_user_after_tool": (acting("a user message after a result", user(0), *CALLED, user(2)),),
     "takes_parallel_calls": (
-        TemplateProbe("parallel calls", (user(0), BOTH, result(1), result(2)), (TOOL,), ordered=()),
-        TemplateProbe(
+        acting("parallel calls", user(0), BOTH, result(1), result(2), ordered=()),
+        acting(
             "parallel calls of an old turn",
-            (user(0), BOTH, result(1), result(2), answer(3), user(4)),
-            (TOOL,),
+            *(user(0), BOTH, result(1), result(2), answer(3), user(4)),
             ordered=(),
         ),
     ),
     "takes_orphan_results": (
         TemplateProbe("a result without a call", (user(0), result(1), user(2))),
-        TemplateProbe("a result before the user", (SYSTEM, result(1), user(2)), (TOOL,)),
+        acting("a result before the user", SYSTEM, result(1), user(2)),
     ),
-    "needs_results": (
-        TemplateProbe("a call without a result", (user(0), calling(call(1)), user(2)), (TOOL,)),
-    ),
+    "needs_results": (acting("a call without a result", user(0), calling(call(1)), user(2)),),
     "needs_first_user": (
-        TemplateProbe("an answer first", (SYSTEM, answer(0), user(1)), (TOOL,)),
-        TemplateProbe("a call first", (SYSTEM, *CALLED, user(2)), (TOOL,)),
+        acting("an answer first", SYSTEM, answer(0), user(1)),
+        acting("a call first", SYSTEM, *CALLED, user(2)),
     ),
     "takes_empty_answers": (
         TemplateProbe("an empty answer", (user(0), Message(Role.ASSISTANT), user(1))),
     ),
     "thought_field": (
-        TemplateProbe(
+        acting(
             "a thought in a tool loop",
-            (user(0), calling(call(1), thought="sxthought1"), result(1)),
-            (TOOL,),
+            *(user(0), calling(call(1), thought="sxthought1"), result(1)),
         ),
     ),
     "call_text": (
-        TemplateProbe(
-            "thought, text and call", (user(0), THINKING, result(1)), (TOOL,), ordered=TOLD
-        ),
-        TemplateProbe("text beside a call", (user(0), SPOKEN, result(1)), (TOOL,), ordered=TOLD),
-        TemplateProbe(
-            "text beside an old call",
-            (user(0), SPOKEN, result(1), answer(2), user(3)),
-            (TOOL,),
-            ordered=TOLD,
+        acting("thought, text and call", user(0), THINKING, result(1), ordered=TOLD),
+        acting("text beside a call", user(0), SPOKEN, result(1), ordered=TOLD),
+        acting(
+            "text beside an old call", user(0), SPOKEN, result(1), answer(2), user(3), ordered=TOLD
         ),
     ),
     "takes_references": (
-        TemplateProbe("parameters with references", (user(0),), (Tool("act", "Acts.", NESTED),)),
+        acting("parameters with references", user(0), tool=Tool("act", "Acts.", NESTED)),
     ),
 }
 # Other ways to write what a template does not take, in the order of preference.

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
+from mlxstack.text.schema_types import referred
 from mlxstack.text.template.adaptation import (
     PROPERTY_DEFAULTS,
     SCHEMA_DEFAULTS,
@@ -54,7 +55,8 @@ def _plain(schema: Any, root: dict[str, Any], depth: int) -> dict[str, Any]:
     if not isinstance(schema, dict) or depth == 0:
         return {"type": "string"}
     plain = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
-    if (target := _target(schema, root)) is not None:
+    path = str(schema.get("$ref", ""))
+    if path.startswith("#/") and (target := referred(path, root)) is not None:
         plain = {**_plain(target, root, depth - 1), **plain}
     for choice in CHOICES:
         options = [one for one in schema.get(choice) or () if one != {"type": "null"}]
@@ -77,14 +79,3 @@ def _type(schema: dict[str, Any]) -> str:
     if isinstance(kind, list):
         return next((str(one) for one in kind if one != "null"), "string")
     return "object" if "properties" in schema else "array" if "items" in schema else "string"
-
-
-def _target(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | None:
-    """Target of a reference inside the same schema."""
-    path = schema.get("$ref")
-    if not isinstance(path, str) or not path.startswith("#/"):
-        return None
-    at: Any = root
-    for step in path[2:].split("/"):
-        at = at.get(step) if isinstance(at, dict) else None
-    return at if isinstance(at, dict) else None
