@@ -13,6 +13,7 @@ from mlxstack.text.formats.call_parts import ReadCalls
 from mlxstack.text.formats.call_reader import CallReader
 from mlxstack.text.formats.call_writer import CallEvent
 from mlxstack.text.formats.description import (
+    FALLBACK_CALLS,
     Channels,
     DerivedFormat,
     ParsedMessage,
@@ -102,11 +103,10 @@ class AnswerReader:
         self._feed = TextFeed()
         self._spoken: list[Spoken] = []
         self._n_vain = 0
-        tools = tuple(tools)
-        syntax = output_format.calls
-        self._calls = None
-        if syntax is not None and tools:
-            self._calls = CallReader(syntax, self._feed, tools, self._on_call)
+        offered = () if output_format.calls is None else tuple(tools)
+        self._has_calls = bool(offered)
+        syntax = output_format.calls or FALLBACK_CALLS
+        self._calls = CallReader(syntax, self._feed, offered, self._on_call)
         self._has_said, self._has_thought = is_open, False
         self._begins_line, self._is_after_call = not is_open, False
         self._reasoning = output_format.reasoning or ReasoningMarks("", "")
@@ -133,22 +133,21 @@ class AnswerReader:
 
     def _marks(self, *, is_reasoning: bool) -> list[str]:
         calls = self._calls
-        literals = [*self._structure, self._reasoning.opens]
-        if calls is not None:
-            literals += calls.strict
-        if calls is not None and not is_reasoning:
+        literals = [*self._structure, self._reasoning.opens, *calls.strict]
+        if self._has_calls and not is_reasoning:
             literals += [*calls.lenient, *UNMARKED, *calls.closings]
         return [first_mark(mark) for mark in literals]
 
     def _read(self, *, is_open: bool) -> Generator[None, None, None]:
-        if self._format.channels is not None:
-            yield from self._read_channels(self._format.channels, is_open=is_open)
-            return
-        if not self.is_reasoning and not is_open:
+        channels, is_inside = self._format.channels, is_open or self.is_reasoning
+        if channels is None and not is_inside:
             yield from self._bare_calls()
         while self._feed.text or not self._feed.is_final:
             if not self._feed.text:
                 yield
+            elif channels is not None:
+                reading = self._message(channels) if is_inside else self._header(channels)
+                is_inside = yield from reading
             elif self.is_reasoning:
                 yield from self._think()
             else:
@@ -199,27 +198,22 @@ class AnswerReader:
             self._feed.drop(opened)
             self.is_reasoning, self._has_thought = True, False
             return
-        is_call = self._calls is not None and mark in self._calls.strict | self._calls.lenient
+        is_call = mark in self._calls.strict | self._calls.lenient
         if is_call and (yield from self._call()):
             return
         if mark in UNMARKED and (yield from self._unmarked_calls(mark)):
             return
+        is_own = mark in self._calls.strict and not self._is_shared(mark)
         structure = yield from self._match(self._structure, mark)
-        if not structure and self._is_after_call and self._calls and mark in self._calls.closings:
+        if not structure and self._is_after_call and mark in self._calls.closings:
             structure = len(mark)
         if structure:
             self._feed.drop(structure)
             if not self._has_said:
                 yield from self._bare_calls()
-        elif self._calls is not None and mark in self._calls.strict and not self._is_shared(mark):
-            again = yield from self._doubled(mark)
-            if again:
-                self._feed.drop(again)
-                return
-            if (yield from self._calls.begins_prose(mark)):
-                self._tell(mark)
-                self._feed.drop(len(mark))
-                return
+        elif is_own and (again := (yield from self._doubled(mark))):
+            self._feed.drop(again)
+        elif is_own and not (yield from self._calls.begins_prose(mark)):
             end = yield from self._calls.unreadable(0)
             is_last = (yield from self._feed.space(end)) == len(self._feed.text)
             is_empty = is_last and self._has_said and self._calls.is_empty(self._feed.text[:end])
@@ -240,7 +234,7 @@ class AnswerReader:
 
     def _unmarked_calls(self, mark: str) -> Reading[bool]:
         """Whether calls without marks of the format end the answer."""
-        if self._calls is None or self._n_vain > MAX_IN_VAIN:
+        if not self._has_calls or self._n_vain > MAX_IN_VAIN:
             return False
         if not (self._begins_line or self._calls.is_bare or mark in MARKS):
             return False
@@ -274,11 +268,7 @@ class AnswerReader:
 
     def _is_cut_call(self, at: int) -> bool:
         """Whether the answer was cut inside a call."""
-        return (
-            self._feed.is_cut
-            and self._calls is not None
-            and self._calls.is_named(self._feed.text[at:])
-        )
+        return self._feed.is_cut and self._calls.is_named(self._feed.text[at:])
 
     @property
     def _structure(self) -> tuple[str, ...]:
@@ -315,7 +305,7 @@ class AnswerReader:
         ):
             # The prompt opened the thought already.
             self._feed.drop(again)
-        elif self._calls is not None and mark.text in self._calls.strict:
+        elif mark.text in self._calls.strict:
             yield from self._quoted_call(mark.text, marks.closes)
         else:
             self._tell(mark.text)
@@ -346,12 +336,10 @@ class AnswerReader:
 
     def _knows(self, section: ReadCalls) -> bool:
         """Whether a section has calls, all of offered tools."""
-        assert self._calls is not None
-        return bool(section.calls) and all(self._calls.knows(call.name) for call in section.calls)
+        return bool(section.calls) and self._calls.knows(section)
 
     def _told(self, sections: list[ReadCalls]) -> ReadCalls:
         """Sections that were read quietly as one, whose calls are told."""
-        assert self._calls is not None
         calls = tuple(call for section in sections for call in section.calls)
         for call in calls:
             self._calls.tell(call)
@@ -381,7 +369,6 @@ class AnswerReader:
         self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
     ) -> Reading[ReadCalls | None]:
         """Calls at a position; none after many failed searches."""
-        assert self._calls is not None
         if self._n_vain > MAX_IN_VAIN:
             return None
         section = yield from self._calls.section(at, is_lenient=is_lenient, is_quiet=is_quiet)
@@ -396,7 +383,6 @@ class AnswerReader:
     def _finish_calls(self, section: ReadCalls) -> None:
         """End a section, whose calls were told."""
         end, text = section.end, self._feed.text
-        assert self._calls is not None
         is_space = not section.is_closed and self._feed.is_final and text[end:].isspace()
         if is_space or (self._feed.is_cut and self._calls.begins_end(text[end:])):
             end = len(text)
@@ -420,7 +406,7 @@ class AnswerReader:
 
     def _bare_calls(self) -> Reading[None]:
         """Calls that no mark announces may begin the content."""
-        if self._calls is None or self._format.calls is None or not self._format.calls.is_bare:
+        if not self._has_calls or not self._calls.is_bare:
             return
         start = yield from self._feed.space(0)
         self.is_in_call = True
@@ -437,24 +423,14 @@ class AnswerReader:
             self._unparsed(len(self._feed.text))
         self.is_in_call = False
 
-    def _read_channels(self, channels: Channels, *, is_open: bool) -> Generator[None, None, None]:
-        is_in_message = is_open or self.is_reasoning
-        while self._feed.text or not self._feed.is_final:
-            if not self._feed.text:
-                yield
-            elif is_in_message:
-                yield from self._message(channels)
-                is_in_message = False
-            else:
-                is_in_message = yield from self._header(channels)
-
-    def _message(self, channels: Channels) -> Reading[None]:
-        """Thought or content up to the end of its message."""
+    def _message(self, channels: Channels) -> Reading[bool]:
+        """Thought or content up to the end of its message, after which a header follows."""
         mark = yield from self._say(MarkSet(channels.stops))
         self._spoken.append(Break())
         self.is_reasoning = False
         if mark is not None and mark.text in channels.ends:
             self._feed.drop(len(mark.text))
+        return False
 
     def _header(self, channels: Channels) -> Reading[bool]:
         """Whether speech follows a header; a call's message is read."""
@@ -465,7 +441,7 @@ class AnswerReader:
         if mark is None or len(header) > MAX_HEADER or (within and not within.fullmatch(header)):
             return self._headless(channels)
         call = re.search(channels.call, header)
-        if call is not None and self._calls is not None and self._is_call(call):
+        if call is not None and self._has_calls and self._is_call(call):
             self.is_in_call = True
             yield from self._channel_call(channels, call["name"], mark.end)
             self.is_in_call = False
@@ -476,9 +452,8 @@ class AnswerReader:
 
     def _is_call(self, header: re.Match[str]) -> bool:
         """Whether the recipient of a message is a tool."""
-        assert self._calls is not None
         is_plain = "space" in header.groupdict() and not header["space"]
-        return not is_plain or self._calls.knows(header["name"])
+        return not is_plain or self._calls.types.has(header["name"])
 
     def _headless(self, channels: Channels) -> bool:
         """Whether text without a header is content; it may only begin one."""
@@ -492,9 +467,8 @@ class AnswerReader:
 
     def _channel_call(self, channels: Channels, name: str, at: int) -> Reading[None]:
         """Call in a message: JSON arguments, or its own section."""
-        feed, syntax = self._feed, self._format.calls
-        assert self._calls is not None and syntax is not None
-        if syntax.section_opens:
+        feed = self._feed
+        if self._calls.has_sections:
             section = yield from self._calls.section(at)
         else:
             section = yield from self._calls.message(name, at, channels.stops)

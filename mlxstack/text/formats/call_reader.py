@@ -52,14 +52,15 @@ class CallReader:
         self._syntax = syntax
         self._feed = feed
         tools = tuple(tools)
-        self._types = ArgumentTypes(tools)
+        self.types = ArgumentTypes(tools)
         self._schemas = tool_schemas(tools)
-        self._writer = CallWriter(feed, emit, self._types)
-        self.strict = strict_marks(syntax)
+        self._writer = CallWriter(feed, emit, self.types)
+        self.strict = strict_marks(syntax) if tools else set()
         self._gemma_openings = {GEMMA_HEAD} if isinstance(syntax.body, GemmaBody) else set()
-        self.lenient = self._gemma_openings or trigger_marks(syntax) - self.strict
-        self.is_bare = syntax.is_bare
-        self._parts = CallParts(syntax, feed, self._types, self._writer)
+        lenient = self._gemma_openings or trigger_marks(syntax) - self.strict
+        self.lenient = lenient if tools else set()
+        self.is_bare, self.has_sections = syntax.is_bare, bool(syntax.section_opens)
+        self._parts = CallParts(syntax, feed, self.types, self._writer)
         self.closings = self._parts.outer_closings
         self._values = ValueCalls(self._parts)
         self._others = ForeignCalls(self._parts)
@@ -75,10 +76,6 @@ class CallReader:
         syntax, feed = self._syntax, self._feed
         inside = yield from feed.literal(syntax.section_opens, at)
         has_section = inside is not None and bool(syntax.section_opens.strip())
-        if isinstance(syntax.body, PublishedBody):
-            self._writer.begin(at)
-            read = yield from self._published(syntax.body, at if inside is None else inside)
-            return None if read is None else self._told(read)
         end = at if inside is None else inside
         calls: list[ToolCall] = []
         is_closed = True
@@ -125,7 +122,7 @@ class CallReader:
             is_element = not is_call and (yield from self._feed.any_of(ELEMENTS, at)) > at
             if is_marked or is_call or is_element:
                 read = yield from self._others.read(at)
-        return self._told(read) if read is not None and self._knows(read) else None
+        return self._told(read) if read is not None and self.knows(read) else None
 
     def _object(self, at: int, *, is_marked: bool) -> Reading[ReadCalls | None]:
         """Calls of objects, which name their arguments unless marks are around them."""
@@ -141,9 +138,9 @@ class CallReader:
         is_named = is_marked or any(re.search(rf"[\"']{key}[\"']", text) for key in keys)
         return read if is_named else None
 
-    def knows(self, name: str) -> bool:
-        """Whether a tool of this name is offered."""
-        return self._types.has(name)
+    def knows(self, read: ReadCalls) -> bool:
+        """Whether all calls are of offered tools."""
+        return all(self.types.has(call.name) for call in read.calls)
 
     def begins_prose(self, mark: str) -> Reading[bool]:
         """Whether prose follows a mark, not even a malformed call."""
@@ -174,11 +171,11 @@ class CallReader:
         name = _NAMED.match(head) if self._syntax.is_bare else None
         for mark in self.lenient:
             name = name or (SLOT.match(head, len(mark)) if head.startswith(mark) else None)
-        return name is not None and self._types.has(name[name.lastindex or 0])
+        return name is not None and self.types.has(name[name.lastindex or 0])
 
     def _told(self, read: ReadCalls) -> ReadCalls:
         """Write the other calls; cut an open one."""
-        calls = tuple(replace(one, name=self._types.name(one.name)) for one in read.calls)
+        calls = tuple(replace(one, name=self.types.name(one.name)) for one in read.calls)
         read = replace(read, calls=calls)
         if self._writer.is_quiet:
             return read
@@ -247,7 +244,7 @@ class CallReader:
             return (yield from self._foreign(start, is_inside=is_inside))
         if body.is_cut:
             return body
-        if is_lenient and not is_marked and not self._knows(body):
+        if is_lenient and not is_marked and not self.knows(body):
             return None
         end = yield from self._closing(body.end)
         is_closed = not syntax.closes.strip() or end > body.end
@@ -323,9 +320,6 @@ class CallReader:
         end = yield from self._feed.optional(closing, body.end)
         return ReadCalls(body.calls, end, not closing or end > body.end)
 
-    def _knows(self, read: ReadCalls) -> bool:
-        return all(self._types.has(call.name) for call in read.calls)
-
     def _body(self, at: int) -> Reading[ReadCalls | None]:
         match self._syntax.body:
             case JsonBody() as body:
@@ -338,19 +332,11 @@ class CallReader:
                 return (yield from self._values.python(body, at))
             case GemmaBody() as body:
                 return (yield from self._values.gemma(body, at))
-        return None
-
-    def _published(self, body: PublishedBody, at: int) -> Reading[ReadCalls | None]:
-        mark = yield from self._feed.find(self._parts.closings, at)
-        end = len(self._feed.text) if mark is None else mark.start
-        calls = parse_calls(body.parser, self._feed.text[at:end], self._schemas)
-        if not calls:
-            read = yield from self._tried(self._values.json(FOREIGN, at))
-            if read is None or not self._knows(read):
-                return None
-            calls, mark = read.calls, (yield from self._feed.find(self._parts.closings, read.end))
-            end = read.end
-        return ReadCalls(calls, end if mark is None else mark.end, mark is not None)
+            case PublishedBody() as body:
+                mark = yield from self._feed.find(self._parts.closings, at)
+                end = len(self._feed.text) if mark is None else mark.start
+                calls = parse_calls(body.parser, self._feed.text[at:end], self._schemas)
+                return ReadCalls(calls, end) if calls else None
 
 
 def strict_marks(syntax: CallSyntax) -> set[str]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
@@ -46,13 +45,7 @@ OPEN_END = "\ufdd4"
 MAX_FINDINGS = 16
 
 
-class TemplateFindings(Struct, frozen=True):
-    """Capabilities of a template, found by probing."""
-
-    capabilities: TemplateCapabilities = TemplateCapabilities()
-    switches: TemplateSwitches = NO_SWITCHES
-
-
+TemplateFindings = tuple[TemplateCapabilities, TemplateSwitches]
 _findings: dict[bytes, TemplateFindings] = {}
 """Findings of the last templates, by digest."""
 
@@ -77,7 +70,7 @@ class ChatTemplate:
             if len(_findings) >= MAX_FINDINGS:
                 _findings.clear()
             _findings[key] = findings
-            self.capabilities, self.switches = findings.capabilities, findings.switches
+            self.capabilities, self.switches = findings
 
     @property
     def source(self) -> str:
@@ -147,7 +140,7 @@ class ChatTemplate:
         except TemplateRefusal:
             variables = {}
         switches = find_switches(self.tried, variables)
-        return TemplateFindings(self.capabilities, switches)
+        return self.capabilities, switches
 
     def _digest(self, special_tokens: SpecialTokens) -> bytes:
         marks = [self._marks.opens, self._marks.closes]
