@@ -59,7 +59,7 @@ def test_a_bomb_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_image_is_decoded_once_to_see_that_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.new("RGB", (17, 9), "teal"))
     assert upright_size(data) == (17, 9)
-    monkeypatch.setattr(bounds, "_measured", None)
+    monkeypatch.setattr(bounds, "decoded", None)
     assert upright_size(data) == (17, 9)
 
 
