@@ -13,7 +13,6 @@ from mlxstack.text.formats.call_parts import ReadCalls
 from mlxstack.text.formats.call_reader import CallReader
 from mlxstack.text.formats.call_writer import CallEvent
 from mlxstack.text.formats.description import (
-    FALLBACK_CALLS,
     Channels,
     DerivedFormat,
     ParsedMessage,
@@ -103,10 +102,10 @@ class AnswerReader:
         self._feed = TextFeed()
         self._spoken: list[Spoken] = []
         self._n_vain = 0
-        offered = () if output_format.calls is None else tuple(tools)
-        self._has_calls = bool(offered)
-        syntax = output_format.calls or FALLBACK_CALLS
-        self._calls = CallReader(syntax, self._feed, offered, self._on_call)
+        tools, syntax = tuple(tools), output_format.calls
+        self._calls = None
+        if syntax is not None and tools:
+            self._calls = CallReader(syntax, self._feed, tools, self._on_call)
         self._has_said, self._has_thought = is_open, False
         self._begins_line, self._is_after_call = not is_open, False
         self._reasoning = output_format.reasoning or ReasoningMarks("", "")
@@ -133,8 +132,10 @@ class AnswerReader:
 
     def _marks(self, *, is_reasoning: bool) -> list[str]:
         calls = self._calls
-        literals = [*self._structure, self._reasoning.opens, *calls.strict]
-        if self._has_calls and not is_reasoning:
+        literals = [*self._structure, self._reasoning.opens]
+        if calls is not None:
+            literals += calls.strict
+        if calls is not None and not is_reasoning:
             literals += [*calls.lenient, *UNMARKED, *calls.closings]
         return [first_mark(mark) for mark in literals]
 
@@ -198,14 +199,15 @@ class AnswerReader:
             self._feed.drop(opened)
             self.is_reasoning, self._has_thought = True, False
             return
-        is_call = mark in self._calls.strict | self._calls.lenient
+        calls = self._calls
+        is_call = calls is not None and mark in calls.strict | calls.lenient
         if is_call and (yield from self._call()):
             return
         if mark in UNMARKED and (yield from self._unmarked_calls(mark)):
             return
-        is_own = mark in self._calls.strict and not self._is_shared(mark)
+        is_own = calls is not None and mark in calls.strict and not self._is_shared(mark)
         structure = yield from self._match(self._structure, mark)
-        if not structure and self._is_after_call and mark in self._calls.closings:
+        if not structure and self._is_after_call and calls and mark in calls.closings:
             structure = len(mark)
         if structure:
             self._feed.drop(structure)
@@ -213,10 +215,10 @@ class AnswerReader:
                 yield from self._bare_calls()
         elif is_own and (again := (yield from self._doubled(mark))):
             self._feed.drop(again)
-        elif is_own and not (yield from self._calls.begins_prose(mark)):
-            end = yield from self._calls.unreadable(0)
+        elif calls and is_own and not (yield from calls.begins_prose(mark)):
+            end = yield from calls.unreadable(0)
             is_last = (yield from self._feed.space(end)) == len(self._feed.text)
-            is_empty = is_last and self._has_said and self._calls.is_empty(self._feed.text[:end])
+            is_empty = is_last and self._has_said and calls.is_empty(self._feed.text[:end])
             self._unparsed(end, is_empty=is_empty)
         elif is_call and self._is_cut_call(0):
             self._unparsed(len(self._feed.text))
@@ -234,7 +236,7 @@ class AnswerReader:
 
     def _unmarked_calls(self, mark: str) -> Reading[bool]:
         """Whether calls without marks of the format end the answer."""
-        if not self._has_calls or self._n_vain > MAX_IN_VAIN:
+        if self._calls is None or self._n_vain > MAX_IN_VAIN:
             return False
         if not (self._begins_line or self._calls.is_bare or mark in MARKS):
             return False
@@ -268,7 +270,8 @@ class AnswerReader:
 
     def _is_cut_call(self, at: int) -> bool:
         """Whether the answer was cut inside a call."""
-        return self._feed.is_cut and self._calls.is_named(self._feed.text[at:])
+        calls, feed = self._calls, self._feed
+        return calls is not None and feed.is_cut and calls.is_named(feed.text[at:])
 
     @property
     def _structure(self) -> tuple[str, ...]:
@@ -305,7 +308,7 @@ class AnswerReader:
         ):
             # The prompt opened the thought already.
             self._feed.drop(again)
-        elif mark.text in self._calls.strict:
+        elif self._calls is not None and mark.text in self._calls.strict:
             yield from self._quoted_call(mark.text, marks.closes)
         else:
             self._tell(mark.text)
@@ -336,10 +339,12 @@ class AnswerReader:
 
     def _knows(self, section: ReadCalls) -> bool:
         """Whether a section has calls, all of offered tools."""
+        assert self._calls is not None
         return bool(section.calls) and self._calls.knows(section)
 
     def _told(self, sections: list[ReadCalls]) -> ReadCalls:
         """Sections that were read quietly as one, whose calls are told."""
+        assert self._calls is not None
         calls = tuple(call for section in sections for call in section.calls)
         for call in calls:
             self._calls.tell(call)
@@ -369,6 +374,7 @@ class AnswerReader:
         self, at: int, *, is_lenient: bool = False, is_quiet: bool = False
     ) -> Reading[ReadCalls | None]:
         """Calls at a position; none after many failed searches."""
+        assert self._calls is not None
         if self._n_vain > MAX_IN_VAIN:
             return None
         section = yield from self._calls.section(at, is_lenient=is_lenient, is_quiet=is_quiet)
@@ -382,6 +388,7 @@ class AnswerReader:
 
     def _finish_calls(self, section: ReadCalls) -> None:
         """End a section, whose calls were told."""
+        assert self._calls is not None
         end, text = section.end, self._feed.text
         is_space = not section.is_closed and self._feed.is_final and text[end:].isspace()
         if is_space or (self._feed.is_cut and self._calls.begins_end(text[end:])):
@@ -406,7 +413,7 @@ class AnswerReader:
 
     def _bare_calls(self) -> Reading[None]:
         """Calls that no mark announces may begin the content."""
-        if not self._has_calls or not self._calls.is_bare:
+        if self._calls is None or not self._calls.is_bare:
             return
         start = yield from self._feed.space(0)
         self.is_in_call = True
@@ -441,7 +448,7 @@ class AnswerReader:
         if mark is None or len(header) > MAX_HEADER or (within and not within.fullmatch(header)):
             return self._headless(channels)
         call = re.search(channels.call, header)
-        if call is not None and self._has_calls and self._is_call(call):
+        if call is not None and self._calls is not None and self._is_call(call, self._calls):
             self.is_in_call = True
             yield from self._channel_call(channels, call["name"], mark.end)
             self.is_in_call = False
@@ -450,10 +457,10 @@ class AnswerReader:
         feed.drop(mark.end)
         return True
 
-    def _is_call(self, header: re.Match[str]) -> bool:
+    def _is_call(self, header: re.Match[str], calls: CallReader) -> bool:
         """Whether the recipient of a message is a tool."""
         is_plain = "space" in header.groupdict() and not header["space"]
-        return not is_plain or self._calls.types.has(header["name"])
+        return not is_plain or calls.types.has(header["name"])
 
     def _headless(self, channels: Channels) -> bool:
         """Whether text without a header is content; it may only begin one."""
@@ -468,6 +475,7 @@ class AnswerReader:
     def _channel_call(self, channels: Channels, name: str, at: int) -> Reading[None]:
         """Call in a message: JSON arguments, or its own section."""
         feed = self._feed
+        assert self._calls is not None
         if self._calls.has_sections:
             section = yield from self._calls.section(at)
         else:

@@ -55,10 +55,9 @@ class CallReader:
         self.types = ArgumentTypes(tools)
         self._schemas = tool_schemas(tools)
         self._writer = CallWriter(feed, emit, self.types)
-        self.strict = strict_marks(syntax) if tools else set()
+        self.strict = strict_marks(syntax)
         self._gemma_openings = {GEMMA_HEAD} if isinstance(syntax.body, GemmaBody) else set()
-        lenient = self._gemma_openings or trigger_marks(syntax) - self.strict
-        self.lenient = lenient if tools else set()
+        self.lenient = self._gemma_openings or trigger_marks(syntax) - self.strict
         self.is_bare, self.has_sections = syntax.is_bare, bool(syntax.section_opens)
         self._parts = CallParts(syntax, feed, self.types, self._writer)
         self.closings = self._parts.outer_closings
