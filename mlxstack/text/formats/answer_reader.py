@@ -431,7 +431,7 @@ class AnswerReader:
         self.is_in_call = False
 
     def _message(self, channels: Channels) -> Reading[bool]:
-        """Thought or content up to the end of its message, after which a header follows."""
+        """Thought or content up to its end; a header follows."""
         mark = yield from self._say(MarkSet(channels.stops))
         self._spoken.append(Break())
         self.is_reasoning = False

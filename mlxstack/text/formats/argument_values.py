@@ -64,7 +64,7 @@ class ArgumentTypes:
 
 
 class CalledArguments:
-    """The arguments of a call of one tool, which may be text without quotes."""
+    """The arguments of a call, maybe text without quotes."""
 
     def __init__(self, types: ArgumentTypes, name: str) -> None:
         self._types, self._name = types, types.name(name)

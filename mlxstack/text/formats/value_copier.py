@@ -275,7 +275,7 @@ class ValueCopier:
             yield from self._more()
 
     def _letters(self, quote: str, add: Callable[[str], Any], *, is_key: bool) -> Reading[None]:
-        """The letters of a text or key up to its last quote, which is passed."""
+        """The letters of a text or key, and its last quote."""
         feed, marks, has_break = self._feed, self._marks[quote], False
         while True:
             mark = marks.search(feed.text, self.at, is_final=feed.is_final)
@@ -398,7 +398,7 @@ class ValueCopier:
             yield
 
     def _more(self) -> Reading[None]:
-        """Wait for more text; a value that needs it at the end is broken."""
+        """Wait for more text, which a broken value never gets."""
         if self._feed.is_final:
             raise BrokenValue
         yield

@@ -70,7 +70,7 @@ class LarkBuilder:
         return f"%json {text}"
 
     def scalar(self, schema: Schema, root: Schema) -> str:
-        """Rule of the numbers and constants that a schema allows; "" without any."""
+        """Rule of the numbers and constants of a schema, or ""."""
         types = [one for one in named_types(schema) if one in SCALARS]
         if "enum" in schema:
             plain = [one for one in schema["enum"] if not isinstance(one, dict | list)]
@@ -78,7 +78,7 @@ class LarkBuilder:
         return self.json({**schema, "type": types}, root) if types else ""
 
     def either(self, forms: Iterable[str]) -> str:
-        """Name of a rule with the alternatives that are not empty; "" without any."""
+        """Name of a rule of all forms that exist, or ""."""
         kept = [form for form in forms if form]
         return self.rule(" | ".join(kept)) if kept else ""
 
@@ -128,7 +128,7 @@ def quoted(text: str) -> str:
 def members(
     known: Mapping[str, tuple[Any, bool]], rule_of: Callable[[str, Any], str]
 ) -> list[tuple[str, bool]] | None:
-    """Rules of properties and whether required; None if a required one has none."""
+    """Rules of properties and whether required; None if one is missing."""
     made = []
     for key, (schema, is_required) in known.items():
         if rule := rule_of(key, schema):

@@ -12,7 +12,7 @@ PLAIN_BITS = 16
 
 
 class VisionFamily(Protocol):
-    """Module of a family: maker of processors, size of a tower, prefixes of needed tensors."""
+    """Module of a family, with the beginnings of needed tensors."""
 
     NAME: str
     NEEDED: tuple[str, ...]
