@@ -4,8 +4,8 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.models import hub_answers
-from mlxstack.models.model_files import INDEX, SHARD, SINGLE, is_whole, read_object
+from mlxstack.models.model_files import CONFIG, INDEX, SHARD, SINGLE, is_whole, read_object
 from mlxstack.models.weight_download import (
     PART,
     WEIGHTS,
@@ -43,7 +43,7 @@ PATTERNS = (
 BESIDE_WEIGHTS = tuple(pattern for pattern in PATTERNS if not pattern.endswith(WEIGHTS))
 """Patterns of its small files, without which a snapshot with all weights would not load."""
 
-SMALL_FILES = ("config.json", "generation_config.json", "chat_template.jinja")
+BESIDE_CONFIG = ("generation_config.json", "chat_template.jinja")
 N_NEAR = 3
 BYTES_BAR = "Reconstructing"
 """The bar of the hub's client that counts bytes."""
@@ -73,12 +73,10 @@ def cache_folder() -> Path:
 def plan(model: str, revision: str | None = None, patterns: Sequence[str] = PATTERNS) -> Download:
     """Ask the hub for a model's files, without download. Raises SetupError."""
     n_begun = 0
-    try:
+    with _refusals(model):
         files = _files(model, revision, patterns)
         if any(blobs_folder(model).glob(f"*{PART}")):
             n_begun = sum(one.n_here for one in missing_weights(model, revision, _missing(files)))
-    except Exception as error:
-        raise refusal(model, error) from error
     if not any(file.filename.endswith(WEIGHTS) for file in files):
         raise _without_weights(model)
     return Download(
@@ -110,7 +108,7 @@ def download(
     It goes on where an earlier one ended, inside a weight file too.
     """
     began = time.time()
-    try:
+    with _refusals(model):
         files = _files(model, revision, patterns)
         bring = partial(
             snapshot_download,
@@ -125,24 +123,17 @@ def download(
             bring(ignore_patterns=[f"*{WEIGHTS}"])
             fetch_weights(missing_weights(model, revision, names), report)
         path = bring()
-    except SetupError:
-        raise
-    except Exception as error:
-        raise refusal(model, error) from error
     _delete_abandoned(model, began)
     return Path(path)
 
 
 def weight_files_with(model: str, is_wanted: Callable[[str], bool]) -> list[str]:
     """Weight files that hold a wanted tensor. Raises SetupError."""
-    try:
-        index = Path(hf_hub_download(model, INDEX))
-    except errors.EntryNotFoundError as missing:
-        if _is_offline(missing):
-            raise _offline(model) from missing
-        return [SINGLE]
-    except Exception as error:
-        raise refusal(model, error) from error
+    with _refusals(model):
+        try:
+            index = Path(hf_hub_download(model, INDEX))
+        except errors.RemoteEntryNotFoundError:
+            return [SINGLE]
     files = read_object(index).get("weight_map")
     if not isinstance(files, dict):
         raise SetupError(f"{index} names no weights")
@@ -182,30 +173,29 @@ def _delete_abandoned(model: str, before: float) -> None:
 
 def fetch_config(model: str, revision: str | None = None) -> Path:
     """Download the small planning files; returns the config. Raises SetupError."""
-    if not isinstance(try_to_load_from_cache(model, SMALL_FILES[0], revision=revision), str):
-        # A download retries for half a minute without network; this question does not.
-        try:
+    with _refusals(model):
+        if not isinstance(try_to_load_from_cache(model, CONFIG, revision=revision), str):
+            # A download retries for half a minute without network; this question does not.
             HfApi().model_info(model, revision=revision)
-        except Exception as error:
-            raise refusal(model, error) from error
-    config = None
-    for name in SMALL_FILES:
-        try:
-            path = hf_hub_download(model, name, revision=revision)
-        except errors.EntryNotFoundError as missing:
-            if name == SMALL_FILES[0]:
-                raise (_offline(model) if _is_offline(missing) else _without_weights(model)) from (
-                    missing
-                )
-        except Exception as error:
-            raise refusal(model, error) from error
-        else:
-            config = config or Path(path)
-    assert config is not None
-    return config
+        config = hf_hub_download(model, CONFIG, revision=revision)
+        for name in BESIDE_CONFIG:
+            with suppress(errors.EntryNotFoundError):
+                hf_hub_download(model, name, revision=revision)
+    return Path(config)
 
 
-def refusal(model: str, error: BaseException) -> SetupError:
+@contextmanager
+def _refusals(model: str) -> Iterator[None]:
+    """Failures of the hub's client as SetupError, with cause and remedy."""
+    try:
+        yield
+    except SetupError:
+        raise
+    except Exception as error:
+        raise _refusal(model, error) from error
+
+
+def _refusal(model: str, error: BaseException) -> SetupError:
     """Error message for a hub client's failure, with cause and remedy."""
     if isinstance(error, errors.DryRunError) and error.__cause__ is not None:
         error = error.__cause__
@@ -227,6 +217,8 @@ def refusal(model: str, error: BaseException) -> SetupError:
             text = f"the disk of {cache_folder()} is full; `mlx-stack rm` makes room"
         case _ if _is_offline(error):
             return _offline(model)
+        case errors.EntryNotFoundError():
+            return _without_weights(model)
         case _:
             text = f"{model}: {' '.join(str(error).split())}"
     return SetupError(text)
@@ -274,7 +266,6 @@ def _without_weights(model: str) -> SetupError:
 
 
 def _listed_files(model: str) -> Sequence[str]:
-
     try:
         return HfApi().list_repo_files(model)
     except Exception:  # The refusal that is being made says enough.
@@ -296,5 +287,4 @@ def _near(model: str) -> str:
 
 
 def _page(model: str) -> str:
-
     return f"{constants.ENDPOINT}/{model}"

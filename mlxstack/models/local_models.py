@@ -2,19 +2,23 @@
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HFCacheInfo, scan_cache_dir
-from huggingface_hub.errors import CacheNotFound
+from huggingface_hub import DeleteCacheStrategy
 from msgspec import Struct
 
 from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
 from mlxstack.host.home import Home
 from mlxstack.models.hub import cache_folder
-from mlxstack.models.model_files import CONFIG, measured, quantization_in, read_config_object
+from mlxstack.models.model_files import (
+    CONFIG,
+    measured,
+    n_trained_in,
+    quantization_in,
+    read_config_object,
+)
 from mlxstack.models.reference import lm_studio_folders
 
 
@@ -55,16 +59,17 @@ def delete(model: LocalModel) -> int:
     if model.where == "LM Studio":
         shutil.rmtree(model.path)
         return model.n_bytes
-    cache = scan_cache_dir(cache_folder())
-    repos = [one for one in cache.repos if one.repo_type == "model" and one.repo_id == model.name]
-    revisions = [revision.commit_hash for repo in repos for revision in repo.revisions]
-    # A copy under another name has the same revisions.
-    strategy = replace(cache, repos=frozenset(repos)).delete_revisions(*revisions)
-    if not revisions:
-        folder = frozenset({Path(model.path)})
-        strategy = replace(strategy, repos=folder, expected_freed_size=model.n_bytes)
-    strategy.execute()
-    return int(strategy.expected_freed_size)
+    folder, cache = Path(model.path), cache_folder().resolve()
+    # It also sweeps files that several repositories share.
+    DeleteCacheStrategy(
+        expected_freed_size=model.n_bytes,
+        repos=frozenset({cache / folder.relative_to(cache).parts[0]}),
+        snapshots=frozenset(),
+        blobs=frozenset(),
+        refs=frozenset(),
+        cache_dir=cache,
+    ).execute()
+    return model.n_bytes
 
 
 def quantization_of(folder: str) -> str:
@@ -73,39 +78,16 @@ def quantization_of(folder: str) -> str:
 
 
 def _cached() -> Iterator[LocalModel]:
-    try:
-        cache = scan_cache_dir(cache_folder())
-    except CacheNotFound:
-        return
-    for repo in cache.repos:
-        newest = max(repo.revisions, key=lambda one: one.last_modified, default=None)
-        if repo.repo_type == "model" and newest is not None:
-            yield _model(
-                repo.repo_id, newest.snapshot_path, "hub", repo.size_on_disk, repo.last_accessed
-            )
-    yield from _damaged(cache)
-
-
-def _damaged(cache: HFCacheInfo) -> Iterator[LocalModel]:
-    """Downloads that the hub's client does not list."""
-    listed = {repo.repo_path for repo in cache.repos if repo.revisions}
-    for folder in set(cache_folder().resolve().glob("models--*")) - listed:
-        blobs = [one for one in folder.glob("blobs/*") if one.is_file()]
-        # A download that has just begun has no snapshot.
-        has_snapshots = (folder / "snapshots").exists()
-        if not blobs and not has_snapshots:
-            continue
-        texts = map(str, cache.warnings)
-        reasons = (one for one in texts if f"{folder}/" in one or f"({folder})" in one)
-        yield LocalModel(
-            name=folder.name.removeprefix("models--").replace("--", "/"),
-            path=str(folder),
-            where="hub",
-            n_bytes=sum(one.stat().st_size for one in blobs),
-            last_used=folder.stat().st_mtime,
-            is_complete=False,
-            fault=next(reasons, "a link leads to no file") if has_snapshots else "",
-        )
+    """Repositories in the hub's cache by their newest snapshots."""
+    for folder in cache_folder().resolve().glob("models--*"):
+        snapshots = sorted(folder.glob("snapshots/[!.]*"), key=lambda one: one.stat().st_mtime)
+        places = (*folder.glob("blobs/*"), *folder.glob("snapshots/**/*"))
+        files = [file.stat() for file in {one.resolve() for one in places if one.is_file()}]
+        if snapshots or files:
+            name = folder.name.removeprefix("models--").replace("--", "/")
+            n_bytes = sum(file.st_size for file in files)
+            used = max((file.st_atime for file in files), default=folder.stat().st_mtime)
+            yield _model(name, [folder, *snapshots][-1], "hub", n_bytes, used)
 
 
 def _of_lm_studio() -> Iterator[LocalModel]:
@@ -135,8 +117,6 @@ def _served(home: Home) -> Iterator[LocalModel]:
 def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> LocalModel:
     config = _config(path)
     is_complete, fault = _state(path)
-    text = config.get("text_config") or {}
-    flat = {**config, **text}
     return LocalModel(
         name=name,
         path=str(path),
@@ -146,16 +126,18 @@ def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> Loca
         is_complete=is_complete,
         model_type=str(config.get("model_type", "")),
         quantization=quantization_in(config),
-        n_trained=int(flat.get("max_position_embeddings") or 0),
+        n_trained=n_trained_in(config),
         fault=fault,
     )
 
 
 def _state(path: Path) -> tuple[bool, str]:
     """Whether all files are there, and the fault of one."""
-    if not (path / CONFIG).is_file():
-        return False, ""
     try:
+        if broken := next((one for one in path.rglob("*") if not one.exists()), None):
+            return False, f"{broken} is a link to no file"
+        if not (path / CONFIG).is_file():
+            return False, ""
         read_config_object(path / CONFIG)
         return measured(path) is not None, ""
     except Exception as why:  # A damaged file is listed, whatever is wrong with it.

@@ -283,13 +283,18 @@ def whole_snapshot(model: str, revision: str | None = None) -> Path | None:
         folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, ValueError, OSError):
         return None
-    return folder if (folder / CONFIG).is_file() and measured(folder) is not None else None
+    return folder if has_all_files(folder) else None
+
+
+def has_all_files(folder: Path) -> bool:
+    """Whether config.json and all weights are there. Raises SetupError for damaged ones."""
+    return (folder / CONFIG).is_file() and measured(folder) is not None
 
 
 def is_whole(folder: Path) -> bool:
     """Whether config.json and all weights are there and readable."""
     try:
-        return (folder / CONFIG).is_file() and measured(folder) is not None
+        return has_all_files(folder)
     except SetupError:
         return False
 
@@ -473,6 +478,12 @@ def quantization_in(config: dict[str, Any]) -> str:
         return f"{bits} bit" if mode == "affine" else str(mode)
     is_single = "float32" in (config.get("dtype"), config.get("torch_dtype"))
     return str(table.get("quant_method") or ("32 bit" if is_single else "16 bit"))
+
+
+def n_trained_in(config: Mapping[str, Any]) -> int:
+    """Context in tokens that a config.json names; 0 without one."""
+    flat = {**config, **(config.get("text_config") or {})}
+    return int(flat.get("max_position_embeddings") or 0)
 
 
 def _folder(spec: ModelSpec) -> Path | None:

@@ -2,7 +2,7 @@
 
 import threading
 
-from mlxstack.core.formatting import size
+from mlxstack.core.formatting import size, span
 
 
 class Transfer:
@@ -26,18 +26,5 @@ class Transfer:
         parts = [f"{100 * n_done // max(self.n_total, 1)} %"]
         parts += [f"{size(n_done)} of {size(self.n_total)}", f"{size(speed)}/s"]
         if speed:
-            parts.append(f"{duration((self.n_total - n_done) / speed)} left")
+            parts.append(f"{span((self.n_total - n_done) / speed)} left")
         return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `1 min 50 s`, `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return (
-        f"{minutes} min {rest:02d} s"
-        if minutes < 60
-        else f"{minutes // 60} h {minutes % 60:02d} min"
-    )

@@ -39,7 +39,7 @@ def test_a_download_tells_how_far_it_is(tmp_path: Path) -> None:
         lines = iter(process.stdout.readline, "")
         assert next(lines) == "looking for org/tiny on the hub\n"
         size = r"[\d.]+ [KMG]iB"
-        told = DOWNLOADING + rf"org/tiny: \d+ %, {size} of {size}, {size}/s, \d+ s left\n"
+        told = DOWNLOADING + rf"org/tiny: \d+ %, {size} of {size}, {size}/s, \d+s left\n"
         assert any(re.fullmatch(told, line) for line in lines)
         here.go_on.set()
         last = [*lines][-1]

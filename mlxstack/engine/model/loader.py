@@ -27,7 +27,7 @@ from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide
 from mlxstack.engine.vision.encoder import ImageEncoder, image_encoder
 from mlxstack.models.generation_config import sampling_defaults
-from mlxstack.models.model_files import check_folder, missing_weights, vision_weights
+from mlxstack.models.model_files import check_folder, missing_weights, n_trained_in, vision_weights
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory.capacity import PLAIN_BITS
 from mlxstack.store import kv_file_format
@@ -268,7 +268,7 @@ def _facts(
         identity=identity,
         architecture=str(config.get("model_type", "")),
         n_vocab=int(text.get("vocab_size") or tokenizer.vocab_size),
-        n_ctx_train=scaled_context(int(text.get("max_position_embeddings") or 0), spec),
+        n_ctx_train=scaled_context(n_trained_in(config), spec),
         n_params=sum(p.size for p in parameters),
         n_bytes=sum(p.nbytes for p in parameters),
         eos=frozenset(tokenizer.eos_token_ids),
