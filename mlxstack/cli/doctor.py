@@ -1,12 +1,10 @@
 """`doctor`: checks of machine, home and models, one function each."""
 
-import json
 import os
 import platform
 import resource
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +27,11 @@ from mlxstack.core.preset import Preset, ServerSpec, Wired
 from mlxstack.host import services
 from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import (
+    CHILD_FAULTS,
     MEMORY_VARIABLE,
+    ask_mlx,
     find_openblas,
-    for_mlx,
+    last_line,
     this_hardware,
     this_memory,
     version_of,
@@ -292,10 +292,10 @@ def _port(home: Home) -> Iterator[CheckResult]:
 def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """MLX's device, read in a child process, since MLX may crash."""
     try:
-        facts = _answer(env, "mlxstack.engine.device")
-    except (OSError, ValueError, subprocess.SubprocessError) as why:
+        facts = ask_mlx(["-m", "mlxstack.engine.device"], dict[str, Any], LONGEST_S, env=env)
+    except CHILD_FAULTS as why:
         remedy = f"{REINSTALL}, and read what MLX says"
-        yield bad("device", f"MLX does not start: {_last_line(why)}", remedy)
+        yield bad("device", f"MLX does not start: {last_line(why)}", remedy)
         return
     most = f", at most {size(facts['limit_bytes'])} at once" if facts["limit_bytes"] else ""
     detail = f"MLX computes on the {facts['kind']}, {facts['name']}{most}"
@@ -401,8 +401,8 @@ def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
         remedy = f"`mlx-stack template {name}` tells more"
         try:
             notes = template_notes(folder, env, home)
-        except (OSError, ValueError, subprocess.SubprocessError) as why:
-            detail = f"{name}: it cannot be read: {_last_line(why)}"
+        except CHILD_FAULTS as why:
+            detail = f"{name}: it cannot be read: {last_line(why)}"
             yield warn("template", detail, remedy)
             continue
         for note in notes:
@@ -419,24 +419,9 @@ def template_notes(folder: Path, env: Mapping[str, str], home: Home) -> tuple[st
     known: tuple[str, ...] | None = read_json(kept, tuple)
     if known is not None:
         return known
-    notes = tuple(_answer(env, "mlxstack.cli.main", "template", str(folder), "--json")["notes"])
+    command = ["-m", "mlxstack.cli.main", "template", str(folder), "--json"]
+    notes = tuple(ask_mlx(command, dict[str, Any], LONGEST_S, env=env)["notes"])
     if home.run.is_dir():
         make_private(kept.parent)
         write_json(kept, notes)
     return notes
-
-
-def _answer(env: Mapping[str, str], module: str, *arguments: str) -> dict[str, Any]:
-    """JSON that a module prints. Raises OSError, ValueError, SubprocessError."""
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(
-        command, env={**env, **for_mlx(env)}, capture_output=True, timeout=LONGEST_S, check=True
-    )
-    facts: dict[str, Any] = json.loads(done.stdout)
-    return facts
-
-
-def _last_line(why: Exception) -> str:
-    stderr = getattr(why, "stderr", None) or b""
-    lines = stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else str(why)

@@ -5,15 +5,21 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
+
+T = TypeVar("T")
+
+CHILD_FAULTS = (OSError, subprocess.SubprocessError, msgspec.MsgspecError)
 
 OPENBLAS = "libopenblas.so.0"
 TUNABLES = ("glibc.malloc.hugetlb=1", "glibc.malloc.arena_max=2")
@@ -27,6 +33,7 @@ THREADED_FOLDERS = ("openblas-pthread", "openblas-openmp", "openblas-serial")
 MEMORY_VARIABLE = "MLX_STACK_MEMORY"
 CPU_VARIABLE = "MLX_STACK_CPU"
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
+MODEL_NAME = re.compile(r"^model name[ \t]*:[ \t]*(\S.*)$", re.MULTILINE)
 POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 LEAST_BYTES, MOST_BYTES = 2**20, 2**50
 """Plausible bounds of a memory amount; beyond is a typo."""
@@ -71,12 +78,9 @@ def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() or platform.machine()
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return value.strip()
-    return platform.machine()
+    text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
+    found = MODEL_NAME.search(text)
+    return found[1].strip() if found else platform.machine()
 
 
 def version_of(package: str) -> str | None:
@@ -94,14 +98,13 @@ def find_openblas(folders: tuple[str, ...] = LIBRARY_FOLDERS) -> Path | None:
     """
     if platform.system() != "Linux":
         return None
-    triplet = f"{platform.machine()}-linux-gnu"
-    for folder in folders:
-        for place in (Path(folder) / triplet, Path(folder)):
-            for build in (*THREADED_FOLDERS, "."):
-                library = place / build / OPENBLAS
-                if library.is_file():
-                    return library
-    return None
+    places = (
+        Path(folder) / place / build / OPENBLAS
+        for folder in folders
+        for place in (f"{platform.machine()}-linux-gnu", ".")
+        for build in (*THREADED_FOLDERS, ".")
+    )
+    return next(filter(Path.is_file, places), None)
 
 
 def preload(env: Mapping[str, str], library: Path | None) -> dict[str, str]:
@@ -143,6 +146,36 @@ def for_mlx(env: Mapping[str, str]) -> dict[str, str]:
     """Variables for a process that computes with MLX here."""
     system = platform.system()
     return preload(env, find_openblas()) | blas_sleep(env, system) | malloc_tunables(env, system)
+
+
+def ask_mlx(
+    arguments: Sequence[str],
+    kind: type[T],
+    timeout_s: float,
+    question: object = None,
+    env: Mapping[str, str] = os.environ,
+) -> T:
+    """Answer of `python ARGUMENTS`, a child process that imports MLX; both as JSON.
+
+    Raises one of `CHILD_FAULTS`; `last_line` tells it.
+    """
+    # Without close_fds CPython spawns instead of forking a process that maps a model.
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=msgspec.json.encode(question),
+        env={**env, **for_mlx(env)},
+        capture_output=True,
+        timeout=timeout_s,
+        check=True,
+        close_fds=False,
+    )
+    return msgspec.json.decode(done.stdout, type=kind)
+
+
+def last_line(why: Exception) -> str:
+    """Last line of the errors of a child process, else the error itself."""
+    lines = (getattr(why, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else str(why)
 
 
 class MemoryBudget(Struct, frozen=True):

@@ -48,7 +48,8 @@ MAC_LEVELS = {1: PressureLevel.CALM, 2: PressureLevel.HIGH, 4: PressureLevel.CRI
 
 def pressure_level() -> PressureLevel:
     """Pressure level of the kernel, or else by the used share."""
-    level = of_mac(sysctl(PRESSURE_LEVEL)) if sys.platform == "darwin" else of_psi(_psi())
+    is_mac = sys.platform == "darwin"
+    level = MAC_LEVELS.get(sysctl(PRESSURE_LEVEL) or 0) if is_mac else of_psi(_psi())
     return of_share(psutil.virtual_memory().percent / 100) if level is None else level
 
 
@@ -70,11 +71,6 @@ def of_psi(text: str) -> PressureLevel | None:
     if stalled.get("full", 0.0) >= ALL_STALLED:
         return PressureLevel.CRITICAL
     return PressureLevel.HIGH if stalled.get("some", 0.0) >= SOME_STALLED else PressureLevel.CALM
-
-
-def of_mac(value: int | None) -> PressureLevel | None:
-    """Level of kern.memorystatus_vm_pressure_level; None for an unknown value."""
-    return None if value is None else MAC_LEVELS.get(value)
 
 
 def sysctl(name: bytes) -> int | None:

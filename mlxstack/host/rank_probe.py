@@ -4,11 +4,9 @@
 it shows from the first line of its standard input. Messages are lines of JSON.
 """
 
-import os
 import platform
 import socket
 import struct
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -21,7 +19,7 @@ from msgspec import Struct
 
 from mlxstack import __version__
 from mlxstack.core.preset import ModelSpec
-from mlxstack.host.hardware import for_mlx, version_of
+from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, last_line, version_of
 
 T = TypeVar("T")
 
@@ -112,18 +110,9 @@ def measure_link(address: str, port: int) -> LinkSpeed:
 def digest_files(model: ModelSpec) -> FilesDigest:
     """Digests of a model's files, by a child process that imports MLX."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", DIGEST_MODULE],
-            input=msgspec.json.encode(model),
-            env={**os.environ, **for_mlx(os.environ)},
-            capture_output=True,
-            timeout=DIGEST_S,
-            check=True,
-        )
-        return msgspec.json.decode(done.stdout, type=FilesDigest)
-    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as why:
-        lines = (getattr(why, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-        return FilesDigest(problem=f"MLX does not start: {lines[-1] if lines else why}")
+        return ask_mlx(["-P", "-m", DIGEST_MODULE], FilesDigest, DIGEST_S, model)
+    except CHILD_FAULTS as why:
+        return FilesDigest(problem=f"MLX does not start: {last_line(why)}")
 
 
 def _transfer(connection: socket.socket, n_bytes: int) -> float:

@@ -20,17 +20,19 @@ from mlxstack.models import model_files
 from mlxstack.models.generation_config import FILE, sampling_defaults
 from mlxstack.models.reference import Reference, resolve
 from mlxstack.planner.fit import (
+    SIZES,
     Candidate,
     MemoryRoom,
     alone,
     as_sets,
     files_of,
+    fits_with,
     of_files,
     of_preset,
     room_in,
     sized,
 )
-from mlxstack.policy.memory.capacity import LayerKind, fits, kv_budget
+from mlxstack.policy.memory.capacity import LayerKind, kv_budget
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, choose_sizes
 from mlxstack.policy.sampling import default_sampling, described, is_chosen
 
@@ -101,18 +103,19 @@ def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Writte
         raise SetupError(f"`{name}` cannot be the name of a preset; use letters, digits, dashes")
     if path.exists():
         raise Taken(f"{path} exists already; remove it, or choose another name")
+    derived = None
     if presets.is_known(source, home):
-        presets.load(source, home, map(presets.from_option, as_sets(given)))
-        make_private(path.parent)
-        lines = [f"extends: {presets.from_anywhere(source)}", f"name: {name}"]
-        lines += [f"{key}: {value}" for key, value in _sections(given)]
-        write_atomic(path, "\n".join([*lines, ""]).encode())
-        return WrittenPreset(path)
-    room = room_in(home, this_memory(os.environ), name)
-    derived = derive(replace(resolve(source, home), name=name), home, room, given)
-    presets.overridden(derived.preset, (), home)
+        over = [presets.from_option(one) for one in as_sets(given)]
+        presets.load(source, home, over)
+        document = {"extends": presets.from_anywhere(source), "name": name}
+        text = _yaml(document | presets.document_of(over, path.parent).values)
+    else:
+        room = room_in(home, this_memory(os.environ), name)
+        derived = derive(replace(resolve(source, home), name=name), home, room, given)
+        presets.overridden(derived.preset, (), home)
+        text = text_of(derived)
     make_private(path.parent)
-    write_atomic(path, text_of(derived).encode())
+    write_atomic(path, text.encode())
     return WrittenPreset(path, derived)
 
 
@@ -127,7 +130,7 @@ def candidate_for(
         return of_files(presets.overridden(alone(file.absolute()), over, home), files)
     if presets.is_known(wanted, home):
         return of_preset(presets.load(wanted, home, over).preset)
-    derived = derive(resolve(wanted, home), home, MemoryRoom(memory, ()), SlotSizes())
+    derived = derive(resolve(wanted, home), home, MemoryRoom(memory), SlotSizes())
     changed = presets.overridden(derived.preset, over, home)
     return of_files(changed, derived.candidate.files)
 
@@ -143,6 +146,10 @@ def text_of(derived: DerivedPreset) -> str:
     document["slots"] = {"count": preset.slots.count, "n_ctx": preset.slots.n_ctx}
     if preset.kv.bits != KVSpec().bits:
         document["kv"] = {"bits": preset.kv.bits}
+    return _yaml(document)
+
+
+def _yaml(document: dict[str, Any]) -> str:
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
@@ -162,15 +169,10 @@ def _listed_for(model: str, home: Home) -> Preset | None:
 
 def _choose(candidate: Candidate, room: MemoryRoom, given: SlotSizes) -> CapacityOption | None:
     """Best sizes that fit; None if nothing fits or caches are unknown."""
+    may_quantize = given.bits is not None or _can_quantize(candidate)
 
     def is_fitting(sizes: CapacityOption) -> bool:
-        if sizes.bits < 16 and not given.bits and not _can_quantize(candidate):
-            return False
-        try:
-            resized = replace(candidate, preset=sized(candidate.preset, sizes))
-            return fits(resized.load(room.memory.half_bytes), room.free)
-        except BadRequest:
-            return False
+        return (sizes.bits == 16 or may_quantize) and fits_with(candidate, sizes, room)
 
     batch = candidate.preset.batch
     n_rows = batch.max_size if batch.enabled else 1
@@ -200,17 +202,12 @@ def _reasons(
     ]
     planned = "fits" if is_planned else "default; nothing smaller is proposed"
     trained = f"trained for {candidate.n_trained}" if candidate.n_trained else planned
-    for setting, value, is_given, why in (
-        ("slots.count", preset.slots.count, given.n_slots, f"{planned} {size(room.free)}"),
-        ("slots.n_ctx", preset.slots.n_ctx, given.n_ctx, trained),
-        (
-            "kv.bits",
-            preset.kv.bits,
-            given.bits,
-            "the model's own" if preset.kv.bits == 16 else planned,
-        ),
-    ):
-        rows.append(Reason(setting, str(value), "given" if is_given else why))
+    precision = "the model's own" if preset.kv.bits == 16 else planned
+    values = (preset.slots.count, preset.slots.n_ctx, preset.kv.bits)
+    wished = (given.n_slots, given.n_ctx, given.bits)
+    whys = (f"{planned} {size(room.free)}", trained, precision)
+    for key, value, wish, why in zip(SIZES, values, wished, whys, strict=True):
+        rows.append(Reason(key, str(value), why if wish is None else "given"))
     rows.append(_budget(candidate, room, weights))
     rows.append(_sampling(candidate, base))
     return tuple(rows)
@@ -234,10 +231,3 @@ def _sampling(candidate: Candidate, base: str) -> Reason:
     why = ", ".join(sources) or "the model recommends none; llama-server's defaults"
     params = default_sampling(preset.sampling, card)
     return Reason("sampling", described(params), why)
-
-
-def _sections(given: SlotSizes) -> list[tuple[str, str]]:
-    slots = {"count": given.n_slots, "n_ctx": given.n_ctx}
-    sizes = ", ".join(f"{key}: {value}" for key, value in slots.items() if value is not None)
-    found = [("slots", f"{{{sizes}}}")] if sizes else []
-    return [*found, ("kv", f"{{bits: {given.bits}}}")] if given.bits is not None else found

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.hardware import MemoryBudget
-from mlxstack.planner.fit import Candidate, over_budget, settings
+from mlxstack.planner.fit import Candidate, claim, over_budget, settings
 from mlxstack.policy.memory.capacity import (
     Geometry,
     Layer,
@@ -226,10 +226,8 @@ def fit(load: ServiceLoad, usable: int) -> Fit:
 
 
 def _kv_budget(load: ServiceLoad, usable: int, others: Sequence[MemoryClaim]) -> int:
-    parts, share = need(load), load.budget
-    own = MemoryClaim("", parts.total - parts.kv, parts.kv, share.n_bytes if share else None)
     left = max(0, kv_budget(usable, load.weights, load.workspace))
-    return min(left, kv_budgets((own, *others), usable)[""])
+    return min(left, kv_budgets((claim(load), *others), usable)[""])
 
 
 def _kinds(geometry: Geometry) -> list[KindRow]:

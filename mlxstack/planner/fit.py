@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -11,7 +9,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,12 +18,18 @@ from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Unsupported
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind, Speculation, scaled_context
 from mlxstack.host import services
-from mlxstack.host.hardware import MEMORY_VARIABLE, MemoryBudget, for_mlx
+from mlxstack.host.hardware import CHILD_FAULTS, MEMORY_VARIABLE, MemoryBudget, ask_mlx, last_line
 from mlxstack.host.home import Home
 from mlxstack.host.process import held_bytes
 from mlxstack.host.services import ServiceSpec, ServiceState, read_json
 from mlxstack.models import model_files
-from mlxstack.models.model_files import ModelFiles, head_tensors, tower_weights, vision_files
+from mlxstack.models.model_files import (
+    ModelFiles,
+    head_tensors,
+    n_trained_in,
+    tower_weights,
+    vision_files,
+)
 from mlxstack.models.rope_config import not_scaled, scaled_config
 from mlxstack.policy.memory import capacity
 from mlxstack.policy.memory.capacity import (
@@ -60,24 +63,13 @@ def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
     """Return the shape of each parsed config.json, or why it has none."""
     if not configs:
         return []
-    env = {**os.environ, **for_mlx(os.environ)}
+    program = ["-P", str(PROGRAM), str(LIMIT_S * len(configs)), str(MAX_BYTES)]
     try:
-        # Without close_fds CPython spawns instead of forking a process that maps a model.
-        done = subprocess.run(
-            [sys.executable, "-P", str(PROGRAM), str(LIMIT_S * len(configs)), str(MAX_BYTES)],
-            input=msgspec.json.encode(list(configs)),
-            env=env,
-            capture_output=True,
-            timeout=LONGEST_S,
-            check=True,
-            close_fds=False,
-        )
-        return msgspec.json.decode(done.stdout, type=list[ShapeReply])
-    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as why:
+        return ask_mlx(program, list[ShapeReply], LONGEST_S, configs)
+    except CHILD_FAULTS as why:
         if len(configs) > 1:
             return [reply for config in configs for reply in shapes_of([config])]
-        lines = (getattr(why, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else str(why)
+        reason = last_line(why)
         if (code := getattr(why, "returncode", 0)) < 0:
             reason = f"building it was ended by {signal.Signals(-code).name}"
         return [ShapeReply(refusal=f"MLX cannot build this model here: {reason}")]
@@ -175,10 +167,7 @@ class Candidate(Struct, frozen=True):
     @property
     def n_trained(self) -> int:
         """Context length in tokens, scaled by `model.rope`; 0 if unknown."""
-        config: dict[str, Any] = self.files.config
-        text = config.get("text_config") or {}
-        n_trained = int({**config, **text}.get("max_position_embeddings") or 0)
-        return scaled_context(n_trained, self.preset.model)
+        return scaled_context(n_trained_in(self.files.config), self.preset.model)
 
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
         """The caches where half precision takes `half_bytes`. Raises Unsupported."""
@@ -282,18 +271,19 @@ def of_files(preset: Preset, files: ModelFiles) -> Candidate:
 
 def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
     """Candidates of presets with their models' files, by one child process."""
-    drafts = {at: draft for at, (preset, _) in enumerate(pairs) if (draft := _draft_of(preset))}
-    files = [*(files for _, files in pairs), *(files for _, files in drafts.values())]
-    specs = [*(preset for preset, _ in pairs), *(preset for preset, _ in drafts.values())]
-    replies = shapes_of([_config(*one) for one in zip(specs, files, strict=True)])
-    beside = zip(drafts.items(), replies[len(pairs) :], strict=True)
-    draft_candidates = {at: Candidate(*draft, reply) for (at, draft), reply in beside}
-    each = enumerate(zip(pairs, replies[: len(pairs)], strict=True))
+    drafts = [_draft_of(preset) for preset, _ in pairs]
+    every = [*pairs, *filter(None, drafts)]
+    replies = shapes_of([_config(*one) for one in every])
+    found = [Candidate(*one, reply) for one, reply in zip(every, replies, strict=True)]
+    of_drafts = iter(found[len(pairs) :])
     return [
-        Candidate(
-            *pair, reply, draft_candidates.get(at), vision_plan(*pair), _head(*pair, reply.shape)
+        replace(
+            one,
+            draft=None if draft is None else next(of_drafts),
+            vision=vision_plan(one.preset, one.files),
+            head=_head(one.preset, one.files, one.reply.shape),
         )
-        for at, (pair, reply) in each
+        for one, draft in zip(found, drafts, strict=False)
     ]
 
 
@@ -364,25 +354,20 @@ def shipped(home: Home) -> list[Candidate]:
 
 OPTION = "--set "
 BUDGET_KEY = "prefix_cache.memory_budget_pct"
-
-
-class MemoryUser(Struct, frozen=True):
-    """Running service, and the bytes that it may take."""
-
-    name: str
-    n_bytes: int
+SIZES = ("slots.count", "slots.n_ctx", "kv.bits")
+"""Keys of slots, tokens per slot and KV bits."""
 
 
 class MemoryRoom(Struct, frozen=True):
-    """Memory of this computer, and the services that use it already."""
+    """Memory of this computer, and bytes that other services may take, by name."""
 
     memory: MemoryBudget
-    others: tuple[MemoryUser, ...]
+    others: dict[str, int] = {}
 
     @property
     def free(self) -> int:
         """Bytes that one more service may take."""
-        return self.memory.usable - sum(one.n_bytes for one in self.others)
+        return self.memory.usable - sum(self.others.values())
 
 
 class MemberService(Struct, frozen=True):
@@ -404,7 +389,7 @@ def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryR
     for name, one in gateways_in(home).items():
         for member in one.members:
             taken[name] = taken.get(name, 0) + taken.pop(member.service.name, 0)
-    return MemoryRoom(memory, tuple(MemoryUser(*one) for one in taken.items()))
+    return MemoryRoom(memory, taken)
 
 
 def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
@@ -432,19 +417,12 @@ def refuse_if_too_big(candidate: Candidate, room: MemoryRoom, option: str = OPTI
 
 def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) -> str:
     """Differences of an option from `load`, each key after `before`."""
-    changes = [
-        (key, new)
-        for key, new, old in (
-            ("slots.count", option.n_slots, load.n_slots),
-            ("slots.n_ctx", option.n_ctx, load.n_ctx),
-            ("kv.bits", option.bits, load.geometry.bits),
-        )
-        if new != old
-    ]
-    settings = [f"{before}{key}={new}" for key, new in changes]
+    new = (option.n_slots, option.n_ctx, option.bits)
+    sizes = zip(SIZES, new, (load.n_slots, load.n_ctx, load.geometry.bits), strict=True)
+    changes = [f"{before}{key}={value}" for key, value, old in sizes if value != old]
     if option.budget_pct is not None:
-        settings.append(f"{before}{BUDGET_KEY}={option.budget_pct:g}")
-    return " ".join(settings)
+        changes.append(f"{before}{BUDGET_KEY}={option.budget_pct:g}")
+    return " ".join(changes)
 
 
 def sized(preset: Preset, option: CapacityOption) -> Preset:
@@ -460,8 +438,8 @@ def sized(preset: Preset, option: CapacityOption) -> Preset:
 
 def as_sets(given: SlotSizes) -> tuple[str, ...]:
     """The sizes that are given, as `--set` takes them."""
-    sizes = {"slots.count": given.n_slots, "slots.n_ctx": given.n_ctx, "kv.bits": given.bits}
-    return tuple(f"{key}={value}" for key, value in sizes.items() if value is not None)
+    sizes = zip(SIZES, (given.n_slots, given.n_ctx, given.bits), strict=True)
+    return tuple(f"{key}={value}" for key, value in sizes if value is not None)
 
 
 def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str]]:
@@ -480,7 +458,7 @@ def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str
 def _refusal(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
     memory = room.memory
     lines = _breakdown(load, candidate.is_measured)
-    lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
+    lines += [(f"`{name}`", n, "runs beside it") for name, n in room.others.items()]
     total = sum(n_bytes for _, n_bytes, _ in lines)
     rows = [f"  {name:<11} {size(n_bytes):>9}  {word}" for name, n_bytes, word in lines if n_bytes]
     why = (
@@ -515,7 +493,8 @@ def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
     ways = [
         way
         for one in nearest(load, room.free)
-        if _fits_with(candidate, one, room) and (way := settings(one, load, option))
+        if fits_with(candidate, one, room, room.memory.total)
+        if (way := settings(one, load, option))
     ]
     ways += [f"mlx-stack down {' '.join(names)}" for names in _stops(load, room)]
     if ways:
@@ -526,32 +505,38 @@ def _way_out(candidate: Candidate, load: ServiceLoad, room: MemoryRoom, option: 
     )
 
 
-def _fits_with(candidate: Candidate, option: CapacityOption, room: MemoryRoom) -> bool:
+def fits_with(
+    candidate: Candidate, option: CapacityOption, room: MemoryRoom, total_bytes: int | None = None
+) -> bool:
     """Whether the service fits with these settings and their buffers."""
     changed = replace(candidate, preset=sized(candidate.preset, option))
     try:
-        load = changed.load(room.memory.half_bytes, room.memory.total)
+        return fits(changed.load(room.memory.half_bytes, total_bytes), room.free)
     except BadRequest:
         return False
-    return fits(load, room.free)
 
 
 def _stops(load: ServiceLoad, room: MemoryRoom) -> list[tuple[str, ...]]:
     """Services to stop so that the load fits: one, else all."""
     single: list[tuple[str, ...]] = [
-        (one.name,) for one in room.others if fits(load, room.free + one.n_bytes)
+        (name,) for name, n_bytes in room.others.items() if fits(load, room.free + n_bytes)
     ]
     if single or len(room.others) < 2 or not fits(load, room.memory.usable):
         return single
-    return [tuple(one.name for one in room.others)]
+    return [tuple(room.others)]
 
 
 def claim_of(preset: Preset, memory: MemoryBudget, name: str) -> MemoryClaim:
     """Claim of a preset's service. Raises SetupError, BadRequest."""
     load = of_preset(preset).load(memory.half_bytes, memory.total)
-    parts, share = need(load), load.budget
     if preset.kind is ServiceKind.EMBEDDING:
-        return MemoryClaim(name, parts.total, share=0)
+        return MemoryClaim(name, need(load).total, share=0)
+    return claim(load, name)
+
+
+def claim(load: ServiceLoad, name: str = "") -> MemoryClaim:
+    """Claim of a service that keeps KV."""
+    parts, share = need(load), load.budget
     fixed_share = None if share is None else share.n_bytes
     return MemoryClaim(name, parts.total - parts.kv, parts.kv, fixed_share)
 

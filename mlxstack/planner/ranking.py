@@ -39,6 +39,8 @@ N_AGENTS = 3
 RESERVE = 10
 """Percent of the memory for models that a recommended load leaves free."""
 
+VERDICTS = {FitLevel.NOT_TRAINED: "not trained", FitLevel.TOO_LARGE: "too large"}
+
 N_PROPOSED = 3
 """Presets that the refusal of another one names at most."""
 
@@ -89,7 +91,7 @@ def preset_fits(home: Home, names: Iterable[str], memory: MemoryBudget) -> dict[
         with suppress(SetupError, BadRequest):
             preset = presets.load(name, home).preset
             known[name] = preset, find_model(preset.model, excerpts())
-    room = MemoryRoom(memory, ())
+    room = MemoryRoom(memory)
     found = of_many(list(known.values()))
     return {name: preset_fit(one, room) for name, one in zip(known, found, strict=True)}
 
@@ -155,7 +157,7 @@ def _row(candidate: Candidate, advice: Advice, memory: MemoryBudget) -> AdviceRo
     options = _options(candidate, load, memory) if is_fitting else ()
     return AdviceRow(
         preset=advice.name,
-        verdict="too large" if advice.verdict is FitLevel.TOO_LARGE else _verdict(is_fitting),
+        verdict="fits" if is_fitting else VERDICTS[advice.verdict],
         n_bytes=need(load).total,
         weights_bytes=load.weights,
         kv_bits=load.geometry.bits,
@@ -164,10 +166,6 @@ def _row(candidate: Candidate, advice: Advice, memory: MemoryBudget) -> AdviceRo
         command=" ".join(["mlx-stack up", advice.name, *options]) if is_fitting else "",
         why=_why(advice, memory),
     )
-
-
-def _verdict(is_fitting: bool) -> str:
-    return "fits" if is_fitting else "not trained"
 
 
 def _options(candidate: Candidate, load: ServiceLoad, memory: MemoryBudget) -> tuple[str, ...]:

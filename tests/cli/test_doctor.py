@@ -3,11 +3,11 @@
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from mlxstack.cli import doctor
 from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights, templates, wired
 from mlxstack.config import presets
 from mlxstack.demo import MODEL_DIR
@@ -129,7 +129,7 @@ def test_the_template_of_a_model_is_told_and_remembered(
     assert any("the template shows no tools" in one.detail for one in told)
     assert all(one.detail.startswith("mine: ") for one in told)
     assert {one.remedy for one in told} == {"`mlx-stack template mine` tells more"}
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: pytest.fail("derived again"))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("derived again"))
     assert list(templates(os.environ, home)) == told
 
 
