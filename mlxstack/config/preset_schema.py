@@ -11,7 +11,7 @@ import msgspec.inspect as mi
 import msgspec.json
 import yaml
 
-from mlxstack.core.preset import ModelSpec, Preset, ServiceKind, Speculation, WarmPrefix
+from mlxstack.core.preset import ModelSpec, Preset, ServiceKind, Speculation
 
 # What PyYAML raises for the 99th day of a month, for a number without digits, for `!!bool maybe`.
 UNBUILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -134,13 +134,6 @@ def bare(shape: mi.Type) -> mi.Type:
     return shape.type if isinstance(shape, mi.Metadata) else shape
 
 
-def description(field: mi.Field) -> str:
-    """Description of a key, one sentence."""
-    shape = field.type
-    found = shape.extra_json_schema if isinstance(shape, mi.Metadata) else None
-    return str((found or {}).get("description", ""))
-
-
 def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every key path that holds a value rather than a section."""
     for name, below in children(shape).items():
@@ -148,22 +141,6 @@ def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tupl
             yield from leaves(below, (*keys, name))
         else:
             yield (*keys, name)
-
-
-def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, type, mi.Field]]:
-    """Every key with a value: dotted path, section, allowed values.
-
-    `[]` stands for each item of a list of sections.
-    """
-    kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
-    for section in (one for one in kinds if isinstance(one, mi.StructType)):
-        for field in section.fields:
-            path, below = f"{before}{field.encode_name}", bare(field.type)
-            if not isinstance(below, mi.StructType):
-                yield path, section.cls, field
-            if isinstance(below, mi.VarTupleType):
-                path, below = f"{path}[]", below.item_type
-            yield from keys_in(below, f"{path}.")
 
 
 def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[Keys]:
@@ -300,6 +277,9 @@ def _bounds(shape: mi.IntType | mi.FloatType) -> str:
 
 Violation = tuple[Keys, str]
 
+FILES = ("tokens_file", "text_file", "messages_file")
+"""Keys of a warm prefix for its file."""
+
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 PEER_URL = re.compile(r"https?://[^\s/@?#]+/?")
 DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
@@ -375,24 +355,18 @@ def _warm(preset: Preset) -> Iterator[Violation]:
     names: set[str] = set()
     for at, prefix in enumerate(preset.prefix_cache.warm_prefixes):
         keys: Keys = ("prefix_cache", "warm_prefixes", at)
-        given = _files(prefix)
+        given = [kind for kind in FILES if getattr(prefix, kind) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
             yield (
                 keys,
-                f"(`{prefix.name}`) gives {found}, but must give exactly one of "
-                "tokens_file, text_file, messages_file",
+                f"(`{prefix.name}`) gives {found}, but must give exactly one of {', '.join(FILES)}",
             )
         if prefix.name in {"", ".", ".."} or "/" in prefix.name:
             yield (*keys, "name"), f"is `{prefix.name}`, but must be a name without `/`"
         if prefix.name in names:
             yield (*keys, "name"), f"is `{prefix.name}` a second time; each needs its own name"
         names.add(prefix.name)
-
-
-def _files(prefix: WarmPrefix) -> list[str]:
-    kinds = ("tokens_file", "text_file", "messages_file")
-    return [kind for kind in kinds if getattr(prefix, kind) is not None]
 
 
 def is_loopback(host: str) -> bool:

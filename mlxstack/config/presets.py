@@ -14,7 +14,7 @@ from msgspec import Struct
 from mlxstack.config import preset_schema as schema
 from mlxstack.config.preset_schema import PLAIN, TAG, Keys, PlainYamlLoader
 from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import Preset, WarmPrefix
+from mlxstack.core.preset import Preset
 from mlxstack.host.home import Home
 
 T = TypeVar("T")
@@ -29,6 +29,9 @@ BUILTIN_MODEL = "demo"
 """The id of the model that comes with the package."""
 
 FOLDER_SIGNS = ("/", "./", "../", "~")
+MODELS: tuple[Keys, ...] = (("model", "id"), ("model", "draft"), ("model", "mtp"))
+FOLDERS: tuple[Keys, ...] = (("model", "adapter"), ("slots", "save_path"))
+"""Keys of models, which may be folders, and of folders."""
 
 PREFIX = "MLX_STACK_"
 OTHERS = (
@@ -197,39 +200,16 @@ def _absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
     A relative path is meant from the folder of the file that holds it, or from the current
     folder when it came by option or variable.
     """
-
-    def at(path: str | None, *keys: str | int) -> str | None:
-        return None if path is None else _from(document, keys, path)
-
-    replace = msgspec.structs.replace
-    model, cache = preset.model, preset.prefix_cache
-    model_id = _model(document, "id", model.id)
-    others = {
-        key: None if given is None else _model(document, key, given)
-        for key, given in (("draft", model.draft), ("mtp", model.mtp))
-    }
-    save_path = at(preset.slots.save_path, "slots", "save_path")
-    warm = tuple(
-        _warm(document, ("prefix_cache", "warm_prefixes", n), prefix)
-        for n, prefix in enumerate(cache.warm_prefixes)
-    )
-    return replace(
-        preset,
-        model=replace(model, id=model_id, adapter=at(model.adapter, "model", "adapter"), **others),
-        slots=replace(preset.slots, save_path=save_path or str(home.slots / preset.name)),
-        prefix_cache=replace(cache, warm_prefixes=warm),
-    )
-
-
-def _warm(document: SourcedDocument, keys: Keys, prefix: WarmPrefix) -> WarmPrefix:
-    kinds = ("tokens_file", "text_file", "messages_file")
-    given = {kind: getattr(prefix, kind) for kind in kinds if getattr(prefix, kind) is not None}
-    paths = {kind: _from(document, (*keys, kind), path) for kind, path in given.items()}
-    return msgspec.structs.replace(prefix, **paths)
-
-
-def _model(document: SourcedDocument, key: str, model_id: str) -> str:
-    return _from(document, ("model", key), model_id) if is_folder(model_id) else model_id
+    values = msgspec.to_builtins(preset)
+    warm = range(len(preset.prefix_cache.warm_prefixes))
+    files = [("prefix_cache", "warm_prefixes", at, kind) for at in warm for kind in schema.FILES]
+    for keys in (*MODELS, *FOLDERS, *files):
+        section = _value(values, keys[:-1])
+        path = section[keys[-1]]
+        if path is not None and (keys not in MODELS or is_folder(path)):
+            section[keys[-1]] = _from(document, keys, path)
+    values["slots"]["save_path"] = values["slots"]["save_path"] or str(home.slots / preset.name)
+    return msgspec.convert(values, Preset)
 
 
 def _from(document: SourcedDocument, keys: Keys, path: str) -> str:
@@ -473,7 +453,9 @@ def _layers(
         chain = " -> ".join(one.stem for one in (*seen, source, below))
         raise SetupError(f"{mark}: the presets extend each other in a circle: {chain}")
     layers = _layers(below, read_yaml(below), home, (*seen, source))
-    return merge(_without_name(layers), document)
+    layers.values.pop("name", None)
+    layers.locations.pop(("name",), None)
+    return merge(layers, document)
 
 
 def _normalized(document: SourcedDocument) -> SourcedDocument:
@@ -485,12 +467,6 @@ def _base_of(base: str, mark: SourceLocation | None, home: Home) -> Path:
         return find(from_anywhere(base, mark.folder if mark is not None else None), home)
     except SetupError as why:
         raise SetupError(f"{mark}: {why.message}") from why
-
-
-def _without_name(document: SourcedDocument) -> SourcedDocument:
-    values = {key: value for key, value in document.values.items() if key != "name"}
-    marks = {keys: mark for keys, mark in document.locations.items() if keys != ("name",)}
-    return SourcedDocument(values, marks)
 
 
 def _refuse_unknown(document: SourcedDocument, form: mi.Type, *others: str) -> None:

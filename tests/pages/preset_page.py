@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack.cli.units import size
 from mlxstack.config import presets
-from mlxstack.config.preset_schema import bare, description, keys_in, meaning
+from mlxstack.config.preset_schema import PRESET, bare, meaning
 from mlxstack.config.presets import BUILTIN_MODEL
 from mlxstack.core.formatting import tokens
 from mlxstack.core.preset import Preset, ServiceKind
@@ -142,8 +142,31 @@ def files_of(preset: Preset) -> ModelFiles:
     raise LookupError(f"no excerpt of the config of {preset.model.id}")
 
 
+def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, mi.Field]]:
+    """Every key with a value: dotted path, allowed values.
+
+    `[]` stands for each item of a list of sections.
+    """
+    kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
+    for section in (one for one in kinds if isinstance(one, mi.StructType)):
+        for field in section.fields:
+            path, below = f"{before}{field.encode_name}", bare(field.type)
+            if not isinstance(below, mi.StructType):
+                yield path, field
+            if isinstance(below, mi.VarTupleType):
+                path, below = f"{path}[]", below.item_type
+            yield from keys_in(below, f"{path}.")
+
+
+def description(field: mi.Field) -> str:
+    """Description of a key, one sentence."""
+    shape = field.type
+    found = shape.extra_json_schema if isinstance(shape, mi.Metadata) else None
+    return str((found or {}).get("description", ""))
+
+
 def _sections() -> Iterator[str]:
-    rows = [_key(path, field) for path, _, field in keys_in()]
+    rows = [_key(path, field) for path, field in keys_in()]
     alone = [row for row in rows if "." not in row[0]]
     yield _table(HEADS, alone) + "\n"
     inside = (row for row in rows if "." in row[0])

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from mlxstack.config.preset_schema import description, json_schema, keys_in
+from mlxstack.config.preset_schema import json_schema
 from tests.pages.__main__ import DOCS, PAGES
 from tests.pages.benchmark_charts import IMAGES, charts, pictures
+from tests.pages.preset_page import description, keys_in
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -32,7 +33,7 @@ def test_the_benchmarks_page_shows_three_charts_of_its_own_figures() -> None:
 
 
 def test_every_key_of_a_preset_has_a_meaning() -> None:
-    assert [path for path, _, field in keys_in() if not description(field)] == []
+    assert [path for path, field in keys_in() if not description(field)] == []
 
 
 def test_editors_are_told_what_a_key_means() -> None:
