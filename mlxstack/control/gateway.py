@@ -6,14 +6,12 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key, digest_of
-from mlxstack.config.presets import is_folder
 from mlxstack.control import start
 from mlxstack.control.start import StartRequest, request_for
 from mlxstack.core.errors import BadRequest, SetupError
@@ -51,7 +49,7 @@ from mlxstack.planner.fit import (
     refuse_if_too_big,
     room_in,
 )
-from mlxstack.policy.memory.capacity import MemoryNeed, need
+from mlxstack.policy.memory.capacity import need
 from mlxstack.policy.memory.capacity_advice import SlotSizes
 
 log = logging.getLogger(__name__)
@@ -66,24 +64,17 @@ LEAST_PCT, MOST_PCT = 1, 90
 
 
 class MemberPlan(Struct, frozen=True):
-    """Member as requested and as served, with `n_bytes` of memory."""
+    """Member as requested and as served."""
 
     wanted: StartRequest
     preset: Preset
-    n_bytes: int
-    model: ModelSummary
 
 
 class GatewayPlan(Struct, frozen=True):
     """Startable gateway, before anything is written."""
 
-    name: str
-    server: ServerSpec
-    secret: str
+    spec: GatewaySpec
     members: tuple[MemberPlan, ...]
-    budget: int
-    linger_s: float
-    of_disk: bool = False
 
 
 class PlannedGateway(Struct, frozen=True):
@@ -153,12 +144,12 @@ def prepare(
     member that runs already.
     """
     room = room_in(home, this_memory(os.environ))
-    found = plan(name, wanted, home, room, linger_s, **listening)
-    for one in found.members:
-        if (running := owner(home, one.preset.name)) is not None:
+    found = plan(name, wanted, home, room, linger_s, of_disk=of_disk, **listening)
+    for one in found.spec.members:
+        if (running := owner(home, one.name)) is not None:
             raise start.already_running(running)
-    start.check_port(found.server, home)
-    return write(replace(found, of_disk=of_disk), home)
+    start.check_port(found.spec.server, home)
+    return write(found, home)
 
 
 def plan(
@@ -169,6 +160,7 @@ def plan(
     linger_s: float = LINGER_S,
     former: Mapping[str, Preset] | None = None,
     secret: str = "",
+    of_disk: bool = False,
     **listening: Any,
 ) -> GatewayPlan:
     """Plan a gateway within `room`. Raises SetupError.
@@ -202,11 +194,15 @@ def plan(
     if sum(n_bytes for _, n_bytes in sizes) > free:
         sizes = _with_shares(list(zip(inner, found, strict=True)), free, room.memory)
     members = tuple(
-        MemberPlan(one, preset, n_bytes, _summary(preset, candidate))
+        _member(start.spec_of(one, preset, home), preset, n_bytes, candidate, of_disk)
         for one, candidate, (preset, n_bytes) in zip(wanted, found, sizes, strict=True)
     )
     _refuse_too_big(members, free)
-    return GatewayPlan(name, server, secret, members, free, linger_s)
+    spec = GatewaySpec(
+        name, server, secret, members, members[0].name, free, linger_s, of_disk=of_disk
+    )
+    each = zip(wanted, sizes, strict=True)
+    return GatewayPlan(spec, tuple(MemberPlan(one, preset) for one, (preset, _) in each))
 
 
 def write(
@@ -214,20 +210,13 @@ def write(
 ) -> PlannedGateway:
     """Write all specs, except of `running` members. Raises SetupError."""
     kept = running or {}
-    members = tuple(
-        _member(one, kept.get(one.preset.name) or _written(one, home), found.of_disk)
-        for one in found.members
-    )
-    spec = GatewaySpec(
-        found.name,
-        found.server,
-        found.secret,
-        members,
-        members[0].name,
-        found.budget,
-        found.linger_s,
-        of_disk=found.of_disk,
-    )
+    for one in found.members:
+        if one.preset.name not in kept:
+            start.check_files(one.preset)
+            start.check_port(one.preset.server, home)
+            start.write(one.wanted, one.preset, home)
+    members = [replace(one, service=kept.get(one.name, one.service)) for one in found.spec.members]
+    spec = replace(found.spec, members=tuple(members))
     return PlannedGateway(spec, _service(spec, home))
 
 
@@ -272,22 +261,20 @@ def _candidates(presets: Sequence[Preset], room: MemoryRoom) -> list[Candidate |
 
     Raises SetupError where one would not even fit alone.
     """
-    files: dict[str, ModelFiles] = {}
+    pairs: list[tuple[Preset, ModelFiles]] = []
     unknown: dict[str, str] = {}
     for one in presets:
         try:
-            files[one.name] = files_of(one.model)
+            pairs.append((one, files_of(one.model)))
         except SetupError as why:
             unknown[one.name] = why.message
-    pairs = [(one, files[one.name]) for one in presets if one.name in files]
     found = {candidate.preset.name: candidate for candidate in of_many(pairs)}
-    for name, candidate in list(found.items()):
+    for name, candidate in found.items():
         if (why_not := refuse_if_too_big(candidate, room)) is not None:
             unknown[name] = why_not
-            del found[name]
     for name, why_not in unknown.items():
         log.warning("warning: `%s` is loaded alone, its size is not known: %s", name, why_not)
-    return [found.get(one.name) for one in presets]
+    return [None if one.name in unknown else found[one.name] for one in presets]
 
 
 def _with_shares(
@@ -299,32 +286,27 @@ def _with_shares(
     proportion to its KV. One of unknown size takes all that the members leave which are never
     unloaded.
     """
-    needs = [need(found.load(memory.half_bytes)) if found else None for _, found in members]
-    sizes = [
-        _n_bytes(preset, found, parts, memory) if found and parts else None
-        for (preset, found), parts in zip(members, needs, strict=True)
-    ]
-    spare = max(0, budget - sum(n for n in sizes if n))
-    kv = sum(
-        parts.kv for (one, _), parts in zip(members, needs, strict=True) if parts and _is_free(one)
-    )
+    spare = max(0, budget - sum(_n_bytes(*one, memory) or 0 for one in members))
+    free = [(one, found) for one, found in members if found is not None and _is_free(one)]
+    kv = {one.name: need(found.load(memory.half_bytes)).kv for one, found in free}
     shared = []
-    for (preset, found), parts, n_bytes in zip(members, needs, sizes, strict=True):
-        if found is None or parts is None or not _is_free(preset):
-            shared.append((preset, n_bytes))
-            continue
-        n_kv = parts.kv + spare * parts.kv // kv
-        pct = min(MOST_PCT, max(LEAST_PCT, 100 * n_kv / memory.total))
-        cache = replace(preset.prefix_cache, memory_budget_pct=pct)
-        own = replace(preset, prefix_cache=cache)
-        shared.append((own, _n_bytes(own, found, parts, memory)))
+    for one, found in members:
+        own = one
+        if one.name in kv:
+            n_kv = kv[one.name] + spare * kv[one.name] // sum(kv.values())
+            pct = min(MOST_PCT, max(LEAST_PCT, 100 * n_kv / memory.total))
+            own = replace(one, prefix_cache=replace(one.prefix_cache, memory_budget_pct=pct))
+        shared.append((own, _n_bytes(own, found, memory)))
     kept = sum(n or 0 for one, n in shared if one.server.resident is Residency.ALWAYS)
     return [(one, max(0, budget - kept) if n is None else n) for one, n in shared]
 
 
-def _n_bytes(preset: Preset, found: Candidate, parts: MemoryNeed, memory: MemoryBudget) -> int:
-    """Bytes that a member may take, its KV budget in full."""
+def _n_bytes(preset: Preset, found: Candidate | None, memory: MemoryBudget) -> int | None:
+    """Bytes that a member may take, its KV budget in full; None where unknown."""
+    if found is None:
+        return None
     load = replace(found, preset=preset).load(memory.half_bytes, memory.total)
+    parts = need(load)
     return parts.total - parts.kv + max(parts.kv, load.budget.n_bytes if load.budget else 0)
 
 
@@ -360,22 +342,17 @@ def _summary(preset: Preset, found: Candidate | None) -> ModelSummary:
     )
 
 
-def _written(planned: MemberPlan, home: Home) -> ServiceSpec:
-    start.check_files(planned.preset)
-    start.check_port(planned.preset.server, home)
-    return start.write(planned.wanted, planned.preset, home)
-
-
-def _member(planned: MemberPlan, service: ServiceSpec, stops: bool) -> GatewayMember:
-    model, server = planned.preset.model, planned.preset.server
-    plain = PurePath(model.id).name if is_folder(model.id) else model.id
+def _member(
+    service: ServiceSpec, preset: Preset, n_bytes: int, found: Candidate | None, stops: bool
+) -> GatewayMember:
+    model, server = preset.model, preset.server
     return GatewayMember(
-        names=tuple(dict.fromkeys((model.alias or plain, plain, planned.preset.name))),
+        names=tuple(dict.fromkeys((model.served_name, model.plain_id, preset.name))),
         service=service,
-        n_bytes=planned.n_bytes,
+        n_bytes=n_bytes,
         residency=server.resident,
         startup_timeout_s=server.startup_timeout_s,
-        model=planned.model,
+        model=_summary(preset, found),
         stops=stops,
     )
 
@@ -397,13 +374,13 @@ def _service(spec: GatewaySpec, home: Home) -> ServiceSpec:
     )
 
 
-def _refuse_too_big(members: Sequence[MemberPlan], budget: int) -> None:
+def _refuse_too_big(members: Sequence[GatewayMember], budget: int) -> None:
     """Raises SetupError where a member never fits beside those that stay loaded."""
-    always = [one for one in members if one.preset.server.resident is Residency.ALWAYS]
+    always = [one for one in members if one.residency is Residency.ALWAYS]
     kept = sum(one.n_bytes for one in always)
     largest = max((one.n_bytes for one in members if one not in always), default=0)
     if kept + largest > budget:
-        told = ", ".join(f"{one.preset.name} {size(one.n_bytes)}" for one in members)
+        told = ", ".join(f"{one.name} {size(one.n_bytes)}" for one in members)
         raise SetupError(
             f"the members of this gateway do not fit: {size(kept + largest)} are needed at once "
             f"({told}), {size(budget)} are there; give them fewer or shorter slots, or "

@@ -15,7 +15,7 @@ from mlxstack.control.probe import ServiceHealthLevel, survey
 from mlxstack.control.start import StartRequest
 from mlxstack.core.errors import Broken, StackError
 from mlxstack.core.preset import Preset, Residency
-from mlxstack.gateway.spec import GatewayMember, GatewaySpec
+from mlxstack.gateway.spec import GatewaySpec
 from mlxstack.host import services
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
@@ -87,7 +87,7 @@ def _switch(name: str, home: Home, say: Say) -> ModeChange:
         name,
         requests_of(name, home),
         home,
-        MemoryRoom(this_memory(os.environ), ()),
+        MemoryRoom(this_memory(os.environ)),
         former=presets,
         secret=former[0].secret if former else "",
     )
@@ -125,19 +125,19 @@ def _apply(
     """Change the services; returns the address of the mode."""
     plans = {one.plan.name: one.plan for one in before}
     for one in before:
-        if isinstance(one.served, GatewaySpec) and not (is_kept and one.plan.name == wanted.name):
+        is_front = is_kept and one.plan.name == wanted.spec.name
+        if isinstance(one.served, GatewaySpec) and not is_front:
             kept = replace(one.served, handed_over=change.keep)
             write_json(home.gateway_file(one.plan.name), kept)
             _stop(one.plan.name, home, say)
     for name in change.stop:
         _stop(name, home, say)
     if is_kept:
-        front, members = plans[wanted.name], _again(wanted, before)
+        front = plans[wanted.spec.name]
     else:
-        start.check_port(wanted.server, home)
-        planned = gateway.write(wanted, home, {name: plans[name] for name in change.keep})
-        front, members = planned.service, list(planned.spec.members)
-    for member in members:
+        start.check_port(wanted.spec.server, home)
+        front = gateway.write(wanted, home, {name: plans[name] for name in change.keep}).service
+    for member in wanted.spec.members:
         if member.name in change.start:
             _start(member.service, member.startup_timeout_s, home, say)
     if not is_kept:
@@ -145,23 +145,11 @@ def _apply(
     return front.url
 
 
-def _again(wanted: GatewayPlan, before: list[ModeBefore]) -> list[GatewayMember]:
-    """Members of a continuing gateway, at their last ports."""
-    ports = {one.preset.name: one.preset.server for one in wanted.members}
-    spec = next(one.served for one in before if one.plan.name == wanted.name)
-    if not isinstance(spec, GatewaySpec):
-        return []
-    return [
-        replace(one, service=replace(one.service, url=start.url_of(ports[one.name])))
-        for one in spec.members
-    ]
-
-
 def _on_demand(change: ModeChange, wanted: GatewayPlan) -> ModeChange:
     """Defer members without room, or non-resident ones, to first use."""
-    members = {one.preset.name: one for one in wanted.members}
-    kinds = {name: one.preset.server.resident for name, one in members.items()}
-    free = wanted.budget - sum(members[name].n_bytes for name in change.keep)
+    members = {one.name: one for one in wanted.spec.members}
+    kinds = {name: one.residency for name, one in members.items()}
+    free = wanted.spec.budget - sum(members[name].n_bytes for name in change.keep)
     begun = set()
     for name in sorted(change.start, key=lambda name: kinds[name] is not Residency.ALWAYS):
         if kinds[name] is not Residency.NEVER and members[name].n_bytes <= free:
@@ -228,13 +216,10 @@ def _presets(former: list[GatewaySpec], home: Home) -> dict[str, Preset]:
 
 def _is_same(wanted: GatewayPlan, presets: Mapping[str, Preset], spec: GatewaySpec) -> bool:
     """Whether a gateway and its members have the wanted settings."""
-    return (
-        (wanted.name, wanted.server, wanted.budget) == (spec.name, spec.server, spec.budget)
-        and [_shown(one) for one in spec.members]
-        == [(one.preset.name, one.n_bytes, one.preset.server.resident) for one in wanted.members]
-        and all(presets.get(one.preset.name) == one.preset for one in wanted.members)
-    )
+    is_same = all(presets.get(one.preset.name) == one.preset for one in wanted.members)
+    return is_same and _shown(wanted.spec) == _shown(spec)
 
 
-def _shown(member: GatewayMember) -> tuple[str, int, Residency]:
-    return member.name, member.n_bytes, member.residency
+def _shown(spec: GatewaySpec) -> tuple[object, ...]:
+    members = [(one.name, one.n_bytes, one.residency) for one in spec.members]
+    return spec.name, spec.server, spec.budget, members

@@ -147,6 +147,11 @@ def write(request: StartRequest, preset: Preset, home: Home) -> ServiceSpec:
         make_private(request.file.path.parent)
         write_atomic(request.file.path, request.file.text.encode())
     write_json(home.preset_file(preset.name), preset)
+    return spec_of(request, preset, home)
+
+
+def spec_of(request: StartRequest, preset: Preset, home: Home) -> ServiceSpec:
+    """Spec of the service of a preset that is written down."""
     return ServiceSpec(
         name=preset.name,
         root=str(home.root),

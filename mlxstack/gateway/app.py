@@ -7,6 +7,8 @@ from typing import Any, cast
 from urllib.parse import parse_qs
 
 import msgspec
+from litestar.datastructures import Headers
+from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import guards
@@ -83,7 +85,7 @@ class Gateway:
         response = RelayedResponse(scope, send)
         body = RequestBody(scope, receive, self._spec.server.max_body_bytes, self._budget)
         try:
-            headers = _headers(scope)
+            headers = Headers.from_scope(cast(HTTPScope, scope))
             peer = scope["client"][0] if scope["client"] else None
             self._check_host(headers, peer)
             holder = self._check_key(headers, path)
@@ -204,13 +206,6 @@ def _unknown(wanted: str, names: Mapping[str, str], spec: GatewaySpec) -> str:
         f"`mlx-stack pull {wanted}` downloads it, then `mlx-stack down {spec.name}` and "
         "`mlx-stack up --any-model` serve it"
     )
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """Headers by lower-case name, the first of equal ones."""
-    return {
-        name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"][::-1]
-    }
 
 
 def _named(scope: Scope) -> str | None:

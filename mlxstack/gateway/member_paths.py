@@ -41,7 +41,6 @@ METHODS: dict[frozenset[str], str] = {
     frozenset({"GET", "POST", "DELETE"}): "/v1/agents/{}",
 }
 BY_PATH = {path: methods for methods, paths in METHODS.items() for path in paths.split()}
-SEGMENTS = {re.escape("{}"): "[^/]+", re.escape("{path}"): ".+"}
 
 
 def require_forwarded(method: str, path: str) -> None:
@@ -63,11 +62,8 @@ def _matching(path: str) -> frozenset[str]:
 @cache
 def _forms() -> tuple[tuple[re.Pattern[str], frozenset[str]], ...]:
     """Paths with variable segments, as regular expressions."""
-    forms = []
-    for path, methods in BY_PATH.items():
-        if "{" in path:
-            pattern = re.escape(path)
-            for name, expression in SEGMENTS.items():
-                pattern = pattern.replace(name, expression)
-            forms.append((re.compile(pattern), methods))
-    return tuple(forms)
+    return tuple(
+        (re.compile(path.replace("{path}", ".+").replace("{}", "[^/]+")), methods)
+        for path, methods in BY_PATH.items()
+        if "{" in path
+    )

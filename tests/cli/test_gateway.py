@@ -164,7 +164,7 @@ def test_a_model_that_is_not_here_reserves_what_the_hub_tells(shell: Shell, tmp_
     near = [StartRequest(name, (), tmp_path) for name in ("one", "near")]
     home = Home(shell.home)
     planned = gateway.plan("x", near, home, room_in(home, this_memory(shell.env)))
-    assert known["far"] == pytest.approx(planned.members[1].n_bytes, rel=0.01)
+    assert known["far"] == pytest.approx(planned.spec.members[1].n_bytes, rel=0.01)
     dead = {"HF_ENDPOINT": f"http://127.0.0.1:{unused_port()}", "HF_HOME": str(tmp_path / "none")}
     unknown = reserved("one", "far", **dead)
     spec = read_json(Home(shell.home).gateway_file("gateway"), GatewaySpec)
