@@ -119,6 +119,7 @@ class CollectedResponse(Struct, frozen=True):
 async def gather(parts: AsyncIterable[ResponsePart]) -> CollectedResponse:
     """Collect the whole reply."""
     started: SlotAssigned | None = None
+    ended: GenerationFinished | None = None
     spoken: list[SpokenPart] = []
     notes: list[TokenSampled] = []
     async for part in parts:
@@ -130,23 +131,15 @@ async def gather(parts: AsyncIterable[ResponsePart]) -> CollectedResponse:
             case ReasoningPart() | ContentPart() | ToolCallPart():
                 spoken.append(part)
             case GenerationFinished():
-                assert started is not None
-                return _whole(started, spoken, part, tuple(notes))
-    raise AssertionError("a reply always ends with Ended or with an error")
-
-
-def _whole(
-    started: SlotAssigned,
-    spoken: list[SpokenPart],
-    ended: GenerationFinished,
-    notes: tuple[TokenSampled, ...],
-) -> CollectedResponse:
+                ended = part
+                break
+    assert started is not None and ended is not None, "a reply ends with its end or with an error"
     return CollectedResponse(
         started=started,
         ended=ended,
         reasoning="".join(part.text for part in spoken if isinstance(part, ReasoningPart)),
         content="".join(part.text for part in spoken if isinstance(part, ContentPart)),
         calls=tuple(part for part in spoken if isinstance(part, ToolCallPart)),
-        notes=notes,
+        notes=tuple(notes),
         spoken=tuple(spoken),
     )
