@@ -347,16 +347,15 @@ def ceiling(env: Mapping[str, str]) -> Iterator[CheckResult]:
 
 def model_cache() -> Iterator[CheckResult]:
     """Models in the Hugging Face cache, and unfinished downloads."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.constants import HF_HUB_CACHE
+    from mlxstack.models.hub import cache_folder
+    from mlxstack.models.local_models import local_models
 
-    folder = Path(HF_HUB_CACHE)
+    folder = cache_folder()
     if not folder.is_dir():
         yield ok("models", f"none downloaded; they will go to {folder}")
         return
-    cache = scan_cache_dir(folder)
-    n_models = sum(repo.repo_type == "model" for repo in cache.repos)
-    detail = f"{n_models} downloaded, {size(cache.size_on_disk)} in {folder}"
+    sizes = [one.n_bytes for one in local_models() if one.where == "hub"]
+    detail = f"{len(sizes)} downloaded, {size(sum(sizes))} in {folder}"
     yield ok("models", detail)
     halves = list(folder.glob(HALF_DOWNLOADS))
     if halves:

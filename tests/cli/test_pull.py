@@ -121,6 +121,19 @@ def test_an_unreadable_model_is_listed_with_its_fault_and_removed(
     assert [one.name for one in folder.parent.glob("models--*")] == ["models--org--tiny-2"]
 
 
+def test_a_reference_that_cannot_be_read_hides_no_model(tmp_path: Path) -> None:
+    """The hub's client ends a scan of its cache there."""
+    with hub.serving(model_files()) as here:
+        env = here.env(tmp_path / "hf")
+        assert run(tmp_path, "pull", hub.MODEL, **env).returncode == 0
+    folder = Path(env["HF_HOME"]) / "hub" / "models--org--tiny"
+    (folder / "refs" / "other").write_bytes(b"\xff")
+    listed = json.loads(run(tmp_path, "models", "--json", **env).stdout)["models"]
+    assert [(one["name"], one["fits"]) for one in listed] == [(hub.MODEL, "yes")]
+    found = json.loads(run(tmp_path, "doctor", "--json", **env).stdout)["findings"]
+    assert any(one["detail"].startswith("1 downloaded, ") for one in found)
+
+
 def test_an_empty_address_of_the_hub_is_none(tmp_path: Path) -> None:
     nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
     done = run(tmp_path, "pull", hub.MODEL, HF_ENDPOINT="", **nowhere)
