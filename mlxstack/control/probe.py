@@ -3,9 +3,10 @@
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from msgspec import Struct
@@ -29,6 +30,8 @@ from mlxstack.host.services import (
     read_state,
     usable_key,
 )
+
+T = TypeVar("T")
 
 PROBE_TIMEOUT_S = 3.0
 FORGET_S = 86_400.0
@@ -190,7 +193,7 @@ async def _look(home: Home) -> list[ServiceStatus]:
 async def _see(home: Home, state: ServiceState) -> ServiceStatus:
     plan = state.plan
     is_owned = owner(home, plan.name) is not None
-    health = await _health(plan.url) if is_owned else None
+    health = await _ask(plan.url, Client.health) if is_owned else None
     condition, detail = classify(state, is_owned, health)
     worker = state.worker if is_owned else None
     # What is served may have been changed since the start.
@@ -234,26 +237,21 @@ async def _members(plan: ServiceSpec) -> tuple[MemberStatus, ...]:
     """Phases of a gateway's members; empty for another service."""
     if not is_gateway(plan):
         return ()
-    async with Client(plan.url, timeout_s=PROBE_TIMEOUT_S) as client:
-        with suppress(Unreachable, StackError):
-            found = (await client.get("/health", dict[str, Any])).get("members", {})
-            return tuple(MemberStatus(name, phase) for name, phase in found.items())
-    return ()
+    told = await _ask(plan.url, lambda client: client.get("/health", dict[str, Any])) or {}
+    return tuple(MemberStatus(name, phase) for name, phase in told.get("members", {}).items())
 
 
 async def running_props(url: str, preset: Preset) -> PropsResponse:
     """Properties of a running service; empty without an answer."""
     key = os.environ.get(KEY_VARIABLE) or usable_key(preset.server)
+    return await _ask(url, Client.props, key) or NO_PROPS
+
+
+async def _ask(url: str, ask: Callable[[Client], Awaitable[T]], key: str | None = None) -> T | None:
+    """Answer of a service; None without one."""
     async with Client(url, key, timeout_s=PROBE_TIMEOUT_S) as client:
         with suppress(Unreachable, StackError):
-            return await client.props()
-    return NO_PROPS
-
-
-async def _health(url: str) -> HealthResponse | None:
-    async with Client(url, timeout_s=PROBE_TIMEOUT_S) as client:
-        with suppress(Unreachable):
-            return await client.health()
+            return await ask(client)
     return None
 
 
