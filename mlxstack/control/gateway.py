@@ -302,7 +302,7 @@ def _with_shares(
 
 
 def _n_bytes(preset: Preset, found: Candidate | None, memory: MemoryBudget) -> int | None:
-    """Bytes that a member may take, its KV budget in full; None where unknown."""
+    """Bytes of a member with its whole KV budget; None where unknown."""
     if found is None:
         return None
     load = replace(found, preset=preset).load(memory.half_bytes, memory.total)

@@ -155,9 +155,10 @@ def ask_mlx(
     question: object = None,
     env: Mapping[str, str] = os.environ,
 ) -> T:
-    """Answer of `python ARGUMENTS`, a child process that imports MLX; both as JSON.
+    """JSON answer of a child process that imports MLX: `python ARGUMENTS`.
 
-    Raises one of `CHILD_FAULTS`; `last_line` tells it.
+    `question` goes to its standard input as JSON. Raises one of `CHILD_FAULTS`, which `last_line`
+    tells.
     """
     # Without close_fds CPython spawns instead of forking a process that maps a model.
     done = subprocess.run(
@@ -173,7 +174,7 @@ def ask_mlx(
 
 
 def last_line(why: Exception) -> str:
-    """Last line of the errors of a child process, else the error itself."""
+    """Last line of a child's error output, else the error itself."""
     lines = (getattr(why, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else str(why)
 

@@ -359,7 +359,7 @@ SIZES = ("slots.count", "slots.n_ctx", "kv.bits")
 
 
 class MemoryRoom(Struct, frozen=True):
-    """Memory of this computer, and bytes that other services may take, by name."""
+    """Memory of this computer, and bytes that `others` may take."""
 
     memory: MemoryBudget
     others: dict[str, int] = {}
