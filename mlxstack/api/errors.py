@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple
 
 from litestar.exceptions import (
     HTTPException,
@@ -17,42 +17,61 @@ from litestar.status_codes import HTTP_413_REQUEST_ENTITY_TOO_LARGE
 
 from mlxstack.core import errors
 
-T = TypeVar("T")
-ErrorTable = Mapping[type[errors.StackError], T]
-
 log = logging.getLogger("mlxstack.api")
 
-STATUSES: ErrorTable[int] = {
-    errors.StackError: 500,
-    errors.BadRequest: 400,
-    errors.InvalidSlot: 400,
-    errors.TooLong: 400,
-    errors.TemplateOverrun: 400,
-    errors.TooLarge: 413,
-    errors.UnknownCoding: 415,
-    errors.UpgradeRefused: 426,
-    errors.Unsupported: 501,
-    errors.Unauthorized: 401,
-    errors.Forbidden: 403,
-    errors.NotFound: 404,
-    errors.WrongMethod: 405,
-    errors.UnknownModel: 404,
-    errors.Conflict: 409,
-    errors.Taken: 409,
-    errors.Busy: 503,
-    errors.OutOfMemory: 503,
-    errors.Loading: 503,
-    errors.Broken: 500,
-    errors.DeviceError: 500,
-    errors.DiskFull: 507,
-    errors.Damaged: 400,
-    errors.UnknownVersion: 400,
-    errors.Unreadable: 400,
-    errors.SetupError: 500,
-    errors.DoesNotFit: 500,
-}
-
 INVALID = "invalid_request_error"
+AUTHENTICATION, PERMISSION = "authentication_error", "permission_error"
+
+
+class ErrorRow(NamedTuple):
+    """HTTP status of an error, and its types by dialect."""
+
+    status: int
+    openai: str = "server_error"
+    code: str | None = None
+    anthropic: str = "api_error"
+    llama: str = "server_error"
+
+
+_REFUSED = ErrorRow(400, INVALID, None, INVALID, INVALID)
+_FAILED = ErrorRow(500)
+_MISSING = ErrorRow(404, INVALID, None, "not_found_error", "not_found_error")
+_BUSY = ErrorRow(503, "server_error", "overloaded", "overloaded_error", "unavailable_error")
+_TAKEN = _REFUSED._replace(status=409, code="conflict")
+
+ERRORS: Mapping[type[errors.StackError], ErrorRow] = {
+    errors.StackError: _FAILED,
+    errors.BadRequest: _REFUSED,
+    errors.InvalidSlot: _REFUSED,
+    errors.TooLong: _REFUSED._replace(
+        code="context_length_exceeded", llama="exceed_context_size_error"
+    ),
+    errors.TemplateOverrun: _REFUSED,
+    errors.TooLarge: _REFUSED._replace(status=413, anthropic="request_too_large"),
+    errors.UnknownCoding: _REFUSED._replace(status=415),
+    errors.UpgradeRefused: _REFUSED._replace(status=426),
+    errors.Unsupported: ErrorRow(501, "not_supported_error", None, INVALID, "not_supported_error"),
+    errors.Unauthorized: ErrorRow(
+        401, AUTHENTICATION, "invalid_api_key", AUTHENTICATION, AUTHENTICATION
+    ),
+    errors.Forbidden: ErrorRow(403, PERMISSION, None, PERMISSION, PERMISSION),
+    errors.NotFound: _MISSING,
+    errors.WrongMethod: _MISSING._replace(status=405),
+    errors.UnknownModel: _MISSING._replace(code="model_not_found"),
+    errors.Conflict: _TAKEN,
+    errors.Taken: _TAKEN,
+    errors.Busy: _BUSY,
+    errors.OutOfMemory: _BUSY,
+    errors.Loading: ErrorRow(503, llama="unavailable_error"),
+    errors.Broken: _FAILED,
+    errors.DeviceError: _FAILED,
+    errors.DiskFull: ErrorRow(507, code="insufficient_storage", llama="insufficient_storage_error"),
+    errors.Damaged: _REFUSED,
+    errors.UnknownVersion: _REFUSED,
+    errors.Unreadable: _REFUSED,
+    errors.SetupError: _FAILED,
+    errors.DoesNotFit: _FAILED,
+}
 
 # A retry can help with Busy and Loading; everything else above 499 will fail again.
 LOADING_RETRY_S = 2
@@ -74,9 +93,9 @@ ELSEWHERE = {
 }
 
 
-def nearest(table: ErrorTable[T], error: errors.StackError) -> T:
-    """Entry of the error's class, or of its nearest ancestor."""
-    return next(table[cls] for cls in type(error).__mro__ if cls in table)
+def row_of(error: errors.StackError) -> ErrorRow:
+    """Row of the error's class, or of its nearest ancestor."""
+    return next(ERRORS[cls] for cls in type(error).__mro__ if cls in ERRORS)
 
 
 def context_sizes(error: errors.StackError) -> dict[str, int]:
@@ -99,7 +118,7 @@ def headers(error: errors.StackError) -> dict[str, str]:
             return {"accept-encoding": error.known}
         case errors.UpgradeRefused():
             return {"upgrade": "HTTP/1.1", "connection": "upgrade, close"}
-    return {"x-should-retry": "false"} if nearest(STATUSES, error) >= 500 else {}
+    return {"x-should-retry": "false"} if row_of(error).status >= 500 else {}
 
 
 def to_stack_error(

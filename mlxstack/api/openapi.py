@@ -1,6 +1,7 @@
 """OpenAPI descriptions that handlers do not carry: streams and errors."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from litestar.handlers import HTTPRouteHandler
@@ -27,6 +28,13 @@ PROBLEM = Schema(
 )
 
 
+STREAMS = {
+    EITHER: {EVENT_STREAM: OpenAPIMediaType(schema=EVENT)},
+    LINES: {JSON_LINES: OpenAPIMediaType()},
+}
+"""Contents beside the whole answer, by the description of both."""
+
+
 @dataclass
 class ResponseDescription(Operation):
     """Operation with its errors as they are sent, and with its stream."""
@@ -40,21 +48,18 @@ class ResponseDescription(Operation):
                 description="What went wrong, in the words of the dialect", content=problem
             )
         whole = responses.get("200")
-        if isinstance(whole, OpenAPIResponse) and whole.description == EITHER and whole.content:
-            whole.content[EVENT_STREAM] = OpenAPIMediaType(schema=EVENT)
-        if isinstance(whole, OpenAPIResponse) and whole.description == LINES and whole.content:
-            whole.content[JSON_LINES] = OpenAPIMediaType()
+        if isinstance(whole, OpenAPIResponse) and whole.description in STREAMS and whole.content:
+            whole.content |= STREAMS[whole.description]
         self.responses = responses
 
 
-def response_spec(whole: Any) -> dict[int, ResponseSpec]:
-    """Shape of the whole response; a stream carries pieces of the same."""
-    return {200: ResponseSpec(data_container=whole, description=EITHER, generate_examples=False)}
+def response_spec(whole: Any, description: str = EITHER) -> dict[int, ResponseSpec]:
+    """Shape of the whole response; a stream carries pieces of the same, or lines of its shape."""
+    spec = ResponseSpec(data_container=whole, description=description, generate_examples=False)
+    return {200: spec}
 
 
-def lines_spec(whole: Any) -> dict[int, ResponseSpec]:
-    """Shape of the whole response, and of each line of its stream."""
-    return {200: ResponseSpec(data_container=whole, description=LINES, generate_examples=False)}
+lines_spec = partial(response_spec, description=LINES)
 
 
 def with_openapi(handler: HTTPRouteHandler) -> HTTPRouteHandler:

@@ -1,9 +1,11 @@
 """API dialects: paths, error bodies, heartbeats, keys. No routes, and no service."""
 
 from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 from litestar import Response
+from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct, structs
 
 from mlxstack.api.error_bodies import (
@@ -16,7 +18,7 @@ from mlxstack.api.error_bodies import (
     ollama_error,
     openai_error,
 )
-from mlxstack.api.errors import STATUSES, headers, nearest
+from mlxstack.api.errors import headers, row_of
 from mlxstack.api.streaming import BLANK, EVENT_STREAM, JSON_LINES, KEEPALIVE, framed
 from mlxstack.core.errors import Busy, OutOfMemory, StackError, Unsupported
 
@@ -27,7 +29,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """API dialect: its routes, and its errors, heartbeats and keys.
 
     A request belongs to the dialect with the longest of the `prefixes` of its path. `statuses`
-    are those that differ from `STATUSES`. `heartbeat` keeps a stream open before its first event;
+    are those that differ from `ERRORS`. `heartbeat` keeps a stream open before its first event;
     an error after the head is a JSON line, or an SSE event, named `error_event` or nameless. On
     `streaming_paths` a body asks for a stream unless it says otherwise. Of two keys the one in
     `x-api-key` counts where the dialect prefers it.
@@ -45,7 +47,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     def status(self, error: StackError) -> int:
         """HTTP status of an error."""
-        return nearest({**STATUSES, **self.statuses}, error)
+        return self.statuses.get(type(error), row_of(error).status)
 
     def error_response(self, error: StackError, request_id: str) -> Response[Any]:
         """Response to a request that failed."""
@@ -65,6 +67,12 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def error_frame(self, body: bytes) -> bytes:
         """Last frame of a stream, from the JSON of an error body."""
         return body + b"\n" if self.stream_type == JSON_LINES else framed(body, self.error_event)
+
+
+def routes_of(*modules: ModuleType) -> tuple[HTTPRouteHandler, ...]:
+    """Routes that modules define."""
+    members = (member for module in modules for member in vars(module).values())
+    return tuple(member for member in members if isinstance(member, HTTPRouteHandler))
 
 
 OPENAI = Dialect(

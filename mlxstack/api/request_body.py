@@ -149,85 +149,58 @@ class RequestBody:
 
 
 class Decoder:
-    """Decodes a compressed body piece by piece, within a bound."""
+    """Decodes a compressed body piece by piece: several members or frames in a row.
 
-    def __init__(
-        self, coding: str, decompressor: "Joined | RawOrZlib", fault: type[Exception]
-    ) -> None:
-        self._coding, self._decompressor, self._fault = coding, decompressor, fault
+    RFC 1952, 2.2; RFC 8878, 3.1. `begin` makes the decompressor of one by its first bytes.
+    """
+
+    def __init__(self, coding: str, begin: Callable[[bytes], Any], fault: type[Exception]) -> None:
+        self._coding, self._begin, self._fault = coding, begin, fault
+        self._inner: Any = None
+        self._n_parts = 0
 
     def decode(self, data: bytes, max_bytes: int) -> bytes:
         """Decoded body, cut after `max_bytes`."""
-        if not data:
-            return b""
+        found, rest = b"", data
         try:
-            return self._decompressor.decompress(data, max_bytes)
+            while rest and len(found) < max_bytes:
+                if self._inner is None or self._inner.eof:
+                    self._inner = self._next(rest)
+                found += self._inner.decompress(rest, max_bytes - len(found))
+                rest = self._inner.unused_data if self._inner.eof else b""
         except (self._fault, EOFError) as why:
             raise BadRequest(f"the body is no {self._coding} data: {why}") from why
+        return found
 
     def require_end(self) -> None:
         """Raise BadRequest for a body that ends before its data does."""
-        if not self._decompressor.eof:
+        if self._inner is None or not self._inner.eof:
             raise BadRequest(f"the {self._coding} data of the body is not complete")
 
-
-class Joined:
-    """Decompressor of several members or frames in a row.
-
-    RFC 1952, 2.2; RFC 8878, 3.1.
-    """
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._inner, self._n_parts = make, make(), 1
-
-    @property
-    def eof(self) -> bool:
-        """Whether the data is complete."""
-        return bool(self._inner.eof)
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Decompressed bytes, `max_length` at most. Raises EOFError after too many parts."""
-        found, rest = b"", data
-        while rest and len(found) < max_length:
-            if self._inner.eof:
-                self._n_parts += 1
-                if self._n_parts > MOST_PARTS:
-                    raise EOFError(f"it has more than {MOST_PARTS} parts")
-                self._inner = self._make()
-            found += self._inner.decompress(rest, max_length - len(found))
-            rest = self._inner.unused_data if self._inner.eof else b""
-        return found
-
-
-class RawOrZlib:
-    """Decompressor of `deflate`: zlib data, or raw as some clients send it."""
-
-    def __init__(self) -> None:
-        self._inner: Any = None
-
-    @property
-    def eof(self) -> bool:
-        """Whether the data is complete."""
-        return self._inner is not None and bool(self._inner.eof)
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Decompressed bytes, `max_length` at most."""
-        if self._inner is None:
-            # The method of zlib data is 8 (RFC 1950, 2.2), which begins no raw data of a library.
-            self._inner = zlib.decompressobj(15 if data[0] & 0x0F == 8 else -15)
-        found: bytes = self._inner.decompress(data, max_length)
-        return found
+    def _next(self, data: bytes) -> Any:
+        self._n_parts += 1
+        if self._n_parts > MOST_PARTS:
+            raise EOFError(f"it has more than {MOST_PARTS} parts")
+        return self._begin(data)
 
 
 def _gzip() -> Decoder:
-    return Decoder("gzip", Joined(lambda: zlib.decompressobj(31)), zlib.error)
+    return Decoder("gzip", lambda _: zlib.decompressobj(31), zlib.error)
+
+
+def _deflate(data: bytes) -> Any:
+    """Decompressor of zlib data, or of raw data as some clients send it.
+
+    The method of zlib data is 8 (RFC 1950, 2.2), which begins no raw data of a library.
+    """
+    return zlib.decompressobj(15 if data[0] & 0x0F == 8 else -15)
 
 
 DECODERS: dict[str, Callable[[], Decoder]] = {
     "gzip": _gzip,
     "x-gzip": _gzip,
-    "deflate": lambda: Decoder("deflate", RawOrZlib(), zlib.error),
-    "zstd": lambda: Decoder("zstd", Joined(zstd.ZstdDecompressor), zstd.ZstdError),
+    "deflate": lambda: Decoder("deflate", _deflate, zlib.error),
+    "zstd": lambda: Decoder("zstd", lambda _: zstd.ZstdDecompressor(), zstd.ZstdError),
 }
 KNOWN = ", ".join(name for name in DECODERS if not name.startswith("x-"))
 

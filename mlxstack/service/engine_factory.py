@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import reprlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,13 +18,12 @@ from mlxstack.engine import device
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.embedding_engine import EmbeddingEngine
-from mlxstack.engine.model import hub_download, loader
+from mlxstack.engine.model import loader
 from mlxstack.engine.template_check import check_template
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home
-from mlxstack.models.model_files import read_config, weights_on_disk
+from mlxstack.models.model_files import read_config
 from mlxstack.models.reference import HUB_ID
-from mlxstack.models.transfer import Transfer
 from mlxstack.planner.fit import of_files, refuse_if_too_big, room_in
 from mlxstack.service.parts.agent_store import AgentStore
 from mlxstack.service.parts.peers import Peers
@@ -63,7 +61,7 @@ class EngineFactory:
         dispatcher: EventDispatcher,
         agent_store: AgentStore,
         source: Path | None,
-        peers: Peers | None = None,
+        peers: Peers,
         ranks: RankGroup | None = None,
     ) -> None:
         self._ranks = ranks
@@ -182,14 +180,6 @@ class EngineFactory:
         """Write the preset that a restarted worker serves."""
         if self._source is not None:
             write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
-
-    def weights_bytes(self, preset: Preset) -> int:
-        """Bytes of a model's weight files; 0 before they are downloaded."""
-        return weights_on_disk(preset.model)
-
-    def downloads(self) -> Mapping[str, Transfer]:
-        """Running downloads by model."""
-        return dict(hub_download.RUNNING)
 
     def active_bytes(self) -> int:
         """Bytes that MLX holds now."""

@@ -104,10 +104,9 @@ class Change(Struct, frozen=True):
 class Service:
     """The one engine of this process, as asyncio code uses it.
 
-    `agent_store` keeps the histories of explicit agents; without an `engine_factory` the model
-    cannot be changed. `died` is set when no engine is left that could answer; `trouble` is the
-    reason. `is_engine_left` after `stop`: the engine's thread still computes, and the process has
-    to exit at once.
+    `agent_store` keeps the histories of explicit agents. `died` is set when no engine is left that
+    could answer; `trouble` is the reason. `is_engine_left` after `stop`: the engine's thread still
+    computes, and the process has to exit at once.
     """
 
     def __init__(
@@ -115,9 +114,9 @@ class Service:
         preset: Preset,
         dispatcher: EventDispatcher,
         engine: "EngineCore | Embedder",
-        agent_store: AgentStore | None = None,
-        engine_factory: "EngineFactory | None" = None,
-        peers: Peers | None = None,
+        agent_store: AgentStore,
+        engine_factory: "EngineFactory",
+        peers: Peers,
         neighbors: Neighbors | None = None,
     ) -> None:
         self.preset = preset
@@ -126,7 +125,7 @@ class Service:
         self.neighbors = neighbors
         self.engine = engine
         self.stats = ServiceStats()
-        self.agent_store = agent_store or AgentStore(None)
+        self.agent_store = agent_store
         self.engine_factory = engine_factory
         self._peers = peers
         self.agent_locks = AgentLocks(self.agent_store)
@@ -174,14 +173,14 @@ class Service:
     def peers(self) -> Peers:
         """Exchange of KV files with other services. Raises as `require`, and Unsupported."""
         self.require()
-        if self._peers is None or isinstance(self.engine, Embedder) or self.preset.hosts:
+        if isinstance(self.engine, Embedder) or self.preset.hosts:
             raise Unsupported("this service exchanges no KV with others")
         return self._peers
 
     @property
     def peer_views(self) -> tuple[PeerView, ...]:
         """State of the peers, also while no model is loaded."""
-        return self._peers.views() if self._peers is not None else ()
+        return self._peers.views()
 
     @property
     def n_ctx(self) -> int:
@@ -300,8 +299,7 @@ class Service:
 
     async def _load(self) -> ModelFacts:
         self.stats.load_began_at = time.monotonic()
-        if self.engine_factory is not None:
-            self.stats.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
+        self.stats.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
         if self.neighbors is not None:
             await asyncio.to_thread(self.neighbors.reserve, self.preset)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
@@ -311,9 +309,9 @@ class Service:
         )
         self._facts, self._text_processor = facts, text_processor
         self._template = text_processor.facts
-        if self.neighbors is not None and not isinstance(self.engine, Embedder):
-            await self.neighbors.divide(self.preset, self.engine)
-        if self._peers is not None and not isinstance(self.engine, Embedder):
+        if not isinstance(self.engine, Embedder):
+            if self.neighbors is not None:
+                await self.neighbors.divide(self.preset, self.engine)
             self._peers.serve(facts.identity.key(), self.reserve_disk, self.generator.import_kv)
         if self._health in (
             ServiceHealth.LOADING, ServiceHealth.SWAPPING, ServiceHealth.UNLOADED
@@ -342,8 +340,7 @@ class Service:
         )
         self.is_engine_left = not stopping.done()
         await self.write_histories()
-        if self._peers is not None:
-            await self._peers.close()
+        await self._peers.close()
         self.sleep.close()
 
     async def write_histories(self) -> None:

@@ -20,11 +20,10 @@ from mlxstack.api.server import UvicornServer, bind, config, serve
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec, Speculation
 from mlxstack.demo import MODEL_DIR
 from mlxstack.service.assembly import assemble
-from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests import models
 from tests.patience import PATIENCE_S
-from tests.service.standin import FACTS, StandIn
+from tests.service.standin import FACTS, StandIn, over
 
 # The demo tokenizer has 1,024 tokens; a model with fewer rows would be asked for missing ones.
 TINY = {**models.LLAMA, "vocab_size": 1024}
@@ -63,9 +62,8 @@ def tiny_preset(folder: Path, **sections: Any) -> Preset:
 
 def standing(server: ServerSpec) -> tuple[Service, StandIn]:
     """A service over a stand-in that is not loaded yet."""
-    outbox, engine = EventDispatcher(), StandIn(load_tokenizer(MODEL_DIR))
-    engine.deliver = outbox.deliver
-    return Service(Preset(model=ModelSpec(id="standin"), server=server), outbox, engine), engine
+    engine = StandIn(load_tokenizer(MODEL_DIR))
+    return over(engine, Preset(model=ModelSpec(id="standin"), server=server)), engine
 
 
 @contextmanager

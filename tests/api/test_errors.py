@@ -27,7 +27,7 @@ def family(root: type[errors.StackError]) -> Iterator[type[errors.StackError]]:
 
 
 def test_every_error_has_a_row_of_its_own() -> None:
-    assert set(family(errors.StackError)) == set(table.STATUSES)
+    assert set(family(errors.StackError)) == set(table.ERRORS)
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,9 @@ from mlxstack.api.streaming import EVENT_STREAM, JSON_LINES
 from mlxstack.core.commands import AgentKVLocation, CollectGarbage
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service.parts.request_stream import EventDispatcher
-from mlxstack.service.service import Service
 from tests.fuzz.dice import Dice
 from tests.fuzz.spelling import body
-from tests.service.standin import FACTS, NoCache, StandIn
+from tests.service.standin import FACTS, NoCache, StandIn, over
 
 DOORS: tuple[tuple[str, type[Struct]], ...] = (
     ("/v1/chat/completions", ChatBody),
@@ -93,14 +91,13 @@ class House:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        outbox, self.engine = EventDispatcher(), StandIn(load_tokenizer(MODEL_DIR))
+        self.engine = StandIn(load_tokenizer(MODEL_DIR))
         self.engine.cache = EmptyCache()
-        self.engine.deliver = outbox.deliver
         self.engine.loading.set_result(FACTS)
         preset = Preset(
             model=ModelSpec(id="standin"), slots=SlotSpec(n_ctx=1024), server=ServerSpec()
         )
-        service = Service(preset, outbox, self.engine)
+        service = over(self.engine, preset)
         self._loop.run_until_complete(service.start())
         transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost")

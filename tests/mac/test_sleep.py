@@ -17,11 +17,10 @@ from mlxstack.core.request import Request
 from mlxstack.demo import MODEL_DIR
 from mlxstack.host import sleep
 from mlxstack.service import service as services
-from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests.api.running import running
 from tests.patience import PATIENCE_S, until
-from tests.service.standin import FACTS, StandIn
+from tests.service.standin import FACTS, StandIn, over
 
 LINGER_S = 0.2
 
@@ -39,10 +38,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def started(*, prevent_sleep: bool = True) -> Service:
-    outbox, engine = EventDispatcher(), StandIn(load_tokenizer(MODEL_DIR), None)
-    engine.deliver = outbox.deliver
+    engine = StandIn(load_tokenizer(MODEL_DIR), None)
     server = ServerSpec(prevent_sleep=prevent_sleep)
-    service = Service(Preset(model=ModelSpec(id="standin"), server=server), outbox, engine)
+    service = over(engine, Preset(model=ModelSpec(id="standin"), server=server))
     engine.loading.set_result(FACTS)
     await service.start()
     return service

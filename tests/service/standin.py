@@ -4,9 +4,13 @@ It speaks the same events in the same order, from a thread of its own, and says 
 was told to say.
 """
 
+import shutil
+import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mlxstack.core.commands import (
@@ -29,9 +33,18 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import Busy, Conflict
 from mlxstack.core.model_info import Identity, ModelFacts
+from mlxstack.core.ports import Manifest
+from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.step import EngineLoop
+from mlxstack.service.engine_factory import EngineFactory
+from mlxstack.service.parts.agent_store import AgentStore
+from mlxstack.service.parts.peers import Peers
+from mlxstack.service.parts.request_stream import EventDispatcher
+from mlxstack.service.service import Service
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.kv_store import DiskKVStore
 
 T = TypeVar("T")
 Deliver = Callable[[tuple[Event, ...]], None]
@@ -113,6 +126,11 @@ class StandIn:
         future.set_exception(Conflict("a stand-in has no slots"))
         return future
 
+    def import_kv(self, manifest: Manifest) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_exception(Conflict("a stand-in has no memory"))
+        return future
+
     def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
         future: Future[GCResult] = Future()
         future.set_result(GCResult())
@@ -136,3 +154,16 @@ class StandIn:
 
     def _later(self, events: tuple[Event, ...]) -> None:
         threading.Thread(target=self.deliver, args=(events,)).start()
+
+
+def over(engine: StandIn, preset: Preset) -> Service:
+    """A service over a stand-in, whose agents last as long as the process."""
+    home = Path(tempfile.mkdtemp(prefix="standin-"))
+    dispatcher, agent_store = EventDispatcher(), AgentStore(AgentFolders(home / "agents"))
+    agent_store.serve(preset.model.served_name, is_writing=False)
+    peers = Peers((), DiskKVStore(home / "kv"))
+    engine_factory = EngineFactory(home, peers.store, dispatcher, agent_store, None, peers)
+    engine.deliver = dispatcher.deliver
+    service = Service(preset, dispatcher, engine, agent_store, engine_factory, peers)
+    weakref.finalize(service, shutil.rmtree, home, ignore_errors=True)
+    return service

@@ -32,7 +32,7 @@ from mlxstack.service.parts.generation_options import GenerationOptions, ToolCho
 from mlxstack.service.parts.request_stream import EventDispatcher
 from mlxstack.service.service import Service, ServiceHealth
 from tests.patience import PATIENCE_S
-from tests.service.standin import FACTS, StandIn
+from tests.service.standin import FACTS, StandIn, over
 
 WEATHER = Tool("weather", "Tells it.", {"type": "object", "properties": {"city": {}}})
 HELLO = Conversation(messages=(Message(Role.USER, "hello"),), tools=(WEATHER,), thinking=False)
@@ -58,10 +58,9 @@ async def pair(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 def made(tokenizer: Any) -> Pair:
-    outbox, engine = EventDispatcher(), StandIn(tokenizer)
-    engine.deliver = outbox.deliver
+    engine = StandIn(tokenizer)
     preset = Preset(model=ModelSpec(id="standin"), slots=SlotSpec(n_ctx=1024))
-    return Service(preset, outbox, engine), engine
+    return over(engine, preset), engine
 
 
 async def say(

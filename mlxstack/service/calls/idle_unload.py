@@ -86,15 +86,14 @@ async def unload(service: Service) -> None:
     Raises Broken when parking takes too long: then the model stays. An engine that does not end
     is given up, as in a model swap.
     """
-    engine_factory = model_swap.engine_factory_of(service)
-    resting = engine_factory.engine(service.preset)
+    resting = service.engine_factory.engine(service.preset)
     limit_s = service.preset.server.startup_timeout_s
     service.gate.close()
     try:
         if service.preset.kind is ServiceKind.CHAT:
             await model_swap.park(service, limit_s)
         model_swap.begin(service, service.preset, "unload", limit_s)
-        freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
+        freed, _ = await model_swap.unload(service, limit_s, is_idle=True)
         service.rest(service.preset, resting)
         if service.neighbors is not None:
             await asyncio.to_thread(service.neighbors.release)
@@ -110,10 +109,9 @@ async def unload(service: Service) -> None:
 
 async def load(service: Service) -> None:
     """Reload the model and open the gate; a failure fails waiting requests."""
-    engine_factory = model_swap.engine_factory_of(service)
     began = time.perf_counter()
     try:
-        failure = await model_swap.try_load(service, engine_factory, service.preset)
+        failure = await model_swap.try_load(service, service.preset)
         if failure:
             service.gate.wanted.clear()
             why = f"{service.name} was unloaded while idle and cannot be loaded again: {failure}"

@@ -7,10 +7,10 @@ import time
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported, describe_error
+from mlxstack.core.errors import Broken, Conflict, Loading, StackError, describe_error
 from mlxstack.core.preset import Preset
 from mlxstack.service.calls.prefix_warmup import warm_all
-from mlxstack.service.engine_factory import CheckedModel, EngineFactory
+from mlxstack.service.engine_factory import CheckedModel
 from mlxstack.service.service import Change, Service, ServiceHealth, ended
 
 log = logging.getLogger("mlxstack.swap")
@@ -45,7 +45,7 @@ class SwapReport(Struct, frozen=True):
 
 async def prepare(service: Service, preset: Preset) -> CheckedModel:
     """Download and check the next model while this one answers. Raises SetupError."""
-    return await asyncio.to_thread(engine_factory_of(service).check, preset)
+    return await asyncio.to_thread(service.engine_factory.check, preset)
 
 
 async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
@@ -57,7 +57,6 @@ async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
     each take `server.startup_timeout_s`. A load that goes on after that keeps its memory, so no
     other model can be loaded: the service gives up, to be restarted with the old preset.
     """
-    engine_factory = engine_factory_of(service)
     if service.is_unloaded:
         # Requests fail together when the unloaded model cannot be loaded for one of them.
         async with service.gate.interruptible():
@@ -66,7 +65,7 @@ async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
             raise Conflict(UNDER_WAY)
         if service.is_unloaded:
             async with service.gate.loading:
-                return await _load_instead(service, engine_factory, preset)
+                return await _load_instead(service, preset)
     else:
         service.require()
         _refuse_if_closed(service)
@@ -80,22 +79,13 @@ async def swap(service: Service, preset: Preset, drain_s: float) -> SwapReport:
     _refuse_if_closed(service)
     service.gate.close()
     try:
-        return await _change(service, engine_factory, preset, drain_s)
+        return await _change(service, preset, drain_s)
     finally:
         service.change = None
         service.gate.open()
 
 
-def engine_factory_of(service: Service) -> EngineFactory:
-    """Engine factory of a service. Raises Unsupported without one."""
-    if service.engine_factory is None:
-        raise Unsupported("this service cannot change its model")
-    return service.engine_factory
-
-
-async def _change(
-    service: Service, engine_factory: EngineFactory, preset: Preset, drain_s: float
-) -> SwapReport:
+async def _change(service: Service, preset: Preset, drain_s: float) -> SwapReport:
     old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
     held = service.stats.bytes_before_load
     begin(service, preset, "drain", drain_s + limit_s)
@@ -105,36 +95,34 @@ async def _change(
     if service.health is ServiceHealth.STOPPING:
         raise Loading("the service is shutting down; the model was not changed")
     begin(service, preset, "unload", limit_s)
-    freed, free = await unload(service, engine_factory, limit_s)
+    freed, free = await unload(service, limit_s)
     began = time.perf_counter()
-    if failure := await try_load(service, engine_factory, preset):
-        await _go_back(service, engine_factory, old, failure)
+    if failure := await try_load(service, preset):
+        await _go_back(service, old, failure)
     load = SwapStep("load", _ms(began), service.facts.n_bytes)
     # A stuck engine is the watchdog's matter, so the warm-up has no limit.
     begin(service, preset, "warm", math.inf)
     steps += [freed, load, await warm(service)]
-    await _keep(service, engine_factory)
+    await _keep(service)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
     return SwapReport(name, service.name, tuple(steps), held, free)
 
 
-async def _load_instead(
-    service: Service, engine_factory: EngineFactory, preset: Preset
-) -> SwapReport:
+async def _load_instead(service: Service, preset: Preset) -> SwapReport:
     """Load another model than the unloaded one, which stays when it fails."""
     old, name = service.preset, service.name
-    free = await asyncio.to_thread(engine_factory.active_bytes)
+    free = await asyncio.to_thread(service.engine_factory.active_bytes)
     began = time.perf_counter()
     try:
-        if failure := await try_load(service, engine_factory, preset):
-            service.rest(old, engine_factory.engine(old))
+        if failure := await try_load(service, preset):
+            service.rest(old, service.engine_factory.engine(old))
             raise Broken(
                 f"{preset.model.served_name} was not loaded, {name} stays unloaded: {failure}"
             )
         load = SwapStep("load", _ms(began), service.facts.n_bytes)
         begin(service, preset, "warm", math.inf)
         steps = [load, await warm(service)]
-        await _keep(service, engine_factory)
+        await _keep(service)
     finally:
         service.change = None
         if not service.is_unloaded:
@@ -150,10 +138,10 @@ def begin(service: Service, preset: Preset, step: str, limit_s: float) -> None:
     service.change = Change(preset.model.served_name, step, time.monotonic(), limit_s)
 
 
-async def _keep(service: Service, engine_factory: EngineFactory) -> None:
+async def _keep(service: Service) -> None:
     """Write the preset; a failure does not undo the swap."""
     try:
-        await asyncio.to_thread(engine_factory.keep, service.preset)
+        await asyncio.to_thread(service.engine_factory.keep, service.preset)
     except StackError as error:
         log.warning("after a restart the old model will be served: %s", error.message)
 
@@ -182,17 +170,17 @@ async def park(service: Service, limit_s: float) -> SwapStep:
 
 
 async def unload(
-    service: Service, engine_factory: EngineFactory, limit_s: float, *, is_idle: bool = False
+    service: Service, limit_s: float, *, is_idle: bool = False
 ) -> tuple[SwapStep, int]:
     """Unload the model; returns the step and MLX's remaining bytes."""
     before = service.engine.snapshot().active_bytes
     began = time.perf_counter()
     await service.unload_model(limit_s, is_idle=is_idle)
-    free = await asyncio.to_thread(engine_factory.active_bytes)
+    free = await asyncio.to_thread(service.engine_factory.active_bytes)
     return SwapStep("unload", _ms(began), max(0, before - free)), free
 
 
-async def try_load(service: Service, engine_factory: EngineFactory, preset: Preset) -> str:
+async def try_load(service: Service, preset: Preset) -> str:
     """Load a preset; returns "" or the reason of the failure.
 
     A model that failed is freed. Raises Broken, and gives the service up, when the load took too
@@ -201,7 +189,7 @@ async def try_load(service: Service, engine_factory: EngineFactory, preset: Pres
     limit_s = preset.server.startup_timeout_s
     begin(service, preset, "load", limit_s + STOP_S)
     try:
-        engine = engine_factory.engine(preset)
+        engine = service.engine_factory.engine(preset)
     except Exception as error:
         return describe_error(error, "a new engine").message
     try:
@@ -221,13 +209,11 @@ async def try_load(service: Service, engine_factory: EngineFactory, preset: Pres
     return failure
 
 
-async def _go_back(
-    service: Service, engine_factory: EngineFactory, old: Preset, failure: str
-) -> None:
+async def _go_back(service: Service, old: Preset, failure: str) -> None:
     """Load the old model again; always raises Broken."""
     refused = service.name
     log.error("%s; going back to the model before", failure)
-    if again := await try_load(service, engine_factory, old):
+    if again := await try_load(service, old):
         why = f"{failure}; and the model before cannot be loaded again: {again}"
         service.give_up(why)
         raise Broken(why)

@@ -22,7 +22,9 @@ from mlxstack.core.status import (
     ServiceFacts,
     StatusFrame,
 )
+from mlxstack.engine.model import hub_download
 from mlxstack.host.memory_pressure import pressure_level
+from mlxstack.models.model_files import weights_on_disk
 from mlxstack.service.parts.agent_registry import views
 from mlxstack.service.parts.request_log import misses_of
 from mlxstack.service.service import Service, ServiceHealth
@@ -118,10 +120,7 @@ class StatusFeed:
 
     def _look_up_mode(self) -> None:
         """Read the mode, a file that `mlx-stack mode` writes."""
-        engine_factory = self._service.engine_factory
-        self._mode = (
-            engine_factory.mode(self._service.preset.name) if engine_factory is not None else ""
-        )
+        self._mode = self._service.engine_factory.mode(self._service.preset.name)
 
     def _is_due(self, now: float) -> bool:
         done = self._service.snapshot().counters, self._service.stats.n_cache_changes
@@ -190,16 +189,13 @@ def _loading(service: Service) -> LoadView | None:
 
     The old model serves while the new one is downloaded.
     """
-    downloads = service.engine_factory.downloads() if service.engine_factory is not None else {}
-    for model, transfer in downloads.items():
+    for model, transfer in dict(hub_download.RUNNING).items():
         elapsed_s = time.monotonic() - transfer.began
         return LoadView(model, transfer.n_done, transfer.n_total, elapsed_s, is_download=True)
     if service.health not in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
         return None
-    n_done = n_total = 0
-    if service.engine_factory is not None:
-        n_total = service.engine_factory.weights_bytes(service.preset)
-        n_done = max(0, service.engine_factory.active_bytes() - service.stats.bytes_before_load)
+    n_total = weights_on_disk(service.preset.model)
+    n_done = max(0, service.engine_factory.active_bytes() - service.stats.bytes_before_load)
     elapsed_s = time.monotonic() - service.stats.load_began_at
     return LoadView(service.name, min(n_done, n_total), n_total, elapsed_s)
 

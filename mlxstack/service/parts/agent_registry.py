@@ -111,6 +111,10 @@ class AgentSums(Struct, frozen=True):
     n_accepted: int = 0
 
 
+SUMMED = ("n_prompt", "n_cached", "n_generated", "saved_s", "n_drafted", "n_accepted")
+"""Fields that are sums over the requests."""
+
+
 class AgentTurn(Struct, frozen=True):
     """One finished request; `at` is Unix seconds."""
 
@@ -134,17 +138,9 @@ class AgentRecord:
 
     def count(self, view: RequestView, at: float) -> None:
         """Add a finished request."""
-        sums = self.sums
-        self.sums = AgentSums(
-            n_requests=sums.n_requests + 1,
-            n_prompt=sums.n_prompt + view.n_prompt,
-            n_cached=sums.n_cached + view.n_cached,
-            n_generated=sums.n_generated + view.n_generated,
-            saved_s=sums.saved_s + view.saved_s,
-            n_tokens=view.n_prompt + view.n_generated,
-            n_drafted=sums.n_drafted + view.n_drafted,
-            n_accepted=sums.n_accepted + view.n_accepted,
-        )
+        sums = {name: getattr(self.sums, name) + getattr(view, name) for name in SUMMED}
+        n_tokens = view.n_prompt + view.n_generated
+        self.sums = AgentSums(n_requests=self.sums.n_requests + 1, n_tokens=n_tokens, **sums)
         self.used_at = at
         if view.miss is not None:
             self.miss, self.missed_at = view.miss, at

@@ -33,12 +33,12 @@ class StoredKV(Struct, frozen=True):
 class AgentStore:
     """Histories of agents; callable from any thread.
 
-    Without folders, and where `serve` says so, histories last as long as the process. `locks`
-    keep other services of a home from changing a history at the same time.
+    Where `serve` says so, histories last as long as the process. `locks` keep other services of a
+    home from changing a history at the same time.
     """
 
-    def __init__(self, folders: AgentFolders | None, locks: AgentLockFiles | None = None) -> None:
-        self._is_writing = folders is not None
+    def __init__(self, folders: AgentFolders, locks: AgentLockFiles | None = None) -> None:
+        self._is_writing = True
         self._model = ""
         self._folders = folders
         self._locks = locks
@@ -50,7 +50,7 @@ class AgentStore:
 
     def serve(self, model: str, *, is_writing: bool) -> None:
         """Set the served model's name, and whether agents are written."""
-        self._model, self._is_writing = model, is_writing and self._folders is not None
+        self._model, self._is_writing = model, is_writing
 
     @property
     def locks(self) -> AgentLockFiles | None:
@@ -59,25 +59,20 @@ class AgentStore:
 
     def agents(self) -> tuple[str, ...]:
         """The ids of all agents with a history, sorted."""
-        written = self._folders.agents() if self._folders else ()
-        return tuple(sorted({*written, *self._loose}))
+        return tuple(sorted({*self._folders.agents(), *self._loose}))
 
     def has(self, agent: str) -> bool:
         """True if there is a history, readable or damaged. Raises Unreadable."""
-        return agent in self._loose or (self._folders is not None and self._folders.has(agent))
+        return agent in self._loose or self._folders.has(agent)
 
     def read(self, agent: str) -> History:
         """History of an agent. Raises NotFound or Damaged."""
         loose = self._loose.get(agent)
-        if loose is not None:
-            return loose
-        if self._folders is None:
-            raise NotFound(f"there is no agent {agent}")
-        return self._folders.read(agent)
+        return self._folders.read(agent) if loose is None else loose
 
     def write(self, agent: str, history: History) -> None:
         """Replace the history, durably where it may be written. Raises StackError."""
-        if self._folders is None or not self._is_writing:
+        if not self._is_writing:
             self._loose[agent] = history
             return
         self._folders.write(agent, history)
@@ -105,8 +100,7 @@ class AgentStore:
         missing: NotFound | None = None
         with self._keeping:
             try:
-                if self._folders is not None:
-                    self._folders.remove(agent)
+                self._folders.remove(agent)
             except NotFound as error:
                 missing = error
             is_loose = self._loose.pop(agent, None) is not None
@@ -120,7 +114,7 @@ class AgentStore:
 
     def put(self, agent: str, manifest: Manifest) -> None:
         """Write the manifest of an agent's KV for one model. Raises StackError."""
-        if self._folders is None or not self._is_writing:
+        if not self._is_writing:
             return
         named = replace(manifest, model=manifest.model or self._model)
         with self._keeping:
@@ -131,9 +125,8 @@ class AgentStore:
 
     def manifest(self, agent: str, identity: str) -> Manifest | None:
         """Saved context of an agent for one model; None if unreadable."""
-        if self._folders is not None:
-            with suppress(NotFound, Damaged):
-                return self._folders.read_manifest(agent, identity)
+        with suppress(NotFound, Damaged):
+            return self._folders.read_manifest(agent, identity)
         return None
 
     def stored(self, agent: str) -> tuple[StoredKV, ...]:
@@ -146,8 +139,6 @@ class AgentStore:
 
     def survey(self) -> None:
         """Read the manifests of earlier runs; damaged ones are logged and ignored."""
-        if self._folders is None:
-            return
         try:
             files = self._folders.manifests()
         except StackError as error:
@@ -161,8 +152,6 @@ class AgentStore:
 
     def look_again(self) -> None:
         """Forget the manifests that a garbage collection deleted."""
-        if self._folders is None:
-            return
         with self._keeping, suppress(StackError):
             there = {(file.agent, file.model) for file in self._folders.manifests()}
             for agent, stored in self._stored.items():
@@ -176,8 +165,6 @@ class AgentStore:
         if self.has(other):
             raise Conflict(f"there is an agent {other} already; delete it or choose another id")
         self.write(other, self.read(agent))
-        if self._folders is None:
-            return
         for file in self._folders.manifests():
             if file.agent == agent:
                 with suppress(StackError):

@@ -205,9 +205,6 @@ class Peers:
         self.store = store
         self._peers = [Peer(*_address(spec, os.environ)) for spec in specs]
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._identity = ""
-        self._reserve: Callable[[int], Awaitable[object]] = _no_room
-        self._adopt: Callable[[Manifest], Future[int]] = _no_index
         self._n_fetches = 0
 
     def serve(
@@ -408,11 +405,3 @@ async def _content(answer: httpx.Response) -> bytes:
 def _broken(url: str, error: Exception) -> StackError:
     why = str(error) or type(error).__name__
     return StackError(f"no answer from {url} ({why}){local_network_hint(error)}")
-
-
-async def _no_room(_: int) -> None:
-    raise StackError("no engine is running")
-
-
-def _no_index(_: Manifest) -> Future[int]:
-    raise StackError("no engine is running")

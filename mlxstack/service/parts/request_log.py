@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from mlxstack.core.engine_events import (
     CacheMiss,
     Event,
+    KVSource,
     RequestFailed,
     RequestFinished,
+    RequestTimings,
     SlotAssigned,
 )
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
@@ -28,6 +30,12 @@ log = logging.getLogger("mlxstack.requests")
 MOST_REQUESTS = 200
 AROUND = 24
 """Tokens of text shown on both sides of a divergence."""
+
+COSTS = (
+    "n_cached", "n_generated", "queued_s", "prefill_s", "decode_s", "ttft_s", "saved_s",
+    "n_drafted", "n_accepted",
+)  # fmt: skip
+"""Fields of a finished request that its view shares with its timings."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -135,34 +143,23 @@ def misses_of(requests: tuple[RequestView, ...], limit: int) -> tuple[MissView, 
 def _view(
     request: Request, slot: SlotAssigned | None, end: RequestFinished | RequestFailed
 ) -> RequestView:
-    view = RequestView(
+    is_finished = isinstance(end, RequestFinished)
+    work = end.timings if is_finished else RequestTimings()
+    images = request.images if is_finished else ()
+    early = slot.early if slot is not None else None
+    return RequestView(
         id=request.id,
         agent=request.display_name,
+        slot=slot.slot if slot is not None else None,
+        source=slot.source if slot is not None else KVSource.NONE,
         n_prompt=len(request.tokens),
-        ended=end.reason.value if isinstance(end, RequestFinished) else "failed",
+        ended=end.reason.value if is_finished else "failed",
+        n_begun_early=early.n_begun if early is not None else 0,
+        n_used_early=early.n_used if early is not None else 0,
+        n_images=len(images),
+        n_images_computed=n_computed(images, work.n_cached),
+        **{name: getattr(work, name) for name in COSTS},
     )
-    if isinstance(end, RequestFinished):
-        timings = end.timings
-        view = replace(
-            view,
-            n_cached=timings.n_cached,
-            n_images=len(request.images),
-            n_images_computed=n_computed(request.images, timings.n_cached) if request.images else 0,
-            n_generated=timings.n_generated,
-            queued_s=timings.queued_s,
-            prefill_s=timings.prefill_s,
-            decode_s=timings.decode_s,
-            ttft_s=timings.ttft_s,
-            saved_s=timings.saved_s,
-            n_drafted=timings.n_drafted,
-            n_accepted=timings.n_accepted,
-        )
-    if slot is None:
-        return view
-    if slot.early is not None:
-        n_begun, n_used = slot.early.n_begun, slot.early.n_used
-        view = replace(view, n_begun_early=n_begun, n_used_early=n_used)
-    return replace(view, slot=slot.slot, source=slot.source)
 
 
 def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:

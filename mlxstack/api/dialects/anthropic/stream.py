@@ -1,42 +1,30 @@
 """Renders messages, whole or streamed, with one open block at a time."""
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from msgspec import Struct
 
 from mlxstack.api import streaming
+from mlxstack.api.block_renderer import BlockRenderer, BlockStart, StreamEvent
 from mlxstack.api.dialects.anthropic.response_schema import (
     AnthropicUsage,
     Block,
-    BlockDelta,
-    BlockStart,
-    BlockStop,
-    Delta,
-    Event,
-    InputJSONDelta,
-    MessageDelta,
     MessageResponse,
-    MessageStart,
-    MessageStop,
-    Ping,
-    SignatureDelta,
-    StopReason,
     TextBlock,
-    TextBlockDelta,
     ThinkingBlock,
-    ThinkingDelta,
     ToolUseBlock,
 )
 from mlxstack.api.error_bodies import anthropic_error
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
-    ArgumentsPart,
     CollectedResponse,
     ContentPart,
     FinishCause,
     GenerationFinished,
     KeepAlive,
+    NotedPart,
     ReasoningPart,
     ResponsePart,
     ToolCallPart,
@@ -52,6 +40,12 @@ STOP_REASONS = {
     FinishCause.LENGTH: "max_tokens",
     FinishCause.CONTEXT: "model_context_window_exceeded",
 }
+# Type and field of the deltas of a block.
+DELTAS = {
+    TextBlock: ("text_delta", "text"),
+    ThinkingBlock: ("thinking_delta", "thinking"),
+    ToolUseBlock: ("input_json_delta", "partial_json"),
+}
 
 
 class ResponseIds(Struct, frozen=True):
@@ -62,94 +56,79 @@ class ResponseIds(Struct, frozen=True):
     request: str
 
 
-class MessageStream(streaming.Renderer):
+class MessageStream(BlockRenderer):
     """Renders the parts of one reply as events."""
 
     def __init__(self, names: ResponseIds) -> None:
+        super().__init__()
         self._names = names
-        self._open: type[Block] | None = None
-        self._n_blocks = 0
-        self._has_calls = self._has_text = False
+        self._kind: type[Block] = TextBlock
+        self._index = -1
+        self._has_calls = False
 
     def whole(self, replies: tuple[CollectedResponse, ...]) -> MessageResponse:
         """Whole message."""
         (reply,) = replies
-        reason = reason_of(reply.ended, reply.has_calls)
         return MessageResponse(
             id=self._names.response_id,
             model=self._names.model,
             content=_blocks(reply) or (TextBlock(""),),
             usage=usage(reply.ended.work),
-            stop_reason=reason.stop_reason,
-            stop_sequence=reason.stop_sequence,
+            **stop_reason(reply.ended, reply.has_calls),
         )
-
-    def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
-        return map(_frame, self._events(part))
 
     def failure(self, error: StackError) -> bytes:
         return streaming.frame(anthropic_error(error, self._names.request), "error")
 
-    def _events(self, part: ResponsePart) -> Iterator[Event]:
+    def events(self, part: ResponsePart) -> Iterator[StreamEvent]:
         """Events of one part; before the start of the message only pings."""
         match part:
             case SlotAssigned():
-                yield MessageStart(_begun(part, self._names))
+                yield {"type": "message_start", "message": _begun(part, self._names)}
             case KeepAlive():
-                yield Ping()
-            case ReasoningPart():
-                yield from self._say(ThinkingBlock("", ""), ThinkingDelta(part.text))
-            case ContentPart():
-                is_apart = self._has_text and self._open is not TextBlock
-                text = part.text.lstrip() if is_apart else part.text
-                yield from self._say(TextBlock(""), TextBlockDelta(text))
-                self._has_text = True
-            case ToolCallStarted():
-                yield from self._close()
-                yield from self._start(ToolUseBlock(part.id, part.name, {}))
-            case ArgumentsPart():
-                yield BlockDelta(self._index, InputJSONDelta(part.text))
-            case ToolCallPart():
-                self._has_calls = not part.is_cut
-                yield from self._close()
+                yield {"type": "ping"}
             case GenerationFinished():
-                yield from self._end(part)
+                yield from self._finish(part)
+            case _:
+                yield from super().events(part)
 
-    def _say(self, block: Block, delta: Delta) -> Iterator[Event]:
-        if self._open is not type(block):
-            yield from self._close()
-            yield from self._start(block)
-        yield BlockDelta(self._index, delta)
+    def begin(self, part: BlockStart) -> Iterator[StreamEvent]:
+        """Start of an empty block; a call's `input` is empty too."""
+        block: Block = TextBlock("")
+        match part:
+            case ReasoningPart():
+                block = ThinkingBlock("", "")
+            case ToolCallStarted():
+                block = ToolUseBlock(part.id, part.name, {})
+        self._kind = type(block)
+        self._index += 1
+        yield self._event("start", content_block=block)
 
-    def _end(self, ended: GenerationFinished) -> Iterator[Event]:
+    def add(self, part: NotedPart) -> Iterator[StreamEvent]:
+        """Delta of the open block."""
+        kind, field = DELTAS[self._kind]
+        yield self._event("delta", delta={"type": kind, field: part.text})
+
+    def end(self, *, is_cut: bool) -> Iterator[StreamEvent]:
+        """End of the open block; that of reasoning has the signature before."""
+        if self._kind is ToolUseBlock:
+            self._has_calls = not is_cut
+        if self._kind is ThinkingBlock:
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            yield self._event("delta", delta=delta)
+        yield self._event("stop")
+
+    def _finish(self, ended: GenerationFinished) -> Iterator[StreamEvent]:
         """Close the message; even an empty one has a block."""
-        yield from self._close()
-        if self._n_blocks == 0:
-            yield from self._start(TextBlock(""))
-            yield from self._close()
-        yield MessageDelta(reason_of(ended, self._has_calls), usage(ended.work))
-        yield MessageStop()
+        if self._index < 0:
+            yield from self.open(ContentPart(""))
+        yield from self.close()
+        reason = stop_reason(ended, self._has_calls)
+        yield {"type": "message_delta", "delta": reason, "usage": usage(ended.work)}
+        yield {"type": "message_stop"}
 
-    @property
-    def _index(self) -> int:
-        return self._n_blocks - 1
-
-    def _start(self, block: Block) -> Iterator[Event]:
-        self._open = type(block)
-        self._n_blocks += 1
-        yield BlockStart(self._index, block)
-
-    def _close(self) -> Iterator[Event]:
-        if self._open is None:
-            return
-        if self._open is ThinkingBlock:
-            yield BlockDelta(self._index, SignatureDelta(SIGNATURE))
-        self._open = None
-        yield BlockStop(self._index)
-
-
-def _frame(event: Event) -> bytes:
-    return streaming.frame(event, str(event.__struct_config__.tag))
+    def _event(self, name: str, **fields: object) -> StreamEvent:
+        return {"type": f"content_block_{name}", "index": self._index, **fields}
 
 
 def _begun(started: SlotAssigned, names: ResponseIds) -> MessageResponse:
@@ -168,31 +147,30 @@ def usage(work: RequestTimings) -> AnthropicUsage:
     )
 
 
-def reason_of(ended: GenerationFinished, has_calls: bool) -> StopReason:
-    """Stop reason; complete tool calls are always `tool_use`."""
+def stop_reason(ended: GenerationFinished, has_calls: bool) -> dict[str, str | None]:
+    """Stop reason and sequence; complete tool calls are always `tool_use`."""
     if has_calls:
-        return StopReason("tool_use", None)
-    return StopReason(STOP_REASONS[ended.ending], ended.stop_string)
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    return {"stop_reason": STOP_REASONS[ended.ending], "stop_sequence": ended.stop_string}
 
 
 def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:
     """Blocks of a reply in order; neighbors of one kind are joined.
 
-    White space that separates a text from an earlier one is left out.
+    White space that separates a block from an earlier text is left out.
     """
     blocks: list[Block] = []
-    for part in reply.spoken:
-        last = blocks[-1] if blocks else None
-        match part, last:
-            case ReasoningPart(), ThinkingBlock():
-                blocks[-1] = ThinkingBlock(last.thinking + part.text, SIGNATURE)
-            case ReasoningPart(), _:
-                blocks.append(ThinkingBlock(part.text, SIGNATURE))
-            case ContentPart(), TextBlock():
-                blocks[-1] = TextBlock(last.text + part.text)
-            case ContentPart(), _:
-                is_later = any(isinstance(one, TextBlock) for one in blocks)
-                blocks.append(TextBlock(part.text.lstrip() if is_later else part.text))
-            case ToolCallPart(), _:
+    has_text = False
+    for kind, group in groupby(reply.spoken, type):
+        texts: list[str] = []
+        for part in group:
+            if isinstance(part, ToolCallPart):
                 blocks.append(ToolUseBlock(part.id, part.name, part.arguments))
+            else:
+                texts.append(part.text.lstrip() if has_text and not texts else part.text)
+        if kind is ReasoningPart:
+            blocks.append(ThinkingBlock("".join(texts), SIGNATURE))
+        elif kind is ContentPart:
+            has_text = True
+            blocks.append(TextBlock("".join(texts)))
     return tuple(blocks)

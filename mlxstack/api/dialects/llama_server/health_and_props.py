@@ -125,6 +125,3 @@ def _loose_schemas(service: Service) -> list[str]:
 async def set_props() -> Response[None]:
     """Refuse changes: properties come from the preset."""
     raise Unsupported("This server does not support changing global properties; edit the preset")
-
-
-ROUTES: list[Any] = [root, probe, health, probe_health, props, set_props]

@@ -13,7 +13,7 @@ from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBod
 from mlxstack.api.dialects.llama_server.response_schema import Answer
 from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.protocols import LLAMA_SERVER
+from mlxstack.api.protocols import LLAMA_SERVER, routes_of
 from mlxstack.api.run_generation import AnyRequest, TheService, answer, check_all
 from mlxstack.core.errors import Unsupported
 from mlxstack.service.calls.admission import admit_text
@@ -54,6 +54,5 @@ async def infill() -> None:
 
 
 DIALECT = structs.replace(
-    LLAMA_SERVER,
-    routes=(completion, infill, *health_and_props.ROUTES, *slots.ROUTES, *tokenize.ROUTES),
+    LLAMA_SERVER, routes=(completion, infill, *routes_of(health_and_props, slots, tokenize))
 )

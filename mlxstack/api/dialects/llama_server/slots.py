@@ -150,6 +150,3 @@ def _task(request: str | None) -> int:
     """Task number of a request id, as llama-server has one."""
     match = TASK.search(request or "")
     return int(match[1], 16) if match else -1
-
-
-ROUTES: list[Any] = [list_slots, act_on_slot]

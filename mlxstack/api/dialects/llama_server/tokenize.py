@@ -87,6 +87,3 @@ def _options(body: TokenizeBody, is_first: bool) -> TokenizeOptions:
         add_special=bool(body.add_special or is_vllm) and is_first,
         parse_special=body.parse_special is not False,
     )
-
-
-ROUTES: list[Any] = [tokenize, detokenize, apply_template]

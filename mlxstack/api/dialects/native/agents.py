@@ -262,16 +262,3 @@ def _turn_request(
         is_added=bool(body.append),
         is_patient=bool(body.queue),
     )
-
-
-ROUTES: list[Any] = [
-    list_agents,
-    create_agent,
-    show_agent,
-    change_agent,
-    delete_agent,
-    show_history,
-    fork_agent,
-    rewind_agent,
-    generate_for_agent,
-]

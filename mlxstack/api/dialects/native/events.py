@@ -57,6 +57,3 @@ def _seen(frame: StatusFrame) -> tuple[Any, ...]:
     cache = frame.cache
     sizes = (cache.memory_bytes, cache.disk_bytes, cache.n_entries) if cache else ()
     return frame.service.health, snapshot.counters, slots, len(snapshot.waiting), sizes
-
-
-ROUTES: list[Any] = [events]

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from litestar import Response, get, post, put
+from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from msgspec import Struct
 
 from mlxstack.api.dialects.native.agents import of_new
-from mlxstack.api.guards import OF_ALL, key_of
+from mlxstack.api.guards import OF_ALL, Connection, key_of
 from mlxstack.api.request_fields import checked_agent
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest, Forbidden
@@ -40,41 +41,47 @@ class MoveBody(Struct):
     is_kept: bool = False
 
 
+async def all_salts(connection: Connection, _: BaseRouteHandler) -> None:
+    """Raise Forbidden for a salted key: files have no tenant."""
+    if key_of(connection).salt:
+        raise Forbidden(
+            "KV is exchanged for all tenants, and this API key has a salt of its own; use a key "
+            "without salt and agents (server.api_keys of the preset)"
+        )
+
+
+EXCHANGE: dict[str, Any] = {"opt": OF_ALL, "guards": [all_salts]}
+
+
 @get("/kv/peers", opt=OF_ALL)
 async def list_peers(service: TheService) -> tuple[PeerView, ...]:
     """Peers of this service: their state, and what was fetched from them."""
     return service.peers.views()
 
 
-@post("/kv/match", status_code=200, opt=OF_ALL)
-async def match_kv(request: AnyRequest, service: TheService, data: JSONBody[KVQuery]) -> KVMatch:
+@post("/kv/match", status_code=200, **EXCHANGE)
+async def match_kv(service: TheService, data: JSONBody[KVQuery]) -> KVMatch:
     """Cached tokens of a prompt."""
-    _require_all_salts(request)
     return await kv_exchange.match(service, data)
 
 
-@post("/kv/prefill", status_code=200, opt=OF_ALL)
+@post("/kv/prefill", status_code=200, **EXCHANGE)
 async def prefill_kv(request: AnyRequest, service: TheService, data: JSONBody[KVQuery]) -> KVOffer:
     """KV files of a prompt, computed first with `is_computed`."""
-    _require_all_salts(request)
     return await cancel_on_disconnect(request, kv_exchange.offer(service, data))
 
 
-@post("/kv/missing", status_code=200, opt=OF_ALL)
-async def missing_kv(
-    request: AnyRequest, service: TheService, data: JSONBody[MissingKV]
-) -> MissingKV:
+@post("/kv/missing", status_code=200, **EXCHANGE)
+async def missing_kv(service: TheService, data: JSONBody[MissingKV]) -> MissingKV:
     """KV files of this list that are missing here."""
-    _require_all_salts(request)
     return await kv_exchange.missing(service, data)
 
 
-@get("/kv/{identity:str}/{key:str}", opt=OF_ALL)
+@get("/kv/{identity:str}/{key:str}", **EXCHANGE)
 async def send_file(
     request: AnyRequest, service: TheService, identity: FromPath[str], key: FromPath[str]
 ) -> Stream:
     """A KV file, from the byte on that `Range` names."""
-    _require_all_salts(request)
     store = service.peers.store
     about = await asyncio.to_thread(kv_transfer.info, store, identity, key)
     etag = f'"{about.checksum}"'
@@ -98,24 +105,22 @@ async def send_file(
     )
 
 
-@put("/kv/{identity:str}/{key:str}", status_code=204, opt=OF_ALL, request_max_body_size=None)
+@put("/kv/{identity:str}/{key:str}", status_code=204, request_max_body_size=None, **EXCHANGE)
 async def receive_file(
     request: AnyRequest, service: TheService, identity: FromPath[str], key: FromPath[str]
 ) -> None:
     """Store a KV file of the served model."""
-    _require_all_salts(request)
     length = request.headers.get("content-length", "")
     if not length.isdecimal():
         raise BadRequest("a KV file needs a content-length")
     await kv_exchange.receive(service, (identity, key), int(length), request.stream())
 
 
-@put("/v1/agents/{agent:str}/kv", status_code=200, opt=OF_ALL)
+@put("/v1/agents/{agent:str}/kv", status_code=200, **EXCHANGE)
 async def receive_agent(
-    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[MovedAgent]
+    service: TheService, agent: FromPath[str], data: JSONBody[MovedAgent]
 ) -> Response[KVOffer]:
     """Create an agent of another service from its KV, sent before."""
-    _require_all_salts(request)
     n_tokens = await agents.receive(service, checked_agent(agent, "agent"), data)
     return of_new(agent, KVOffer(n_tokens))
 
@@ -126,24 +131,3 @@ async def move_agent(
 ) -> AgentMove:
     """Move an agent with its KV to a peer."""
     return await agents.move(service, agent, data.to, is_kept=data.is_kept)
-
-
-def _require_all_salts(request: AnyRequest) -> None:
-    """Raise Forbidden for a salted key: files have no tenant."""
-    if key_of(request).salt:
-        raise Forbidden(
-            "KV is exchanged for all tenants, and this API key has a salt of its own; use a key "
-            "without salt and agents (server.api_keys of the preset)"
-        )
-
-
-ROUTES: list[Any] = [
-    list_peers,
-    match_kv,
-    prefill_kv,
-    missing_kv,
-    send_file,
-    receive_file,
-    receive_agent,
-    move_agent,
-]

@@ -73,7 +73,7 @@ def shown(report: SwapReport) -> dict[str, Any]:
 
 
 async def _wanted(service: Service, data: LoadBody) -> Preset:
-    engine_factory = model_swap.engine_factory_of(service)
+    engine_factory = service.engine_factory
     given = [x for x in (data.preset, data.model, data.handover) if x is not None]
     if len(given) != 1:
         raise BadRequest("give either a preset or a model", "preset")
@@ -81,6 +81,3 @@ async def _wanted(service: Service, data: LoadBody) -> Preset:
         return await asyncio.to_thread(engine_factory.with_model, data.model, service.preset)
     find = engine_factory.preset if data.preset is not None else engine_factory.handover
     return await asyncio.to_thread(find, given[0], service.preset)
-
-
-ROUTES: list[Any] = [load_model, unload_model]

@@ -125,15 +125,3 @@ async def _tokens(text_processor: TextProcessor, data: PrefixBody) -> tuple[int,
     body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
     conversation = await text_processor.read(lambda _: to_conversation.conversation(body))
     return (await text_processor.prompt(conversation)).tokens
-
-
-ROUTES = (
-    show_cache,
-    list_requests,
-    show_request,
-    register_prefix,
-    release_prefix,
-    warm_prefix,
-    clear_cache,
-    sweep_disk,
-)

@@ -45,6 +45,12 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
+class ChunkedBody(Fields, kw_only=True):
+    """Body whose answer is a stream of chunks on request."""
+
+    stream_options: StreamOptions | None = None
+
+
 class Prediction(Struct):
     """Predicted answer of the client, whole or in parts."""
 
@@ -66,13 +72,12 @@ class ThinkingSwitch(Struct):
     max_tokens: int | None = None
 
 
-class ChatBody(Fields, kw_only=True):
+class ChatBody(ChunkedBody, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_completion_tokens", "max_tokens")
     messages: list[ChatMessageParam]
     max_completion_tokens: int | None = None
-    stream_options: StreamOptions | None = None
     tools: list[ChatToolParam] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: list[FunctionSpec] | None = None

@@ -1,15 +1,16 @@
 """Renders chat completions, whole and as a stream."""
 
 import time
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from mlxstack.api import streaming
 from mlxstack.api.custom_tools import InputDecoder, input_text
 from mlxstack.api.dialects.openai_chat import to_conversation
-from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChunkedBody
 from mlxstack.api.dialects.openai_chat.response_schema import (
     FINGERPRINT,
     ChatChoice,
@@ -26,7 +27,6 @@ from mlxstack.api.dialects.openai_chat.response_schema import (
 )
 from mlxstack.api.error_bodies import openai_error
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
-from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
     ArgumentsPart,
@@ -35,6 +35,7 @@ from mlxstack.core.response_parts import (
     FinishCause,
     GenerationFinished,
     KeepAlive,
+    NotedPart,
     PrefillProgressed,
     ReasoningPart,
     ResponsePart,
@@ -46,32 +47,79 @@ if TYPE_CHECKING:
     from mlxstack.service.parts.text_processor import TextProcessor
 
 
-def _choice(
-    index: int, reply: CollectedResponse, body: ChatBody, text_processor: "TextProcessor"
-) -> ChatChoice:
-    message = ChatMessage(
-        content=reply.content or (None if reply.calls else ""),
-        reasoning_content=reply.reasoning or UNSET,
-    )
-    is_legacy = to_conversation.is_legacy(body)
-    if is_legacy and reply.calls:
-        call = reply.calls[0]
-        message = structs.replace(
-            message, function_call=FunctionCall(call.arguments_json, call.name)
-        )
-    elif reply.calls:
-        custom_tools = to_conversation.custom_names(body)
-        calls = tuple(whole_call(call, custom_tools) for call in reply.calls)
-        message = structs.replace(message, tool_calls=calls)
-    return ChatChoice(
-        index=index,
-        message=message,
-        finish_reason=finish_reason(reply.ended, reply.has_calls, is_legacy=is_legacy),
-        logprobs=logprobs(reply.notes, text_processor),
-    )
+# No text, rather than an empty one: it may begin with a tool call.
+OPENING = Delta(role="assistant", content=None)
 
 
-class ChatRenderer(streaming.Renderer):
+class ChunkRenderer(streaming.Renderer):
+    """Renderer of chunks; each is the `blank` one with a choice.
+
+    There are `n_choices` for each of `n_prompts`. The timings come last: in the last chunk of a
+    choice, or with the usage after all of them.
+    """
+
+    def __init__(
+        self, blank: Any, body: ChunkedBody, *, n_choices: int, n_prompts: int = 1
+    ) -> None:
+        asked = body.stream_options
+        self._has_usage = bool(asked and asked.include_usage)
+        self._has_counts = bool(self._has_usage and asked and asked.continuous_usage_stats)
+        self._has_pace = bool(body.timings_per_token)
+        self.blank = structs.replace(blank, usage=None if self._has_usage else UNSET)
+        self._n_choices = n_choices
+        self._watches = [Stopwatch(time.monotonic) for _ in range(n_prompts * n_choices)]
+        self._ended: dict[int, GenerationFinished] = {}
+
+    @abstractmethod
+    def choices(self, index: int, part: ResponsePart) -> Iterable[Struct]:
+        """Choices of a part; none for parts that were not requested."""
+
+    @abstractmethod
+    def last(self, index: int, ended: GenerationFinished) -> dict[str, Any]:
+        """Fields of the last chunk of a choice."""
+
+    def render(self, index: int, part: ResponsePart) -> Iterator[bytes]:
+        watch = self._watches[index]
+        watch.count(part)
+        match part:
+            case KeepAlive():
+                yield streaming.keepalive(part.n_done, part.n_prompt)
+            case GenerationFinished():
+                self._ended[index] = part
+                last = self.last(index, part)
+                if not self._has_usage:
+                    last["timings"] = timings(part.work)
+                if self._has_counts:
+                    last["usage"] = usage([part])
+                yield self.chunk(**last)
+            case _:
+                for choice in self.choices(index, part):
+                    yield self._piece(choice, watch)
+
+    def closing(self) -> Iterator[bytes]:
+        if self._has_usage:
+            yield self.chunk(**self.totals([self._ended[i] for i in sorted(self._ended)]))
+        yield streaming.DONE
+
+    def failure(self, error: StackError) -> bytes:
+        return streaming.frame(openai_error(error, self.blank.id))
+
+    def chunk(self, **fields: Any) -> bytes:
+        """Chunk with these fields."""
+        return streaming.frame(structs.replace(self.blank, **fields))
+
+    def totals(self, ended: Sequence[GenerationFinished]) -> dict[str, Any]:
+        """Usage of all choices, and the timings of the first."""
+        return {"usage": usage(ended, self._n_choices), "timings": timings(ended[0].work)}
+
+    def _piece(self, choice: Struct, watch: Stopwatch) -> bytes:
+        more: dict[str, Any] = {"timings": watch.timings()} if self._has_pace else {}
+        if self._has_counts:
+            more["usage"] = watch.usage()
+        return self.chunk(choices=(choice,), **more)
+
+
+class ChatRenderer(ChunkRenderer):
     """Renders the choices of the answer to a body, one reply each."""
 
     def __init__(
@@ -83,174 +131,126 @@ class ChatRenderer(streaming.Renderer):
         n_choices: int = 1,
         verbose: Verbose | UnsetType = UNSET,
     ) -> None:
-        self._body, self._text_processor, self._verbose = body, text_processor, verbose
-        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._blank = Chunk(
+        blank = Chunk(
             id=request,
             created=int(time.time()),
             model=model,
             system_fingerprint=FINGERPRINT,
             choices=(),
-            usage=None if self._has_usage else UNSET,
         )
-        self._choices = [
-            ChatStream(i, body, self._blank, text_processor, verbose) for i in range(n_choices)
+        super().__init__(blank, body, n_choices=n_choices)
+        self._text_processor, self._verbose = text_processor, verbose
+        self._is_legacy = to_conversation.is_legacy(body)
+        self._custom_tools = to_conversation.custom_names(body)
+        self._replies = [
+            DeltaMaker(self._custom_tools, is_legacy=self._is_legacy) for _ in range(n_choices)
         ]
 
     def whole(self, replies: tuple[CollectedResponse, ...]) -> ChatCompletion:
         """Response without a stream, with one choice per reply."""
-        ended = [reply.ended for reply in replies]
         return ChatCompletion(
-            id=self._blank.id,
+            id=self.blank.id,
             created=int(time.time()),
-            model=self._blank.model,
+            model=self.blank.model,
             system_fingerprint=FINGERPRINT,
-            choices=tuple(
-                _choice(i, reply, self._body, self._text_processor)
-                for i, reply in enumerate(replies)
-            ),
-            usage=usage(ended, len(ended)),
-            timings=timings(ended[0].work),
+            choices=tuple(self._whole(i, reply) for i, reply in enumerate(replies)),
             verbose=self._verbose,
+            **self.totals([reply.ended for reply in replies]),
         )
 
     def opening(self) -> Iterator[bytes]:
-        return (choice.opening() for choice in self._choices)
+        for index in range(len(self._replies)):
+            yield self.chunk(choices=(ChunkChoice(OPENING, index=index),))
 
     def render(self, index: int, part: ResponsePart) -> Iterator[bytes]:
-        return self._choices[index].render(part)
+        if isinstance(part, PrefillProgressed):
+            progress = prompt_progress(part)
+            yield self.chunk(choices=(ChunkChoice(OPENING, index=index),), prompt_progress=progress)
+        else:
+            yield from super().render(index, part)
 
-    def closing(self) -> Iterator[bytes]:
-        if self._has_usage:
-            ended = [choice.ended for choice in self._choices if choice.ended]
-            yield self._choices[0].closing(ended)
-        yield streaming.DONE
+    def choices(self, index: int, part: ResponsePart) -> Iterator[ChunkChoice]:
+        notes = part.notes if isinstance(part, NotedPart) else ()
+        for delta in self._replies[index].deltas(part):
+            noted = logprobs(notes, self._text_processor)
+            yield ChunkChoice(delta, index=index, logprobs=noted)
 
-    def failure(self, error: StackError) -> bytes:
-        return streaming.frame(openai_error(error, self._blank.id))
+    def last(self, index: int, ended: GenerationFinished) -> dict[str, Any]:
+        choice = ChunkChoice(
+            Delta(),
+            finish_reason=self._reason(ended, self._replies[index].has_calls),
+            index=index,
+            logprobs=logprobs(ended.notes, self._text_processor),
+        )
+        return {"choices": (choice,), "verbose": self._verbose}
+
+    def _whole(self, index: int, reply: CollectedResponse) -> ChatChoice:
+        message = ChatMessage(
+            content=reply.content or (None if reply.calls else ""),
+            reasoning_content=reply.reasoning or UNSET,
+        )
+        if self._is_legacy and reply.calls:
+            call = reply.calls[0]
+            function = FunctionCall(call.arguments_json, call.name)
+            message = structs.replace(message, function_call=function)
+        elif reply.calls:
+            calls = tuple(whole_call(call, self._custom_tools) for call in reply.calls)
+            message = structs.replace(message, tool_calls=calls)
+        return ChatChoice(
+            index=index,
+            message=message,
+            finish_reason=self._reason(reply.ended, reply.has_calls),
+            logprobs=logprobs(reply.notes, self._text_processor),
+        )
+
+    def _reason(self, ended: GenerationFinished, has_calls: bool) -> str:
+        return finish_reason(ended, has_calls, is_legacy=self._is_legacy)
 
 
-class ChatStream:
-    """Renders the parts of one choice as chunks, counting its tool calls.
+class DeltaMaker:
+    """Deltas of one choice, of which it counts the tool calls."""
 
-    Each is the `blank` chunk with choices; the last one is `verbose` where that is wanted.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        body: ChatBody,
-        blank: Chunk,
-        text_processor: "TextProcessor",
-        verbose: Verbose | UnsetType,
-    ) -> None:
-        self.ended: GenerationFinished | None = None
-        self._index = index
-        self._blank = blank
-        asked = body.stream_options
-        self._has_counts = bool(asked and asked.include_usage and asked.continuous_usage_stats)
-        self._has_pace = bool(body.timings_per_token)
-        self._custom_tools = to_conversation.custom_names(body)
-        self._is_legacy = to_conversation.is_legacy(body)
-        self._verbose = verbose
-        self._watch = Stopwatch(time.monotonic)
-        self._text_processor = text_processor
+    def __init__(self, custom_tools: frozenset[str], *, is_legacy: bool) -> None:
+        self.has_calls = False
+        self._custom_tools, self._is_legacy = custom_tools, is_legacy
         self._n_calls = 0
         self._input: InputDecoder | None = None
-        self._has_calls = False
 
-    def opening(self) -> bytes:
-        """First chunk, with the role."""
-        # No text, rather than an empty one: it may begin with a tool call.
-        return streaming.frame(self._chunk(self._choice(Delta(role="assistant", content=None))))
-
-    def render(self, part: ResponsePart) -> Iterator[bytes]:
-        """Chunks of one part; none for parts that were not requested."""
-        self._watch.count(part)
+    def deltas(self, part: ResponsePart) -> Iterator[Delta]:
+        """Delta of a part, if it has one."""
         match part:
-            case KeepAlive():
-                yield streaming.keepalive(part.n_done, part.n_prompt)
-            case PrefillProgressed():
-                yield self._progress(part)
             case ReasoningPart():
-                yield self._say(Delta(reasoning_content=part.text), part.notes)
+                yield Delta(reasoning_content=part.text)
             case ContentPart():
-                yield self._say(Delta(content=part.text), part.notes)
+                yield Delta(content=part.text)
             case ToolCallStarted():
                 self._n_calls += 1
-                yield self._say(self._call_head(part))
+                yield self._call_head(part)
+            case ArgumentsPart() if self._is_legacy:
+                yield Delta(function_call=FunctionCall(part.text))
+            case ArgumentsPart() if self._input is None:
+                yield self._call(function=FunctionCall(part.text))
             case ArgumentsPart():
-                yield from self._arguments(part)
+                if (text := self._input.add(part.text)) or part.notes:
+                    yield self._call(custom=CustomCall(text))
             case ToolCallPart():
-                self._has_calls = not part.is_cut
+                self.has_calls = not part.is_cut
                 if self._input and not part.is_cut and (rest := self._input.end()):
-                    yield self._say(self._call(custom=CustomCall(rest)))
-            case GenerationFinished():
-                self.ended = part
-                yield self._end(part)
-
-    def closing(self, ended: Sequence[GenerationFinished]) -> bytes:
-        """Last chunk, with the usage of all choices."""
-        spent, total = timings(ended[0].work), usage(ended, len(ended))
-        return streaming.frame(structs.replace(self._blank, usage=total, timings=spent))
+                    yield self._call(custom=CustomCall(rest))
 
     def _call_head(self, started: ToolCallStarted) -> Delta:
         """First delta of a call, which names it."""
+        function = FunctionCall("", started.name)
         if self._is_legacy:
-            return Delta(function_call=FunctionCall("", started.name))
+            return Delta(function_call=function)
         is_custom = started.name in self._custom_tools
         self._input = InputDecoder() if is_custom else None
         if is_custom:
             return self._call(id=started.id, type="custom", custom=CustomCall("", started.name))
-        function = FunctionCall("", started.name)
         return self._call(id=started.id, type="function", function=function)
-
-    def _arguments(self, part: ArgumentsPart) -> Iterator[bytes]:
-        """Chunk of a piece of a call's arguments, or of the input that it holds."""
-        if self._is_legacy:
-            yield self._say(Delta(function_call=FunctionCall(part.text)), part.notes)
-        elif self._input is None:
-            yield self._say(self._call(function=FunctionCall(part.text)), part.notes)
-        elif (text := self._input.add(part.text)) or part.notes:
-            yield self._say(self._call(custom=CustomCall(text)), part.notes)
 
     def _call(self, **fields: Any) -> Delta:
         return Delta(tool_calls=(ChatToolCall(index=self._n_calls - 1, **fields),))
-
-    def _say(self, delta: Delta, notes: tuple[TokenSampled, ...] = ()) -> bytes:
-        chunk = self._chunk(self._choice(delta, notes))
-        if self._has_pace:
-            chunk = structs.replace(chunk, timings=self._watch.timings())
-        if self._has_counts:
-            chunk = structs.replace(chunk, usage=self._watch.usage())
-        return streaming.frame(chunk)
-
-    def _choice(
-        self, delta: Delta, notes: tuple[TokenSampled, ...] = (), reason: str | None = None
-    ) -> ChunkChoice:
-        return ChunkChoice(
-            delta,
-            finish_reason=reason,
-            index=self._index,
-            logprobs=logprobs(notes, self._text_processor),
-        )
-
-    def _progress(self, part: PrefillProgressed) -> bytes:
-        chunk = self._chunk(self._choice(Delta(role="assistant", content=None)))
-        return streaming.frame(structs.replace(chunk, prompt_progress=prompt_progress(part)))
-
-    def _end(self, ended: GenerationFinished) -> bytes:
-        """The timings come last: here, unless the usage still follows."""
-        reason = finish_reason(ended, self._has_calls, is_legacy=self._is_legacy)
-        last = self._chunk(self._choice(Delta(), ended.notes, reason))
-        if self._blank.usage is UNSET:
-            last = structs.replace(last, timings=timings(ended.work))
-        if self._has_counts:
-            last = structs.replace(last, usage=usage([ended]))
-        return streaming.frame(structs.replace(last, verbose=self._verbose))
-
-    def _chunk(self, *choices: ChunkChoice) -> Chunk:
-        return structs.replace(self._blank, choices=choices)
 
 
 def finish_reason(ended: GenerationFinished, has_calls: bool, *, is_legacy: bool = False) -> str:

@@ -32,87 +32,43 @@ class ResponsesBody(Fields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessageInput(Struct):
-    role: str
-    content: Content = None
-    tool_calls: list[ToolCallParam] | None = None
-    tool_call_id: str | None = None
+class InputItem(Struct):
+    """Input item of any type that is read; each type has some of these fields.
 
-
-class CallInput(Struct):
-    """Earlier call of a function, or of a custom tool (`input`)."""
-
-    name: str
-    call_id: str | None = None
-    id: str | None = None
-    arguments: Any = None
-    input: str = ""
-    namespace: str | None = None
-
-
-class BuiltInCallItem(Struct):
-    """Earlier call of a tool that the API defines: shell commands, a patch, a search.
-
-    A computer has one action or several.
+    Of calls, `input` is that of a custom tool; those of tools that the API defines have an action,
+    several, an operation or arguments, and those that OpenAI's servers ran also the result. The
+    summary of reasoning counts where no other text is readable. `author` is another agent;
+    `approve` answers whether a call may run. `tools` join the conversation.
     """
 
-    type: str
-    action: dict[str, Any] | None = None
-    actions: list[dict[str, Any]] | None = None
-    operation: dict[str, Any] | None = None
-    arguments: str | dict[str, Any] | None = None
-    call_id: str | None = None
-    id: str | None = None
-
-
-class HostedCallItem(Struct):
-    """Earlier call that OpenAI's servers ran, with its result."""
-
-    type: str
-    id: str = ""
-    status: str | None = None
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None
-    action: dict[str, Any] | None = None
-    queries: list[str] | None = None
-    code: str | None = None
-    output: Any = None
-    outputs: Any = None
-    results: Any = None
-    error: Any = None
-
-
-class OutputItem(Struct):
-    """Result of a call; tools that join the conversation in `tools`."""
-
-    tools: list[Any] | None = None
-    output: AnyContent = None
-    call_id: str | None = None
-    id: str | None = None
-    status: str | None = None
-
-
-class AgentMessageItem(Struct):
-    """Message from one agent to another; its parts are text or encrypted."""
-
-    content: Content = None
-    author: str | None = None
-
-
-class ApprovalInput(Struct):
-    """Answer of the user to a call that waits for approval."""
-
-    approval_request_id: str
-    approve: bool
-    reason: str | None = None
-
-
-class ReasoningInput(Struct):
-    """Reasoning of the assistant; its summary counts where no other text is readable."""
-
+    type: str = "message"
+    role: str | None = None
     content: Content = None
     summary: Content = None
     encrypted_content: str | None = None
+    tool_calls: list[ToolCallParam] | None = None
+    tool_call_id: str | None = None
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: Any = None
+    input: str = ""
+    action: dict[str, Any] | None = None
+    actions: list[dict[str, Any]] | None = None
+    operation: dict[str, Any] | None = None
+    queries: list[str] | None = None
+    code: str | None = None
+    output: AnyContent = None
+    outputs: Any = None
+    results: Any = None
+    error: Any = None
+    status: str | None = None
+    tools: list[Any] | None = None
+    author: str | None = None
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
 
 
 class ResponsesToolParam(Struct):

@@ -2,14 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from uuid import uuid4
 
-from msgspec import UNSET, json, structs
+from msgspec import UNSET, Struct, json, structs
 
-from mlxstack.api import streaming
+from mlxstack.api.block_renderer import BlockRenderer, BlockStart, StreamEvent
 from mlxstack.api.custom_tools import InputDecoder
-from mlxstack.api.dialects.openai_responses import response_schema as events
 from mlxstack.api.dialects.openai_responses.response_schema import (
     CustomCallItem,
     Failure,
@@ -22,7 +22,6 @@ from mlxstack.api.dialects.openai_responses.response_schema import (
     ReasoningItem,
     ReasoningText,
     Response,
-    ResponsesEvent,
     ResponsesUsage,
     SearchCallItem,
     Status,
@@ -36,15 +35,15 @@ from mlxstack.api.dialects.openai_responses.to_conversation import (
 )
 from mlxstack.api.errors import LOADING_RETRY_S
 from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings
-from mlxstack.core.engine_events import RequestTimings, TokenSampled
+from mlxstack.core.engine_events import RequestTimings
 from mlxstack.core.errors import BadRequest, Busy, Loading, StackError, TooLong
 from mlxstack.core.response_parts import (
-    ArgumentsPart,
     CollectedResponse,
     ContentPart,
     FinishCause,
     GenerationFinished,
     KeepAlive,
+    NotedPart,
     ReasoningPart,
     ResponsePart,
     ToolCallPart,
@@ -54,184 +53,127 @@ from mlxstack.core.response_parts import (
 from mlxstack.service.parts.text_processor import TextProcessor
 
 OnItem = Callable[[OutputItem], None]
+Sampled = tuple[SampledLogprob, ...]
 CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})
 
 
-class MessageItemStream:
-    """Message item of the stream."""
+class Strand(Struct, frozen=True):
+    """Text of an item by the name of its events, its place, and the field of the whole text.
 
-    def __init__(self, index: int) -> None:
-        self._id, self._index = f"msg_{uuid4().hex}", index
+    `part` is the name of the events of the part that holds it.
+    """
+
+    name: str
+    place: dict[str, int] = {}
+    field: str = "text"
+    part: str = ""
+
+
+OUTPUT = Strand("output_text", {"content_index": 0}, part="content_part")
+REASONING = Strand("reasoning_text", {"content_index": 0})
+SUMMARY = Strand("reasoning_summary_text", {"summary_index": 0}, part="reasoning_summary_part")
+ARGUMENTS = Strand("function_call_arguments", field="arguments")
+INPUT = Strand("custom_tool_call_input", field="input")
+
+
+class ItemStream:
+    """Output item of the stream; `blank` is the item at its start."""
+
+    def __init__(
+        self, index: int, blank: OutputItem, strands: tuple[Strand, ...], *, is_sealed: bool
+    ) -> None:
+        self._index, self._blank, self._strands = index, blank, strands
+        self._is_sealed = is_sealed
+        self._input = InputDecoder() if isinstance(blank, CustomCallItem) else None
         self._texts: list[str] = []
         self._logprobs: list[SampledLogprob] = []
 
-    def begin(self) -> Iterator[ResponsesEvent]:
-        """Start of the item and of its one part, both empty."""
-        item = MessageItem(self._id, "in_progress")
-        yield events.ItemAdded(output_index=self._index, item=item)
-        part = OutputText("")
-        yield events.PartAdded(item_id=self._id, output_index=self._index, part=part)
+    def begin(self) -> Iterator[StreamEvent]:
+        """Start of the item and of its parts, all empty."""
+        yield _event("output_item.added", output_index=self._index, item=self._blank)
+        for strand in self._strands:
+            if strand.part:
+                yield self._inside(strand, f"{strand.part}.added", part=_part(strand, ""))
 
-    def add(self, text: str, logprobs: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
-        """Event of new text."""
+    def add(self, text: str, logprobs: Sampled = ()) -> Iterator[StreamEvent]:
+        """Events of a new piece."""
+        if self._input is not None:
+            text = self._input.add(text)
+        if text or self._input is None:
+            yield from self._more(text, logprobs)
+
+    def end(self, status: Status) -> Iterator[StreamEvent]:
+        """Events with the whole text, which the protocol repeats up to three times."""
+        if self._input is not None and status == "completed" and (rest := self._input.end()):
+            yield from self._more(rest)
+        text, logprobs = "".join(self._texts), tuple(self._logprobs)
+        for strand in self._strands:
+            whole = {strand.field: text, **_noted(strand, logprobs)}
+            if isinstance(self._blank, FunctionCallItem):
+                whole["name"] = self._blank.name
+            yield self._inside(strand, f"{strand.name}.done", **whole)
+            if strand.part:
+                part = _part(strand, text, logprobs)
+                yield self._inside(strand, f"{strand.part}.done", part=part)
+        yield _event("output_item.done", output_index=self._index, item=self.item(status))
+
+    def item(self, status: Status) -> OutputItem:
+        """Item so far."""
+        text = "".join(self._texts)
+        fields: dict[str, Any] = {strand.field: text for strand in self._strands}
+        match self._blank:
+            case MessageItem():
+                fields = {"content": (OutputText(text, logprobs=tuple(self._logprobs)),)}
+            case ReasoningItem():
+                fields = {
+                    "content": (ReasoningText(text),),
+                    "summary": (SummaryText(text),) if SUMMARY in self._strands else (),
+                    "encrypted_content": encode_reasoning(text) if self._is_sealed else None,
+                }
+            case SearchCallItem() if status == "completed":
+                fields = {"arguments": json.decode(text)}
+        return structs.replace(self._blank, status=status, **fields)
+
+    def _more(self, text: str, logprobs: Sampled = ()) -> Iterator[StreamEvent]:
         self._texts.append(text)
         self._logprobs += logprobs
-        yield events.OutputTextDelta(
-            item_id=self._id, output_index=self._index, delta=text, logprobs=logprobs
-        )
+        for strand in self._strands:
+            more = _noted(strand, logprobs)
+            yield self._inside(strand, f"{strand.name}.delta", delta=text, **more)
 
-    def end(self, status: Status) -> Iterator[ResponsesEvent]:
-        """Events with the whole text, which the protocol repeats three times."""
-        item = self.item(status)
-        part = item.content[0]
-        yield events.TextDone(
-            item_id=self._id, output_index=self._index, text=part.text, logprobs=part.logprobs
-        )
-        yield events.PartDone(item_id=self._id, output_index=self._index, part=part)
-        yield events.ItemDone(output_index=self._index, item=item)
-
-    def item(self, status: Status) -> MessageItem:
-        """Message so far."""
-        text = OutputText("".join(self._texts), logprobs=tuple(self._logprobs))
-        return MessageItem(self._id, status, (text,))
+    def _inside(self, strand: Strand, name: str, **fields: Any) -> StreamEvent:
+        place = {"item_id": self._blank.id, "output_index": self._index, **strand.place}
+        return _event(name, **place, **fields)
 
 
-class ReasoningItemStream:
-    """Reasoning item of the stream, before the answer or between calls."""
+def _event(name: str, **fields: Any) -> StreamEvent:
+    return {"type": f"response.{name}", **fields}
 
-    def __init__(self, index: int, *, is_sealed: bool, has_summary: bool) -> None:
-        self._id, self._index = f"rs_{uuid4().hex}", index
-        self._is_sealed, self._has_summary = is_sealed, has_summary
-        self._texts: list[str] = []
 
-    def begin(self) -> Iterator[ResponsesEvent]:
-        """Start of the empty item."""
-        item = ReasoningItem(self._id, "in_progress")
-        yield events.ItemAdded(output_index=self._index, item=item)
-        if self._has_summary:
-            yield events.SummaryAdded(
-                item_id=self._id, output_index=self._index, part=SummaryText("")
+def _part(strand: Strand, text: str, logprobs: Sampled = ()) -> OutputText | SummaryText:
+    return SummaryText(text) if strand is SUMMARY else OutputText(text, logprobs=logprobs)
+
+
+def _noted(strand: Strand, logprobs: Sampled) -> dict[str, Any]:
+    return {"logprobs": logprobs} if strand is OUTPUT else {}
+
+
+def _call(started: ToolCallStarted, tool: ClientTool) -> tuple[OutputItem, tuple[Strand, ...]]:
+    """Call before its arguments, and where they go; those of a search come whole."""
+    name, call_id, namespace = uuid4().hex, started.id, tool.namespace or UNSET
+    match tool.kind:
+        case ToolKind.SEARCH:
+            return SearchCallItem(f"tsc_{name}", call_id, "in_progress", {}), ()
+        case ToolKind.CUSTOM:
+            item: OutputItem = CustomCallItem(
+                f"ctc_{name}", call_id, tool.name, "in_progress", namespace=namespace
             )
-
-    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
-        """Event of new reasoning."""
-        self._texts.append(text)
-        yield events.ReasoningDelta(item_id=self._id, output_index=self._index, delta=text)
-        if self._has_summary:
-            yield events.SummaryDelta(item_id=self._id, output_index=self._index, delta=text)
-
-    def end(self, status: Status) -> Iterator[ResponsesEvent]:
-        """Events with the whole reasoning."""
-        item = self.item(status)
-        yield events.ReasoningDone(
-            item_id=self._id, output_index=self._index, text=item.content[0].text
-        )
-        for part in item.summary:
-            yield events.SummaryTextDone(item_id=self._id, output_index=self._index, text=part.text)
-            yield events.SummaryDone(item_id=self._id, output_index=self._index, part=part)
-        yield events.ItemDone(output_index=self._index, item=item)
-
-    def item(self, status: Status) -> ReasoningItem:
-        """Reasoning so far."""
-        text = "".join(self._texts)
-        return ReasoningItem(
-            id=self._id,
-            status=status,
-            content=(ReasoningText(text),),
-            summary=(SummaryText(text),) if self._has_summary else (),
-            encrypted_content=encode_reasoning(text) if self._is_sealed else None,
-        )
+            return item, (INPUT,)
+    item = FunctionCallItem(f"fc_{name}", call_id, tool.name, "in_progress", namespace=namespace)
+    return item, (ARGUMENTS,)
 
 
-class CallStream:
-    """Call of the stream, as an item that `kind` makes."""
-
-    prefix = "fc"
-    kind: type[FunctionCallItem | CustomCallItem] = FunctionCallItem
-
-    def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
-        self._index, self._call_id, self._tool = index, call_id, tool
-        self._id, self._text = f"{self.prefix}_{uuid4().hex}", ""
-
-    def begin(self) -> Iterator[ResponsesEvent]:
-        """Start of the item, which names the call."""
-        yield events.ItemAdded(output_index=self._index, item=self.item("in_progress"))
-
-    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
-        """Event of a piece of the arguments."""
-        self._text += text
-        yield events.ArgumentsDelta(item_id=self._id, output_index=self._index, delta=text)
-
-    def end(self, status: Status) -> Iterator[ResponsesEvent]:
-        """Events with all arguments."""
-        yield events.ArgumentsDone(
-            item_id=self._id, output_index=self._index, name=self._tool.name, arguments=self._text
-        )
-        yield events.ItemDone(output_index=self._index, item=self.item(status))
-
-    def item(self, status: Status) -> OutputItem:
-        """Call so far."""
-        tool = self._tool
-        return self.kind(
-            self._id, self._call_id, tool.name, status, self._text, tool.namespace or UNSET
-        )
-
-
-class CustomCallStream(CallStream):
-    """Call of a custom tool, whose input is plain text."""
-
-    prefix, kind = "ctc", CustomCallItem
-
-    def __init__(self, index: int, call_id: str, tool: ClientTool) -> None:
-        super().__init__(index, call_id, tool)
-        self._input = InputDecoder()
-
-    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
-        """Event of a piece of the text."""
-        yield from self._more(self._input.add(text))
-
-    def _more(self, text: str) -> Iterator[ResponsesEvent]:
-        self._text += text
-        if text:
-            yield events.CustomInputDelta(item_id=self._id, output_index=self._index, delta=text)
-
-    def end(self, status: Status) -> Iterator[ResponsesEvent]:
-        """Events with the whole text."""
-        if status == "completed":
-            yield from self._more(self._input.end())
-        yield events.InputDone(item_id=self._id, output_index=self._index, input=self._text)
-        yield events.ItemDone(output_index=self._index, item=self.item(status))
-
-
-class SearchCallStream(CallStream):
-    """Call of the client's search; its arguments come whole, as an object."""
-
-    prefix = "tsc"
-
-    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
-        """No event of a piece of the arguments."""
-        self._text += text
-        return iter(())
-
-    def end(self, status: Status) -> Iterator[ResponsesEvent]:
-        """Event with all arguments."""
-        yield events.ItemDone(output_index=self._index, item=self.item(status))
-
-    def item(self, status: Status) -> OutputItem:
-        """Call, without arguments until they are complete."""
-        arguments = json.decode(self._text) if status == "completed" else {}
-        return SearchCallItem(self._id, self._call_id, status, arguments)
-
-
-CALL_STREAMS: dict[ToolKind, type[CallStream]] = {
-    ToolKind.FUNCTION: CallStream,
-    ToolKind.CUSTOM: CustomCallStream,
-    ToolKind.SEARCH: SearchCallStream,
-}
-OutputItemStream = MessageItemStream | ReasoningItemStream | CallStream
-
-
-class ResponseStream(streaming.Renderer):
+class ResponseStream(BlockRenderer):
     """Renderer of one response.
 
     `is_sealed` adds `encrypted_content` to reasoning items. `on_item` gets each item at its end.
@@ -246,19 +188,18 @@ class ResponseStream(streaming.Renderer):
         *,
         is_sealed: bool,
     ) -> None:
+        super().__init__()
         self.response = response
         self._on_item = on_item
         self._box = box
         self._text_processor = text_processor
         self._is_sealed = is_sealed
-        self._has_summary = response.reasoning.get("summary") not in (None, "none")
-        self._open: OutputItemStream | None = None
+        has_summary = response.reasoning.get("summary") not in (None, "none")
+        self._reasoning = (REASONING, SUMMARY) if has_summary else (REASONING,)
         self._n_events = 0
 
     def opening(self) -> Iterator[bytes]:
-        return self._numbered(
-            [events.Created(response=self.response), events.InProgress(response=self.response)]
-        )
+        return map(self.frame, (self._event("created"), self._event("in_progress")))
 
     def whole(self, replies: tuple[CollectedResponse, ...]) -> Response:
         """Response that the same events would have built."""
@@ -266,88 +207,67 @@ class ResponseStream(streaming.Renderer):
         for spoken in (*reply.spoken, reply.ended):
             parts = in_pieces(spoken) if isinstance(spoken, ToolCallPart) else (spoken,)
             for part in parts:
-                deque(self._on_part(part), maxlen=0)
+                deque(self.events(part), maxlen=0)
         return self.response
-
-    def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
-        return self._numbered(self._on_part(part))
 
     def failure(self, error: StackError) -> bytes:
         self.response = structs.replace(self.response, status="failed", error=_failure(error))
-        return next(self._numbered([events.FailedEvent(response=self.response)]))
+        return self.frame(self._event("failed"))
 
-    def _numbered(self, events: Iterable[ResponsesEvent]) -> Iterator[bytes]:
-        for event in events:
-            event.sequence_number = self._n_events
-            self._n_events += 1
-            yield streaming.frame(event, str(type(event).__struct_config__.tag))
+    def frame(self, event: StreamEvent) -> bytes:
+        """Server-sent event of an event, with its number."""
+        numbered = {**event, "sequence_number": self._n_events}
+        self._n_events += 1
+        return super().frame(numbered)
 
-    def _on_part(self, part: ResponsePart) -> Iterator[ResponsesEvent]:
+    def events(self, part: ResponsePart) -> Iterator[StreamEvent]:
+        """Events of one part."""
         match part:
             case KeepAlive():
-                yield events.InProgress(response=self.response)
-            case ReasoningPart():
-                yield from self._say(ReasoningItemStream, part.text, ())
-            case ContentPart():
-                yield from self._say(MessageItemStream, part.text, self._logprobs(part.notes))
-            case ToolCallStarted():
-                yield from self._close("completed")
-                yield from self._begin_call(part)
-            case ArgumentsPart():
-                yield from self._add(part.text, ())
-            case ToolCallPart():
-                yield from self._close("incomplete" if part.is_cut else "completed")
+                yield self._event("in_progress")
             case GenerationFinished():
-                yield from self._end(part)
+                yield from self._finish(part)
+            case _:
+                yield from super().events(part)
 
-    def _say(
-        self, kind: type[OutputItemStream], text: str, noted: tuple[SampledLogprob, ...]
-    ) -> Iterator[ResponsesEvent]:
-        if not isinstance(self._open, kind):
-            yield from self._close("completed")
-            yield from self._begin(kind)
-            # White space separates two texts, which are items of their own here.
-            if any(isinstance(item, MessageItem) for item in self.response.output):
-                text = text.lstrip()
-        yield from self._add(text, noted)
-
-    def _add(self, text: str, noted: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
-        assert self._open is not None
-        yield from self._open.add(text, noted)
-
-    def _begin_call(self, started: ToolCallStarted) -> Iterator[ResponsesEvent]:
-        tool, index = self._box.offer(started.name), len(self.response.output)
-        self._open = CALL_STREAMS[tool.kind](index, started.id, tool)
-        yield from self._open.begin()
-
-    def _begin(self, kind: type[OutputItemStream]) -> Iterator[ResponsesEvent]:
+    def begin(self, part: BlockStart) -> Iterator[StreamEvent]:
+        """Start of an item."""
+        item: OutputItem = MessageItem(f"msg_{uuid4().hex}", "in_progress")
+        strands: tuple[Strand, ...] = (OUTPUT,)
+        match part:
+            case ReasoningPart():
+                item = ReasoningItem(f"rs_{uuid4().hex}", "in_progress")
+                strands = self._reasoning
+            case ToolCallStarted():
+                item, strands = _call(part, self._box.offer(part.name))
         index = len(self.response.output)
-        self._open = MessageItemStream(index)
-        if kind is ReasoningItemStream:
-            sealed, has_summary = self._is_sealed, self._has_summary
-            self._open = ReasoningItemStream(index, is_sealed=sealed, has_summary=has_summary)
-        yield from self._open.begin()
+        self._item = ItemStream(index, item, strands, is_sealed=self._is_sealed)
+        yield from self._item.begin()
 
-    def _close(self, status: Status) -> Iterator[ResponsesEvent]:
-        if self._open is not None:
-            yield from self._open.end(status)
-            self._keep(self._open.item(status))
-            self._open = None
+    def add(self, part: NotedPart) -> Iterator[StreamEvent]:
+        """Events of a piece of the item."""
+        is_text = isinstance(part, ContentPart)
+        found = logprobs(part.notes, self._text_processor) if is_text else None
+        yield from self._item.add(part.text, found.content if found else ())
 
-    def _keep(self, item: OutputItem) -> None:
+    def end(self, *, is_cut: bool) -> Iterator[StreamEvent]:
+        """End of the item, which is part of the response from here on."""
+        status: Status = "incomplete" if is_cut else "completed"
+        yield from self._item.end(status)
+        item = self._item.item(status)
         self.response = structs.replace(self.response, output=(*self.response.output, item))
         self._on_item(item)
 
-    def _end(self, ended: GenerationFinished) -> Iterator[ResponsesEvent]:
+    def _finish(self, ended: GenerationFinished) -> Iterator[StreamEvent]:
         """Close a response; an empty one gets an empty message.
 
         Clients loop otherwise.
         """
         is_cut = ended.ending in CUT
-        yield from self._close("incomplete" if is_cut else "completed")
+        yield from self.close(is_cut=is_cut)
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
-            yield from self._begin(MessageItemStream)
-            yield from self._close("completed")
+            yield from self.open(ContentPart(""))
+            yield from self.close()
         self.response = structs.replace(
             self.response,
             status="incomplete" if is_cut else "completed",
@@ -356,12 +276,11 @@ class ResponseStream(streaming.Renderer):
             usage=usage(ended),
             timings=timings(ended.work),
         )
-        last = events.IncompleteEvent if is_cut else events.Completed
-        yield last(response=self.response)
+        yield self._event(self.response.status)
 
-    def _logprobs(self, notes: tuple[TokenSampled, ...]) -> tuple[SampledLogprob, ...]:
-        result = logprobs(notes, self._text_processor)
-        return result.content if result else ()
+    def _event(self, name: str) -> StreamEvent:
+        """Event of the whole response."""
+        return _event(name, response=self.response)
 
 
 def _failure(error: StackError) -> Failure:

@@ -13,15 +13,8 @@ from msgspec import Struct, structs
 from mlxstack.api import custom_tools, request_fields
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
 from mlxstack.api.dialects.openai_responses.request_schema import (
-    AgentMessageItem,
-    ApprovalInput,
-    BuiltInCallItem,
-    CallInput,
-    HostedCallItem,
+    InputItem,
     Item,
-    MessageInput,
-    OutputItem,
-    ReasoningInput,
     ResponsesBody,
     ResponsesToolParam,
 )
@@ -124,7 +117,7 @@ def _tool_lists(body: ResponsesBody) -> Iterator[tuple[list[Any], str, bool]]:
     yield body.tools or [], "tools", False
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
         if item.get("type") in (ADDED, FOUND):
-            sent = _as(OutputItem, item, f"input[{i}]")
+            sent = _as(InputItem, item, f"input[{i}]")
             yield sent.tools or [], f"input[{i}].tools", item["type"] == FOUND
 
 
@@ -208,7 +201,7 @@ def _input(body: ResponsesBody, box: ToolNames, images: ImageReader) -> tuple[Me
 
 
 T = TypeVar("T")
-Reader = Callable[[Item, str, ToolNames], Message]
+Reader = Callable[[InputItem, str, ToolNames], Message]
 
 JOINT = "\n\n"
 
@@ -237,10 +230,10 @@ def messages(
             shown[name], found_images = with_marks(
                 content, f"{at}.{name}", seen, is_new=i == last > answered
             )
-            message = reader(shown, at, box)
+            message = reader(_as(InputItem, {**shown, "type": kind}, at), at, box)
             read.append(structs.replace(message, images=found_images) if found_images else message)
         elif kind in HOSTED:
-            read += _hosted_call(item, at)
+            read += _hosted_call(_as(InputItem, item, at))
         elif kind in SEALED:
             raise BadRequest(
                 f"{at}.type: {kind} is not supported, only OpenAI's servers can read it; "
@@ -282,14 +275,12 @@ def _as(kind: type[T], item: Item, at: str) -> T:
         raise BadRequest(f"{at}: {error}", at) from None
 
 
-def _new_question(item: Item, at: str, _: ToolNames) -> Message:
-    content = _as(MessageInput, item, at).content
-    return Message(Role.USER, read_latest_user(content, f"{at}.content"))
+def _new_question(sent: InputItem, at: str, _: ToolNames) -> Message:
+    return Message(Role.USER, read_latest_user(sent.content, f"{at}.content"))
 
 
-def _message(item: Item, at: str, _: ToolNames) -> Message:
-    sent = _as(MessageInput, item, at)
-    role = ROLES.get(sent.role)
+def _message(sent: InputItem, at: str, _: ToolNames) -> Message:
+    role = ROLES.get(sent.role or "")
     if role is None:
         raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
     read = read_system if role is Role.SYSTEM else read_history
@@ -301,8 +292,7 @@ def _message(item: Item, at: str, _: ToolNames) -> Message:
     )
 
 
-def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
-    sent = _as(ReasoningInput, item, at)
+def _reasoning(sent: InputItem, at: str, _: ToolNames) -> Message:
     thoughts = (
         read_history(sent.content, f"{at}.content")
         or decode_reasoning(sent.encrypted_content)
@@ -311,84 +301,84 @@ def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
     return Message(Role.ASSISTANT, reasoning=thoughts or None)
 
 
-def _named_call(item: Item, at: str, box: ToolNames) -> Message:
-    sent = _as(CallInput, item, at)
-    is_custom = item["type"] == "custom_tool_call"
+def _named_call(sent: InputItem, at: str, box: ToolNames) -> Message:
+    name = _given(sent, "name", at)
+    is_custom = sent.type == "custom_tool_call"
     given = {custom_tools.INPUT: sent.input} if is_custom else parse_arguments(sent.arguments)
-    return _calling(ToolCall(_call_id(sent), box.spoken(sent.name, sent.namespace), given))
+    return _calling(ToolCall(_call_id(sent), box.spoken(name, sent.namespace), given))
 
 
-def _built_in_call(item: Item, at: str, _: ToolNames) -> Message:
-    sent = _as(BuiltInCallItem, item, at)
-    field = CALL_FIELDS.get(sent.type, "action")
-    if (given := getattr(sent, field)) is None:
-        raise BadRequest(f"{at}.{field}: Field required", f"{at}.{field}")
+def _built_in_call(sent: InputItem, at: str, _: ToolNames) -> Message:
+    given = _given(sent, CALL_FIELDS.get(sent.type, "action"), at)
     name = sent.type.removesuffix("_call")
     return _calling(ToolCall(_call_id(sent), name, parse_arguments(given)))
 
 
-def _computer_call(item: Item, at: str, _: ToolNames) -> Message:
-    sent = _as(BuiltInCallItem, item, at)
+def _computer_call(sent: InputItem, _: str, __: ToolNames) -> Message:
     arguments = sent.action if sent.action is not None else {"actions": sent.actions or []}
     return _calling(ToolCall(_call_id(sent), "computer", arguments))
 
 
-def _hosted_call(item: Item, at: str) -> tuple[Message, Message]:
+def _hosted_call(sent: InputItem) -> tuple[Message, Message]:
     """Call that OpenAI's servers ran and its result, of one item."""
-    sent = _as(HostedCallItem, item, at)
     known = {"queries": sent.queries, "code": sent.code}
     given = {name: value for name, value in known.items() if value is not None}
     arguments = parse_arguments(sent.arguments) if sent.arguments else sent.action or given
-    name = sent.name or sent.type.removesuffix("_call")
+    name, call_id = sent.name or sent.type.removesuffix("_call"), sent.id or ""
     results = (sent.output, sent.outputs, sent.results, sent.error, sent.status, "completed")
     result = next(one for one in results if one is not None)
     text = result if isinstance(result, str) else _json(result)
-    call = ToolCall(sent.id, name, arguments)
-    return _calling(call), Message(Role.TOOL, text, tool_call_id=sent.id)
+    return _calling(ToolCall(call_id, name, arguments)), _result(text, call_id)
 
 
-def _output(item: Item, at: str, _: ToolNames) -> Message:
-    sent = _as(OutputItem, item, at)
-    text = read_history(sent.output, f"{at}.output")
-    return Message(Role.TOOL, text, tool_call_id=_call_id(sent))
+def _output(sent: InputItem, at: str, _: ToolNames) -> Message:
+    return _result(read_history(sent.output, f"{at}.output"), _call_id(sent))
 
 
-def _found_tools(item: Item, at: str, _: ToolNames) -> Message:
+def _found_tools(sent: InputItem, _: str, __: ToolNames) -> Message:
     """Tools that a search found, as they were sent.
 
     The item of a search by OpenAI's servers has an id of its own and not that of its call.
     """
-    sent = _as(OutputItem, item, at)
-    return Message(Role.TOOL, _json(sent.tools or []), tool_call_id=sent.call_id)
+    return _result(_json(sent.tools or []), sent.call_id)
 
 
-def _agent_message(item: Item, at: str, _: ToolNames) -> Message:
+def _agent_message(sent: InputItem, at: str, _: ToolNames) -> Message:
     """Message of another agent of Codex, whose role no template has."""
-    sent = _as(AgentMessageItem, item, at)
     text = read_history(sent.content, f"{at}.content")
     return Message(Role.USER, f"Message from {sent.author or 'another agent'}:\n{text}")
 
 
-def _patch_output(item: Item, at: str, _: ToolNames) -> Message:
+def _patch_output(sent: InputItem, at: str, _: ToolNames) -> Message:
     """Log of a patch after its status."""
-    sent = _as(OutputItem, item, at)
     lines = (sent.status, read_history(sent.output, f"{at}.output"))
-    return Message(Role.TOOL, "\n".join(filter(None, lines)), tool_call_id=_call_id(sent))
+    return _result("\n".join(filter(None, lines)), _call_id(sent))
 
 
-def _approval(item: Item, at: str, _: ToolNames) -> Message:
+def _approval(sent: InputItem, at: str, _: ToolNames) -> Message:
     """Approval or refusal of the user, as the result of the call."""
-    sent = _as(ApprovalInput, item, at)
-    text = "approved, but not run here" if sent.approve else "denied by the user"
+    is_approved = _given(sent, "approve", at)
+    text = "approved, but not run here" if is_approved else "denied by the user"
     answer = ": ".join(filter(None, (text, sent.reason)))
-    return Message(Role.TOOL, answer, tool_call_id=sent.approval_request_id)
+    return _result(answer, _given(sent, REQUEST, at))
+
+
+def _given(sent: InputItem, field: str, at: str) -> Any:
+    """Value of a field. Raises BadRequest without one."""
+    if (value := getattr(sent, field)) is None:
+        raise BadRequest(f"{at}.{field}: Field required", f"{at}.{field}")
+    return value
+
+
+def _result(text: str, call_id: str | None) -> Message:
+    return Message(Role.TOOL, text, tool_call_id=call_id)
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _call_id(sent: CallInput | BuiltInCallItem | OutputItem) -> str:
+def _call_id(sent: InputItem) -> str:
     return sent.call_id or sent.id or ""
 
 
