@@ -10,7 +10,7 @@ import posixpath
 import re
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
@@ -36,6 +36,9 @@ STALLED_S = 300.0
 """Seconds for a client to take its pending output."""
 PROBE_S = 0.5
 """Seconds between writes to a client that has closed its sending side."""
+
+HEAD, BODY, OUTPUT, PROBE = "head", "body", "output", "probe"
+"""Names of the timers of a connection: for parts of a request, for output, for a probe."""
 
 REQUEST_TIMEOUT = 408
 
@@ -146,10 +149,7 @@ class BoundedConnection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.waiting_since = 0.0
-        self._deadline: asyncio.TimerHandle | None = None
-        self._is_of_body = False
-        self._stalled: asyncio.TimerHandle | None = None
-        self._probing: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def is_waiting(self) -> bool:
@@ -167,11 +167,8 @@ class BoundedConnection(H11Protocol):
             self._refuse(Busy("there are too many connections; come back later"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadlines."""
-        self._cancel_deadline()
-        self._cancel_stalled()
-        if self._probing is not None:
-            self._probing.cancel()
+        """Forget the time limits."""
+        self._cancel(*self._timers)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -201,13 +198,13 @@ class BoundedConnection(H11Protocol):
         if self.is_waiting or self.conn.their_state is h11.SEND_BODY:
             return False
         self.cycle.keep_alive = False
-        self._probing = self.loop.call_later(PROBE_S, self._probe)
+        self._start(PROBE, PROBE_S, self._probe)
         return True
 
     def on_response_complete(self) -> None:
         """Wait for the next request, which may be here already."""
         self._writes.flush()
-        self._cancel_deadline()
+        self._cancel(HEAD, BODY)
         self.waiting_since = time.monotonic()
         super().on_response_complete()
         if not self.is_waiting:
@@ -216,11 +213,11 @@ class BoundedConnection(H11Protocol):
     def pause_writing(self) -> None:
         """Wait until the client takes what was written, for a while."""
         super().pause_writing()
-        self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)
+        self._start(OUTPUT, STALLED_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Write on."""
-        self._cancel_stalled()
+        self._cancel(OUTPUT)
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -244,12 +241,11 @@ class BoundedConnection(H11Protocol):
 
     def _probe(self) -> None:
         """Write to a half-closed connection, between the messages of its response."""
-        self._probing = None
         if self.is_waiting or self.transport.is_closing():
             return
         if data := self._between():
             self.transport.write(data)
-        self._probing = self.loop.call_later(PROBE_S, self._probe)
+        self._start(PROBE, PROBE_S, self._probe)
 
     def _between(self) -> bytes:
         """Interim response, or heartbeat of a begun stream."""
@@ -264,35 +260,30 @@ class BoundedConnection(H11Protocol):
     def _set_deadline(self) -> None:
         """Start the time limit of the missing part, unless it runs."""
         if self.transport.is_closing():
-            self._cancel_deadline()
+            self._cancel(HEAD, BODY)
         elif self.is_waiting:
-            self._start_deadline(HEAD_S)
+            self._start_deadline(HEAD, HEAD_S)
         elif self.conn.their_state is h11.SEND_BODY:
-            # The time limit of the head ends with the head.
-            if self._deadline is not None and not self._is_of_body:
-                self._cancel_deadline()
-            self._start_deadline(BODY_S)
+            self._cancel(HEAD)
+            self._start_deadline(BODY, BODY_S)
         else:
-            self._cancel_deadline()
+            self._cancel(HEAD, BODY)
 
-    def _start_deadline(self, limit_s: float) -> None:
-        if self._deadline is None:
-            self._is_of_body = not self.is_waiting
-            self._deadline = self.loop.call_later(limit_s, self._expire, limit_s)
+    def _start_deadline(self, part: str, limit_s: float) -> None:
+        if part not in self._timers:
+            self._start(part, limit_s, self._expire, part, limit_s)
 
-    def _cancel_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _start(self, name: str, delay_s: float, action: Callable[..., None], *given: Any) -> None:
+        self._timers[name] = self.loop.call_later(delay_s, action, *given)
 
-    def _cancel_stalled(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+    def _cancel(self, *names: str) -> None:
+        for name in names:
+            if (timer := self._timers.pop(name, None)) is not None:
+                timer.cancel()
 
-    def _expire(self, limit_s: float) -> None:
-        self._deadline = None
-        has_begun = self._is_of_body or bool(self.conn.trailing_data[0])
+    def _expire(self, part: str, limit_s: float) -> None:
+        del self._timers[part]
+        has_begun = part == BODY or bool(self.conn.trailing_data[0])
         if has_begun:
             reason = f"the request was not there after {limit_s:g} s; send it without a pause"
             self._refuse(BadRequest(reason), REQUEST_TIMEOUT)

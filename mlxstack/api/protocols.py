@@ -1,11 +1,9 @@
 """API dialects: paths, error bodies, heartbeats, keys. No routes, and no service."""
 
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
 from typing import Any
 
 from litestar import Response
-from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct, structs
 
 from mlxstack.api.error_bodies import (
@@ -67,12 +65,6 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def error_frame(self, body: bytes) -> bytes:
         """Last frame of a stream, from the JSON of an error body."""
         return body + b"\n" if self.stream_type == JSON_LINES else framed(body, self.error_event)
-
-
-def routes_of(*modules: ModuleType) -> tuple[HTTPRouteHandler, ...]:
-    """Routes that modules define."""
-    members = (member for module in modules for member in vars(module).values())
-    return tuple(member for member in members if isinstance(member, HTTPRouteHandler))
 
 
 OPENAI = Dialect(

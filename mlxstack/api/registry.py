@@ -1,10 +1,16 @@
-"""API dialects of this service, one line each."""
+"""API dialects of this service with their routes."""
+
+from types import ModuleType
+
+from litestar.handlers import HTTPRouteHandler
+from msgspec.structs import replace
 
 from mlxstack.api import protocols
 from mlxstack.api.dialects.anthropic import routes as anthropic
+from mlxstack.api.dialects.llama_server import health_and_props, slots, tokenize
 from mlxstack.api.dialects.llama_server import routes as llama_server
 from mlxstack.api.dialects.lm_studio import routes as lm_studio
-from mlxstack.api.dialects.native import routes as native
+from mlxstack.api.dialects.native import agents, events, kv, model_swap, prefix_cache
 from mlxstack.api.dialects.ollama import routes as ollama
 from mlxstack.api.dialects.openai_chat import routes as openai_chat
 from mlxstack.api.dialects.openai_completions import routes as openai_completions
@@ -13,18 +19,29 @@ from mlxstack.api.dialects.openai_models import routes as openai_models
 from mlxstack.api.dialects.openai_responses import routes as openai_responses
 from mlxstack.api.protocols import Dialect
 
+
+def _routed(dialect: Dialect, *modules: ModuleType) -> Dialect:
+    """Dialect with the routes that modules define."""
+    members = (member for module in modules for member in vars(module).values())
+    routes = tuple(member for member in members if isinstance(member, HTTPRouteHandler))
+    return replace(dialect, routes=routes)
+
+
+NATIVE = (agents, events, kv, model_swap, prefix_cache)
 DIALECTS: tuple[Dialect, ...] = (
-    openai_chat.DIALECT,
+    _routed(
+        protocols.OPENAI,
+        openai_chat,
+        openai_completions,
+        openai_embeddings,
+        openai_models,
+        lm_studio,
+    ),
     protocols.BARE_CHAT,
-    openai_completions.DIALECT,
-    openai_responses.DIALECT,
-    openai_models.DIALECT,
-    openai_embeddings.DIALECT,
-    anthropic.DIALECT,
-    llama_server.DIALECT,
-    native.DIALECT,
-    ollama.DIALECT,
-    lm_studio.DIALECT,
+    _routed(protocols.RESPONSES, openai_responses),
+    _routed(protocols.ANTHROPIC, anthropic),
+    _routed(protocols.LLAMA_SERVER, llama_server, health_and_props, slots, tokenize, *NATIVE),
+    _routed(protocols.OLLAMA, ollama),
 )
 
 

@@ -8,11 +8,8 @@ import openai
 import pytest
 
 from mlxstack.api import errors as table
-from mlxstack.api.dialects.anthropic.routes import DIALECT as ANTHROPIC
-from mlxstack.api.dialects.llama_server.routes import DIALECT as LLAMA
-from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.errors import headers
-from mlxstack.api.protocols import BARE_CHAT, Dialect
+from mlxstack.api.protocols import ANTHROPIC, BARE_CHAT, LLAMA_SERVER, OPENAI, Dialect
 from mlxstack.api.registry import dialect_of
 from mlxstack.core import errors
 
@@ -49,7 +46,7 @@ def test_statuses(
 ) -> None:
     assert OPENAI.status(error) == openai_status
     assert ANTHROPIC.status(error) == anthropic_status
-    assert LLAMA.error_body(error, "")["error"]["type"] == llama_type
+    assert LLAMA_SERVER.error_body(error, "")["error"]["type"] == llama_type
 
 
 def test_x23_headers_say_when_to_come_again() -> None:
@@ -68,9 +65,9 @@ def test_x23_headers_say_when_to_come_again() -> None:
         ("/v1/responses", OPENAI),
         ("/chat/completions", BARE_CHAT),
         ("/v1/models/a/b", OPENAI),
-        ("/completions", LLAMA),
-        ("/slots/0", LLAMA),
-        ("/nope", LLAMA),
+        ("/completions", LLAMA_SERVER),
+        ("/slots/0", LLAMA_SERVER),
+        ("/nope", LLAMA_SERVER),
     ],
 )
 def test_dialects_by_path(path: str, expected: Dialect) -> None:

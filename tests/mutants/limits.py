@@ -91,12 +91,12 @@ LIMITS = (
     ),
     Mutant(
         "a head has a time limit", "api/connection.py",
-        "            self._start_deadline(HEAD_S)\n", "            pass\n",
+        "            self._start_deadline(HEAD, HEAD_S)\n", "            pass\n",
         CONNECTIONS + "test_a_head_has_a_time_limit_and_an_answer_has_none",
     ),
     Mutant(
         "a body has a time limit", "api/connection.py",
-        "            self._start_deadline(BODY_S)\n", "            pass\n",
+        "            self._start_deadline(BODY, BODY_S)\n", "            pass\n",
         CONNECTIONS + "test_a_body_has_a_time_limit",
     ),
     Mutant(

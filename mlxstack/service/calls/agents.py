@@ -18,7 +18,7 @@ from mlxstack.core.request import Priority
 from mlxstack.core.response_parts import SpokenPart
 from mlxstack.core.status import AgentView
 from mlxstack.service.parts import openai_messages
-from mlxstack.service.parts.agent_registry import AgentRecord, facts_about, facts_of, views
+from mlxstack.service.parts.agent_registry import AgentRecord, facts_about, facts_of
 from mlxstack.service.parts.agent_store import in_thread
 from mlxstack.service.service import Service
 from mlxstack.store.agent_history import History
@@ -246,8 +246,8 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
     snapshot = service.engine.snapshot()
     kept = await _located(service, tuple(record.name for record in records))
     locations = {location.agent: location for location in kept}
-    title = service.agent_registry.title
-    drawn = views(records, snapshot, service.name, locations, service.agent_store.stored, title)
+    stored = service.agent_store.stored
+    drawn = service.agent_registry.views(records, snapshot, service.name, locations, stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
     return tuple(
         AgentDetails(

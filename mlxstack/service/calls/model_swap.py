@@ -33,14 +33,21 @@ class SwapStep(Struct, frozen=True):
     count: int = 0
 
 
+class ActiveBytes(Struct, frozen=True):
+    """Memory of MLX around a model swap."""
+
+    before_load: int
+    after_unload: int
+
+
 class SwapReport(Struct, frozen=True):
-    """Report of a model swap, with MLX memory before and after."""
+    """Report of a model swap: the models before and after, and MLX memory."""
 
     before: str
-    after: str
+    model: str
     steps: tuple[SwapStep, ...]
-    bytes_before_load: int
-    bytes_after_unload: int
+    active_bytes: ActiveBytes
+    object: str = "model.loaded"
 
 
 async def prepare(service: Service, preset: Preset) -> CheckedModel:
@@ -105,7 +112,7 @@ async def _change(service: Service, preset: Preset, drain_s: float) -> SwapRepor
     steps += [freed, load, await warm(service)]
     await _keep(service)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
-    return SwapReport(name, service.name, tuple(steps), held, free)
+    return SwapReport(name, service.name, tuple(steps), ActiveBytes(held, free))
 
 
 async def _load_instead(service: Service, preset: Preset) -> SwapReport:
@@ -130,7 +137,7 @@ async def _load_instead(service: Service, preset: Preset) -> SwapReport:
             service.gate.wanted.set()
             service.gate.open()
     log.info("%s, unloaded, was changed for %s: %s", name, service.name, _line(steps))
-    return SwapReport(name, service.name, tuple(steps), free, free)
+    return SwapReport(name, service.name, tuple(steps), ActiveBytes(free, free))
 
 
 def begin(service: Service, preset: Preset, step: str, limit_s: float) -> None:

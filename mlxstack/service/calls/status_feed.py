@@ -25,7 +25,6 @@ from mlxstack.core.status import (
 from mlxstack.engine.model import hub_download
 from mlxstack.host.memory_pressure import pressure_level
 from mlxstack.models.model_files import weights_on_disk
-from mlxstack.service.parts.agent_registry import views
 from mlxstack.service.parts.request_log import misses_of
 from mlxstack.service.service import Service, ServiceHealth
 
@@ -33,44 +32,9 @@ MOST_PREFIXES = 20
 MOST_REQUESTS = 50
 MOST_AGENTS = 64
 MOST_TURNS = 16
-NOWHERE: Mapping[str, AgentKVLocation] = {}
 PROCESS = psutil.Process()
 LOOK_S = 2.0
 REST_S = 15.0
-
-
-def frame_of(
-    service: Service, memory: CacheView | None = None, kept: Mapping[str, AgentKVLocation] = NOWHERE
-) -> StatusFrame:
-    """Build a status frame, cheaply, also while the model loads.
-
-    `memory` and `kept` are the latest statistics of the prefix cache.
-    """
-    snapshot = service.snapshot()
-    age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
-    requests = service.request_log.requests()
-    agents = _agents(service, kept)
-    return StatusFrame(
-        at=time.time(),
-        service=_facts(service),
-        snapshot=snapshot,
-        snapshot_age_s=max(0.0, age_s),
-        cache=None if memory is None else _with_details(service, memory, requests),
-        agents=agents,
-        requests=requests[:MOST_REQUESTS],
-        n_agents=service.agent_registry.n_agents,
-        memory=_memory(service, snapshot, memory),
-        loading=_loading(service),
-        titles=_titles(service, snapshot, agents, requests[:MOST_REQUESTS]),
-    )
-
-
-def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
-    """Most recent agents, with few turns: frames are frequent."""
-    records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
-    title = service.agent_registry.title
-    shown = views(records, snapshot, service.name, kept, service.agent_store.stored, title)
-    return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in shown)
 
 
 class StatusFeed:
@@ -93,16 +57,36 @@ class StatusFeed:
     def frame(self) -> StatusFrame:
         """Current frame with cache statistics; the first has past samples."""
         self._take()
-        frame = frame_of(self._service, self._memory, self._kept)
-        if self._mode:
-            frame = replace(frame, service=replace(frame.service, mode=self._mode))
-        if not self._has_past:
-            self._has_past = True
-            frame = replace(frame, past=tuple(self._service.stats.samples))
+        service, memory, snapshot = self._service, self._memory, self._service.snapshot()
+        requests, agents = service.request_log.requests(), self._agents(snapshot)
+        past = () if self._has_past else tuple(service.stats.samples)
+        self._has_past = True
+        frame = StatusFrame(
+            at=time.time(),
+            service=_facts(service, self._mode),
+            snapshot=snapshot,
+            snapshot_age_s=max(0.0, time.monotonic() - snapshot.at) if snapshot.at else 0.0,
+            cache=None if memory is None else _with_details(service, memory, requests),
+            agents=agents,
+            requests=requests[:MOST_REQUESTS],
+            n_agents=service.agent_registry.n_agents,
+            memory=_memory(service, snapshot, memory),
+            loading=_loading(service),
+            titles=_titles(service, snapshot, agents, requests[:MOST_REQUESTS]),
+            past=past,
+        )
         if self._coming is None and self._is_due(time.monotonic()):
-            self._look_up_mode()
-            self._begin_look(tuple(agent.id for agent in frame.agents or ()))
+            # A file that `mlx-stack mode` writes.
+            self._mode = service.engine_factory.mode(service.preset.name)
+            self._begin_look(tuple(agent.id for agent in agents))
         return frame
+
+    def _agents(self, snapshot: Snapshot) -> tuple[AgentView, ...]:
+        """Most recent agents, with few turns: frames are frequent."""
+        registry, stored = self._service.agent_registry, self._service.agent_store.stored
+        records = registry.latest[:MOST_AGENTS]
+        shown = registry.views(records, snapshot, self._service.name, self._kept, stored)
+        return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in shown)
 
     def _begin_look(self, agents: tuple[str, ...]) -> None:
         with suppress(Unsupported):
@@ -117,10 +101,6 @@ class StatusFeed:
             self._memory = look.result()
             self._kept = {one.agent: one for one in kept.result()}
         self._coming = None
-
-    def _look_up_mode(self) -> None:
-        """Read the mode, a file that `mlx-stack mode` writes."""
-        self._mode = self._service.engine_factory.mode(self._service.preset.name)
 
     def _is_due(self, now: float) -> bool:
         done = self._service.snapshot().counters, self._service.stats.n_cache_changes
@@ -200,7 +180,7 @@ def _loading(service: Service) -> LoadView | None:
     return LoadView(service.name, min(n_done, n_total), n_total, elapsed_s)
 
 
-def _facts(service: Service) -> ServiceFacts:
+def _facts(service: Service, mode: str) -> ServiceFacts:
     preset, health = service.preset, service.health
     is_loaded = health in (ServiceHealth.OK, ServiceHealth.STALLED)
     return ServiceFacts(
@@ -213,4 +193,5 @@ def _facts(service: Service) -> ServiceFacts:
         n_ctx=service.n_ctx,
         max_waiting=preset.queue.max_waiting,
         budget_bytes=service.snapshot().kv_budget_bytes,
+        mode=mode,
     )

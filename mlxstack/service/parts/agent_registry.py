@@ -209,6 +209,27 @@ class AgentRegistry:
         self.record(view.agent, is_explicit=is_explicit).count(view, at)
         self._records.move_to_end(view.agent)
 
+    def views(
+        self,
+        records: Iterable[AgentRecord],
+        snapshot: Snapshot,
+        model: str,
+        kept: Mapping[str, AgentKVLocation],
+        stored: Callable[[str], Iterable[StoredKV]],
+    ) -> tuple[AgentView, ...]:
+        """Agents as the API shows them.
+
+        `kept` is the place of each outside the slots, `stored` its saved KV of any model.
+        """
+        slots, now = _slots(snapshot), time.time()
+        views = []
+        for record in records:
+            slot = slots.get(record.name)
+            outside = kept.get(record.name, AgentKVLocation(record.name))
+            states = _states(slot, model, outside, stored(record.name))
+            views.append(_view(record, slot, states, self.title(record.name), now))
+        return tuple(views)
+
     @property
     def n_agents(self) -> int:
         """Number of records."""
@@ -237,38 +258,6 @@ def _turns(conversation: Conversation, salt: str) -> tuple[str, ...]:
     return user_turn_digests(replace(conversation, messages=messages), salt)
 
 
-def views(
-    records: Iterable[AgentRecord],
-    snapshot: Snapshot,
-    model: str,
-    kept: Mapping[str, AgentKVLocation],
-    stored: Callable[[str], Iterable[StoredKV]],
-    title: Callable[[str], AgentTitle | None],
-) -> tuple[AgentView, ...]:
-    """Agents as the API shows them.
-
-    `kept` is the place of each outside the slots, `stored` its saved KV of any model, `title` its
-    title.
-    """
-    slots = _slots(snapshot)
-    now = time.time()
-    return tuple(
-        _view(
-            record,
-            _states(
-                slots.get(record.name),
-                model,
-                kept.get(record.name, AgentKVLocation(record.name)),
-                stored(record.name),
-            ),
-            slots,
-            now,
-            title(record.name),
-        )
-        for record in records
-    )
-
-
 def age_s(now: float, then: float) -> float:
     """Seconds since `then`; 0 if the clock was set back behind it."""
     return max(0.0, now - then)
@@ -283,12 +272,11 @@ def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
 
 def _view(
     record: AgentRecord,
+    slot: SlotView | None,
     states: tuple[AgentKVView, ...],
-    slots: Mapping[str, SlotView],
-    now: float,
     title: AgentTitle | None,
+    now: float,
 ) -> AgentView:
-    slot = slots.get(record.name)
     here = states[0] if states else AgentKVView("")
     sums = record.sums
     is_busy = slot is not None and slot.state in BUSY

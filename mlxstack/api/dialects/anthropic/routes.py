@@ -21,7 +21,6 @@ from mlxstack.api.dialects.anthropic.to_conversation import (
 from mlxstack.api.dialects.anthropic.typed_tools import omitted_tools
 from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.protocols import ANTHROPIC
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
 from mlxstack.core.conversation import Conversation
@@ -76,6 +75,3 @@ def _options(
         is_one_call=bool(choice and choice.disable_parallel_tool_use),
         omitted_tools=(*omitted_tools(body.tools or ()), *body.server_names),
     )
-
-
-DIALECT = structs.replace(ANTHROPIC, routes=(messages, count_tokens))

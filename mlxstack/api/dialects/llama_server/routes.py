@@ -8,12 +8,10 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialects.llama_server import health_and_props, slots, tokenize
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
 from mlxstack.api.dialects.llama_server.response_schema import Answer
 from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.protocols import LLAMA_SERVER, routes_of
 from mlxstack.api.run_generation import AnyRequest, TheService, answer, check_all
 from mlxstack.core.errors import Unsupported
 from mlxstack.service.calls.admission import admit_text
@@ -51,8 +49,3 @@ async def infill() -> None:
         "there is no fill-in-the-middle here; send a prompt with the model's own tokens for it to "
         "/completion"
     )
-
-
-DIALECT = structs.replace(
-    LLAMA_SERVER, routes=(completion, infill, *routes_of(health_and_props, slots, tokenize))
-)

@@ -4,9 +4,8 @@ import asyncio
 
 from litestar import get
 from litestar.params import FromPath
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import TheService
@@ -65,6 +64,3 @@ async def _model(service: Service) -> LMStudioModel:
         capabilities=("tool_use",) if has_tools else (),
         state="not-loaded" if service.is_unloaded else "loaded",
     )
-
-
-DIALECT = structs.replace(OPENAI, routes=(lm_studio_models, lm_studio_model), prefixes=())

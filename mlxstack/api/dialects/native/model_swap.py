@@ -35,7 +35,7 @@ class LoadBody(Struct):
 
 
 @post("/v1/models/load", status_code=200, opt={**OF_ALL, **UNLOADED})
-async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str, Any]:
+async def load_model(service: TheService, data: JSONBody[LoadBody]) -> SwapReport | dict[str, Any]:
     """Drain, park, unload, load, warm; other requests wait in the meantime."""
     preset = await _wanted(service, data)
     try:
@@ -46,7 +46,7 @@ async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str,
             raise BadRequest(f"drain_s is {data.drain_s}; it must be 0 or more", "drain_s")
         # A disconnect of the client does not interrupt the swap.
         changing = asyncio.create_task(model_swap.swap(service, preset, data.drain_s))
-        return shown(await asyncio.shield(changing))
+        return await asyncio.shield(changing)
     except SetupError as error:
         raise BadRequest(error.message, "model" if data.model else "preset") from error
 
@@ -56,20 +56,6 @@ async def unload_model(service: TheService) -> dict[str, Any]:
     """Unload the model, its KV on disk; the next request loads it."""
     await idle_unload.unload_now(service)
     return {"object": "model.unloaded", "model": service.name}
-
-
-def shown(report: SwapReport) -> dict[str, Any]:
-    """Swap report as an object."""
-    return {
-        "object": "model.loaded",
-        "before": report.before,
-        "model": report.after,
-        "steps": report.steps,
-        "active_bytes": {
-            "before_load": report.bytes_before_load,
-            "after_unload": report.bytes_after_unload,
-        },
-    }
 
 
 async def _wanted(service: Service, data: LoadBody) -> Preset:

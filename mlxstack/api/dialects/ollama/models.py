@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 from mlxstack.api.dialects.ollama.response_schema import (
     OllamaDetails,
@@ -34,30 +35,24 @@ async def details(service: Service) -> OllamaDetails:
 
 def tagged_model(service: Service, details: OllamaDetails) -> OllamaModel:
     """Entry of the list of models."""
-    facts = service.facts
-    return OllamaModel(
-        name=service.name,
-        model=service.name,
-        modified_at=rfc3339(service.stats.started_at),
-        size=facts.n_bytes,
-        digest=facts.identity.key(),
-        details=details,
-    )
+    modified_at = rfc3339(service.stats.started_at)
+    return OllamaModel(**_entry(service, details), modified_at=modified_at)
 
 
 def loaded_model(service: Service, details: OllamaDetails) -> OllamaLoadedModel:
     """Entry of the list of models in memory."""
-    facts = service.facts
     return OllamaLoadedModel(
-        name=service.name,
-        model=service.name,
-        size=facts.n_bytes,
-        digest=facts.identity.key(),
-        details=details,
+        **_entry(service, details),
         expires_at=rfc3339(time.time() + min(remaining_s(service), NEVER_S)),
-        size_vram=facts.n_bytes,
+        size_vram=service.facts.n_bytes,
         context_length=service.n_ctx,
     )
+
+
+def _entry(service: Service, details: OllamaDetails) -> dict[str, Any]:
+    facts = service.facts
+    named = {"name": service.name, "model": service.name}
+    return {**named, "size": facts.n_bytes, "digest": facts.identity.key(), "details": details}
 
 
 def model_info(service: Service, details: OllamaDetails) -> OllamaModelInfo:

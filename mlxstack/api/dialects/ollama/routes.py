@@ -43,7 +43,6 @@ from mlxstack.api.dialects.ollama.stream import (
 )
 from mlxstack.api.guards import EARLY, PUBLIC, UNLOADED
 from mlxstack.api.openapi import lines_spec
-from mlxstack.api.protocols import OLLAMA
 from mlxstack.api.run_generation import AnyRequest, TheService, answer, cancel_on_disconnect
 from mlxstack.core.errors import NotFound
 from mlxstack.models.local_models import local_models
@@ -206,11 +205,3 @@ def _options(
         max_tokens=limit if limit is None or limit > 0 else UNLIMITED,
         response_format=to_conversation.constraint(body) or options.response_format,
     )
-
-
-DIALECT = structs.replace(
-    OLLAMA,
-    routes=(
-        chat, generate, embed_texts, embed_prompt, version, probe, tags, processes, show, pull,
-    ),
-)  # fmt: skip

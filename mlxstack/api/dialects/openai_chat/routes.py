@@ -14,7 +14,6 @@ from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, InputTokens, Verbose
 from mlxstack.api.dialects.openai_chat.stream import ChatRenderer
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.protocols import OPENAI
 from mlxstack.api.request_fields import chosen_tool, resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer, copies, n_choices, n_tokens
 from mlxstack.core.errors import BadRequest
@@ -72,6 +71,3 @@ def options(body: ChatBody, request: AnyRequest, service: Service) -> Generation
         thinking_budget=to_conversation.thinking_budget(body),
         omitted_tools=to_conversation.omitted_tools(body),
     )
-
-
-DIALECT = structs.replace(OPENAI, routes=(chat_completions, chat_input_tokens))

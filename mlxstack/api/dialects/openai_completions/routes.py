@@ -6,7 +6,6 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
 from mlxstack.api.dialects.openai_completions.response_schema import TextCompletion
 from mlxstack.api.dialects.openai_completions.stream import CompletionRenderer
@@ -49,6 +48,3 @@ def _options(body: CompletionBody, request: AnyRequest, service: Service) -> Gen
     n_top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
     n_top = request_fields.top_logprobs(n_top, "logprobs")
     return request_fields.options(body, "", n_top, request, service)
-
-
-DIALECT = structs.replace(OPENAI, routes=(completions,), prefixes=())

@@ -5,9 +5,8 @@ from typing import Any, Literal
 
 from litestar import post
 from litestar.params import JSONBody
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.request_fields import Prompts, resolve_model, text_prompts
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest
@@ -86,6 +85,3 @@ async def native_embedding(
     return tuple(
         {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(result.vectors)
     )
-
-
-DIALECT = structs.replace(OPENAI, routes=(embeddings, native_embedding), prefixes=())

@@ -4,10 +4,9 @@ from datetime import UTC, datetime
 
 from litestar import get, head
 from litestar.params import FromPath
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from mlxstack.api.dialects.ollama.models import capabilities
-from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
 from mlxstack.api.request_fields import names, resolve_model
 from mlxstack.api.run_generation import TheService
@@ -109,6 +108,3 @@ def _model(service: Service, name: str) -> ModelCard:
         features=features,
         input_modalities=("text", "image") if "vision" in features else ("text",),
     )
-
-
-DIALECT = structs.replace(OPENAI, routes=(list_models, probe_models, get_model), prefixes=())

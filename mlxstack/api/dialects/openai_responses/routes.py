@@ -20,7 +20,6 @@ from mlxstack.api.dialects.openai_responses.stream import OnItem, ResponseStream
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
 from mlxstack.api.guards import salt_of
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.protocols import RESPONSES
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer, n_tokens
 from mlxstack.core.conversation import Conversation
@@ -137,6 +136,3 @@ def _response(body: ResponsesBody, generation: Generation, model: str) -> Respon
         metadata=body.metadata if isinstance(body.metadata, dict) else {},
         prompt_cache_key=body.prompt_cache_key if isinstance(body.prompt_cache_key, str) else None,
     )
-
-
-DIALECT = structs.replace(RESPONSES, routes=(responses, input_tokens))
