@@ -19,12 +19,16 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
 
     Raises SetupError when a folder cannot be made.
     """
-    folders = AgentFolders(home / "agents")
-    dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
+    agent_store = AgentStore(AgentFolders(home / "agents"), AgentLockFiles(home / "locks"))
     store = DiskKVStore(home / "kv")
-    peers = Peers(preset.server.peers, store)
-    ranks = RankGroup(preset.hosts) if preset.hosts else None
-    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers, ranks)
-    engine = engine_factory.engine(preset)
+    engine_factory = EngineFactory(
+        home=home,
+        store=store,
+        dispatcher=EventDispatcher(),
+        agent_store=agent_store,
+        peers=Peers(preset.server.peers, store),
+        source=source,
+        ranks=RankGroup(preset.hosts) if preset.hosts else None,
+    )
     neighbors = Neighbors(home, source.stem) if source is not None else None
-    return Service(preset, dispatcher, engine, agent_store, engine_factory, peers, neighbors)
+    return Service(preset, engine_factory, engine_factory.engine(preset), neighbors)

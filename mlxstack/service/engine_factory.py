@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import reprlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -48,49 +49,40 @@ class CheckedModel(Struct, frozen=True):
     n_bytes: int
 
 
+@dataclass
 class EngineFactory:
-    """Factory of engines.
+    """Factory of engines over the stores of one home.
 
     `source` is the file from which the worker restarts; the running preset is written there.
     """
 
-    def __init__(
-        self,
-        home: Path,
-        store: DiskKVStore,
-        dispatcher: EventDispatcher,
-        agent_store: AgentStore,
-        source: Path | None,
-        peers: Peers,
-        ranks: RankGroup | None = None,
-    ) -> None:
-        self._ranks = ranks
-        self._home = home
-        self._store = store
-        self._dispatcher = dispatcher
-        self._agent_store = agent_store
-        self._source = source
-        self._peers = peers
+    home: Path
+    store: DiskKVStore
+    dispatcher: EventDispatcher
+    agent_store: AgentStore
+    peers: Peers
+    source: Path | None = None
+    ranks: RankGroup | None = None
 
     def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
         """New engine, not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
             return EmbeddingEngine(preset)
         is_writing = preset.agents.persist is not Persist.NEVER
-        self._agent_store.serve(preset.model.served_name, is_writing=is_writing)
-        slot_files = SlotFileFolder(slots_folder(preset, self._home))
-        slot_folder_registry.note(self._store.root, slot_files.directory)
+        self.agent_store.serve(preset.model.served_name, is_writing=is_writing)
+        slot_files = SlotFileFolder(slots_folder(preset, self.home))
+        slot_folder_registry.note(self.store.root, slot_files.directory)
         store = QuotaKVStore(
-            self._store, AgentFolders(self._home / "agents"), preset.prefix_cache.disk
+            self.store, AgentFolders(self.home / "agents"), preset.prefix_cache.disk
         )
         return EngineCore(
             preset,
             store,
             slot_files,
-            self._dispatcher.deliver,
-            manifests=self._agent_store,
-            remote=self._peers if preset.server.peers else None,
-            ranks=self._ranks,
+            self.dispatcher.deliver,
+            manifests=self.agent_store,
+            remote=self.peers if preset.server.peers else None,
+            ranks=self.ranks,
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
@@ -99,7 +91,7 @@ class EngineFactory:
         Raises BadRequest for a path, for an unknown name, and for a file that is no valid preset
         for chat. The refusal quotes nothing of the file: a client may not read it.
         """
-        home = Home(self._home)
+        home = Home(self.home)
         known = presets.listed(home)
         if wanted not in known or presets.is_path(wanted):
             raise BadRequest(
@@ -128,7 +120,7 @@ class EngineFactory:
         if not HANDOVER_ID.fullmatch(wanted):
             raise BadRequest("handover is not an id that `mlx-stack swap` makes", "handover")
         try:
-            loaded = presets.read_resolved(Home(self._home).handover_file(wanted))
+            loaded = presets.read_resolved(Home(self.home).handover_file(wanted))
         except SetupError as error:
             raise BadRequest(
                 "the service does not find the preset that `mlx-stack swap` wrote for it, since "
@@ -153,7 +145,7 @@ class EngineFactory:
 
         Raises SetupError.
         """
-        if self._ranks is not None or preset.hosts:
+        if self.ranks is not None or preset.hosts:
             raise SetupError(
                 "the model of a service with `hosts` is not changed while it runs; stop it, and "
                 "start another preset"
@@ -167,19 +159,19 @@ class EngineFactory:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
         memory = this_memory(os.environ)
         candidate = of_files(preset, files)
-        refuse_if_too_big(candidate, room_in(Home(self._home), memory), option="")
+        refuse_if_too_big(candidate, room_in(Home(self.home), memory), option="")
         check_template(path)
         return CheckedModel(str(path), candidate.weights.n_bytes(memory.half_bytes))
 
     def mode(self, service: str) -> str:
         """Mode of this computer, if this service belongs to it; else ""."""
-        active = modes.active(Home(self._home))
+        active = modes.active(Home(self.home))
         return active.name if active is not None and service in active.services else ""
 
     def keep(self, preset: Preset) -> None:
         """Write the preset that a restarted worker serves."""
-        if self._source is not None:
-            write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
+        if self.source is not None:
+            write_atomic(self.source, [msgspec.json.encode(preset)], Disk())
 
     def active_bytes(self) -> int:
         """Bytes that MLX holds now."""

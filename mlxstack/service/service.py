@@ -31,12 +31,12 @@ from mlxstack.host.sleep import SleepAssertion, caffeinate
 from mlxstack.models.model_files import processor_of
 from mlxstack.policy.sampling import default_sampling
 from mlxstack.service.parts.agent_registry import restore_agents
-from mlxstack.service.parts.agent_store import AgentLocks, AgentStore, in_thread
+from mlxstack.service.parts.agent_store import AgentLocks, in_thread
 from mlxstack.service.parts.early_turns import EarlyTurns
 from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
-from mlxstack.service.parts.request_stream import Embedder, Engine, EventDispatcher, RequestStream
+from mlxstack.service.parts.request_stream import Embedder, Engine, RequestStream
 from mlxstack.service.parts.stats import ServiceStats
 from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
 
@@ -112,11 +112,8 @@ class Service:
     def __init__(
         self,
         preset: Preset,
-        dispatcher: EventDispatcher,
-        engine: "EngineCore | Embedder",
-        agent_store: AgentStore,
         engine_factory: "EngineFactory",
-        peers: Peers,
+        engine: "EngineCore | Embedder",
         neighbors: Neighbors | None = None,
     ) -> None:
         self.preset = preset
@@ -125,9 +122,9 @@ class Service:
         self.neighbors = neighbors
         self.engine = engine
         self.stats = ServiceStats()
-        self.agent_store = agent_store
+        self.agent_store = engine_factory.agent_store
         self.engine_factory = engine_factory
-        self._peers = peers
+        self._peers = engine_factory.peers
         self.agent_locks = AgentLocks(self.agent_store)
         self.gate = SwapGate()
         self.early_turns = EarlyTurns()
@@ -136,9 +133,9 @@ class Service:
         self.is_engine_left = False
         self.died = asyncio.Event()
         self.trouble = ""
-        self._dispatcher = dispatcher
-        self.request_log = dispatcher.request_log
-        self.agent_registry = dispatcher.request_log.agent_registry
+        self._dispatcher = engine_factory.dispatcher
+        self.request_log = self._dispatcher.request_log
+        self.agent_registry = self.request_log.agent_registry
         self._facts: ModelFacts | None = None
         self._template: TemplateFacts | None = None
         self._text_processor: TextProcessor | None = None

@@ -162,8 +162,8 @@ def over(engine: StandIn, preset: Preset) -> Service:
     dispatcher, agent_store = EventDispatcher(), AgentStore(AgentFolders(home / "agents"))
     agent_store.serve(preset.model.served_name, is_writing=False)
     peers = Peers((), DiskKVStore(home / "kv"))
-    engine_factory = EngineFactory(home, peers.store, dispatcher, agent_store, None, peers)
+    engine_factory = EngineFactory(home, peers.store, dispatcher, agent_store, peers)
     engine.deliver = dispatcher.deliver
-    service = Service(preset, dispatcher, engine, agent_store, engine_factory, peers)
+    service = Service(preset, engine_factory, engine)
     weakref.finalize(service, shutil.rmtree, home, ignore_errors=True)
     return service

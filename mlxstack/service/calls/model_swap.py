@@ -106,13 +106,8 @@ async def _change(service: Service, preset: Preset, drain_s: float) -> SwapRepor
     began = time.perf_counter()
     if failure := await try_load(service, preset):
         await _go_back(service, old, failure)
-    load = SwapStep("load", _ms(began), service.facts.n_bytes)
-    # A stuck engine is the watchdog's matter, so the warm-up has no limit.
-    begin(service, preset, "warm", math.inf)
-    steps += [freed, load, await warm(service)]
-    await _keep(service)
-    log.info("%s was changed for %s: %s", name, service.name, _line(steps))
-    return SwapReport(name, service.name, tuple(steps), ActiveBytes(held, free))
+    steps += [freed, SwapStep("load", _ms(began), service.facts.n_bytes)]
+    return await _complete(service, name, steps, ActiveBytes(held, free))
 
 
 async def _load_instead(service: Service, preset: Preset) -> SwapReport:
@@ -127,30 +122,33 @@ async def _load_instead(service: Service, preset: Preset) -> SwapReport:
                 f"{preset.model.served_name} was not loaded, {name} stays unloaded: {failure}"
             )
         load = SwapStep("load", _ms(began), service.facts.n_bytes)
-        begin(service, preset, "warm", math.inf)
-        steps = [load, await warm(service)]
-        await _keep(service)
+        return await _complete(service, name, [load], ActiveBytes(free, free))
     finally:
         service.change = None
         if not service.is_unloaded:
             # The task that would load the old model for a request waits for one.
             service.gate.wanted.set()
             service.gate.open()
-    log.info("%s, unloaded, was changed for %s: %s", name, service.name, _line(steps))
-    return SwapReport(name, service.name, tuple(steps), ActiveBytes(free, free))
+
+
+async def _complete(
+    service: Service, before: str, steps: list[SwapStep], active_bytes: ActiveBytes
+) -> SwapReport:
+    """Warm the loaded model, and write its preset; a failure does not undo the swap."""
+    # A stuck engine is the watchdog's matter, so the warm-up has no limit.
+    begin(service, service.preset, "warm", math.inf)
+    steps.append(await warm(service))
+    try:
+        await asyncio.to_thread(service.engine_factory.keep, service.preset)
+    except StackError as error:
+        log.warning("after a restart the old model will be served: %s", error.message)
+    log.info("%s was changed for %s: %s", before, service.name, _line(steps))
+    return SwapReport(before, service.name, tuple(steps), active_bytes)
 
 
 def begin(service: Service, preset: Preset, step: str, limit_s: float) -> None:
     """Set the step that is under way, for /health."""
     service.change = Change(preset.model.served_name, step, time.monotonic(), limit_s)
-
-
-async def _keep(service: Service) -> None:
-    """Write the preset; a failure does not undo the swap."""
-    try:
-        await asyncio.to_thread(service.engine_factory.keep, service.preset)
-    except StackError as error:
-        log.warning("after a restart the old model will be served: %s", error.message)
 
 
 async def _drain(service: Service, drain_s: float) -> SwapStep:
