@@ -143,9 +143,9 @@ def misses_of(requests: tuple[RequestView, ...], limit: int) -> tuple[MissView, 
 def _view(
     request: Request, slot: SlotAssigned | None, end: RequestFinished | RequestFailed
 ) -> RequestView:
-    is_finished = isinstance(end, RequestFinished)
-    work = end.timings if is_finished else RequestTimings()
-    images = request.images if is_finished else ()
+    finished = end if isinstance(end, RequestFinished) else None
+    work = finished.timings if finished else RequestTimings()
+    images = request.images if finished else ()
     early = slot.early if slot is not None else None
     return RequestView(
         id=request.id,
@@ -153,7 +153,7 @@ def _view(
         slot=slot.slot if slot is not None else None,
         source=slot.source if slot is not None else KVSource.NONE,
         n_prompt=len(request.tokens),
-        ended=end.reason.value if is_finished else "failed",
+        ended=finished.reason.value if finished else "failed",
         n_begun_early=early.n_begun if early is not None else 0,
         n_used_early=early.n_used if early is not None else 0,
         n_images=len(images),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 from msgspec import Struct
 
@@ -127,7 +128,7 @@ class MessageStream(BlockRenderer):
         yield {"type": "message_delta", "delta": reason, "usage": usage(ended.work)}
         yield {"type": "message_stop"}
 
-    def _event(self, name: str, **fields: object) -> StreamEvent:
+    def _event(self, name: str, **fields: Any) -> StreamEvent:
         return {"type": f"content_block_{name}", "index": self._index, **fields}
 
 
@@ -147,7 +148,7 @@ def usage(work: RequestTimings) -> AnthropicUsage:
     )
 
 
-def stop_reason(ended: GenerationFinished, has_calls: bool) -> dict[str, str | None]:
+def stop_reason(ended: GenerationFinished, has_calls: bool) -> dict[str, Any]:
     """Stop reason and sequence; complete tool calls are always `tool_use`."""
     if has_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}

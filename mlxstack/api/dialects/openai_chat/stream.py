@@ -228,10 +228,10 @@ class DeltaMaker:
                 yield self._call_head(part)
             case ArgumentsPart() if self._is_legacy:
                 yield Delta(function_call=FunctionCall(part.text))
-            case ArgumentsPart() if self._input is None:
-                yield self._call(function=FunctionCall(part.text))
             case ArgumentsPart():
-                if (text := self._input.add(part.text)) or part.notes:
+                if self._input is None:
+                    yield self._call(function=FunctionCall(part.text))
+                elif (text := self._input.add(part.text)) or part.notes:
                     yield self._call(custom=CustomCall(text))
             case ToolCallPart():
                 self.has_calls = not part.is_cut

@@ -48,7 +48,8 @@ class CompletionRenderer(ChunkRenderer):
             for i, one in enumerate(replies)
         )
         totals = self.totals([one.ended for one in replies])
-        return structs.replace(self.blank, choices=choices, **totals)
+        whole: TextCompletion = structs.replace(self.blank, choices=choices, **totals)
+        return whole
 
     def choices(self, index: int, part: ResponsePart) -> Iterator[CompletionChoice]:
         if isinstance(part, ContentPart):
