@@ -123,7 +123,7 @@ def test_a_turn_of_many_items_is_put_together_once(monkeypatch: pytest.MonkeyPat
         ({"input": 7}, "input"),
         ({"input": [{"role": "king", "content": "hi"}]}, "input[0].role"),
         ({"input": [{"content": "hi"}]}, "input[0].type"),
-        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
         ({"input": [user(IMAGE)]}, "input[0].content"),
         ({"input": [user({"type": []})]}, "input[0].content[0].type"),
         ({"input": "hi", "tools": [{"type": "function"}]}, "tools[0].name"),

@@ -141,12 +141,12 @@ class ItemStream:
             more = _noted(strand, logprobs)
             yield self._inside(strand, f"{strand.name}.delta", delta=text, **more)
 
-    def _inside(self, strand: Strand, name: str, **fields: Any) -> StreamEvent:
+    def _inside(self, strand: Strand, name: str, /, **fields: Any) -> StreamEvent:
         place = {"item_id": self._blank.id, "output_index": self._index, **strand.place}
         return _event(name, **place, **fields)
 
 
-def _event(name: str, **fields: Any) -> StreamEvent:
+def _event(name: str, /, **fields: Any) -> StreamEvent:
     return {"type": f"response.{name}", **fields}
 
 
