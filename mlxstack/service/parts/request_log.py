@@ -157,7 +157,7 @@ def _view(
         n_begun_early=early.n_begun if early is not None else 0,
         n_used_early=early.n_used if early is not None else 0,
         n_images=len(images),
-        n_images_computed=n_computed(images, work.n_cached),
+        n_images_computed=n_computed(images, work.n_cached) if images else 0,
         **{name: getattr(work, name) for name in COSTS},
     )
 
