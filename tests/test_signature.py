@@ -18,7 +18,7 @@ from tests.signature import (
 MOST_LONG_SUMMARIES = 115
 """First lines of docstrings that are longer than the style page allows."""
 
-MOST_CODE_LINES = 44_703
+MOST_CODE_LINES = 44_307
 """Of the wheel, without imports, blanks, comments and docstrings."""
 
 KNOWN_CIRCLES = ("mlxstack.engine",)
