@@ -54,7 +54,7 @@ class ResponseDescription(Operation):
 
 
 def response_spec(whole: Any, description: str = EITHER) -> dict[int, ResponseSpec]:
-    """Shape of the whole response; a stream carries pieces of the same, or lines of its shape."""
+    """Shape of the whole response; a stream carries pieces or lines of it."""
     spec = ResponseSpec(data_container=whole, description=description, generate_examples=False)
     return {200: spec}
 

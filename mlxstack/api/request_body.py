@@ -149,9 +149,10 @@ class RequestBody:
 
 
 class Decoder:
-    """Decodes a compressed body piece by piece: several members or frames in a row.
+    """Decodes a compressed body of one or several parts, piece by piece.
 
-    RFC 1952, 2.2; RFC 8878, 3.1. `begin` makes the decompressor of one by its first bytes.
+    Parts are members (RFC 1952, 2.2) or frames (RFC 8878, 3.1). `begin` makes the decompressor of
+    one by its first bytes.
     """
 
     def __init__(self, coding: str, begin: Callable[[bytes], Any], fault: type[Exception]) -> None:
@@ -189,9 +190,10 @@ def _gzip() -> Decoder:
 
 
 def _deflate(data: bytes) -> Any:
-    """Decompressor of zlib data, or of raw data as some clients send it.
+    """Decompressor of zlib data, or of raw data.
 
-    The method of zlib data is 8 (RFC 1950, 2.2), which begins no raw data of a library.
+    Some clients send the latter. The method of zlib data is 8 (RFC 1950, 2.2), which begins no raw
+    data of a library.
     """
     return zlib.decompressobj(15 if data[0] & 0x0F == 8 else -15)
 

@@ -41,7 +41,7 @@ class ActiveBytes(Struct, frozen=True):
 
 
 class SwapReport(Struct, frozen=True):
-    """Report of a model swap: the models before and after, and MLX memory."""
+    """Report of a model swap: models, steps and memory of MLX."""
 
     before: str
     model: str
@@ -134,7 +134,7 @@ async def _load_instead(service: Service, preset: Preset) -> SwapReport:
 async def _complete(
     service: Service, before: str, steps: list[SwapStep], active_bytes: ActiveBytes
 ) -> SwapReport:
-    """Warm the loaded model, and write its preset; a failure does not undo the swap."""
+    """Warm the loaded model, and write its preset if that is possible."""
     # A stuck engine is the watchdog's matter, so the warm-up has no limit.
     begin(service, service.preset, "warm", math.inf)
     steps.append(await warm(service))

@@ -33,12 +33,12 @@ class ResponsesBody(Fields, kw_only=True):
 
 
 class InputItem(Struct):
-    """Input item of any type that is read; each type has some of these fields.
+    """Input item of any type that is read.
 
-    Of calls, `input` is that of a custom tool; those of tools that the API defines have an action,
-    several, an operation or arguments, and those that OpenAI's servers ran also the result. The
-    summary of reasoning counts where no other text is readable. `author` is another agent;
-    `approve` answers whether a call may run. `tools` join the conversation.
+    Each type has some of these fields. `input` is that of a custom tool; calls of tools that the
+    API defines have an action, several, an operation or arguments, and those that OpenAI's servers
+    ran also the result. The summary of reasoning counts where no other text is readable. `author`
+    is another agent; `approve` answers whether a call may run. `tools` join the conversation.
     """
 
     type: str = "message"

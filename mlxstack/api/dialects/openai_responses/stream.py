@@ -58,9 +58,10 @@ CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})
 
 
 class Strand(Struct, frozen=True):
-    """Text of an item by the name of its events, its place, and the field of the whole text.
+    """Text of an item, and where it is sent.
 
-    `part` is the name of the events of the part that holds it.
+    `name` is that of its events, `place` are their positions in the item, `field` holds the whole
+    text in the last one. `part` is the name of the events of the part that holds it.
     """
 
     name: str
@@ -103,7 +104,7 @@ class ItemStream:
             yield from self._more(text, logprobs)
 
     def end(self, status: Status) -> Iterator[StreamEvent]:
-        """Events with the whole text, which the protocol repeats up to three times."""
+        """Events with the whole text, which the protocol repeats."""
         if self._input is not None and status == "completed" and (rest := self._input.end()):
             yield from self._more(rest)
         text, logprobs = "".join(self._texts), tuple(self._logprobs)
@@ -159,7 +160,7 @@ def _noted(strand: Strand, logprobs: Sampled) -> dict[str, Any]:
 
 
 def _call(started: ToolCallStarted, tool: ClientTool) -> tuple[OutputItem, tuple[Strand, ...]]:
-    """Call before its arguments, and where they go; those of a search come whole."""
+    """Call without arguments, and where they go; those of searches come whole."""
     name, call_id, namespace = uuid4().hex, started.id, tool.namespace or UNSET
     match tool.kind:
         case ToolKind.SEARCH:
@@ -251,7 +252,7 @@ class ResponseStream(BlockRenderer):
         yield from self._item.add(part.text, found.content if found else ())
 
     def end(self, *, is_cut: bool) -> Iterator[StreamEvent]:
-        """End of the item, which is part of the response from here on."""
+        """End of the item, which becomes part of the response."""
         status: Status = "incomplete" if is_cut else "completed"
         yield from self._item.end(status)
         item = self._item.item(status)
