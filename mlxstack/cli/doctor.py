@@ -309,20 +309,16 @@ def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
 
 def wired(home: Home) -> Iterator[CheckResult]:
     """Presets that wire their weights on a GPU."""
-    names = []
-    for name in presets.listed(home):
-        with suppress(StackError):
-            if presets.load(name, home).preset.device.wired is Wired.WEIGHTS:
-                names.append(name)
+    names = [name for name, one in _loadable(home) if one.device.wired is Wired.WEIGHTS]
     detail = f"device.wired is weights in {', '.join(names)}" if names else "device.wired is off"
     yield ok("wired", detail)
 
 
 def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
     """Presets whose downloaded weights fill the GPU's working set of `limit_bytes`."""
-    for name in presets.listed(home):
+    for name, preset in _loadable(home):
         with suppress(StackError):
-            candidate = fit.of_preset(presets.load(name, home).preset)
+            candidate = fit.of_preset(preset)
             n_bytes = candidate.weights.n_bytes()
             if candidate.is_measured and n_bytes > WEIGHTS_SHARE * limit_bytes:
                 detail = (
@@ -365,11 +361,17 @@ def model_cache() -> Iterator[CheckResult]:
         yield warn("models", detail, remedy)
 
 
-def _downloaded(home: Home) -> Iterator[tuple[Path, Preset, str]]:
-    """Folders of downloaded models with their presets and names of these."""
+def _loadable(home: Home) -> Iterator[tuple[str, Preset]]:
+    """Presets without errors, by name."""
     for name in presets.listed(home):
         with suppress(StackError):
-            preset = presets.load(name, home).preset
+            yield name, presets.load(name, home).preset
+
+
+def _downloaded(home: Home) -> Iterator[tuple[Path, Preset, str]]:
+    """Folders of downloaded models with their presets and names of these."""
+    for name, preset in _loadable(home):
+        with suppress(StackError):
             files = model_files.find_model(preset.model, fit.excerpts())
             if files.weights is not None and preset.model.id != BUILTIN_MODEL:
                 yield files.source.parent, preset, name

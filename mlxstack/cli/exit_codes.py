@@ -39,6 +39,11 @@ class Exit(IntEnum):
     PIPE_CLOSED = 141
 
 
+def failed_if(is_wrong: bool) -> Exit:
+    """FAILED, else OK."""
+    return Exit.FAILED if is_wrong else Exit.OK
+
+
 def exit_of(error: Misuse | StackError | ConnectionError) -> Exit:
     """Exit code of an error; a ConnectionError means that no service answers."""
     if isinstance(error, Misuse):

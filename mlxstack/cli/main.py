@@ -38,6 +38,7 @@ from mlxstack.cli.commands import (
     verify,
 )
 from mlxstack.cli.exit_codes import Exit, Misuse, PipeClosed, exit_of
+from mlxstack.cli.verbs import VerbApp
 from mlxstack.control.restart_policy import launchd_code, take_launchd_flag
 from mlxstack.core.errors import StackError, Unauthorized
 
@@ -110,14 +111,13 @@ def _as_code(text: str) -> str:
     return f"`{command}`{comma}{rest}" if command.startswith(("mlx-stack", "hf ")) else text
 
 
-app = typer.Typer(
+app = VerbApp(
     name="mlx-stack",
     cls=VerbGroup,
     help=HELP,
     epilog=FIRST,
     no_args_is_help=True,
     add_completion=True,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -138,38 +138,17 @@ def _options(
     """Serve one local model to many coding agents."""
 
 
-app.command("up")(up.up)
-app.command("down")(down.down)
-app.command("stop", hidden=True)(down.down)
-app.command("restart")(up.restart)
-app.command("status")(status.status)
-app.command("ps")(status.ps)
-app.command("logs")(logs.logs)
-app.add_typer(presets.app, name="presets")
-app.command("pull")(pull.pull)
-app.command("models")(models.models)
-app.command("ls", hidden=True)(models.models)
-app.command("list", hidden=True)(models.models)
-app.command("rm")(models.rm)
-app.command("env")(env.env)
-app.command("run", context_settings=PASS_ON)(env.run)
-app.command("plan")(plan.plan)
-app.command("spec")(plan.spec)
-app.command("install")(install.install)
-app.command("uninstall")(install.uninstall)
-app.command("key")(key.key)
-app.command("doctor")(doctor.doctor)
-app.command("verify")(verify.verify)
-app.command("tui")(tui.tui)
-app.command("chat")(chat.chat)
-app.add_typer(bench.app, name="bench")
-app.add_typer(mode.app, name="mode")
-app.add_typer(slots.app, name="slots")
-app.add_typer(agents.app, name="agents")
-app.command("swap")(swap.swap)
-app.command("template")(template.template)
-app.add_typer(cache.app, name="cache")
-app.command("serve", hidden=True, context_settings=PASS_ON)(serve.serve)
+for verb in (
+    up.up, down.down, up.restart, status.status, status.ps, logs.logs, pull.pull, models.models,
+    models.rm, env.env, env.run, plan.plan, plan.spec, install.install, install.uninstall, key.key,
+    doctor.doctor, verify.verify, tui.tui, chat.chat, swap.swap, template.template,
+):  # fmt: skip
+    app.command(context_settings=PASS_ON if verb is env.run else None)(verb)
+app.command(hidden=True, context_settings=PASS_ON)(serve.serve)
+for alias, verb in {"stop": down.down, "ls": models.models, "list": models.models}.items():
+    app.command(alias, hidden=True)(verb)
+for group in (presets, bench, mode, slots, agents, cache):
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 
 def main() -> None:

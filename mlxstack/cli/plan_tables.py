@@ -81,41 +81,22 @@ def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list
     rows = []
     for one in candidates:
         spec, geometry = spec_of(one), one.geometry()
-        rows.append(
-            PlanRow(
-                preset=one.preset.name,
-                geometry=_geometry(spec),
-                growth_bytes=spec.growth_bytes,
-                window_bytes=spec.window_bytes,
-                kv_bytes={n: geometry.n_bytes(n) for n in contexts},
-            )
-        )
+        kv_bytes = {n: geometry.n_bytes(n) for n in contexts}
+        growth, window = spec.growth_bytes, spec.window_bytes
+        rows.append(PlanRow(one.preset.name, _geometry(spec), growth, window, kv_bytes))
     return rows
 
 
 def show_table(rows: Sequence[PlanRow]) -> None:
     """The table of `table_rows`."""
     contexts = list(rows[0].kv_bytes) if rows else []
-    heads = (
-        "PRESET",
-        "GEOMETRY",
-        "PER TOKEN",
-        "WINDOWS",
-        *(f"KV AT {tokens(n)}" for n in contexts),
-    )
-    table(
-        heads,
-        [
-            (
-                one.preset,
-                one.geometry,
-                size(one.growth_bytes),
-                size(one.window_bytes),
-                *(size(one.kv_bytes[n]) for n in contexts),
-            )
-            for one in rows
-        ],
-    )
+    heads = ["PRESET", "GEOMETRY", "PER TOKEN", "WINDOWS"]
+    heads += [f"KV AT {tokens(n)}" for n in contexts]
+    cells = []
+    for one in rows:
+        sizes = (one.growth_bytes, one.window_bytes, *one.kv_bytes.values())
+        cells.append((one.preset, one.geometry, *map(size, sizes)))
+    table(heads, cells)
 
 
 def _weights(found: Forecast) -> str:
@@ -237,18 +218,10 @@ def show_ranking(
     )
     fitting = [one for one in rows if one.command]
     shown = rows if shows_all else fitting
-    cells = [
-        (
-            n,
-            one.preset,
-            size(one.n_bytes),
-            size(one.weights_bytes),
-            one.kv_bits,
-            one.max_agents,
-            one.why,
-        )
-        for n, one in enumerate(shown, 1)
-    ]
+    cells = []
+    for n, one in enumerate(shown, 1):
+        sizes = (size(one.n_bytes), size(one.weights_bytes))
+        cells.append((n, one.preset, *sizes, one.kv_bits, one.max_agents, one.why))
     if cells:
         table(ADVICE_HEADS, cells, ADVICE_LEAST)
     if not fitting:

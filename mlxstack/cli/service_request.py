@@ -1,8 +1,8 @@
-"""One HTTP request of a verb to a service."""
+"""HTTP requests of a verb to a service."""
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import typer
@@ -24,35 +24,43 @@ Name = Annotated[
 Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.")]
 
 
-def call_service(
-    name: str | None, url: str | None, question: Question[T], *, is_of_all: bool = False
-) -> T:
-    """Send one request to the service of this name or URL.
+class ServiceOptions(NamedTuple):
+    """A service by its options `--name` and `--url`; the only one without."""
 
-    A member of a gateway that does not run is started. `is_of_all`: the gateway itself answers.
-    """
-    import asyncio
+    name: str | None = None
+    url: str | None = None
 
-    from mlxstack.cli.member_start import start_member
-    from mlxstack.cli.target import target
-    from mlxstack.client import Client
-    from mlxstack.core.errors import Busy
-    from mlxstack.host.home import home_from
+    def ask(self, question: Question[T], *, is_of_all: bool = False) -> T:
+        """Send one request.
 
-    where = target(home_from(os.environ), name, url)
-    member = None if is_of_all else where.member
+        A member of a gateway that does not run is started. `is_of_all`: the gateway itself answers.
+        """
+        import asyncio
 
-    async def call() -> T:
-        async with Client(where.url, where.api_key, member=member) as client:
-            return await question(client)
+        from mlxstack.cli.member_start import start_member
+        from mlxstack.cli.target import target
+        from mlxstack.client import Client
+        from mlxstack.core.errors import Busy
+        from mlxstack.host.home import home_from
 
-    try:
+        where = target(home_from(os.environ), *self)
+        member = None if is_of_all else where.member
+
+        async def call() -> T:
+            async with Client(where.url, where.api_key, member=member) as client:
+                return await question(client)
+
+        try:
+            return asyncio.run(call())
+        except Busy:
+            if where.member is None:
+                raise
+        start_member(where)
         return asyncio.run(call())
-    except Busy:
-        if where.member is None:
-            raise
-    start_member(where)
-    return asyncio.run(call())
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """JSON object of a POST."""
+        return self.ask(lambda client: client.post(path, body))
 
 
 def path_of(*parts: str) -> str:

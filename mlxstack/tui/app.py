@@ -16,7 +16,14 @@ from textual.widgets import Input
 
 from mlxstack.core.formatting import printable
 from mlxstack.tui.actions import ACTIONS, action_of
-from mlxstack.tui.actions.action import Action, ActionTarget, LocalActions, ServiceCalls
+from mlxstack.tui.actions.action import (
+    Action,
+    ActionContext,
+    ActionTarget,
+    Aim,
+    LocalActions,
+    ServiceCalls,
+)
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.run_action import PendingAction, holder, question, run_action
@@ -87,12 +94,9 @@ class Dashboard(App[None]):
         self.model = DashboardState()
         self.calls = calls
         self.machine = machine
-        always = (
-            ActionTarget.SERVICE,
-            ActionTarget.CACHE,
-            *((ActionTarget.MACHINE,) if machine else ()),
-        )
-        self.chosen = dict.fromkeys(always, "")
+        self.chosen = {ActionTarget.SERVICE: "", ActionTarget.CACHE: ""}
+        if machine is not None:
+            self.chosen[ActionTarget.MACHINE] = ""
         self._feed = feed
         self._look = look
         for mode, board in BOARDS.items():
@@ -195,10 +199,8 @@ class Dashboard(App[None]):
             why_not = _why_not(action) if self.calls else "a recording cannot be changed"
             self.notify(f"{action.label}: {why_not}", severity="warning", markup=False)
             return
-        pending = PendingAction(
-            action, self.calls, key, holder(self.model, action, key), self.machine
-        )
-        first = question(pending, self.model)
+        pending = PendingAction(action, self.calls, key, holder(self.model, action, key))
+        first = question(pending, self.model, self.machine)
         if first is None:
             self._begin(pending, "")
         else:
@@ -247,7 +249,8 @@ class Dashboard(App[None]):
             told = f"{pending.action.label}: not done, slot {pending.key} has another agent now"
             self.notify(told, severity="warning", markup=False)
             return
-        self.run_worker(run_action(self, pending, words))
+        context = ActionContext(pending.calls, self.copy_to_clipboard, self.machine)
+        self.run_worker(run_action(self, pending.action, context, Aim(pending.key, words)))
 
     def _hand_over(self) -> None:
         for screen in self.screen_stack:

@@ -29,7 +29,6 @@ class PendingAction(Struct, frozen=True):
     calls: ServiceCalls
     key: str
     holder: str | None
-    machine: LocalActions | None = None
 
 
 PRIORITIES = tuple(one.name.lower() for one in Priority)
@@ -43,7 +42,9 @@ def holder(model: DashboardState, action: Action, key: str) -> str | None:
     return (slot.agent or slot.request) if slot else None
 
 
-def question(pending: PendingAction, model: DashboardState) -> Question | None:
+def question(
+    pending: PendingAction, model: DashboardState, machine: LocalActions | None
+) -> Question | None:
     """Dialog before an action; its result is input, or None."""
     told, wants = pending.action.describe(model, pending.key), pending.action.wants
     match wants:
@@ -54,28 +55,18 @@ def question(pending: PendingAction, model: DashboardState) -> Question | None:
         case ActionInput.PRIORITY:
             return ChoiceDialog(told, PRIORITIES)
     proposal = filename_of(model, pending.key) if wants is ActionInput.FILENAME else ""
-    machine, names = pending.machine, _known(pending)
-    describe = None
     if machine is not None and wants is ActionInput.PRESET:
         describe = partial(machine.describe, machine.presets)
-    return TextDialog(told, proposal, names, describe)
+        return TextDialog(told, proposal, machine.presets, describe)
+    names = machine.modes if machine is not None and wants is ActionInput.MODE else ()
+    return TextDialog(told, proposal, names)
 
 
-async def run_action(app: App[None], pending: PendingAction, text: str) -> None:
+async def run_action(app: App[None], action: Action, context: ActionContext, aim: Aim) -> None:
     """Run the action in a worker: the service may take its time."""
-    context = ActionContext(pending.calls, app.copy_to_clipboard, pending.machine)
     try:
-        done = await pending.action.do(context, Aim(pending.key, text))
+        done = await action.do(context, aim)
     except (StackError, ConnectionError) as why:
-        title = pending.action.label
-        app.notify(printable(str(why)), title=title, severity="error", markup=False)
+        app.notify(printable(str(why)), title=action.label, severity="error", markup=False)
     else:
         app.notify(printable(done), markup=False)
-
-
-def _known(pending: PendingAction) -> tuple[str, ...]:
-    """Possible answers, where the service runs on this computer."""
-    if pending.machine is None:
-        return ()
-    names = {ActionInput.PRESET: pending.machine.presets, ActionInput.MODE: pending.machine.modes}
-    return names.get(pending.action.wants, ())

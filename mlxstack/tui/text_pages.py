@@ -61,7 +61,7 @@ def _line(line: Line) -> str:
 
 def _table(table_data: TableData) -> str:
     widths = [column.width for column in table_data.columns]
-    sides = [column.is_right for column in table_data.columns]
+    sides = [column.side == ">" for column in table_data.columns]
     rows = [[column.title for column in table_data.columns]]
     rows += [[cell.text for cell in row.cells] for row in table_data.rows]
     drawn = [

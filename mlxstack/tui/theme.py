@@ -56,14 +56,10 @@ class ThemeChoice(Struct):
             self.path = None
 
 
-class _Kept(Struct):
-    theme: str = HOUSE.name
-
-
 def look_from(path: Path) -> ThemeChoice:
     """Theme chosen last, else the default."""
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        kept = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):
-        kept = _Kept()
-    return ThemeChoice(kept.theme, path)
+        kept = {}
+    return ThemeChoice(kept.get("theme", HOUSE.name), path)

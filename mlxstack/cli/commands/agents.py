@@ -5,15 +5,15 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from mlxstack.cli.agent_names import Found, groups, id_of, labels_of
-from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import agent_names
-from mlxstack.cli.output import as_json, table
-from mlxstack.cli.service_request import Name, Question, Url, call_service, path_of
+from mlxstack.cli.output import table
+from mlxstack.cli.service_request import Question, ServiceOptions, path_of
 from mlxstack.cli.units import size
+from mlxstack.cli.verbs import VerbApp, VerbResult
 from mlxstack.core.errors import NotFound
 from mlxstack.core.formatting import age, printable_lines, share, short_time
 
-app = typer.Typer(rich_markup_mode=None)
+app = VerbApp(help="List, fork, move, rewind, pin and delete agents. Without a verb: the list.")
 
 AgentId = Annotated[
     str,
@@ -34,45 +34,144 @@ HAS_HISTORY = "only agents that the client named have one (docs/slots-and-agents
 T = TypeVar("T")
 
 
-@app.callback(invoke_without_command=True)
-def agents(
-    context: typer.Context,
-    name: Name = None,
-    url: Url = None,
-    show_all: All = False,
-    json: Json = False,
-) -> None:
-    """List, fork, move, rewind, pin and delete agents. Without a verb: the list."""
-    if context.invoked_subcommand is None:
-        list_agents(name, url, show_all, json)
-
-
+@app.without_verb
 @app.command("list")
-def list_agents(
-    name: Name = None, url: Url = None, show_all: All = False, json: Json = False
-) -> None:
+def list_agents(service: ServiceOptions, show_all: All = False) -> VerbResult:
     """List agents: where their KV is, and how much they reuse.
 
     Of conversations with the same name the latest is listed; OLDER counts the others.
     """
-    found = _listed(name, url)
-    if json:
-        as_json({"agents": found})
-        return
+    found = _listed(service)
     labels = labels_of(found)
     shown = [[one] for one in found] if show_all else groups(found)
-    table(HEADS, [_row(one, labels[one["id"]], len(older)) for one, *older in shown], LEAST)
+    rows = [_row(one, labels[one["id"]], len(older)) for one, *older in shown]
+    return VerbResult({"agents": found}, lambda: table(HEADS, rows, LEAST))
 
 
 @app.command()
-def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
+def show(agent: AgentId, service: ServiceOptions) -> VerbResult:
     """Show an agent: its KV, its cost and its latest turns."""
-    agent = _known(agent, name, url)
-    found = _request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
-    if json:
-        as_json(found)
-        return
-    table(HEADS, [_row(found, found["name"] or agent)])
+    path = _path(_known(agent, service))
+    found = _request(service, lambda client: client.get(path, Found))
+    return VerbResult(found, lambda: _show(found))
+
+
+@app.command()
+def history(agent: AgentId, service: ServiceOptions) -> VerbResult:
+    """Print the messages of an agent."""
+    path = _path(_known(agent, service), "history")
+    try:
+        found = _request(service, lambda client: client.get(path, Found))
+    except NotFound as why:
+        raise NotFound(f"{why}: {HAS_HISTORY}") from None
+    return VerbResult(found, "\n".join(map(_message, found["messages"])))
+
+
+@app.command("rm")
+def remove(
+    agent: AgentId,
+    service: ServiceOptions,
+    evict_only: Annotated[
+        bool, typer.Option("--evict-only", help="Only free its slot and memory.")
+    ] = False,
+) -> VerbResult:
+    """Delete an agent: its history and its KV in memory.
+
+    `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
+    """
+    agent = _known(agent, service)
+    path = _path(agent) + ("?evict_only=1" if evict_only else "")
+    done = _request(service, lambda client: client.delete(path))
+    return VerbResult(done, f"{agent} is {'evicted from memory' if evict_only else 'deleted'}")
+
+
+@app.command()
+def fork(
+    agent: AgentId,
+    new: Annotated[str, typer.Argument(help="The id of the new agent.")],
+    service: ServiceOptions,
+) -> VerbResult:
+    """Fork an agent; its KV is shared, not copied."""
+    agent, done = _post(agent, "fork", {"id": new}, service)
+    return VerbResult(done, f"{new} is a fork of {agent}")
+
+
+@app.command()
+def move(
+    agent: AgentId,
+    to: Annotated[str, typer.Option("--to", help="URL of the peer, as in `server.peers`.")],
+    service: ServiceOptions,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the agent here too.")] = False,
+) -> VerbResult:
+    """Move an agent to a peer, with its history and its KV."""
+    agent, done = _post(agent, "move", {"to": to, "is_kept": keep}, service)
+    kv = f"KV of {done['n_tokens']} tokens" if done["n_tokens"] else "no KV"
+    return VerbResult(done, f"{agent} is at {to}, with {kv}; {done['n_sent']} bytes were sent")
+
+
+@app.command()
+def rewind(
+    agent: AgentId,
+    n_messages: Annotated[int, typer.Argument(help="Number of messages to keep.")],
+    service: ServiceOptions,
+) -> VerbResult:
+    """Go back to an earlier message."""
+    agent, done = _post(agent, "rewind", {"n_messages": n_messages}, service)
+    return VerbResult(done, f"{agent} has {n_messages} messages")
+
+
+@app.command()
+def pin(
+    agent: AgentId,
+    service: ServiceOptions,
+    off: Annotated[bool, typer.Option("--off", help="Unpin it.")] = False,
+) -> VerbResult:
+    """Pin an agent: its KV is never evicted from memory."""
+    agent, done = _post(agent, "", {"is_pinned": not off}, service)
+    return VerbResult(done, f"{agent} is {'no longer ' if off else ''}pinned")
+
+
+@app.command()
+def priority(
+    agent: AgentId,
+    level: Annotated[str, typer.Argument(help="high, normal or low.")],
+    service: ServiceOptions,
+) -> VerbResult:
+    """Set the priority of an agent: high, normal or low."""
+    agent, done = _post(agent, "", {"priority": level}, service)
+    return VerbResult(done, f"{agent} has priority {level}")
+
+
+def _request(service: ServiceOptions, question: Question[T]) -> T:
+    """Send one request about agents; a gateway knows the member of each."""
+    return service.ask(question, is_of_all=True)
+
+
+def _known(agent: str, service: ServiceOptions) -> str:
+    """Id of the agent that was meant. Raises Misuse, NotFound."""
+    _path(agent)
+    return id_of(agent, _listed(service))
+
+
+def _post(
+    agent: str, verb: str, body: Found, service: ServiceOptions
+) -> tuple[str, dict[str, Any]]:
+    """Id of an agent, and the answer to a change of it."""
+    agent = _known(agent, service)
+    return agent, _request(service, lambda client: client.post(_path(agent, verb), body))
+
+
+def _listed(service: ServiceOptions) -> list[Found]:
+    """All agents, the last used first."""
+    return list(_request(service, lambda client: client.get("/v1/agents", Found))["data"])
+
+
+def _path(agent: str, verb: str = "") -> str:
+    return path_of("v1", "agents", agent, *([verb] if verb else []))
+
+
+def _show(found: Found) -> None:
+    table(HEADS, [_row(found, found["name"] or found["id"])])
     kept = found["bytes"]
     places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
     typer.echo(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
@@ -87,141 +186,10 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
     table(headings, [_turn(turn) for turn in reversed(found["turns"])])
 
 
-@app.command()
-def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """Print the messages of an agent."""
-    path = _path(_known(agent, name, url), "history")
-    try:
-        found = _request(name, url, lambda client: client.get(path, dict[str, Any]))
-    except NotFound as why:
-        raise NotFound(f"{why}: {HAS_HISTORY}") from None
-    if json:
-        as_json(found)
-        return
-    for message in found["messages"]:
-        calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
-        made = f" [calls {', '.join(calls)}]" if calls else ""
-        typer.echo(printable_lines(f"{message['role']}: {message['content']}{made}"))
-
-
-@app.command("rm")
-def remove(
-    agent: AgentId,
-    evict_only: Annotated[
-        bool, typer.Option("--evict-only", help="Only free its slot and memory.")
-    ] = False,
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
-    """Delete an agent: its history and its KV in memory.
-
-    `cache gc --older-than 1h` frees the disk once nothing used it for an hour.
-    """
-    agent = _known(agent, name, url)
-    path = _path(agent) + ("?evict_only=1" if evict_only else "")
-    done = _request(name, url, lambda client: client.delete(path))
-    _show(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)
-
-
-@app.command()
-def fork(
-    agent: AgentId,
-    new: Annotated[str, typer.Argument(help="The id of the new agent.")],
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
-    """Fork an agent; its KV is shared, not copied."""
-    agent, done = _post(agent, "fork", {"id": new}, name, url)
-    _show(done, f"{new} is a fork of {agent}", json)
-
-
-@app.command()
-def move(
-    agent: AgentId,
-    to: Annotated[str, typer.Option("--to", help="URL of the peer, as in `server.peers`.")],
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the agent here too.")] = False,
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
-    """Move an agent to a peer, with its history and its KV."""
-    agent, done = _post(agent, "move", {"to": to, "is_kept": keep}, name, url)
-    kv = f"KV of {done['n_tokens']} tokens" if done["n_tokens"] else "no KV"
-    _show(done, f"{agent} is at {to}, with {kv}; {done['n_sent']} bytes were sent", json)
-
-
-@app.command()
-def rewind(
-    agent: AgentId,
-    n_messages: Annotated[int, typer.Argument(help="Number of messages to keep.")],
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
-    """Go back to an earlier message."""
-    agent, done = _post(agent, "rewind", {"n_messages": n_messages}, name, url)
-    _show(done, f"{agent} has {n_messages} messages", json)
-
-
-@app.command()
-def pin(
-    agent: AgentId,
-    off: Annotated[bool, typer.Option("--off", help="Unpin it.")] = False,
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
-    """Pin an agent: its KV is never evicted from memory."""
-    agent, done = _post(agent, "", {"is_pinned": not off}, name, url)
-    _show(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
-
-
-@app.command()
-def priority(
-    agent: AgentId,
-    level: Annotated[str, typer.Argument(help="high, normal or low.")],
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
-    """Set the priority of an agent: high, normal or low."""
-    agent, done = _post(agent, "", {"priority": level}, name, url)
-    _show(done, f"{agent} has priority {level}", json)
-
-
-def _request(name: str | None, url: str | None, question: Question[T]) -> T:
-    """Send one request about agents; a gateway knows the member of each."""
-    return call_service(name, url, question, is_of_all=True)
-
-
-def _known(agent: str, name: str | None, url: str | None) -> str:
-    """Id of the agent that was meant. Raises Misuse, NotFound."""
-    _path(agent)
-    return id_of(agent, _listed(name, url))
-
-
-def _post(
-    agent: str, verb: str, body: dict[str, Any], name: str | None, url: str | None
-) -> tuple[str, dict[str, Any]]:
-    """Id of an agent, and the answer to a change of it."""
-    agent = _known(agent, name, url)
-    return agent, _request(name, url, lambda client: client.post(_path(agent, verb), body))
-
-
-def _listed(name: str | None, url: str | None) -> list[Found]:
-    """All agents, the last used first."""
-    found = _request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))
-    return list(found["data"])
-
-
-def _show(done: object, text: str, json: bool) -> None:
-    as_json(done) if json else typer.echo(text)
-
-
-def _path(agent: str, verb: str = "") -> str:
-    return path_of("v1", "agents", agent, *([verb] if verb else []))
+def _message(message: Found) -> str:
+    calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
+    made = f" [calls {', '.join(calls)}]" if calls else ""
+    return printable_lines(f"{message['role']}: {message['content']}{made}")
 
 
 def _row(one: Found, label: str, n_older: int = 0) -> tuple[object, ...]:

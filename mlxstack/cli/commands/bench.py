@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.commands import measure
-from mlxstack.cli.commands.up import Json
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note
+from mlxstack.cli.verbs import Json, VerbApp
 from mlxstack.core.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -39,16 +39,11 @@ NAMES = (
 )
 
 
-def bench_names(incomplete: str) -> list[str]:
-    """Complete the name of a benchmark in the shell."""
-    return [name for name in NAMES if name.startswith(incomplete)]
-
-
 def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     what: Annotated[
         str,
         typer.Argument(
-            metavar="|".join(NAMES), help="Benchmark to run.", autocompletion=bench_names
+            metavar="|".join(NAMES), help="Benchmark to run.", autocompletion=lambda: NAMES
         ),
     ],
     model: Annotated[
@@ -177,6 +172,6 @@ def _print(report: "BenchReport", *, is_markdown: bool) -> None:
         show(report, Console(width=None if sys.stdout.isatty() else 160))
 
 
-app = typer.Typer(rich_markup_mode=None, cls=measure.BenchGroup)
-app.callback(invoke_without_command=True)(measure.bench)
+app = VerbApp(cls=measure.BenchGroup)
+app.without_verb(measure.bench)
 app.command("dev")(bench)

@@ -2,46 +2,34 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlxstack.cli.commands import gc as sweeps
 from mlxstack.cli.commands.gc import DryRun, MaxBytes, OlderThan
-from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
-from mlxstack.cli.service_request import Name, Url, call_service, path_of
+from mlxstack.cli.service_request import ServiceOptions, path_of
+from mlxstack.cli.verbs import Json, VerbApp, VerbResult
 from mlxstack.core.agent_labels import MOST_CHARS
 from mlxstack.core.formatting import age, printable, share, size
 
 if TYPE_CHECKING:
     from mlxstack.core.status import CacheView, MissSums, MissView, PrefixView
 
-app = typer.Typer(rich_markup_mode=None)
+app = VerbApp(help="Inspect and manage the KV cache. Without a verb: the status.")
 
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh every two seconds.")]
 PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
 WATCH_S = 2.0
 
 
-@app.callback(invoke_without_command=True)
-def cache(
-    context: typer.Context,
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-    watch: Watch = False,
-) -> None:
-    """Inspect and manage the KV cache. Without a verb: the status."""
-    if context.invoked_subcommand is None:
-        status(name, url, json, watch)
-
-
+@app.without_verb
 @app.command()
-def status(name: Name = None, url: Url = None, json: Json = False, watch: Watch = False) -> None:
+def status(service: ServiceOptions, json: Json = False, watch: Watch = False) -> None:
     """Show budget, entries, hit rates and top prefixes."""
     while True:
-        view = _look(name, url)
+        view = _look(service)
         as_json(view) if json else typer.echo(render(view))
         if not watch:
             return
@@ -49,83 +37,70 @@ def status(name: Name = None, url: Url = None, json: Json = False, watch: Watch 
 
 
 @app.command()
-def top(name: Name = None, url: Url = None, json: Json = False) -> None:
+def top(service: ServiceOptions) -> VerbResult:
     """List pinned and the most used prefixes."""
-    view = _look(name, url)
-    if json:
-        as_json(view.prefixes)
-        return
+    prefixes = _look(service).prefixes
     headings = ("NAME", "HITS", "TOKENS", "SIZE", "AGE", "PINNED")
-    table(headings, [_row(prefix) for prefix in view.prefixes])
+    return VerbResult(prefixes, lambda: table(headings, map(_row, prefixes)))
 
 
 @app.command()
 def why(
     request: Annotated[str, typer.Argument(help="A request id, or an agent.")],
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
+    service: ServiceOptions,
+) -> VerbResult:
     """Show how much a request reused, and the reason for the rest."""
     from mlxstack.core.status import RequestView
 
     path = path_of("requests", request)
-    found = call_service(name, url, lambda client: client.get(path, RequestView))
-    if json:
-        as_json(found)
-        return
-    typer.echo(f"{found.id}: {found.n_cached} of {found.n_prompt} prompt tokens reused")
+    found = service.ask(lambda client: client.get(path, RequestView))
+    lines = [f"{found.id}: {found.n_cached} of {found.n_prompt} prompt tokens reused"]
     if found.n_begun_early:
-        typer.echo(f"begun early: {found.n_begun_early} tokens, used {found.n_used_early}")
-    typer.echo(_reason(found.miss) if found.miss else "no miss")
+        lines.append(f"begun early: {found.n_begun_early} tokens, used {found.n_used_early}")
+    lines.append(_reason(found.miss) if found.miss else "no miss")
+    return VerbResult(found, "\n".join(lines))
 
 
 @app.command()
 def warm(
     prefix: PrefixName,
     file: Annotated[Path, typer.Argument(help="A text file; .json: messages of a chat.")],
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
+    service: ServiceOptions,
+) -> VerbResult:
     """Compute a prefix from a file, and keep it under a name."""
-    body = {"name": prefix, **_content(file)}
-    done: Any = call_service(name, url, lambda client: client.post("/cache/prefixes", body))
-    as_json(done) if json else typer.echo(f"{prefix}: {done['n_tokens']} tokens are kept")
+    from mlxstack.client.prefix_file import prefix_in
+
+    done = service.post("/cache/prefixes", prefix_in(file) | {"name": prefix})
+    return VerbResult(done, f"{prefix}: {done['n_tokens']} tokens are kept")
 
 
 @app.command()
-def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
+def unpin(prefix: PrefixName, service: ServiceOptions) -> VerbResult:
     """Unpin a named prefix."""
     path = path_of("cache", "prefixes", prefix)
-    done = call_service(name, url, lambda client: client.delete(path))
-    as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
+    done = service.ask(lambda client: client.delete(path))
+    return VerbResult(done, f"{prefix} is no longer kept")
 
 
 @app.command()
-def clear(name: Name = None, url: Url = None, json: Json = False) -> None:
+def clear(service: ServiceOptions) -> VerbResult:
     """Drop KV in memory that is neither in use nor pinned."""
-    done: Any = call_service(name, url, lambda client: client.post("/cache/clear", {}))
-    as_json(done) if json else typer.echo(f"{size(done['n_bytes'])} freed")
+    done = service.post("/cache/clear", {})
+    return VerbResult(done, f"{size(done['n_bytes'])} freed")
 
 
 @app.command()
 def gc(
+    service: ServiceOptions,
     max_bytes: MaxBytes = None,
     older_than: OlderThan = None,
     dry_run: DryRun = False,
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Delete stored KV that nothing saved needs, by age and bytes."""
-    from msgspec import structs
+    from mlxstack.core.commands import CollectGarbage, GCScope
 
-    from mlxstack.core.commands import GCScope
-
-    bounds = sweeps.bounds(max_bytes, older_than)
-    collection = structs.replace(bounds, scope=GCScope.KV, is_dry=dry_run)
-    sweeps.show(sweeps.collect(collection, name, url), json)
+    sweep = CollectGarbage(max_bytes, older_than, GCScope.KV, is_dry=dry_run)
+    return sweeps.collect(sweep, service)
 
 
 def render(view: "CacheView") -> str:
@@ -150,22 +125,10 @@ def render(view: "CacheView") -> str:
     return "\n".join(lines)
 
 
-def _look(name: str | None, url: str | None) -> "CacheView":
+def _look(service: ServiceOptions) -> "CacheView":
     from mlxstack.core.status import CacheView
 
-    return call_service(name, url, lambda client: client.get("/cache", CacheView))
-
-
-def _content(file: Path) -> dict[str, Any]:
-    import msgspec
-
-    from mlxstack.core.errors import BadRequest
-
-    try:
-        text = file.read_text("utf-8")
-        return {"messages": msgspec.json.decode(text)} if file.suffix == ".json" else {"text": text}
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise BadRequest(f"{file} cannot be read: {error}") from None
+    return service.ask(lambda client: client.get("/cache", CacheView))
 
 
 def _row(prefix: "PrefixView") -> tuple[object, ...]:

@@ -1,13 +1,15 @@
 """`doctor`: problems of this machine and their remedies."""
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import HostsOption, Json, preset_names
-from mlxstack.cli.exit_codes import Exit, Misuse
-from mlxstack.cli.output import as_json, table
+from mlxstack.cli.commands.up import HostsOption, preset_names
+from mlxstack.cli.exit_codes import Misuse, failed_if
+from mlxstack.cli.output import table
+from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +27,7 @@ Wanted = Annotated[
 ]
 
 
-def doctor(wanted: Wanted = None, hosts: HostsOption = None, json: Json = False) -> None:
+def doctor(wanted: Wanted = None, hosts: HostsOption = None) -> VerbResult:
     """Check this machine, and with --hosts the others.
 
     The exit code is 1 when something must be repaired.
@@ -36,13 +38,10 @@ def doctor(wanted: Wanted = None, hosts: HostsOption = None, json: Json = False)
     home = home_from(os.environ)
     others = _others(wanted, hosts, home)
     found = [*examine(home, os.environ), *others]
-    if json:
-        as_json({"findings": found})
-    else:
-        rows = [(one.verdict, one.subject, one.detail, one.remedy) for one in found]
-        table(("", "CHECK", "FOUND", "REMEDY"), rows)
-    if any(one.verdict is CheckLevel.BAD for one in found):
-        raise typer.Exit(Exit.FAILED)
+    rows = [(one.verdict, one.subject, one.detail, one.remedy) for one in found]
+    is_bad = any(one.verdict is CheckLevel.BAD for one in found)
+    show = partial(table, ("", "CHECK", "FOUND", "REMEDY"), rows)
+    return VerbResult({"findings": found}, show, failed_if(is_bad))
 
 
 def _others(wanted: str | None, hosts: str | None, home: "Home") -> "Iterator[CheckResult]":

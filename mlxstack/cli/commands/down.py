@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import service_names
 from mlxstack.cli.output import as_json, note
+from mlxstack.cli.verbs import Json
 
 if TYPE_CHECKING:
     from mlxstack.host.home import Home

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from mlxstack.cli.commands.up import Json, Model, preset_names
+from mlxstack.cli.commands.up import Model, preset_names
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import as_json, note
-from mlxstack.cli.service_request import Name, Url
+from mlxstack.cli.output import note
+from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
     from mlxstack.cli.target import ServiceTarget
@@ -29,30 +30,25 @@ INSTALLS = {
 }
 
 
-def client_names(incomplete: str) -> list[str]:
-    """The clients whose names begin so, for the completion of a shell."""
-    return [name for name in NAMES if name.startswith(incomplete)]
-
-
 Client = Annotated[
-    str, typer.Argument(metavar="|".join(NAMES), help="The client.", autocompletion=client_names)
+    str, typer.Argument(metavar="|".join(NAMES), help="The client.", autocompletion=lambda: NAMES)
 ]
 
 
-def env(client: Client, name: Name = None, url: Url = None, json: Json = False) -> None:
+def env(client: Client, service: ServiceOptions) -> VerbResult:
     """Print the environment and config of a client.
 
     For a shell: eval "$(mlx-stack env claude)"
     """
     from mlxstack.host.coding_clients import as_shell
 
-    setup = _setup(client, _running(client, name, url))
-    as_json(setup) if json else typer.echo(as_shell(setup), nl=False)
+    setup = _setup(client, _running(client, service))
     _warn(setup)
+    return VerbResult(setup, lambda: typer.echo(as_shell(setup), nl=False))
 
 
 def run(
-    context: typer.Context, client: Client, name: Name = None, url: Url = None, model: Model = None
+    context: typer.Context, client: Client, service: ServiceOptions, model: Model = None
 ) -> None:
     """Start a client on a service.
 
@@ -61,7 +57,7 @@ def run(
     """
     from mlxstack.cli.member_start import start_member
 
-    where = _running_or_started(client, name, url, model)
+    where = _running_or_started(client, service, model)
     start_member(where)
     setup = _setup(client, where)
     words = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
@@ -72,21 +68,19 @@ def run(
     _become(words, setup)
 
 
-def _running(client: str, name: str | None, url: str | None) -> "ServiceTarget":
+def _running(client: str, service: ServiceOptions) -> "ServiceTarget":
     from mlxstack.cli.start_offer import refuse_without_service
     from mlxstack.cli.target import target
     from mlxstack.host.home import home_from
 
     _check(client)
     home = home_from(os.environ)
-    if name is None and url is None:
+    if service == ServiceOptions():
         refuse_without_service(home)
-    return target(home, name, url)
+    return target(home, *service)
 
 
-def _running_or_started(
-    client: str, name: str | None, url: str | None, model: str | None
-) -> "ServiceTarget":
+def _running_or_started(client: str, service: ServiceOptions, model: str | None) -> "ServiceTarget":
     """The service, started for `model`, or after a question where nothing runs."""
     from mlxstack.cli.start_offer import name_of, running_or_offered
     from mlxstack.cli.target import target
@@ -94,9 +88,9 @@ def _running_or_started(
 
     _check(client)
     home = home_from(os.environ)
-    if name is None and url is None and model is None:
+    if service == ServiceOptions() and model is None:
         return running_or_offered(home, client)
-    return target(home, name_of(home, name, url, model), url)
+    return target(home, name_of(home, *service, model), service.url)
 
 
 def _check(client: str) -> None:

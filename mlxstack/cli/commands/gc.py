@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.output import as_json, note
+from mlxstack.cli.output import note
+from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.units import bytes_of, seconds_of
+from mlxstack.cli.verbs import VerbResult
 from mlxstack.core.formatting import size
 
 if TYPE_CHECKING:
@@ -13,10 +16,14 @@ if TYPE_CHECKING:
     from mlxstack.host.home import Home
 
 MaxBytes = Annotated[
-    str | None, typer.Option("--max-bytes", help="Keep at most this much: 500MB, 20GB.")
+    int | None,
+    typer.Option(metavar="SIZE", parser=bytes_of, help="Keep at most this much: 500MB, 20GB."),
 ]
 OlderThan = Annotated[
-    str | None, typer.Option("--older-than", help="Delete files not used for this long: 36h, 30d.")
+    float | None,
+    typer.Option(
+        metavar="TIME", parser=seconds_of, help="Delete files not used for this long: 36h, 30d."
+    ),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would be deleted; delete nothing.")
@@ -26,32 +33,20 @@ OfAgent = Annotated[
 ]
 
 
-def bounds(max_bytes: str | None, older_than: str | None) -> "CollectGarbage":
-    """Bounds of the options. Raises Misuse."""
-    from mlxstack.cli.units import bytes_of, seconds_of
-    from mlxstack.core.commands import CollectGarbage
-
-    return CollectGarbage(
-        max_bytes=None if max_bytes is None else bytes_of(max_bytes),
-        max_age_s=None if older_than is None else seconds_of(older_than),
-    )
-
-
-def collect(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
+def collect(sweep: "CollectGarbage", service: ServiceOptions) -> VerbResult:
     """Collect by the running service, which knows open files, else here."""
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    if url is None:
-        name = name or _keeper(home)
-    return _sweep_here(sweep, home) if name is None and url is None else _request(sweep, name, url)
+    if service == ServiceOptions():
+        service = ServiceOptions(_keeper(home))
+    is_here = service == ServiceOptions()
+    swept = _sweep_here(sweep, home) if is_here else _request(sweep, service)
+    return VerbResult(swept, lambda: _show(swept))
 
 
-def show(swept: "GCResult", json: bool) -> None:
+def _show(swept: "GCResult") -> None:
     """Print deleted files, or those of a dry run."""
-    if json:
-        as_json(swept)
-        return
     for victim in swept.victims:
         typer.echo(f"{size(victim.n_bytes):>10}  {victim.reason:<6} {victim.title}")
     n_bytes = sum(victim.n_bytes for victim in swept.victims)
@@ -85,13 +80,9 @@ def _sweep_here(sweep: "CollectGarbage", home: "Home") -> "GCResult":
     return store.sweep(sweep, frozenset())
 
 
-def _request(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
+def _request(sweep: "CollectGarbage", service: ServiceOptions) -> "GCResult":
     import msgspec
 
-    from mlxstack.cli.service_request import call_service
     from mlxstack.core.commands import GCResult
 
-    body = msgspec.to_builtins(sweep)
-    return msgspec.convert(
-        call_service(name, url, lambda client: client.post("/cache/gc", body)), GCResult
-    )
+    return msgspec.convert(service.post("/cache/gc", msgspec.to_builtins(sweep)), GCResult)

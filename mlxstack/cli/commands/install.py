@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json, Set, preset_names
-from mlxstack.cli.output import as_json, note
+from mlxstack.cli.commands.up import Set, preset_names
+from mlxstack.cli.exit_codes import failed_if
+from mlxstack.cli.output import note
+from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,42 +43,37 @@ def install(
     preset: Named,
     show: Annotated[bool, typer.Option("--print", help="Print the unit only.")] = False,
     sets: Set = None,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Start a preset at every login, by launchd or systemd."""
     loaded = _loaded(preset, sets or [])
     unit = _unit(preset, sets or [], loaded, () if show else SECRETS)
     if show:
-        as_json(unit) if json else typer.echo(unit.text, nl=False)
         if left := [name for name in SECRETS if name in os.environ]:
             note(f"without {', '.join(left)}, which only the installed file holds")
-        return
+        return VerbResult(unit, lambda: typer.echo(unit.text, nl=False))
     _write(unit, loaded.preset)
     failed = _first_failure(unit.start)
-    if json:
-        as_json({"path": str(unit.path), "started": failed is None, "failed": failed})
-    elif failed is None:
-        typer.echo(
-            f"{unit.path} is written and started; remove it with `mlx-stack uninstall {unit.name}`"
-        )
     if unit.remark:
         note(unit.remark)
-    if failed is not None:
+    told = ""
+    if failed is None:
+        remedy = f"remove it with `mlx-stack uninstall {unit.name}`"
+        told = f"{unit.path} is written and started; {remedy}"
+    else:
         note(f"warning: {unit.path} is written, but not started: {failed}")
-        raise typer.Exit(1)
+    facts = {"path": str(unit.path), "started": failed is None, "failed": failed}
+    return VerbResult(facts, told, failed_if(failed is not None))
 
 
-def uninstall(service: Service, json: Json = False) -> None:
+def uninstall(service: Service) -> VerbResult:
     """Stop an installed service and remove its unit."""
     unit = _installed(service)
     failed = _stop(unit)
     unit.path.unlink()
-    if json:
-        as_json({"path": str(unit.path), "stopped": failed is None, "failed": failed})
-    else:
-        typer.echo(f"{unit.path} is removed")
     if failed is not None:
         note(f"warning: it may still run: {failed}")
+    facts = {"path": str(unit.path), "stopped": failed is None, "failed": failed}
+    return VerbResult(facts, f"{unit.path} is removed")
 
 
 def _write(unit: "ServiceUnit", preset: "Preset") -> None:

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import as_json, note
+from mlxstack.cli.output import note
+from mlxstack.cli.verbs import VerbResult
 
 Tier = Annotated[str, typer.Option("--tier", help="Priority of its requests: high, normal or low.")]
 Salt = Annotated[
@@ -15,7 +15,7 @@ Salt = Annotated[
 N_BYTES = 24
 
 
-def key(tier: Tier = "normal", salt: Salt = "", json: Json = False) -> None:
+def key(tier: Tier = "normal", salt: Salt = "") -> VerbResult:
     """Create an API key. Only its hash goes into the preset; store the key itself."""
     import secrets
 
@@ -27,11 +27,12 @@ def key(tier: Tier = "normal", salt: Salt = "", json: Json = False) -> None:
         raise Misuse(f"there is no tier {tier!r}; known are {', '.join(known)}")
     made = f"mlxs-{secrets.token_urlsafe(N_BYTES)}"
     held = as_key(preset.ApiKey(made, preset.Tier(tier), salt))
-    if json:
-        as_json({"key": made, "preset": {"key": held.key, "tier": tier, "salt": salt}})
-        return
-    note("the key, shown only now:")
-    typer.echo(made)
-    note("for the preset, under server.api_keys:")
-    more = f", salt: {salt!r}" if salt else ""
-    note(f"  - {{key: '{held.key}', tier: {tier}{more}}}")
+
+    def show() -> None:
+        note("the key, shown only now:")
+        typer.echo(made)
+        note("for the preset, under server.api_keys:")
+        more = f", salt: {salt!r}" if salt else ""
+        note(f"  - {{key: '{held.key}', tier: {tier}{more}}}")
+
+    return VerbResult({"key": made, "preset": {"key": held.key, "tier": tier, "salt": salt}}, show)

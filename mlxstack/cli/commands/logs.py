@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import service_names
+from mlxstack.cli.verbs import Json
 
 Named = Annotated[
     str | None,

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mlxstack.cli.commands.up import Json, Model
-from mlxstack.cli.output import as_json, note, table
-from mlxstack.cli.service_request import Name, Url, call_service
+from mlxstack.cli.commands.up import Model
+from mlxstack.cli.output import note, table
+from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
     from mlxstack.bench.my_service import PromptSpeed, ServiceSpeed
@@ -34,21 +35,12 @@ class BenchGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def bench(
-    context: typer.Context,
-    name: Name = None,
-    url: Url = None,
-    model: Model = None,
-    seconds: Seconds = 60.0,
-    json: Json = False,
-) -> None:
+def bench(service: ServiceOptions, model: Model = None, seconds: Seconds = 60.0) -> VerbResult:
     """Measure the running service in about a minute.
 
     Prefill and decode rates with prompts of 1k, 8k and 32k tokens as far as the context allows,
     the next turn against the first one, and 1, 2 and 4 agents at once.
     """
-    if context.invoked_subcommand is not None:
-        return
     from mlxstack.bench.my_service import measure
     from mlxstack.cli.member_start import start_member
     from mlxstack.cli.start_offer import name_of
@@ -56,10 +48,10 @@ def bench(
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    name = name_of(home, name, url, model)
-    start_member(target(home, name, url))
-    found = call_service(name, url, lambda client: measure(client, seconds, note))
-    as_json(found) if json else _show(found)
+    named = service._replace(name=name_of(home, *service, model))
+    start_member(target(home, *named))
+    found = named.ask(lambda client: measure(client, seconds, note))
+    return VerbResult(found, lambda: _show(found))
 
 
 def _show(found: "ServiceSpeed") -> None:

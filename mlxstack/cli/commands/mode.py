@@ -5,14 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json, preset_names
-from mlxstack.cli.exit_codes import Exit
-from mlxstack.cli.output import as_json, note, spinner, table
+from mlxstack.cli.commands.up import preset_names
+from mlxstack.cli.exit_codes import Exit, failed_if
+from mlxstack.cli.output import note, spinner, table
+from mlxstack.cli.verbs import VerbApp, VerbResult
 
 if TYPE_CHECKING:
     from mlxstack.host.home import Home
 
-app = typer.Typer(rich_markup_mode=None)
+app = VerbApp(help="Named sets of presets that run together. Without a verb: the list.")
+
+
+CHANGES = {"stop": "stopped", "start": "started", "keep": "kept", "on_demand": "on demand"}
+"""Services of a switch by their fields of ModeChange, in words."""
 
 
 def mode_names(incomplete: str) -> list[str]:
@@ -25,15 +30,9 @@ def mode_names(incomplete: str) -> list[str]:
 Name = Annotated[str, typer.Argument(help="The mode.", autocompletion=mode_names)]
 
 
-@app.callback(invoke_without_command=True)
-def mode(context: typer.Context, json: Json = False) -> None:
-    """Named sets of presets that run together. Without a verb: the list."""
-    if context.invoked_subcommand is None:
-        list_modes(json)
-
-
+@app.without_verb
 @app.command("list")
-def list_modes(json: Json = False) -> None:
+def list_modes() -> VerbResult:
     """List the modes and their members."""
     from mlxstack.config import modes
     from mlxstack.core.errors import SetupError
@@ -45,18 +44,15 @@ def list_modes(json: Json = False) -> None:
             found[name] = modes.load(name, home)
         except SetupError as why:
             note(f"warning: {why.message}")
-    if json:
-        as_json({"modes": found})
-        return
     rows = [
         (name, ", ".join(one.preset for one in mode.members), mode.description)
         for name, mode in found.items()
     ]
-    table(("MODE", "MEMBERS", "WHEN TO USE"), rows)
+    return VerbResult({"modes": found}, lambda: table(("MODE", "MEMBERS", "WHEN TO USE"), rows))
 
 
 @app.command("status")
-def show_status(json: Json = False) -> None:
+def show_status() -> VerbResult:
     """Show the mode that runs, its address and its members.
 
     The exit code is 0 when the address answers and no member has failed.
@@ -69,51 +65,40 @@ def show_status(json: Json = False) -> None:
     home = _home()
     active = modes.active(home)
     if active is None:
-        if json:
-            as_json({"mode": None, "members": {}})
-        else:
-            typer.echo("no mode; mlx-stack mode switch NAME starts one")
-        raise typer.Exit(Exit.NOT_RUNNING)
+        told = "no mode; mlx-stack mode switch NAME starts one"
+        return VerbResult({"mode": None, "members": {}}, told, Exit.NOT_RUNNING)
     seen = {one.name: one for one in survey(home).services}
     spec = read_json(home.gateway_file(active.name), GatewaySpec)
     names = [one.name for one in spec.members] if spec is not None else []
     states = {name: str(seen[name].state) if name in seen else "stopped" for name in names}
     front = seen.get(active.name)
     state, url = (str(front.state), front.url) if front is not None else ("stopped", "")
-    if json:
-        as_json({"mode": active.name, "state": state, "url": url, "members": states})
-    else:
+
+    def show() -> None:
         typer.echo(f"Mode: {active.name}, {state}, {url}")
         table(("MEMBER", "STATE"), states.items())
+
     # A member that is stopped is started by its first request.
     is_right = state == "healthy" and set(states.values()) <= {"healthy", "stopped"}
-    raise typer.Exit(Exit.OK if is_right else Exit.FAILED)
+    value = {"mode": active.name, "state": state, "url": url, "members": states}
+    return VerbResult(value, show, failed_if(not is_right))
 
 
 @app.command("switch")
-def switch_mode(name: Name, json: Json = False) -> None:
+def switch_mode(name: Name) -> VerbResult:
     """Run the members of a mode at one address, and stop all others.
 
     If a member fails, the former services are started again.
     """
+    from msgspec.structs import asdict
+
     from mlxstack.control.mode_switch import switch
 
     with spinner(f"mode {name}") as turn:
-        change = switch(name, _home(), turn)
-    groups = {
-        "stop": ("stopped", change.stop),
-        "start": ("started", change.start),
-        "keep": ("kept", change.keep),
-        "on_demand": ("on demand", change.on_demand),
-    }
-    if json:
-        lists = {key: names for key, (_, names) in groups.items()}
-        as_json({"mode": name, "url": change.url, **lists})
-        return
-    typer.echo(f"mode {name} runs at {change.url}")
-    for word, names in groups.values():
-        if names:
-            typer.echo(f"  {word} {', '.join(names)}")
+        change = asdict(switch(name, _home(), turn))
+    lines = [f"mode {name} runs at {change['url']}"]
+    lines += [f"  {word} {', '.join(change[key])}" for key, word in CHANGES.items() if change[key]]
+    return VerbResult({"mode": name, **change}, "\n".join(lines))
 
 
 @app.command("create")
@@ -121,14 +106,13 @@ def create_mode(
     name: Annotated[str, typer.Argument(help="How it is to be called.")],
     presets: Annotated[list[str], typer.Argument(help="Its members.", autocompletion=preset_names)],
     when: Annotated[str, typer.Option("--when", help="When to use it.")] = "",
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Write a mode of these presets; its file can be edited."""
     from mlxstack.config import modes
 
     path = modes.create(name, presets, when, _home())
     told = f"{path} is written; mlx-stack mode switch {name} starts it"
-    as_json({"mode": name, "path": str(path)}) if json else typer.echo(told)
+    return VerbResult({"mode": name, "path": str(path)}, told)
 
 
 def _home() -> "Home":

@@ -3,12 +3,14 @@
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxstack.cli.commands.up import Json
-from mlxstack.cli.output import as_json, note, table
+from mlxstack.cli.output import note, table
+from mlxstack.cli.units import size
+from mlxstack.cli.verbs import VerbResult
+from mlxstack.core.formatting import tokens
 
 if TYPE_CHECKING:
     from mlxstack.host.home import Home
@@ -20,63 +22,61 @@ LEAST = ("LAST USED", "WEIGHTS", "CONTEXT", "WHERE", "SIZE")
 """Columns to drop on narrow terminals, in order."""
 
 
-def models(json: Json = False) -> None:
+def models() -> VerbResult:
     """List the models on this machine.
 
     They are in the hub's cache, in LM Studio's folders, and in folders that were served.
     """
     from msgspec import to_builtins
 
-    from mlxstack.cli.units import size
-    from mlxstack.core.formatting import tokens
     from mlxstack.host.home import home_from
-    from mlxstack.models.hub import cache_folder
     from mlxstack.models.local_models import all_models
 
     home = home_from(os.environ)
     found = all_models(home)
     running = _running(home)
-    fits = {one.path: _fits(one) for one in found}
-    if json:
-        told = [
-            to_builtins(one) | {"fits": fits[one.path], "is_running": _is_used(one, running)}
-            for one in found
-        ]
-        as_json({"models": told})
-        return
+    told = [
+        to_builtins(one) | {"fits": _fits(one), "is_running": _is_used(one, running)}
+        for one in found
+    ]
+    return VerbResult({"models": told}, lambda: _show(told))
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    from mlxstack.models.hub import cache_folder
+
     if not found:
         note(f"no models in {cache_folder()}; `mlx-stack pull ID` gets one")
         return
     rows = [
         (
-            one.name,
-            size(one.n_bytes),
-            one.quantization,
-            tokens(one.n_trained) if one.n_trained else "-",
-            "running" if _is_used(one, running) else fits[one.path],
-            one.where,
-            _age(one.last_used),
+            one["name"],
+            size(one["n_bytes"]),
+            one["quantization"],
+            tokens(one["n_trained"]) if one["n_trained"] else "-",
+            "running" if one["is_running"] else one["fits"],
+            one["where"],
+            _age(one["last_used"]),
         )
         for one in found
     ]
     table(HEADS, rows, LEAST)
     for one in found:
-        if one.fault:
-            remedy = "" if one.where == "folder" else f"; `mlx-stack rm {one.name}` deletes it"
-            note(f"{one.name} is unreadable: {one.fault}{remedy}")
+        if one["fault"]:
+            is_ours = one["where"] != "folder"
+            remedy = f"; `mlx-stack rm {one['name']}` deletes it" if is_ours else ""
+            note(f"{one['name']} is unreadable: {one['fault']}{remedy}")
 
 
 def rm(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name of `mlx-stack models`.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Delete a model from this machine's disk.
 
     A model that is running is never deleted.
     """
     from mlxstack.cli.exit_codes import Misuse
-    from mlxstack.cli.units import size
     from mlxstack.core.errors import Taken
     from mlxstack.host.home import home_from
     from mlxstack.models.local_models import delete
@@ -93,10 +93,8 @@ def rm(
             raise Misuse("there is no terminal to ask on; `--yes` deletes without asking")
         typer.confirm(f"Delete {found.name} ({size(found.n_bytes)}) from {found.path}?", abort=True)
     n_freed = delete(found)
-    if json:
-        as_json({"model": found.name, "path": found.path, "n_freed": n_freed})
-        return
-    typer.echo(f"{found.name} is deleted, {size(n_freed)} are free again")
+    told = f"{found.name} is deleted, {size(n_freed)} are free again"
+    return VerbResult({"model": found.name, "path": found.path, "n_freed": n_freed}, told)
 
 
 def _named(model: str) -> "LocalModel":

@@ -1,14 +1,13 @@
 """`plan` and `spec`: capacity from config.json alone, before a download."""
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json, Set, preset_names
+from mlxstack.cli.commands.up import Set, preset_names
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.cli.output import as_json
+from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
     from mlxstack.cli.plan_simulation import Scenario
@@ -65,6 +64,7 @@ SimulateOption = Annotated[
 
 
 def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+    context: typer.Context,
     wanted: Wanted = None,
     memory: MemoryOption = None,
     hosts: MachinesOption = None,
@@ -77,8 +77,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     speeds_of: SpeedsOption = None,
     sets: Set = None,
     recommend: Annotated[bool, typer.Option("--recommend", hidden=True)] = False,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Show the presets that fit this machine, or what a model needs.
 
     Without a model: presets for coding agents, best first, for 3 agents of 64k tokens each.
@@ -91,31 +90,19 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if recommend:
         raise Misuse("`plan --recommend` is now `mlx-stack plan`; leave out --recommend")
     is_simulation = bool(simulate or scenario or speeds_of)
-    given = {
-        "--memory": memory,
-        "--hosts": hosts,
-        "--ctx": ctx,
-        "--agents": agents,
-        "--all": every,
-        "--scenario": scenario,
-        "--speeds-of": speeds_of,
-        "--set": sets,
-    }
-    _refuse_idle(_form(wanted, table, is_simulation), given)
+    _refuse_idle(_form(wanted, table, is_simulation), context)
     if hosts is not None and memory:
         raise Misuse("--hosts names the memory of each machine; leave out --memory")
     memory, sets = (memory, sets) if hosts is None else _machines(hosts, sets)
     there = _memory(memory)
     if is_simulation:
         candidate = None if wanted is None else _candidate(wanted, there, sets)
-        _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
-        return
+        return _simulated(_scenario(scenario, candidate, agents, speeds_of))
     if wanted is not None:
-        _forecast(_candidate(wanted, there, sets), there, agents, contexts, json)
-    elif table:
-        _table(home, contexts, json)
-    else:
-        _rank(home, there, agents, contexts, every, json)
+        return _forecast(_candidate(wanted, there, sets), there, agents, contexts)
+    if table:
+        return _table(home, contexts)
+    return _ranking(home, there, agents, contexts, every)
 
 
 def spec(
@@ -125,14 +112,13 @@ def spec(
             metavar="MODEL", help="Whose geometry to print.", autocompletion=preset_names
         ),
     ],
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Print the KV geometry of a model: layers, bytes per token."""
     from mlxstack.cli.plan_tables import show_spec
     from mlxstack.planner.estimate import spec_of
 
     found = spec_of(_candidate(wanted, _memory(None), None))
-    as_json(found) if json else show_spec(found)
+    return VerbResult(found, lambda: show_spec(found))
 
 
 def _form(wanted: str | None, is_table: bool, is_simulation: bool) -> str:
@@ -146,12 +132,13 @@ def _form(wanted: str | None, is_table: bool, is_simulation: bool) -> str:
     return "the ranking" if wanted is None else "a model"
 
 
-def _refuse_idle(form: str, given: Mapping[str, object]) -> None:
+def _refuse_idle(form: str, context: typer.Context) -> None:
     """Raise Misuse for a given option that changes nothing in this form."""
-    for option, value in given.items():
-        if value and option not in CHANGES[form]:
-            goes_with = " or ".join(other for other in CHANGES if option in CHANGES[other])
-            raise Misuse(f"{option} changes nothing in {form}; it goes with {goes_with}")
+    for option in context.command.params:
+        name = option.opts[0]
+        forms = [one for one in CHANGES if name in CHANGES[one]]
+        if forms and form not in forms and context.params[option.name or ""]:
+            raise Misuse(f"{name} changes nothing in {form}; it goes with {' or '.join(forms)}")
 
 
 def _memory(text: str | None) -> "MemoryBudget":
@@ -184,12 +171,8 @@ def _candidate(wanted: str, memory: "MemoryBudget", sets: list[str] | None) -> "
 
 
 def _forecast(
-    candidate: "Candidate",
-    there: "MemoryBudget",
-    agents: int | None,
-    contexts: list[int],
-    json: bool,
-) -> None:
+    candidate: "Candidate", there: "MemoryBudget", agents: int | None, contexts: list[int]
+) -> VerbResult:
     from mlxstack.cli.plan_tables import show_forecast
     from mlxstack.core.preset import ServiceKind
     from mlxstack.host.hardware import this_memory
@@ -206,7 +189,7 @@ def _forecast(
     is_here = there == this_memory(os.environ)
     others = claims_in(home_from(os.environ), there, candidate.preset.name) if is_here else ()
     found = forecast(candidate, there, load, contexts or CONTEXTS, others)
-    as_json(found) if json else show_forecast(found)
+    return VerbResult(found, lambda: show_forecast(found))
 
 
 def _asked(load: "ServiceLoad", agents: int | None, contexts: list[int]) -> "ServiceLoad":
@@ -216,14 +199,9 @@ def _asked(load: "ServiceLoad", agents: int | None, contexts: list[int]) -> "Ser
     return replace(load, n_slots=n_slots, n_ctx=max(contexts, default=load.n_ctx))
 
 
-def _rank(
-    home: "Home",
-    there: "MemoryBudget",
-    agents: int | None,
-    contexts: list[int],
-    shows_all: bool,
-    json: bool,
-) -> None:
+def _ranking(
+    home: "Home", there: "MemoryBudget", agents: int | None, contexts: list[int], shows_all: bool
+) -> VerbResult:
     from mlxstack.cli.plan_tables import show_ranking
     from mlxstack.planner.ranking import N_AGENTS, agent_presets, ranked
     from mlxstack.policy.memory.capacity_advice import AGENT_TOKENS
@@ -232,25 +210,23 @@ def _rank(
         raise Misuse("the ranking is for one context; give --ctx once")
     n_agents, n_ctx = agents or N_AGENTS, max(contexts, default=AGENT_TOKENS)
     rows = ranked(agent_presets(home), there, n_agents, n_ctx)
-    if json:
-        as_json({"n_agents": n_agents, "n_ctx": n_ctx, "memory": there, "presets": rows})
-    else:
-        show_ranking(rows, there, n_agents, n_ctx, shows_all)
+    told = {"n_agents": n_agents, "n_ctx": n_ctx, "memory": there, "presets": rows}
+    return VerbResult(told, lambda: show_ranking(rows, there, n_agents, n_ctx, shows_all))
 
 
-def _table(home: "Home", contexts: list[int], json: bool) -> None:
+def _table(home: "Home", contexts: list[int]) -> VerbResult:
     from mlxstack.cli.plan_tables import show_table, table_rows
     from mlxstack.planner.fit import shipped
 
     rows = table_rows(shipped(home), contexts or [4096])
-    as_json({"models": rows}) if json else show_table(rows)
+    return VerbResult({"models": rows}, lambda: show_table(rows))
 
 
 def _scenario(
     file: str | None, served: "Candidate | None", agents: int | None, speeds_of: str | None
 ) -> "Scenario":
     from mlxstack.cli import plan_simulation as plan_simulate
-    from mlxstack.cli.service_request import call_service
+    from mlxstack.cli.service_request import ServiceOptions
 
     found = plan_simulate.read_scenario(file) if file else plan_simulate.Scenario()
     if served is not None:
@@ -260,13 +236,13 @@ def _scenario(
     if speeds_of is not None:
         name, url = (None, speeds_of) if "://" in speeds_of else (speeds_of, None)
         found = plan_simulate.as_fast_as(
-            found, call_service(name, url, lambda client: client.metrics())
+            found, ServiceOptions(name, url).ask(lambda client: client.metrics())
         )
     return found
 
 
-def _simulate(scenario: "Scenario", json: bool) -> None:
+def _simulated(scenario: "Scenario") -> VerbResult:
     from mlxstack.cli.plan_simulation import outcome, show_outcome
 
     found = outcome(scenario)
-    as_json(found) if json else show_outcome(found)
+    return VerbResult(found, lambda: show_outcome(found))

@@ -5,35 +5,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Ctx, Json, KvBits, Set, Slots, preset_names
+from mlxstack.cli.commands.up import Ctx, KvBits, Set, Slots, preset_names
 from mlxstack.cli.output import as_json, note, table
+from mlxstack.cli.units import size
+from mlxstack.cli.verbs import VerbApp, VerbResult
+from mlxstack.core.formatting import tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlxstack.cli.preset_list import PresetListing
     from mlxstack.config.presets import LoadedPreset
 
 DEFAULT = "default"
 HEADS = ("PRESET", "SIZE", "FITS", "DOWNLOADED", "SLOTS x CTX", "KV BITS", "WHEN TO USE")
 
-app = typer.Typer(help="List presets, show one, print their JSON schema.", rich_markup_mode=None)
+app = VerbApp(help="List presets, show one, print their JSON schema.")
 
 
-@app.callback(invoke_without_command=True)
+@app.without_verb
 def presets(
-    context: typer.Context,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of preset files.")
     ] = False,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """List the presets: your own and the builtin ones."""
-    if context.invoked_subcommand is not None:
-        return
-    if schema:
-        from mlxstack.config.preset_schema import json_schema
+    if not schema:
+        return list_presets()
+    from mlxstack.config.preset_schema import json_schema
 
-        as_json(json_schema())
-        return
-    list_presets(json)
+    found = json_schema()
+    return VerbResult(found, lambda: as_json(found))
 
 
 @app.command("show")
@@ -42,8 +44,7 @@ def show_preset(
         str, typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names)
     ],
     sets: Set = None,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Show every value of a preset and its origin.
 
     An origin is a file with the line, a variable, an option or the default.
@@ -55,10 +56,8 @@ def show_preset(
 
     wanted = start.StartRequest(preset, tuple(sets or ()), Path.cwd())
     loaded = start.resolve(wanted, home_from(os.environ))
-    if json:
-        as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
-    else:
-        table(("KEY", "VALUE", "FROM"), _rows(loaded))
+    told = {"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins}
+    return VerbResult(told, lambda: table(("KEY", "VALUE", "FROM"), _rows(loaded)))
 
 
 @app.command("new")
@@ -68,8 +67,7 @@ def new_preset(
     ctx: Ctx = None,
     slots: Slots = None,
     kv_bits: KvBits = None,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Write a preset of your own, with the settings that `up` would choose."""
     from mlxstack.cli.plan_tables import show_reasons
     from mlxstack.host.home import home_from
@@ -77,19 +75,19 @@ def new_preset(
     from mlxstack.policy.memory.capacity_advice import SlotSizes
 
     written = write_preset(name, source, home_from(os.environ), SlotSizes(slots, ctx, kv_bits))
-    if json:
-        as_json({"preset": name, "path": written.path})
-        return
-    if written.derived is not None:
-        show_reasons(written.derived)
-    typer.echo(f"{written.path} is written; `mlx-stack up {name}` starts it")
+
+    def show() -> None:
+        if written.derived is not None:
+            show_reasons(written.derived)
+        typer.echo(f"{written.path} is written; `mlx-stack up {name}` starts it")
+
+    return VerbResult({"preset": name, "path": written.path}, show)
 
 
 @app.command("rm")
 def remove_preset(
     name: Annotated[str, typer.Argument(help="Its name.", autocompletion=preset_names)],
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Delete a preset of your own, or one that `up` derived.
 
     The model's files stay.
@@ -103,22 +101,21 @@ def remove_preset(
     if any(state.plan.name == name for state in services.running(home)):
         raise Taken(f"{name} is running; `mlx-stack down {name}` stops it first")
     path = delete(name, home)
-    as_json({"preset": name, "path": path}) if json else typer.echo(f"{path} is deleted")
+    return VerbResult({"preset": name, "path": path}, f"{path} is deleted")
 
 
 @app.command("list")
-def list_presets(json: Json = False) -> None:
+def list_presets() -> VerbResult:
     """List the presets, as without a verb."""
     from mlxstack.cli.preset_list import catalog, with_fits
-    from mlxstack.cli.units import size
-    from mlxstack.core.formatting import tokens
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
     listings = with_fits(catalog(home), home)
-    if json:
-        as_json({"presets": listings})
-        return
+    return VerbResult({"presets": listings}, lambda: _show(listings))
+
+
+def _show(listings: "Sequence[PresetListing]") -> None:
     rows = [
         (
             one.name,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json
-from mlxstack.cli.output import as_json, note
+from mlxstack.cli.output import note
+from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
     from mlxstack.core.preset import ModelSpec
@@ -23,8 +23,7 @@ LINE_S = 2.0
 def pull(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to download.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Download a model from the hub.
 
     It goes on where an earlier download was interrupted, inside a file too.
@@ -42,11 +41,9 @@ def pull(
     began = time.monotonic()
     with _progress(download) as report:
         folder = hub.download(spec.id, spec.revision, report)
-    if json:
-        as_json({"model": spec.id, "path": folder, "n_bytes": download.n_bytes})
-        return
     took = f" after {time.monotonic() - began:.0f} s" if download.n_missing else " already"
-    typer.echo(f"{spec.id} is here{took}: {size(download.n_bytes)} in {folder}")
+    told = f"{spec.id} is here{took}: {size(download.n_bytes)} in {folder}"
+    return VerbResult({"model": spec.id, "path": folder, "n_bytes": download.n_bytes}, told)
 
 
 def _spec(model: str, revision: str | None) -> "ModelSpec":

@@ -6,48 +6,35 @@ import typer
 
 from mlxstack.cli.commands import gc as sweeps
 from mlxstack.cli.commands.gc import DryRun, MaxBytes, OfAgent, OlderThan
-from mlxstack.cli.commands.up import Json
-from mlxstack.cli.output import as_json, table
-from mlxstack.cli.service_request import Name, Url, call_service
+from mlxstack.cli.output import table
+from mlxstack.cli.service_request import ServiceOptions
+from mlxstack.cli.verbs import VerbApp, VerbResult
 from mlxstack.core.formatting import age
 
 if TYPE_CHECKING:
     from mlxstack.client import Client, SlotResponse, SlotSaved
 
-app = typer.Typer(rich_markup_mode=None)
+app = VerbApp(help="List, save, restore and erase slots. Without a verb: the list.")
 
 SlotId = Annotated[int, typer.Argument(help="The slot's number, from 0.")]
 FileName = Annotated[str, typer.Argument(help="A file name in the preset's slots.save_path.")]
 
 
-@app.callback(invoke_without_command=True)
-def slots(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """List, save, restore and erase slots. Without a verb: the list."""
-    if context.invoked_subcommand is None:
-        show(name, url, json)
-
-
+@app.without_verb
 @app.command("list")
-def show(name: Name = None, url: Url = None, json: Json = False) -> None:
+def show(service: ServiceOptions) -> VerbResult:
     """List slots and their contexts."""
-    found = call_service(name, url, lambda client: client.slots())
-    if json:
-        as_json({"slots": found})
-        return
-    headings = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
-    labels = _labels(name, url)
-    table(headings, [_row(one, labels) for one in found], ("CACHED", "TOKENS/S", "CONTEXT", "IDLE"))
+    found = service.ask(lambda client: client.slots())
+    return VerbResult({"slots": found}, lambda: _show(found, _labels(service)))
 
 
 @app.command()
-def save(
-    slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
-) -> None:
+def save(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbResult:
     """Write the context of a slot to a file."""
-    done = call_service(name, url, lambda client: _save(client, slot, filename))
+    done = service.ask(lambda client: _save(client, slot, filename))
     took = done.timings.get("save_ms", 0.0)
     text = f"slot {slot}: {done.n_saved} tokens saved to {filename}, {done.n_written} bytes"
-    as_json(done) if json else typer.echo(f"{text} written in {took:.1f} ms")
+    return VerbResult(done, f"{text} written in {took:.1f} ms")
 
 
 async def _save(client: "Client", slot: int, filename: str) -> "SlotSaved":
@@ -61,50 +48,51 @@ async def _save(client: "Client", slot: int, filename: str) -> "SlotSaved":
 
 
 @app.command()
-def restore(
-    slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
-) -> None:
+def restore(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbResult:
     """Load the context of a file into a slot."""
-    done = call_service(name, url, lambda client: client.restore_slot(slot, filename))
+    done = service.ask(lambda client: client.restore_slot(slot, filename))
     took = done.timings.get("restore_ms", 0.0)
     text = f"slot {slot}: {done.n_restored} tokens restored from {filename}, {done.n_read} bytes"
-    as_json(done) if json else typer.echo(f"{text} read in {took:.1f} ms")
+    return VerbResult(done, f"{text} read in {took:.1f} ms")
 
 
 @app.command()
-def erase(slot: SlotId, name: Name = None, url: Url = None, json: Json = False) -> None:
+def erase(slot: SlotId, service: ServiceOptions) -> VerbResult:
     """Empty a slot."""
-    done = call_service(name, url, lambda client: client.erase_slot(slot))
-    as_json(done) if json else typer.echo(f"slot {slot}: {done.n_erased} tokens erased")
+    done = service.ask(lambda client: client.erase_slot(slot))
+    return VerbResult(done, f"slot {slot}: {done.n_erased} tokens erased")
 
 
 @app.command()
 def gc(
+    service: ServiceOptions,
     max_bytes: MaxBytes = None,
     older_than: OlderThan = None,
     agent: OfAgent = None,
     dry_run: DryRun = False,
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Delete saved slots and agents' KV by age and bytes.
 
     KV that only they needed is deleted too.
     """
-    from msgspec import structs
+    from mlxstack.core.commands import CollectGarbage
 
-    collection = structs.replace(sweeps.bounds(max_bytes, older_than), agent=agent, is_dry=dry_run)
-    sweeps.show(sweeps.collect(collection, name, url), json)
+    sweep = CollectGarbage(max_bytes, older_than, agent=agent, is_dry=dry_run)
+    return sweeps.collect(sweep, service)
 
 
-def _labels(name: str | None, url: str | None) -> dict[str, str]:
+def _show(found: "list[SlotResponse]", labels: dict[str, str]) -> None:
+    headings = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
+    table(headings, [_row(one, labels) for one in found], ("CACHED", "TOKENS/S", "CONTEXT", "IDLE"))
+
+
+def _labels(service: ServiceOptions) -> dict[str, str]:
     """Labels of agents by id."""
     from mlxstack.cli.agent_names import labels_of
     from mlxstack.core.errors import StackError
 
     try:
-        found = call_service(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))
+        found = service.ask(lambda client: client.get("/v1/agents", dict[str, Any]))
     except StackError:
         # An embedding service has no agents.
         return {}

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.commands import tui
-from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Exit, Misuse
 from mlxstack.cli.output import as_json, table
+from mlxstack.cli.verbs import Json, VerbResult
 from mlxstack.core.formatting import age
 
 if TYPE_CHECKING:
@@ -70,21 +70,19 @@ def status(
     raise typer.Exit(_exit_of(found))
 
 
-def ps(json: Json = False) -> None:
+def ps() -> VerbResult:
     """List the processes of every service."""
     from mlxstack.control.probe import processes
     from mlxstack.core.formatting import size
     from mlxstack.host.home import home_from
 
     found = processes(home_from(os.environ))
-    if json:
-        as_json({"processes": found})
-        return
     rows = [
         (one.service, one.role, one.pid, f"{one.cpu_s:.0f} s", size(one.rss_bytes), one.command)
         for one in found
     ]
-    table(("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND"), rows, ("COMMAND",))
+    headings = ("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND")
+    return VerbResult({"processes": found}, lambda: table(headings, rows, ("COMMAND",)))
 
 
 def _surveyed(name: str | None, show_all: bool) -> "SystemStatus":

@@ -7,16 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxstack.cli.commands.up import Json
-from mlxstack.cli.output import as_json, table
-from mlxstack.cli.service_request import Name, Url
+from mlxstack.cli.output import table
+from mlxstack.cli.service_request import ServiceOptions
 from mlxstack.cli.units import size
+from mlxstack.cli.verbs import VerbResult
 
 LONGEST_S = 7200.0
 
 
 def swap(
     preset: Annotated[str, typer.Argument(metavar="MODEL", help="What to serve next.")],
+    service: ServiceOptions,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only fetch and check it; the old model answers on.")
     ] = False,
@@ -26,22 +27,17 @@ def swap(
             "--drain", min=0, max=LONGEST_S, help="Seconds that running requests may still take."
         ),
     ] = 30.0,
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Change the model of a running service; requests wait.
 
     Steps: drain, park, unload, load, warm.
     """
-    with _chosen(preset, url) as chosen:
-        report = _load(name, url, {**chosen, "prepare": prepare, "drain_s": drain})
-    if json:
-        as_json(report)
-    elif prepare:
-        typer.echo(f"{preset} is here and whole: {size(report['n_bytes'])} in {report['path']}")
-    else:
-        _show(report)
+    with _chosen(preset, service.url) as chosen:
+        report = _load(service, {**chosen, "prepare": prepare, "drain_s": drain})
+    if prepare:
+        place = f"{size(report['n_bytes'])} in {report['path']}"
+        return VerbResult(report, f"{preset} is here and whole: {place}")
+    return VerbResult(report, lambda: _show(report))
 
 
 @contextmanager
@@ -110,14 +106,14 @@ def _what(step: dict[str, Any]) -> str:
     }.get(step["name"], "")
 
 
-def _load(name: str | None, url: str | None, body: dict[str, Any]) -> dict[str, Any]:
+def _load(service: ServiceOptions, body: dict[str, Any]) -> dict[str, Any]:
     import asyncio
 
     from mlxstack.cli.target import target
     from mlxstack.client import Client
     from mlxstack.host.home import home_from
 
-    where = target(home_from(os.environ), name, url)
+    where = target(home_from(os.environ), *service)
 
     async def call() -> dict[str, Any]:
         async with Client(where.url, where.api_key, LONGEST_S) as client:

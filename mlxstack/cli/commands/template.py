@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxstack.cli.commands.up import Json, preset_names
+from mlxstack.cli.commands.up import preset_names
 from mlxstack.cli.output import as_json, table
+from mlxstack.cli.verbs import Json
 
 if TYPE_CHECKING:
     from mlxstack.core.conversation import Conversation

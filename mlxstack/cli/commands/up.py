@@ -13,6 +13,7 @@ from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Misuse, PipeClosed
 from mlxstack.cli.output import as_json, note, spinner
 from mlxstack.cli.units import tokens_of
+from mlxstack.cli.verbs import Json
 
 if TYPE_CHECKING:
     from mlxstack.config.presets import LoadedPreset
@@ -44,7 +45,6 @@ FRONT = "gateway"
 
 TEXT = '{"prompt": "The capital of France is", "max_tokens": 60}'
 CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def preset_names(incomplete: str) -> list[str]:

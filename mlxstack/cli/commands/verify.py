@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json, preset_names
-from mlxstack.cli.exit_codes import Exit
-from mlxstack.cli.output import as_json, note, table
+from mlxstack.cli.commands.up import preset_names
+from mlxstack.cli.exit_codes import failed_if
+from mlxstack.cli.output import note, table
 from mlxstack.cli.units import seconds_of
+from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
     from mlxstack.cli.soak import SoakReport
@@ -38,8 +39,7 @@ def verify(
             "panic reports are told at the end.",
         ),
     ] = None,
-    json: Json = False,
-) -> None:
+) -> VerbResult:
     """Verify a model on this machine.
 
     It takes a few minutes, and its report is made to be pasted into an issue. Answers after a hit,
@@ -47,27 +47,17 @@ def verify(
     and alone; step and prefill times, the stall of decoding rows and memory are measured. An engine
     of its own runs in a temporary home. The exit code is 1 for a fault.
     """
+    from mlxstack.cli.soak import soak as soaked
     from mlxstack.cli.verify import VerifyPlan, report
     from mlxstack.host.home import home_from
 
+    home = home_from(os.environ)
     if soak:
-        _soak(wanted, soak, json)
-        return
+        found = soaked(wanted, home, os.environ, note, soak)
+        return VerbResult(found, lambda: _show_soak(found), failed_if(not found.is_sound))
     plan = VerifyPlan((64, 512), 12) if quick else VerifyPlan()
-    found = report(wanted, home_from(os.environ), os.environ, note, plan)
-    as_json(found) if json else _show(found)
-    if not found.is_sound:
-        raise typer.Exit(Exit.FAILED)
-
-
-def _soak(wanted: str, seconds: float, json: bool) -> None:
-    from mlxstack.cli.soak import soak
-    from mlxstack.host.home import home_from
-
-    found = soak(wanted, home_from(os.environ), os.environ, note, seconds)
-    as_json(found) if json else _show_soak(found)
-    if not found.is_sound:
-        raise typer.Exit(Exit.FAILED)
+    verified = report(wanted, home, os.environ, note, plan)
+    return VerbResult(verified, lambda: _show(verified), failed_if(not verified.is_sound))
 
 
 def _show_soak(found: "SoakReport") -> None:

@@ -77,6 +77,10 @@ class ActionContext(Struct, frozen=True):
     machine: LocalActions | None = None
 
 
+Do = Callable[[ActionContext, Aim], Awaitable[str]]
+Describe = Callable[[DashboardState, str], str]
+
+
 class Action(Struct, frozen=True):
     """Action; `do` returns its outcome, or raises.
 
@@ -90,8 +94,27 @@ class Action(Struct, frozen=True):
     label: str
     help: str
     target: ActionTarget
-    describe: Callable[[DashboardState, str], str]
-    do: Callable[[ActionContext, Aim], Awaitable[str]]
+    describe: Describe
+    do: Do
     wants: ActionInput = ActionInput.CONSENT
     is_destructive: bool = False
     title: str = ""
+
+
+def action(
+    target: ActionTarget, name_of: Describe, key: str, label: str, question: str, **more: Any
+) -> Callable[[Do], Action]:
+    """Action of a function: its name is the id, its docstring the help.
+
+    In the question `{}` is the thing, as `name_of` says it.
+    """
+
+    def made(do: Do) -> Action:
+        told = " ".join((do.__doc__ or "").split())
+
+        def describe(model: DashboardState, thing: str) -> str:
+            return question.format(name_of(model, thing))
+
+        return Action(do.__name__, key, label, told, target, describe, do, **more)
+
+    return made

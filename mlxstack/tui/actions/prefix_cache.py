@@ -1,55 +1,15 @@
 """Actions on the prefix cache: warm, pin, unpin, clear."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
-from mlxstack.core.errors import BadRequest
+from mlxstack.client.prefix_file import prefix_in
 from mlxstack.core.formatting import printable, size
-from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
+from mlxstack.tui.actions.action import ActionContext, ActionInput, ActionTarget, Aim, action
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
-
-
-async def pin(context: ActionContext, aim: Aim) -> str:
-    """Pin a listed prefix under a name."""
-    done = await context.calls.post("/cache/prefixes", {"name": aim.text, "id": aim.key})
-    return f"{aim.text}: {done.get('n_tokens', 0)} tokens are pinned"
-
-
-async def unpin(context: ActionContext, aim: Aim) -> str:
-    """Make the prefix evictable again."""
-    await context.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
-    return f"{aim.key} is no longer pinned"
-
-
-async def warm(context: ActionContext, aim: Aim) -> str:
-    """Prefill a file at low priority, then pin it by name."""
-    body = await asyncio.to_thread(_prefix, aim.text)
-    done = await context.calls.post("/cache/prefixes", body)
-    return f"{body['name']}: {done.get('n_tokens', 0)} tokens are pinned"
-
-
-async def clear(context: ActionContext, _: Aim) -> str:
-    """Evict all KV that is neither in use nor pinned."""
-    done = await context.calls.post("/cache/clear", {})
-    return f"the cache is cleared: {size(done.get('n_bytes', 0))} freed"
-
-
-def _prefix(path: str) -> dict[str, Any]:
-    """Read a chat (JSON) or text. Raises BadRequest if unreadable."""
-    file = Path(path)
-    try:
-        file = file.expanduser()
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".json":
-            return {"name": file.stem, "messages": msgspec.json.decode(text)}
-        return {"name": file.stem, "text": text}
-    except (OSError, ValueError, RuntimeError) as why:
-        raise BadRequest(f"{file} cannot be read: {why}") from why
 
 
 def _told(model: DashboardState, key: str) -> str:
@@ -60,51 +20,51 @@ def _told(model: DashboardState, key: str) -> str:
     return f"{printable(one.name, 60) or 'the unnamed prefix'} ({tokens(one.n_tokens)} tokens)"
 
 
-def _parked(model: DashboardState) -> str:
+def _parked(model: DashboardState, _: str) -> str:
     cache = model.frame.cache
     return size(cache.memory_bytes) if cache else "all"
 
 
-ACTIONS: tuple[Action, ...] = (
-    Action(
-        id="pin",
-        key="i",
-        label="Pin",
-        help="Pin the chosen prefix under a name, exempt from eviction.",
-        target=ActionTarget.PREFIX,
-        wants=ActionInput.NAME,
-        describe=lambda model, key: f"Pin {_told(model, key)} under which name?",
-        do=pin,
-    ),
-    Action(
-        id="unpin",
-        key="u",
-        label="Unpin",
-        help="Make the chosen pinned prefix evictable again.",
-        target=ActionTarget.PREFIX,
-        describe=lambda model, key: f"Unpin {_told(model, key)}? It can be evicted then.",
-        do=unpin,
-    ),
-    Action(
-        id="warm",
-        key="w",
-        label="Warm",
-        help="Prefill a file (text, or messages in .json) and pin it under its name.",
-        target=ActionTarget.CACHE,
-        wants=ActionInput.FILE,
-        describe=lambda *_: "Prefill and pin which file of this computer? .json: a chat.",
-        do=warm,
-    ),
-    Action(
-        id="clear",
-        key="X",
-        label="Clear",
-        help="Evict all parked KV that is neither in use nor pinned.",
-        target=ActionTarget.CACHE,
-        describe=lambda model, _: (
-            f"Clear the cache? {_parked(model)} are held; live contexts stay."
-        ),
-        is_destructive=True,
-        do=clear,
-    ),
+on_prefix = partial(action, ActionTarget.PREFIX, _told)
+on_cache = partial(action, ActionTarget.CACHE, _parked)
+
+
+@on_prefix("i", "Pin", "Pin {} under which name?", wants=ActionInput.NAME)
+async def pin(context: ActionContext, aim: Aim) -> str:
+    """Pin the chosen prefix under a name, exempt from eviction."""
+    done = await context.calls.post("/cache/prefixes", {"name": aim.text, "id": aim.key})
+    return f"{aim.text}: {done.get('n_tokens', 0)} tokens are pinned"
+
+
+@on_prefix("u", "Unpin", "Unpin {}? It can be evicted then.")
+async def unpin(context: ActionContext, aim: Aim) -> str:
+    """Make the chosen pinned prefix evictable again."""
+    await context.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
+    return f"{aim.key} is no longer pinned"
+
+
+@on_cache(
+    "w",
+    "Warm",
+    "Prefill and pin which file of this computer? .json: a chat.",
+    wants=ActionInput.FILE,
 )
+async def warm(context: ActionContext, aim: Aim) -> str:
+    """Prefill a file and pin it under its name.
+
+    Text, or messages in .json.
+    """
+    body = await asyncio.to_thread(prefix_in, Path(aim.text))
+    name = Path(aim.text).stem
+    done = await context.calls.post("/cache/prefixes", body | {"name": name})
+    return f"{name}: {done.get('n_tokens', 0)} tokens are pinned"
+
+
+@on_cache("X", "Clear", "Clear the cache? {} are held; live contexts stay.", is_destructive=True)
+async def clear(context: ActionContext, _: Aim) -> str:
+    """Evict all parked KV that is neither in use nor pinned."""
+    done = await context.calls.post("/cache/clear", {})
+    return f"the cache is cleared: {size(done.get('n_bytes', 0))} freed"
+
+
+ACTIONS = (pin, unpin, warm, clear)

@@ -1,69 +1,53 @@
 """Actions on the service: model swap and mode switch."""
 
+from functools import partial
+
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.formatting import printable, short_time
-from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
+from mlxstack.tui.actions.action import ActionContext, ActionInput, ActionTarget, Aim, action
 from mlxstack.tui.state import DashboardState
 
 
+def _model(model: DashboardState, _: str) -> str:
+    return printable(model.frame.service.model, 40) or "the model"
+
+
+on_service = partial(action, ActionTarget.SERVICE, _model)
+on_model = partial(action, ActionTarget.MODEL, lambda _, key: key)
+on_machine = partial(action, ActionTarget.MACHINE, lambda *_: "")
+
+
+@on_service(
+    "m", "Model", "Serve which preset instead of {}?", wants=ActionInput.PRESET, title="Swap model"
+)
 async def swap(context: ActionContext, aim: Aim) -> str:
-    """Swap the model; requests wait until the new one has loaded."""
+    """Swap the model: requests wait, contexts are saved to disk."""
     done = await context.calls.post("/v1/models/load", {"preset": aim.text})
     took = short_time(sum(step["ms"] for step in done.get("steps", ())) / 1000)
     before, now = done.get("before", "the model"), done.get("model", aim.text)
     return f"{before} was replaced by {now} in {took}"
 
 
+@on_model("a", "Load", "Load {}.", wants=ActionInput.NOTHING, title="Load model")
 async def load(context: ActionContext, aim: Aim) -> str:
-    """Load the model: a gateway starts its member."""
+    """Load a model of a gateway, before its first request."""
     await context.calls.post("/v1/models/load", {"model": aim.key})
     return f"{aim.key} is loaded"
 
 
+@on_machine(
+    "M",
+    "Mode",
+    "Switch to which mode? Services outside of it are stopped.",
+    wants=ActionInput.MODE,
+    is_destructive=True,
+    title="Switch mode",
+)
 async def switch(context: ActionContext, aim: Aim) -> str:
-    """Switch the mode. Raises Unsupported when the services run elsewhere."""
+    """Switch this computer to a mode: other services stop, missing ones start."""
     if context.machine is None:
         raise Unsupported("modes can be switched on the computer of the service only")
     return await context.machine.switch_mode(aim.text)
 
 
-def _model(model: DashboardState) -> str:
-    return printable(model.frame.service.model, 40) or "the model"
-
-
-ACTIONS: tuple[Action, ...] = (
-    Action(
-        id="swap",
-        key="m",
-        label="Model",
-        help="Swap the model: requests wait, contexts are saved to disk.",
-        target=ActionTarget.SERVICE,
-        wants=ActionInput.PRESET,
-        describe=lambda model, _: f"Serve which preset instead of {_model(model)}?",
-        do=swap,
-        title="Swap model",
-    ),
-    Action(
-        id="load",
-        key="a",
-        label="Load",
-        help="Load a model of a gateway, before its first request.",
-        target=ActionTarget.MODEL,
-        wants=ActionInput.NOTHING,
-        describe=lambda _, key: f"Load {key}.",
-        do=load,
-        title="Load model",
-    ),
-    Action(
-        id="switch",
-        key="M",
-        label="Mode",
-        help="Switch this computer to a mode: other services stop, missing ones start.",
-        target=ActionTarget.MACHINE,
-        wants=ActionInput.MODE,
-        describe=lambda *_: "Switch to which mode? Services outside of it are stopped.",
-        is_destructive=True,
-        do=switch,
-        title="Switch mode",
-    ),
-)
+ACTIONS = (swap, load, switch)

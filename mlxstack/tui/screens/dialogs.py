@@ -17,6 +17,8 @@ from mlxstack.core.formatting import printable
 from mlxstack.tui.widgets.text_input import LineInput
 
 MOST_ROWS = 12
+CONSENT = ""
+"""Answer of a confirmation."""
 
 
 class Question(ModalScreen[str | None]):
@@ -62,48 +64,42 @@ class AnswerButton(Button):
         return self
 
 
-class ConfirmDialog(Question):
-    """Confirmation dialog; Enter means no unless yes has the focus."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "agree", "Yes"),
-        Binding("n", "cancel", "No"),
-    ]
-
-    def compose_answers(self) -> ComposeResult:
-        """Two buttons."""
-        with Horizontal(classes="buttons"):
-            yield AnswerButton("No (n)", None)
-            yield AnswerButton("Yes (y)", "", "warning")
-
-    def action_agree(self) -> None:
-        """Answer by key."""
-        self.answer("")
-
-
 class ChoiceDialog(Question):
     """One of a few words, by its first letter or by mouse."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(letter, f"choose('{letter}')", show=False) for letter in ascii_lowercase
     ]
+    NOTE = "esc leaves it as it is"
 
     def __init__(self, question: str, words: tuple[str, ...]) -> None:
         super().__init__(question)
-        self._words = words
+        self._answers: dict[str, str | None] = {word: word for word in words}
 
     def compose_answers(self) -> ComposeResult:
         """A button per word."""
         with Horizontal(classes="buttons"):
-            for word in self._words:
-                yield AnswerButton(f"{word.capitalize()} ({word[0]})", word)
-        yield Static("esc leaves it as it is", markup=False, classes="note")
+            for word, answer in self._answers.items():
+                variant = "warning" if answer == CONSENT else "default"
+                yield AnswerButton(f"{word.capitalize()} ({word[0]})", answer, variant)
+        if self.NOTE:
+            yield Static(self.NOTE, markup=False, classes="note")
 
     def action_choose(self, letter: str) -> None:
         """Answer by the first letter of a word."""
-        chosen = next((word for word in self._words if word[0] == letter), None)
-        if chosen is not None:
-            self.answer(chosen)
+        for word, answer in self._answers.items():
+            if word[0] == letter:
+                self.answer(answer)
+
+
+class ConfirmDialog(ChoiceDialog):
+    """Confirmation dialog; Enter means no unless yes has the focus."""
+
+    NOTE = ""
+
+    def __init__(self, question: str) -> None:
+        super().__init__(question, ())
+        self._answers = {"no": None, "yes": CONSENT}
 
 
 class TextDialog(Question):

@@ -7,7 +7,7 @@ from mlxstack.core.status import AgentView, MissView, TurnView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
-from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
+from mlxstack.tui.views.overview import PRIORITIES, joined
 from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
@@ -16,6 +16,7 @@ from mlxstack.tui.views.table_data import (
     TextCell,
     columns_of,
     fitted,
+    tabulated,
     title,
 )
 
@@ -28,15 +29,13 @@ REUSED, COMPUTED, GENERATED = "█", "▓", "░"
 def agents(model: DashboardState, width: int) -> TableData:
     """All agents, live, parked or on disk."""
     found = model.frame.agents
-    is_wide = width >= WIDE
     columns = (
-        *columns_of("agent *12, where 8, tokens >7, requests >8, reused >6, saved >7, idle >6"),
-        *columns_of("priority 8, size >9" if is_wide else ""),
-        *columns_of("last miss *16" if is_wide else ""),
+        "agent *12, where 8, tokens >7, requests >8, reused >6, saved >7, idle >6, "
+        "priority 8@112, size >9@112, last miss *16@112"
     )
-    rows = tuple(TableRow(one.id, _agent(one, model, is_wide)) for one in found or ())
+    rows = (TableRow(one.id, _agent(one, model)) for one in found or ())
     note = NOT_YET if found is None else "No agent yet. Start one: mlx-stack run claude"
-    return TableData(title("Agents", _census(model)), fitted(columns, width), rows, note)
+    return tabulated(title("Agents", _census(model)), columns, rows, width, note)
 
 
 def agent(model: DashboardState, name: str) -> AgentView | None:
@@ -78,8 +77,7 @@ def last_miss(miss: MissView) -> Line:
 
 def states(one: AgentView, width: int) -> TableData:
     """KV of an agent per model."""
-    columns = columns_of("model *16, tokens >7, size >9, where 8")
-    rows = tuple(
+    rows = (
         TableRow(
             state.model,
             (
@@ -91,7 +89,8 @@ def states(one: AgentView, width: int) -> TableData:
         )
         for state in one.states
     )
-    return TableData(title("States"), fitted(columns, width), rows, "No state is kept.")
+    columns = "model *16, tokens >7, size >9, where 8"
+    return tabulated(title("States"), columns, rows, width, "No state is kept.")
 
 
 def turns(one: AgentView, width: int) -> TableData:
@@ -141,9 +140,9 @@ def _census(model: DashboardState) -> str:
     return f"{some}{': ' if told else ''}{told}  enter shows one"
 
 
-def _agent(one: AgentView, model: DashboardState, is_wide: bool) -> tuple[TextCell, ...]:
+def _agent(one: AgentView, model: DashboardState) -> tuple[TextCell, ...]:
     name = agent_name(model, one.id)
-    cells = (
+    return (
         TextCell(f"* {name}" if one.is_pinned else name),
         _place(one),
         TextCell(tokens(one.n_tokens)),
@@ -151,11 +150,6 @@ def _agent(one: AgentView, model: DashboardState, is_wide: bool) -> tuple[TextCe
         TextCell(share(one.n_cached, one.n_prompt)),
         TextCell(span(one.saved_s) if one.saved_s else NONE),
         TextCell(NONE if one.place == "live" and not one.idle_s else age(one.idle_s)),
-    )
-    if not is_wide:
-        return cells
-    return (
-        *cells,
         TextCell(one.priority.name.lower(), PRIORITIES[one.priority]),
         TextCell(size(one.n_bytes)),
         TextCell(printable(one.miss.reason if one.miss else NONE, 60), CellStyle.FAINT),

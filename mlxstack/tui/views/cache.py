@@ -12,8 +12,7 @@ from mlxstack.tui.views.table_data import (
     TableData,
     TableRow,
     TextCell,
-    columns_of,
-    fitted,
+    tabulated,
     title,
 )
 
@@ -42,40 +41,31 @@ def budget(model: DashboardState, width: int) -> tuple[Line, ...]:
 def rates(model: DashboardState, width: int) -> TableData:
     """Hit rates by requests and tokens, and time saved."""
     cache = model.frame.cache
-    columns = columns_of(
-        "window 12, requests >9, hits >6, prompt >8, reused >8, of tokens >9, time saved >10"
-    )
-    rows: tuple[TableRow, ...] = ()
+    columns = "window 12, requests >9, hits >6, prompt >8, reused >8, of tokens >9, time saved >10"
+    rows: list[TableRow] = []
     if cache is not None and cache.is_enabled:
         windows = (("last minute", cache.minute), ("last hour", cache.hour), ("all", cache.whole))
-        rows = tuple(TableRow(name, _sums(name, sums)) for name, sums in windows)
-    return TableData(title("Hit rates"), fitted(columns, width), rows, _why_not(cache) or NOT_YET)
+        rows = [TableRow(name, _sums(name, sums)) for name, sums in windows]
+    return tabulated(title("Hit rates"), columns, rows, width, _why_not(cache) or NOT_YET)
 
 
 def prefixes(model: DashboardState, width: int) -> TableData:
     """The prefixes that are worth most."""
     cache = model.frame.cache
-    columns = (
-        *columns_of("prefix *14, hits >6, tokens >7, size >8, age >6, shared by *15"),
-        *columns_of("kept in 12" if width >= WIDE else ""),
-    )
-    rows = (
-        tuple(TableRow(one.id, _prefix(one, model, width)) for one in cache.prefixes)
-        if cache
-        else ()
-    )
+    columns = "prefix *14, hits >6, tokens >7, size >8, age >6, shared by *15, kept in 12@112"
+    rows = (TableRow(one.id, _prefix(one, model)) for one in (cache.prefixes if cache else ()))
     note = _why_not(cache) or "Nothing is kept yet."
-    return TableData(title("Top prefixes"), fitted(columns, width), rows, note)
+    return tabulated(title("Top prefixes"), columns, rows, width, note)
 
 
 def misses(model: DashboardState, width: int) -> TableData:
     """Misses of the latest requests, the largest loss first."""
     cache = model.frame.cache
-    columns = columns_of("lost >6, tokens >6, agent *12, reason 16, cached -> sent *18, age >6")
+    columns = "lost >6, tokens >6, agent *12, reason 16, cached -> sent *18, age >6"
     found = sorted(cache.misses, key=lambda one: (-one.lost_s, one.age_s)) if cache else ()
-    rows = tuple(TableRow(one.request, _miss(one, model)) for one in found)
+    rows = (TableRow(one.request, _miss(one, model)) for one in found)
     note = _why_not(cache) or "No request missed anything yet."
-    return TableData(title("Misses", "enter explains"), fitted(columns, width), rows, note)
+    return tabulated(title("Misses", "enter explains"), columns, rows, width, note)
 
 
 def miss(model: DashboardState, request: str) -> MissView | None:
@@ -114,18 +104,18 @@ def _sums(name: str, sums: WindowSums) -> tuple[TextCell, ...]:
     )
 
 
-def _prefix(one: PrefixView, model: DashboardState, width: int) -> tuple[TextCell, ...]:
+def _prefix(one: PrefixView, model: DashboardState) -> tuple[TextCell, ...]:
     name = prefix_name(model, one)
     users = ", ".join(agent_name(model, agent) for agent in one.agents)
-    cells = (
+    return (
         TextCell(f"* {name}" if one.is_pinned else name),
         TextCell(str(one.n_hits)),
         TextCell(tokens(one.n_tokens)),
         TextCell(size(one.n_bytes)),
         TextCell(age(one.age_s)),
         TextCell(users or NONE),
+        TextCell(", ".join(one.places) or NONE),
     )
-    return (*cells, TextCell(", ".join(one.places) or NONE)) if width >= WIDE else cells
 
 
 def _miss(one: MissView, model: DashboardState) -> tuple[TextCell, ...]:

@@ -8,15 +8,7 @@ from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
-from mlxstack.tui.views.table_data import (
-    CellStyle,
-    TableData,
-    TableRow,
-    TextCell,
-    columns_of,
-    fitted,
-    title,
-)
+from mlxstack.tui.views.table_data import CellStyle, TableData, TableRow, TextCell, tabulated, title
 
 WIDE = 112
 WINDOW_S = 600.0
@@ -36,9 +28,9 @@ class Cost(Struct, frozen=True):
 
 def costs(model: DashboardState, width: int) -> TableData:
     """Losses now, then those of the last ten minutes, the largest first."""
-    columns = columns_of(f"lost >6, agent {24 if width >= WIDE else 14}, why *38, age >6")
+    columns = f"lost >6, agent {24 if width >= WIDE else 14}, why *38, age >6"
     found = ranked(model)
-    rows = tuple(TableRow(one.request, _row(one, model)) for one in found)
+    rows = [TableRow(one.request, _row(one, model)) for one in found]
     now, past = (
         span(sum(one.lost_s for one in found if (one.age_s is None) is is_now))
         for is_now in (True, False)
@@ -46,7 +38,7 @@ def costs(model: DashboardState, width: int) -> TableData:
     sums = f"now {now}, ten minutes {past}, enter explains"
     head = title("What cost time", sums if rows else "")
     note = "" if not model.has_frame else "No request lost a second in the last ten minutes."
-    return TableData(head, fitted(columns, width), rows, note)
+    return tabulated(head, columns, rows, width, note)
 
 
 def ranked(model: DashboardState) -> tuple[Cost, ...]:

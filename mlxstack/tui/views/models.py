@@ -11,8 +11,7 @@ from mlxstack.tui.views.table_data import (
     TableData,
     TableRow,
     TextCell,
-    columns_of,
-    fitted,
+    tabulated,
     title,
 )
 
@@ -29,18 +28,18 @@ STYLES = {
 
 def models(model: DashboardState, width: int) -> TableData:
     """Members of a gateway, or the one model of a service."""
-    columns = columns_of(
+    columns = (
         "model *12, state 11, memory >9, context >7, slots >5, requests >8, waiting >7, idle >6"
     )
     found = members(model)
     if found:
-        rows = tuple(TableRow(one.id, _member(one, model)) for one in found)
+        rows = [TableRow(one.id, _member(one, model)) for one in found]
         n_loaded = sum(one.status is not None and one.status.value == "loaded" for one in found)
         told = f"{n_loaded} of {len(found)} loaded, enter shows one"
     else:
-        rows = (_one_model(model),) if model.frame.service.model else ()
+        rows = [_one_model(model)] if model.frame.service.model else []
         told = "one; `mlx-stack up A B` serves several" if rows else ""
-    return TableData(title("Models", told), fitted(columns, width), rows, "No model is known yet.")
+    return tabulated(title("Models", told), columns, rows, width, "No model is known yet.")
 
 
 def members(model: DashboardState) -> tuple[ListedModel, ...]:

@@ -15,8 +15,7 @@ from mlxstack.tui.views.table_data import (
     TableData,
     TableRow,
     TextCell,
-    columns_of,
-    fitted,
+    tabulated,
     title,
 )
 
@@ -32,9 +31,7 @@ HEALTH = {
     "unloaded": CellStyle.FAINT,
     "stopping": CellStyle.WARN,
 }
-MEDIUM = 96
 WIDE = tiles.WIDE
-VERY_WIDE = 126
 MANY = 256
 
 
@@ -153,31 +150,22 @@ def slots(model: DashboardState, width: int) -> TableData:
     views = model.frame.snapshot.slots
     n_busy = sum(is_active(view) for view in views)
     columns = (
-        *columns_of("slot >4, agent *12, state 33, context >11, reused >6"),
-        *columns_of("images 14" if _shows_images(model, width) else ""),
-        *columns_of("elapsed >7" if width >= MEDIUM else ""),
-        *columns_of("memory >9" if width >= VERY_WIDE else ""),
-        *columns_of("why not more *12" if width >= WIDE else ""),
+        "slot >4, agent *12, state 33, context >11, reused >6, "
+        "images 14?@96, elapsed >7@96, memory >9@126, why not more *12@112"
     )
-    return TableData(
-        title("Slots", f"{n_busy} of {len(views)} busy" if views else ""),
-        fitted(columns, width),
-        tuple(TableRow(str(view.id), _slot(view, model, width)) for view in views),
-        "No slots yet: the model is being loaded." if model.has_frame else "",
-    )
-
-
-def _shows_images(model: DashboardState, width: int) -> bool:
-    return width >= MEDIUM and any(view.n_images for view in model.frame.snapshot.slots)
+    head = title("Slots", f"{n_busy} of {len(views)} busy" if views else "")
+    rows = (TableRow(str(view.id), _slot(view, model)) for view in views)
+    note = "No slots yet: the model is being loaded." if model.has_frame else ""
+    return tabulated(head, columns, rows, width, note)
 
 
 def queue(model: DashboardState, width: int) -> TableData:
     """Waiting requests in their order, and what each waits for."""
-    waiting = model.frame.snapshot.waiting
-    columns = columns_of("agent *12, waits for *31, since >7, prompt >7, priority 8")
-    rows = tuple(TableRow(view.request, _waiting(i, view, model)) for i, view in enumerate(waiting))
+    columns = "agent *12, waits for *31, since >7, prompt >7, priority 8"
+    waiting = enumerate(model.frame.snapshot.waiting)
+    rows = (TableRow(view.request, _waiting(i, view, model)) for i, view in waiting)
     note = "No request waits." if model.has_frame else ""
-    return TableData(title("Queue"), fitted(columns, width), rows, note)
+    return tabulated(title("Queue"), columns, rows, width, note)
 
 
 def waits_for(n_ahead: int, view: WaitingView, model: DashboardState) -> str:
@@ -223,7 +211,7 @@ def state(view: SlotView, model: DashboardState) -> TextCell:
     return TextCell(idle, CellStyle.FAINT)
 
 
-def _slot(view: SlotView, model: DashboardState, width: int) -> tuple[TextCell, ...]:
+def _slot(view: SlotView, model: DashboardState) -> tuple[TextCell, ...]:
     is_full = view.n_tokens > 0.9 * view.n_ctx
     name = agent_name(model, view.agent)
     elapsed = span(view.elapsed_s + model.frame.snapshot_age_s) if is_active(view) else NONE
@@ -238,14 +226,10 @@ def _slot(view: SlotView, model: DashboardState, width: int) -> tuple[TextCell, 
             share(view.n_cached, view.n_prompt),
             CellStyle.REUSED if view.n_cached else CellStyle.PLAIN,
         ),
-        *(
-            (TextCell(images(view.n_images, view.n_images_computed)),)
-            if _shows_images(model, width)
-            else ()
-        ),
-        *((TextCell(elapsed),) if width >= MEDIUM else ()),
-        *((TextCell(size(view.n_bytes)),) if width >= VERY_WIDE else ()),
-        *((TextCell(miss, CellStyle.FAINT),) if width >= WIDE else ()),
+        TextCell(images(view.n_images, view.n_images_computed)),
+        TextCell(elapsed),
+        TextCell(size(view.n_bytes)),
+        TextCell(miss, CellStyle.FAINT),
     )
 
 

@@ -5,15 +5,13 @@ from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import images, tokens
 from mlxstack.tui.views.names import agent_name
-from mlxstack.tui.views.overview import WIDE
 from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
     TableData,
     TableRow,
     TextCell,
-    columns_of,
-    fitted,
+    tabulated,
     title,
 )
 
@@ -25,23 +23,14 @@ HEADER = "x-mlx-stack-"
 def requests(model: DashboardState, width: int) -> TableData:
     """The last finished requests, the latest first."""
     found = model.frame.requests
-    is_wide = width >= WIDE
     columns = (
-        *columns_of(
-            "age >6, agent *8, prompt >6, reused >6, out >5, queue >6, prefill >7, "
-            "decode >6, ttft >6"
-        ),
-        *columns_of("images 14" if is_wide and _has_images(model) else ""),
-        *columns_of("saved >7, slot >4, from 6, ended 9" if is_wide else ""),
+        "age >6, agent *8, prompt >6, reused >6, out >5, queue >6, prefill >7, decode >6, ttft >6, "
+        "images 14?@112, saved >7@112, slot >4@112, from 6@112, ended 9@112"
     )
-    rows = tuple(TableRow(one.id, _request(one, model, is_wide)) for one in found or ())
+    rows = [TableRow(one.id, _request(one, model)) for one in found or ()]
     note = NOT_YET if found is None else "No request has finished yet."
     head = title("Requests", f"the last {len(rows)}, enter tells why" if rows else "")
-    return TableData(head, fitted(columns, width), rows, note)
-
-
-def _has_images(model: DashboardState) -> bool:
-    return any(one.n_images for one in model.frame.requests or ())
+    return tabulated(head, columns, rows, width, note)
 
 
 def request(model: DashboardState, name: str) -> RequestView | None:
@@ -124,9 +113,9 @@ def _all_reused(one: RequestView, n_new: int) -> Line:
     return (TextCell(told, CellStyle.GOOD),)
 
 
-def _request(one: RequestView, model: DashboardState, is_wide: bool) -> tuple[TextCell, ...]:
+def _request(one: RequestView, model: DashboardState) -> tuple[TextCell, ...]:
     tone = CellStyle.BAD if one.ended in BAD else CellStyle.PLAIN
-    cells = (
+    return (
         TextCell(age(one.age_s)),
         TextCell(agent_name(model, one.agent), tone),
         TextCell(tokens(one.n_prompt)),
@@ -138,12 +127,7 @@ def _request(one: RequestView, model: DashboardState, is_wide: bool) -> tuple[Te
         TextCell(short_time(one.prefill_s)),
         TextCell(short_time(one.decode_s)),
         TextCell(short_time(one.ttft_s)),
-    )
-    if not is_wide:
-        return cells
-    return (
-        *cells,
-        *((TextCell(images(one.n_images, one.n_images_computed)),) if _has_images(model) else ()),
+        TextCell(images(one.n_images, one.n_images_computed)),
         TextCell(short_time(one.saved_s) if one.saved_s else NONE),
         TextCell(NONE if one.slot is None else str(one.slot)),
         TextCell(one.source.value),

@@ -1,10 +1,11 @@
 """Lines and tables as values, apart from how they are drawn."""
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 GAP = 2
@@ -12,6 +13,9 @@ UNITS = {
     "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
     "k": 1e3, "M": 1e6, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
 }  # fmt: skip
+COLUMN = re.compile(
+    r"(?P<title>[^,]+) (?P<side>[>*]?)(?P<width>\d+)(?P<is_optional>\??)(?:@(?P<least>\d+))?,? ?"
+)
 SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
 SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 NUMBER = re.compile(r"(?P<n>\d+(?:\.\d+)?) ?(?P<unit>k|M|KiB|MiB|GiB|TiB)?(?![a-z])")
@@ -42,25 +46,24 @@ Line = tuple[TextCell, ...]
 
 
 class TableColumn(Struct, frozen=True):
-    """`width` in cells; a wide column takes what the others leave."""
+    """`width` in cells, as `columns_of` reads them."""
 
     title: str
+    side: str
     width: int
-    is_right: bool = False
-    is_wide: bool = False
+    is_optional: str
+    least: int
 
 
 @cache
 def columns_of(text: str) -> tuple[TableColumn, ...]:
-    """Columns of a text such as `name *12, state 8, tokens >7`.
+    """Columns of a text such as `name *12, state 8?, tokens >7@112`.
 
-    A number is a width; `>` is right-aligned, `*` takes what the others leave.
+    A number is a width; `>` is right-aligned, `*` takes what the others leave. `?` is left out
+    where it has no text, and every column where the table has fewer cells than `@` says.
     """
-    parts = (part.rpartition(" ") for part in text.split(", ") if part)
-    return tuple(
-        TableColumn(name, int(size.lstrip(">*")), size.startswith(">"), size.startswith("*"))
-        for name, _, size in parts
-    )
+    found = (one.groupdict("0") for one in COLUMN.finditer(text))
+    return tuple(convert(one, TableColumn, strict=False) for one in found)
 
 
 class TableRow(Struct, frozen=True):
@@ -77,6 +80,19 @@ class TableData(Struct, frozen=True):
     columns: tuple[TableColumn, ...] = ()
     rows: tuple[TableRow, ...] = ()
     note: str = ""
+
+
+def tabulated(
+    head: Line, columns: str, rows: Iterable[TableRow], width: int, note: str
+) -> TableData:
+    """Table with the columns of `columns_of` that `width` has room for."""
+    rows, places = tuple(rows), {}
+    for i, column in enumerate(columns_of(columns)):
+        has_text = not column.is_optional or any(row.cells[i].text for row in rows)
+        if has_text and width >= column.least:
+            places[i] = column
+    kept = tuple(TableRow(row.key, tuple(row.cells[i] for i in places)) for row in rows)
+    return TableData(head, fitted(tuple(places.values()), width), kept, note)
 
 
 def title(name: str, rest: str = "") -> Line:
@@ -128,9 +144,7 @@ def distinct(table_data: TableData) -> TableData:
 
 def fitted(columns: tuple[TableColumn, ...], width: int) -> tuple[TableColumn, ...]:
     """Columns with the wide ones fitted into `width`, never below theirs."""
-    taken = sum(column.width + GAP for column in columns)
-    n_wide = sum(column.is_wide for column in columns)
-    spare = max(0, width - taken)
-    if not n_wide:
-        return columns
-    return tuple(replace(c, width=c.width + spare // n_wide) if c.is_wide else c for c in columns)
+    spare = max(0, width - sum(column.width + GAP for column in columns))
+    n_wide = sum(column.side == "*" for column in columns)
+    more = spare // max(1, n_wide)
+    return tuple(replace(one, width=one.width + more * (one.side == "*")) for one in columns)

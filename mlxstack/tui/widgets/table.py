@@ -96,7 +96,7 @@ def _fitted(told: str, column: TableColumn) -> str:
     n_free = column.width - cell_len(told)
     if n_free < 0:
         return set_cell_size(told, column.width - 1) + "…"
-    return " " * n_free + told if column.is_right else told + " " * n_free
+    return " " * n_free + told if column.side == ">" else told + " " * n_free
 
 
 def _texts(row: TableRow) -> list[Text]:

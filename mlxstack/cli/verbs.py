@@ -1,0 +1,100 @@
+"""Verbs by their results, which are printed as JSON or for people."""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import typer
+
+from mlxstack.cli.exit_codes import Exit
+from mlxstack.cli.output import as_json
+from mlxstack.cli.service_request import Name, ServiceOptions, Url
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+OPTION = Parameter.KEYWORD_ONLY
+JSON = Parameter("json", OPTION, default=False, annotation=Json)
+SERVICE = [
+    Parameter("name", OPTION, default=None, annotation=Name),
+    Parameter("url", OPTION, default=None, annotation=Url),
+]
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class VerbResult(NamedTuple):
+    """Outcome of a verb: `value` as JSON; for people `shown`, or what it prints."""
+
+    value: object
+    shown: str | Callable[[], object]
+    code: Exit = Exit.OK
+
+
+class VerbApp(typer.Typer):
+    """Group of verbs; those that return a VerbResult have `--json`.
+
+    ServiceOptions are given as `--name` and `--url`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(rich_markup_mode=None, **options)
+
+    def command(self, *names: Any, **options: Any) -> Callable[[Verb], Verb]:
+        """Add a verb."""
+
+        def add(verb: Verb) -> Verb:
+            super(VerbApp, self).command(*names, **options)(command_of(verb))
+            return verb
+
+        return add
+
+    def without_verb(self, verb: Verb) -> Verb:
+        """Run this verb where none is given."""
+        run = command_of(verb)
+
+        @wraps(run)
+        def callback(context: typer.Context, **given: Any) -> None:
+            if context.invoked_subcommand is None:
+                run(**given)
+
+        own = signature(run)
+        first = Parameter("context", OPTION, annotation=typer.Context)
+        parameters = [first, *own.parameters.values()]
+        callback.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        self.callback(invoke_without_command=True)(callback)
+        return verb
+
+
+def command_of(verb: Callable[..., Any]) -> Callable[..., None]:
+    """Function with the options of a verb, which prints its VerbResult."""
+    own = signature(verb)
+    is_printed = own.return_annotation is VerbResult
+    parameters = []
+    for one in own.parameters.values():
+        is_service = one.annotation is ServiceOptions
+        parameters += SERVICE if is_service else [one.replace(kind=OPTION)]
+    if is_printed:
+        parameters.append(JSON)
+
+    @wraps(verb)
+    def run(**given: Any) -> None:
+        is_json = is_printed and given.pop("json")
+        if SERVICE[0] in parameters:
+            given["service"] = ServiceOptions(given.pop("name"), given.pop("url"))
+        result = verb(**given)
+        if is_printed:
+            _print(result, is_json)
+
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _print(result: VerbResult, is_json: bool) -> None:
+    if is_json:
+        as_json(result.value)
+    elif callable(result.shown):
+        result.shown()
+    elif result.shown:
+        typer.echo(result.shown)
+    if result.code:
+        raise typer.Exit(result.code)

@@ -1,0 +1,18 @@
+"""A file as a prefix for POST /cache/prefixes."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mlxstack.core.errors import BadRequest
+
+
+def prefix_in(file: Path) -> dict[str, Any]:
+    """Messages of a chat (.json), else text. Raises BadRequest if unreadable."""
+    try:
+        file = file.expanduser()
+        text = file.read_text("utf-8")
+        return {"messages": msgspec.json.decode(text)} if file.suffix == ".json" else {"text": text}
+    except (OSError, ValueError, RuntimeError) as why:
+        raise BadRequest(f"{file} cannot be read: {why}") from why
