@@ -1,21 +1,31 @@
-"""Names of services and agents, for the completion of a shell."""
+"""Names of presets, services and agents, which a shell completes."""
 
 import os
 from typing import Any
 
+import typer
+
 QUICK_S = 3.0
 
 
-def service_names(incomplete: str) -> list[str]:
-    """Services of this home whose names begin so."""
+def preset_names() -> list[str]:
+    """All presets."""
+    from mlxstack.config.presets import listed
+    from mlxstack.host.home import home_from
+
+    return sorted(listed(home_from(os.environ)))
+
+
+def service_names() -> list[str]:
+    """Services of this home."""
     from mlxstack.host import services
     from mlxstack.host.home import home_from
 
-    return [name for name in services.names(home_from(os.environ)) if name.startswith(incomplete)]
+    return services.names(home_from(os.environ))
 
 
-def agent_names(incomplete: str) -> list[str]:
-    """Ids of agents in running services, by prefix; errors yield none."""
+def agent_names() -> list[str]:
+    """Ids of agents in running services; errors yield none."""
     import asyncio
 
     from mlxstack.host import services
@@ -25,8 +35,7 @@ def agent_names(incomplete: str) -> list[str]:
         return await asyncio.gather(*(_agents_of(name) for name in names))
 
     names = [state.plan.name for state in services.running(home_from(os.environ))]
-    found = {agent for agents in asyncio.run(all_of(names)) for agent in agents}
-    return sorted(agent for agent in found if agent.startswith(incomplete))
+    return sorted({agent for agents in asyncio.run(all_of(names)) for agent in agents})
 
 
 async def _agents_of(name: str) -> list[str]:
@@ -43,3 +52,18 @@ async def _agents_of(name: str) -> list[str]:
     except (Misuse, StackError, ConnectionError):
         return []
     return [one["id"] for one in listed["data"]]
+
+
+def preset_argument(text: str, metavar: str | None = None) -> Any:
+    """Argument of a preset or model."""
+    return typer.Argument(metavar=metavar, help=text, autocompletion=preset_names)
+
+
+def service_argument(text: str) -> Any:
+    """Argument of a service of this home."""
+    return typer.Argument(help=text, autocompletion=service_names)
+
+
+def service_option(text: str) -> Any:
+    """The option `--name` of a service of this home."""
+    return typer.Option("--name", help=text, autocompletion=service_names)

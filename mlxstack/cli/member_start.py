@@ -1,11 +1,9 @@
 """Start of a gateway's member for a command that needs its model."""
 
-import asyncio
 from typing import Any
 
 from mlxstack.cli.output import note
 from mlxstack.cli.target import ServiceTarget
-from mlxstack.client import Client
 
 LONGEST_S = 7200.0
 """A model may have to be downloaded before it is loaded."""
@@ -18,13 +16,11 @@ def start_member(where: ServiceTarget) -> None:
 
     Raises what the gateway answers where it cannot be started.
     """
-    if where.member is not None:
-        asyncio.run(_start(where, where.member))
-
-
-async def _start(where: ServiceTarget, member: str) -> None:
-    async with Client(where.url, where.api_key, LONGEST_S) as client:
-        health = await client.get("/health", dict[str, Any])
-        if health.get("members", {}).get(member) != LOADED:
-            note(f"starting {member} ...")
-            await client.post("/v1/models/load", {"model": member})
+    member = where.member
+    if member is None:
+        return
+    health = where.ask(lambda client: client.get("/health", dict[str, Any]))
+    if health.get("members", {}).get(member) != LOADED:
+        note(f"starting {member} ...")
+        body = {"model": member}
+        where.ask(lambda client: client.post("/v1/models/load", body), timeout_s=LONGEST_S)

@@ -1,26 +1,20 @@
 """HTTP requests of a verb to a service."""
 
 import os
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import typer
 
-from mlxstack.cli.completion import service_names
+from mlxstack.cli.completion import service_option
 from mlxstack.cli.exit_codes import Misuse
 
 if TYPE_CHECKING:
-    from mlxstack.client import Client
+    from mlxstack.cli.target import Question
 
 T = TypeVar("T")
 
-Question = Callable[["Client"], Awaitable[T]]
-
-Name = Annotated[
-    str | None,
-    typer.Option("--name", help="The service, when several run.", autocompletion=service_names),
-]
+Name = Annotated[str | None, service_option("The service, when several run.")]
 Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.")]
 
 
@@ -30,33 +24,25 @@ class ServiceOptions(NamedTuple):
     name: str | None = None
     url: str | None = None
 
-    def ask(self, question: Question[T], *, is_of_all: bool = False) -> T:
+    def ask(self, question: "Question[T]", *, is_of_all: bool = False) -> T:
         """Send one request.
 
         A member of a gateway that does not run is started. `is_of_all`: the gateway itself answers.
         """
-        import asyncio
-
         from mlxstack.cli.member_start import start_member
         from mlxstack.cli.target import target
-        from mlxstack.client import Client
         from mlxstack.core.errors import Busy
         from mlxstack.host.home import home_from
 
         where = target(home_from(os.environ), *self)
         member = None if is_of_all else where.member
-
-        async def call() -> T:
-            async with Client(where.url, where.api_key, member=member) as client:
-                return await question(client)
-
         try:
-            return asyncio.run(call())
+            return where.ask(question, member)
         except Busy:
             if where.member is None:
                 raise
         start_member(where)
-        return asyncio.run(call())
+        return where.ask(question, member)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """JSON object of a POST."""

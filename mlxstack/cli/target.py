@@ -1,15 +1,17 @@
 """Target of a verb: service by name, URL, or the only one."""
 
+import asyncio
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.client import Unreachable
+from mlxstack.client import Client, Unreachable
 from mlxstack.config.preset_schema import suggestion
 from mlxstack.host import services
 from mlxstack.host.home import Home
@@ -27,6 +29,13 @@ if TYPE_CHECKING:
     from mlxstack.gateway.spec import GatewaySpec
 
 
+T = TypeVar("T")
+
+Question = Callable[[Client], Awaitable[T]]
+
+TIMEOUT_S = 600.0
+
+
 class ServiceTarget(Struct, frozen=True):
     """Address, API key and local name of a service; `member` of a gateway."""
 
@@ -34,6 +43,17 @@ class ServiceTarget(Struct, frozen=True):
     api_key: str | None = None
     name: str | None = None
     member: str | None = None
+
+    def ask(
+        self, question: Question[T], member: str | None = None, timeout_s: float = TIMEOUT_S
+    ) -> T:
+        """Answer of the service, or of a member. Raises what `Client` raises."""
+
+        async def call() -> T:
+            async with Client(self.url, self.api_key, timeout_s, member) as client:
+                return await question(client)
+
+        return asyncio.run(call())
 
 
 class Membership(Struct, frozen=True):

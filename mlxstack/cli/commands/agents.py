@@ -1,17 +1,20 @@
 """`agents`: list, fork, move, rewind, pin and delete agents."""
 
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from mlxstack.cli.agent_names import Found, groups, id_of, labels_of
 from mlxstack.cli.completion import agent_names
 from mlxstack.cli.output import table
-from mlxstack.cli.service_request import Question, ServiceOptions, path_of
+from mlxstack.cli.service_request import ServiceOptions, path_of
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbApp, VerbResult
 from mlxstack.core.errors import NotFound
 from mlxstack.core.formatting import age, printable_lines, share, short_time
+
+if TYPE_CHECKING:
+    from mlxstack.cli.target import Question
 
 app = VerbApp(help="List, fork, move, rewind, pin and delete agents. Without a verb: the list.")
 
@@ -142,7 +145,7 @@ def priority(
     return VerbResult(done, f"{agent} has priority {level}")
 
 
-def _request(service: ServiceOptions, question: Question[T]) -> T:
+def _request(service: ServiceOptions, question: "Question[T]") -> T:
     """Send one request about agents; a gateway knows the member of each."""
     return service.ask(question, is_of_all=True)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.completion import service_names
+from mlxstack.cli.completion import service_argument
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
 from mlxstack.cli.service_request import Name, Url
@@ -35,10 +35,7 @@ MORE_LINES = 'More lines: Alt-Enter, or between """ and """. A paste is one prom
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(
-            help="A service, preset, model id or folder (default: the running service).",
-            autocompletion=service_names,
-        ),
+        service_argument("A service, preset, model id or folder (default: the running service)."),
     ] = None,
     name: Name = None,
     url: Url = None,

@@ -4,9 +4,8 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from mlxstack.cli.commands.up import HostsOption, preset_names
+from mlxstack.cli.commands.up import HostsOption
+from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import Misuse, failed_if
 from mlxstack.cli.output import table
 from mlxstack.cli.verbs import VerbResult
@@ -18,12 +17,7 @@ if TYPE_CHECKING:
     from mlxstack.host.home import Home
 
 Wanted = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="Whose model files to compare on all machines.",
-        autocompletion=preset_names,
-    ),
+    str | None, preset_argument("Whose model files to compare on all machines.", "MODEL")
 ]
 
 

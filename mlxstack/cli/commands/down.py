@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.completion import service_names
+from mlxstack.cli.completion import service_argument, service_option
 from mlxstack.cli.output import as_json, note
 from mlxstack.cli.verbs import Json
 
@@ -22,14 +22,8 @@ ENDS = {
 
 
 def down(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Services to stop (default: all).", autocompletion=service_names),
-    ] = None,
-    named: Annotated[
-        list[str] | None,
-        typer.Option("--name", help="Service to stop.", autocompletion=service_names),
-    ] = None,
+    names: Annotated[list[str] | None, service_argument("Services to stop (default: all).")] = None,
+    named: Annotated[list[str] | None, service_option("Service to stop.")] = None,
     timeout: Annotated[
         float | None,
         typer.Option(min=0, max=LONGEST_S, help="Seconds to drain before it is killed."),

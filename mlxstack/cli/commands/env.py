@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from mlxstack.cli.commands.up import Model, preset_names
+from mlxstack.cli.commands.up import Model
+from mlxstack.cli.completion import preset_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
 from mlxstack.cli.service_request import ServiceOptions
@@ -100,7 +101,7 @@ def _check(client: str) -> None:
 
     if client in CLIENTS:
         return
-    if "/" in client or client in preset_names(""):
+    if "/" in client or client in preset_names():
         raise Misuse(
             f"`{client}` is a model, and `run` starts a client: `mlx-stack run claude --model "
             f"{client}`; `mlx-stack chat {client}` talks to it"
@@ -109,13 +110,11 @@ def _check(client: str) -> None:
 
 
 def _setup(client: str, where: "ServiceTarget") -> "ClientSetup":
-    import asyncio
-
     from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    endpoint = _member_endpoint(home, where) or asyncio.run(_endpoint(where))
+    endpoint = _member_endpoint(home, where) or _endpoint(where)
     return CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
 
 
@@ -141,16 +140,14 @@ def _member_endpoint(home: "Home", where: "ServiceTarget") -> "Endpoint | None":
     )
 
 
-async def _endpoint(where: "ServiceTarget") -> "Endpoint":
-    from mlxstack.client import Client as Caller
+def _endpoint(where: "ServiceTarget") -> "Endpoint":
     from mlxstack.host.coding_clients import Endpoint
 
-    async with Caller(where.url, where.api_key, timeout_s=10.0) as caller:
-        props = await caller.props()
+    props = where.ask(lambda client: client.props(), timeout_s=10.0)
     n_ctx = props.default_generation_settings.n_ctx
     model = props.model_alias or Path(props.model_path).name or "mlx-stack"
     accepts_images = props.modalities.get("vision", False)
-    return Endpoint(caller.url, model, n_ctx, where.api_key, accepts_images=accepts_images)
+    return Endpoint(where.url, model, n_ctx, where.api_key, accepts_images=accepts_images)
 
 
 def _folder(home: "Home", client: str, url: str) -> Path:

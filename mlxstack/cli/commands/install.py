@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Set, preset_names
+from mlxstack.cli.commands.up import Set
+from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import failed_if
 from mlxstack.cli.output import note
 from mlxstack.cli.verbs import VerbResult
@@ -31,12 +32,8 @@ KILL_S = 5.0
 
 UNTOLD = (FileNotFoundError, subprocess.TimeoutExpired)
 
-Named = Annotated[
-    str, typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names)
-]
-Service = Annotated[
-    str, typer.Argument(help="The service's name, or its preset.", autocompletion=preset_names)
-]
+Named = Annotated[str, preset_argument("A preset's name, or a path to one.")]
+Service = Annotated[str, preset_argument("The service's name, or its preset.")]
 
 
 def install(

@@ -6,21 +6,13 @@ from typing import Annotated
 
 import typer
 
-from mlxstack.cli.completion import service_names
+from mlxstack.cli.completion import service_argument, service_option
 from mlxstack.cli.verbs import Json
-
-Named = Annotated[
-    str | None,
-    typer.Option("--name", help="Service (default: the only one).", autocompletion=service_names),
-]
 
 
 def logs(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Service (default: the only one).", autocompletion=service_names),
-    ] = None,
-    named: Named = None,
+    name: Annotated[str | None, service_argument("Service (default: the only one).")] = None,
+    named: Annotated[str | None, service_option("Service (default: the only one).")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until Ctrl-C.")] = False,
     n_lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
     verbose: Annotated[bool, typer.Option("--verbose", help="Whole lines, with ids.")] = False,

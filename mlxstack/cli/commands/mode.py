@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import preset_names
+from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import Exit, failed_if
 from mlxstack.cli.output import note, spinner, table
 from mlxstack.cli.verbs import VerbApp, VerbResult
@@ -20,11 +20,11 @@ CHANGES = {"stop": "stopped", "start": "started", "keep": "kept", "on_demand": "
 """Services of a switch by their fields of ModeChange, in words."""
 
 
-def mode_names(incomplete: str) -> list[str]:
-    """The modes whose names begin so, for the completion of a shell."""
+def mode_names() -> list[str]:
+    """All modes, which a shell completes."""
     from mlxstack.config.modes import listed
 
-    return sorted(name for name in listed(_home()) if name.startswith(incomplete))
+    return sorted(listed(_home()))
 
 
 Name = Annotated[str, typer.Argument(help="The mode.", autocompletion=mode_names)]
@@ -104,7 +104,7 @@ def switch_mode(name: Name) -> VerbResult:
 @app.command("create")
 def create_mode(
     name: Annotated[str, typer.Argument(help="How it is to be called.")],
-    presets: Annotated[list[str], typer.Argument(help="Its members.", autocompletion=preset_names)],
+    presets: Annotated[list[str], preset_argument("Its members.")],
     when: Annotated[str, typer.Option("--when", help="When to use it.")] = "",
 ) -> VerbResult:
     """Write a mode of these presets; its file can be edited."""

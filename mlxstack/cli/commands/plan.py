@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Set, preset_names
+from mlxstack.cli.commands.up import Set
+from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.verbs import VerbResult
 
@@ -27,12 +28,7 @@ CHANGES = {
 """Options that change the output of each form of `plan`."""
 
 Wanted = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="What to plan for; left out: the presets that fit.",
-        autocompletion=preset_names,
-    ),
+    str | None, preset_argument("What to plan for; left out: the presets that fit.", "MODEL")
 ]
 
 
@@ -106,12 +102,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
 
 def spec(
-    wanted: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="Whose geometry to print.", autocompletion=preset_names
-        ),
-    ],
+    wanted: Annotated[str, preset_argument("Whose geometry to print.", "MODEL")],
 ) -> VerbResult:
     """Print the KV geometry of a model: layers, bytes per token."""
     from mlxstack.cli.plan_tables import show_spec

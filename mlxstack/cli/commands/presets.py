@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Ctx, KvBits, Set, Slots, preset_names
+from mlxstack.cli.commands.up import Ctx, KvBits, Set, Slots
+from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.output import as_json, note, table
 from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbApp, VerbResult
@@ -40,10 +41,7 @@ def presets(
 
 @app.command("show")
 def show_preset(
-    preset: Annotated[
-        str, typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names)
-    ],
-    sets: Set = None,
+    preset: Annotated[str, preset_argument("A preset's name, or a path to one.")], sets: Set = None
 ) -> VerbResult:
     """Show every value of a preset and its origin.
 
@@ -85,9 +83,7 @@ def new_preset(
 
 
 @app.command("rm")
-def remove_preset(
-    name: Annotated[str, typer.Argument(help="Its name.", autocompletion=preset_names)],
-) -> VerbResult:
+def remove_preset(name: Annotated[str, preset_argument("Its name.")]) -> VerbResult:
     """Delete a preset of your own, or one that `up` derived.
 
     The model's files stay.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.commands import tui
-from mlxstack.cli.completion import service_names
+from mlxstack.cli.completion import service_argument, service_option
 from mlxstack.cli.exit_codes import Exit, Misuse
 from mlxstack.cli.output import as_json, table
 from mlxstack.cli.verbs import Json, VerbResult
@@ -18,12 +18,8 @@ if TYPE_CHECKING:
     from mlxstack.control.probe import ServiceStatus, SystemStatus
 
 
-Name = Annotated[
-    str | None, typer.Option("--name", help="Only this service.", autocompletion=service_names)
-]
-Service = Annotated[
-    str | None, typer.Argument(help="Only this service.", autocompletion=service_names)
-]
+Name = Annotated[str | None, service_option("Only this service.")]
+Service = Annotated[str | None, service_argument("Only this service.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh continuously.")]
 Line = Annotated[bool, typer.Option("--line", help="One line for a menu bar; the code is 0.")]
 All = Annotated[bool, typer.Option("--all", help="Also services that are stopped.")]

@@ -13,6 +13,7 @@ from mlxstack.cli.units import size
 from mlxstack.cli.verbs import VerbResult
 
 LONGEST_S = 7200.0
+LOAD = "/v1/models/load"
 
 
 def swap(
@@ -32,8 +33,13 @@ def swap(
 
     Steps: drain, park, unload, load, warm.
     """
+    from mlxstack.cli.target import target
+    from mlxstack.host.home import home_from
+
     with _chosen(preset, service.url) as chosen:
-        report = _load(service, {**chosen, "prepare": prepare, "drain_s": drain})
+        body = {**chosen, "prepare": prepare, "drain_s": drain}
+        where = target(home_from(os.environ), *service)
+        report = where.ask(lambda client: client.post(LOAD, body), timeout_s=LONGEST_S)
     if prepare:
         place = f"{size(report['n_bytes'])} in {report['path']}"
         return VerbResult(report, f"{preset} is here and whole: {place}")
@@ -104,19 +110,3 @@ def _what(step: dict[str, Any]) -> str:
         "load": "weights loaded",
         "warm": f"{count} prefixes computed",
     }.get(step["name"], "")
-
-
-def _load(service: ServiceOptions, body: dict[str, Any]) -> dict[str, Any]:
-    import asyncio
-
-    from mlxstack.cli.target import target
-    from mlxstack.client import Client
-    from mlxstack.host.home import home_from
-
-    where = target(home_from(os.environ), *service)
-
-    async def call() -> dict[str, Any]:
-        async with Client(where.url, where.api_key, LONGEST_S) as client:
-            return await client.post("/v1/models/load", body)
-
-    return asyncio.run(call())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxstack.cli.commands.up import preset_names
+from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.output import as_json, table
 from mlxstack.cli.verbs import Json
 
@@ -17,14 +17,7 @@ if TYPE_CHECKING:
     from mlxstack.core.preset import Preset
     from mlxstack.text.prompt.report import TemplateReport
 
-Wanted = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Whose template; a folder needs no weights.",
-        autocompletion=preset_names,
-    ),
-]
+Wanted = Annotated[str, preset_argument("Whose template; a folder needs no weights.", "MODEL")]
 Line = Callable[[dict[str, Any]], dict[str, Any]]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from mlxstack.cli.completion import service_names
+from mlxstack.cli.completion import preset_names, service_argument, service_option
 from mlxstack.cli.exit_codes import Misuse, PipeClosed
 from mlxstack.cli.output import as_json, note, spinner
 from mlxstack.cli.units import tokens_of
@@ -45,14 +45,6 @@ FRONT = "gateway"
 
 TEXT = '{"prompt": "The capital of France is", "max_tokens": 60}'
 CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
-
-
-def preset_names(incomplete: str) -> list[str]:
-    """The presets whose names begin so, for the completion of a shell."""
-    from mlxstack.config.presets import listed
-    from mlxstack.host.home import home_from
-
-    return sorted(name for name in listed(home_from(os.environ)) if name.startswith(incomplete))
 
 
 Model = Annotated[
@@ -323,16 +315,8 @@ def _tell_gateway(started: "Started", json: bool) -> None:
 
 
 def restart(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Service (default: the only one).", autocompletion=service_names),
-    ] = None,
-    named: Annotated[
-        str | None,
-        typer.Option(
-            "--name", help="Service (default: the only one).", autocompletion=service_names
-        ),
-    ] = None,
+    name: Annotated[str | None, service_argument("Service (default: the only one).")] = None,
+    named: Annotated[str | None, service_option("Service (default: the only one).")] = None,
     json: Json = False,
 ) -> None:
     """Restart a service; its preset is read again."""

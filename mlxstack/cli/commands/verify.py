@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import preset_names
+from mlxstack.cli.completion import preset_argument
 from mlxstack.cli.exit_codes import failed_if
 from mlxstack.cli.output import note, table
 from mlxstack.cli.units import seconds_of
@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from mlxstack.cli.verify import VerifyReport
 
 Wanted = Annotated[
-    str,
-    typer.Argument(
-        metavar="PRESET|MODEL",
-        help="What to verify; its weights are downloaded first.",
-        autocompletion=preset_names,
-    ),
+    str, preset_argument("What to verify; its weights are downloaded first.", "PRESET|MODEL")
 ]
 
 
