@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.client import CallUsage, Client
+from mlxstack.client.client import Client
+from mlxstack.client.types import CallUsage
 from mlxstack.core.errors import Broken, StackError
 
 LENGTHS = (1024, 8192, 32768)

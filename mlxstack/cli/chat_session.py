@@ -10,7 +10,8 @@ from typing import Any, Self
 from msgspec import Struct
 
 from mlxstack.cli.target import ServiceTarget
-from mlxstack.client import CallUsage, ChatResponse, Client
+from mlxstack.client.client import Client
+from mlxstack.client.types import CallUsage, ChatResponse
 from mlxstack.core.errors import NotFound, Unsupported
 from mlxstack.core.formatting import printable
 from mlxstack.core.repetition import LOOK, repeated

@@ -41,7 +41,7 @@ def agent_names() -> list[str]:
 async def _agents_of(name: str) -> list[str]:
     from mlxstack.cli.exit_codes import Misuse
     from mlxstack.cli.target import target
-    from mlxstack.client import Client
+    from mlxstack.client.client import Client
     from mlxstack.core.errors import StackError
     from mlxstack.host.home import home_from
 

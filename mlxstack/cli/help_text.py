@@ -30,7 +30,7 @@ NAMED = {
 
 
 def write_groups(group: Any, ctx: Any, formatter: Any) -> None:
-    """Write the commands of `group` under their headings; others under the last one."""
+    """Write commands under their headings, others under the last one."""
     commands = {name: group.get_command(ctx, name) for name in group.list_commands(ctx)}
     shown = [name for name, verb in commands.items() if not verb.hidden]
     left = formatter.width - 6 - max(map(len, shown))

@@ -11,7 +11,7 @@ from msgspec import Struct
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
 from mlxstack.cli.target import ServiceTarget, membership, target
-from mlxstack.client import Unreachable
+from mlxstack.client.errors import Unreachable
 from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import tokens
@@ -23,7 +23,7 @@ from mlxstack.policy.memory.capacity_advice import AGENT_TOKENS
 
 
 class StartOffer(Struct, frozen=True):
-    """Preset for a number of agents, with options of `up` and the whole command."""
+    """Preset for a number of agents, with options and command of `up`."""
 
     preset: str
     n_agents: int

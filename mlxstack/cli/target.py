@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from mlxstack.cli.exit_codes import Misuse
-from mlxstack.client import Client, Unreachable
+from mlxstack.client.client import Client
+from mlxstack.client.errors import Unreachable
 from mlxstack.config.preset_schema import suggestion
 from mlxstack.host import services
 from mlxstack.host.home import Home
@@ -37,7 +38,7 @@ TIMEOUT_S = 600.0
 
 
 class ServiceTarget(Struct, frozen=True):
-    """Address, API key and local name of a service; `member` of a gateway."""
+    """Address, API key and name of a service; `member` of a gateway."""
 
     url: str
     api_key: str | None = None

@@ -8,7 +8,7 @@ import typer
 from msgspec import Struct
 
 from mlxstack.cli.target import ServiceTarget
-from mlxstack.client import Client
+from mlxstack.client.client import Client
 from mlxstack.tui.actions.action import LocalActions
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import Feed, LiveFeed

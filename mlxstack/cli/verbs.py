@@ -23,7 +23,10 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class VerbResult(NamedTuple):
-    """Outcome of a verb: `value` as JSON; for people `shown`, or what it prints."""
+    """Outcome of a verb: `value` for programs, `shown` for people.
+
+    A function prints for people itself.
+    """
 
     value: object
     shown: str | Callable[[], object]

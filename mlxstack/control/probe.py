@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import psutil
 from msgspec import Struct
 
-from mlxstack.client import Client, GenerationSettings, HealthResponse, PropsResponse, Unreachable
+from mlxstack.client.client import Client
+from mlxstack.client.errors import Unreachable
+from mlxstack.client.types import GenerationSettings, HealthResponse, PropsResponse
 from mlxstack.config import modes
 from mlxstack.core.errors import StackError
 from mlxstack.core.preset import Preset

@@ -17,7 +17,9 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.client import Client, HealthResponse, Unreachable
+from mlxstack.client.client import Client
+from mlxstack.client.errors import Unreachable
+from mlxstack.client.types import HealthResponse
 from mlxstack.config import presets
 from mlxstack.config.presets import BUILTIN_MODEL, LoadedPreset, is_folder
 from mlxstack.core.errors import BadRequest, DoesNotFit, SetupError, Taken

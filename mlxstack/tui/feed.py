@@ -8,7 +8,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from mlxstack.client import Client, FeedLost, ListedModels
+from mlxstack.client.client import Client
+from mlxstack.client.types import FeedLost, ListedModels
 from mlxstack.core.errors import StackError
 from mlxstack.core.status import StatusFrame
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from mlxstack.client import FeedLost, ListedModels
+from mlxstack.client.types import FeedLost, ListedModels
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.status import StatusFrame
 from mlxstack.tui.feed import Feed, News

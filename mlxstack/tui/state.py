@@ -7,7 +7,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.client import FeedLost, ListedModel, ListedModels
+from mlxstack.client.types import FeedLost, ListedModel, ListedModels
 from mlxstack.core.engine_snapshot import Counters
 from mlxstack.core.status import StatusFrame, ThroughputSample
 

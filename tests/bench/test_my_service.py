@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from mlxstack.bench.my_service import AGENTS, LENGTHS, RESERVE, ServiceSpeed, measure
-from mlxstack.client import Client
+from mlxstack.client.client import Client
 from mlxstack.core.preset import SlotSpec
 from tests.api.running import Running, running, tiny_preset
 from tests.cli.terminal import CLI

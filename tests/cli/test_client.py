@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from mlxstack.client import ChatResponse, Client, FeedLost, ServerSentEvent, Unreachable
+from mlxstack.client.client import Client
+from mlxstack.client.errors import Unreachable
+from mlxstack.client.types import ChatResponse, FeedLost, ServerSentEvent
 from mlxstack.core.errors import (
     BadRequest,
     Broken,

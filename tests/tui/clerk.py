@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mlxstack.client import SlotErased, SlotRestored, SlotSaved
+from mlxstack.client.types import SlotErased, SlotRestored, SlotSaved
 from mlxstack.core.errors import NotFound
 
 

@@ -5,7 +5,7 @@ from math import sin
 
 from msgspec.structs import replace
 
-from mlxstack.client import FeedLost, ListedModel, ListedModels, ModelStatus
+from mlxstack.client.types import FeedLost, ListedModel, ListedModels, ModelStatus
 from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
 from mlxstack.core.request import Priority

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mlxstack.client import Client
+from mlxstack.client.client import Client
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
 from mlxstack.core.status import StatusFrame
 from mlxstack.tui.feed import LiveFeed

@@ -17,7 +17,8 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
-from mlxstack.client import Client, FeedLost, ServerSentEvent
+from mlxstack.client.client import Client
+from mlxstack.client.types import FeedLost, ServerSentEvent
 from mlxstack.core.preset import ServerSpec
 from mlxstack.core.status import MemoryView, StatusFrame, WindowSums
 from mlxstack.service.parts.stats import MOST_SAMPLES

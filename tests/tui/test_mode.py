@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.cli.local_machine import here
-from mlxstack.client import Client
+from mlxstack.client.client import Client
 from mlxstack.host.home import Home
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.client import FeedLost
+from mlxstack.client.types import FeedLost
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.status import StatusFrame, ThroughputSample
 from mlxstack.tui.state import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from mlxstack.client import Client
+from mlxstack.client.client import Client
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.text_pages import page

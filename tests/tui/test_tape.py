@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mlxstack.client import FeedLost
+from mlxstack.client.types import FeedLost
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.status import StatusFrame
 from mlxstack.tui.app import Dashboard

@@ -12,7 +12,8 @@ from mlxstack.bench.dev.sandbox import Sandbox, measure, service
 from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest, TimedRequest
 from mlxstack.bench.dev.trials import BenchResult, LoadFiles
 from mlxstack.bench.dev.workload import Body, Split, Yardstick, agent, next_turn, question
-from mlxstack.client import Client, SlotRestored, SlotSaved
+from mlxstack.client.client import Client
+from mlxstack.client.types import SlotRestored, SlotSaved
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
 

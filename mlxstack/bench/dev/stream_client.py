@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import h11
 from msgspec import Struct
 
-from mlxstack.client import Unreachable
+from mlxstack.client.errors import Unreachable
 
 TIMEOUT_S = 900.0
 LAST_CHUNK = b"0\r\n\r\n"

@@ -126,7 +126,7 @@ def _measured(what: str, wanted: "BenchRequest") -> "Iterator[BenchReport]":
     import httpx
 
     from mlxstack.bench.dev.registry import EVERYTHING, BenchContext, report
-    from mlxstack.client import Unreachable
+    from mlxstack.client.errors import Unreachable
 
     command = shlex.join(["mlx-stack", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="mlx-stack-bench-") as folder:

@@ -31,7 +31,7 @@ def down(
     json: Json = False,
 ) -> None:
     """Stop services once their running requests have finished."""
-    from mlxstack.client import Unreachable
+    from mlxstack.client.errors import Unreachable
     from mlxstack.host import services
     from mlxstack.host.home import home_from
 

@@ -12,7 +12,8 @@ from mlxstack.cli.verbs import VerbApp, VerbResult
 from mlxstack.core.formatting import age
 
 if TYPE_CHECKING:
-    from mlxstack.client import Client, SlotResponse, SlotSaved
+    from mlxstack.client.client import Client
+    from mlxstack.client.types import SlotResponse, SlotSaved
 
 app = VerbApp(help="List, save, restore and erase slots. Without a verb: the list.")
 

@@ -97,7 +97,7 @@ def _surveyed(name: str | None, show_all: bool) -> "SystemStatus":
 
 
 def line_of(found: "SystemStatus") -> str:
-    """Services on one line: what is not healthy by its state, and their memory."""
+    """Services on one line: states of unhealthy ones, and their memory."""
     from mlxstack.core.formatting import size
 
     shown = [one for one in found.services if one.state != "stopped"]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from mlxstack.client import SlotErased, SlotRestored, SlotSaved
+from mlxstack.client.types import SlotErased, SlotRestored, SlotSaved
 from mlxstack.tui.state import DashboardState
 
 
@@ -36,7 +36,7 @@ class ActionInput(StrEnum):
 
 
 class ServiceCalls(Protocol):
-    """The calls of `mlxstack.client.Client` that actions use."""
+    """The calls of `mlxstack.client.client.Client` that actions use."""
 
     url: str
 
@@ -104,9 +104,9 @@ class Action(Struct, frozen=True):
 def action(
     target: ActionTarget, name_of: Describe, key: str, label: str, question: str, **more: Any
 ) -> Callable[[Do], Action]:
-    """Action of a function: its name is the id, its docstring the help.
+    """Make a function an action.
 
-    In the question `{}` is the thing, as `name_of` says it.
+    Its name is the id, its docstring the help. In the question `{}` is the thing, as `name_of` says it.
     """
 
     def made(do: Do) -> Action:

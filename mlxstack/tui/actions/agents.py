@@ -28,10 +28,7 @@ on_agent = partial(action, ActionTarget.AGENT, _told)
 
 @on_agent("p", "Park", "Take {} out of its slot and memory?")
 async def park(context: ActionContext, aim: Aim) -> str:
-    """Free the slot and the memory of the chosen agent.
-
-    What is on disk brings it back.
-    """
+    """Free the slot and the memory of the chosen agent; what is on disk brings it back."""
     done = await context.calls.delete(f"{_path(aim.key)}?evict_only=1")
     return f"{aim.key} left the memory: {done.get('n_evicted', 0)} tokens were in a slot"
 
@@ -61,10 +58,7 @@ async def prioritise(context: ActionContext, aim: Aim) -> str:
     "D", "Delete", "Delete {}? Its history goes too; this cannot be undone.", is_destructive=True
 )
 async def delete(context: ActionContext, aim: Aim) -> str:
-    """Delete history and KV of the chosen agent.
-
-    Its files go with the next gc.
-    """
+    """Delete history and KV of the chosen agent; its files go with the next gc."""
     await context.calls.delete(_path(aim.key))
     return f"{aim.key} was deleted"
 

@@ -50,10 +50,7 @@ async def unpin(context: ActionContext, aim: Aim) -> str:
     wants=ActionInput.FILE,
 )
 async def warm(context: ActionContext, aim: Aim) -> str:
-    """Prefill a file and pin it under its name.
-
-    Text, or messages in .json.
-    """
+    """Prefill a file (text, or messages in .json) and pin it under its name."""
     body = await asyncio.to_thread(prefix_in, Path(aim.text))
     name = Path(aim.text).stem
     done = await context.calls.post("/cache/prefixes", body | {"name": name})

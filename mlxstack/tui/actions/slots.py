@@ -43,7 +43,7 @@ async def save(context: ActionContext, aim: Aim) -> str:
     "R", "Restore", "Replace {} by which file?", wants=ActionInput.FILENAME, is_destructive=True
 )
 async def restore(context: ActionContext, aim: Aim) -> str:
-    """Replace the chosen slot's context by the one in a slot file."""
+    """Replace the context of the chosen slot by the one in a slot file."""
     done = await context.calls.restore_slot(int(aim.key), aim.text)
     took = short_time(done.timings.get("restore_ms", 0.0) / 1000)
     news = f"{size(done.n_read)} read in {took}"

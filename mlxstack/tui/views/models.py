@@ -1,6 +1,6 @@
 """Models of an address: their state, memory and requests."""
 
-from mlxstack.client import ListedModel
+from mlxstack.client.types import ListedModel
 from mlxstack.core.formatting import NONE, age, printable, size
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
