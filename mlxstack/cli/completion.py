@@ -1,6 +1,7 @@
 """Names of presets, services and agents, which a shell completes."""
 
 import os
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -26,32 +27,21 @@ def service_names() -> list[str]:
 
 def agent_names() -> list[str]:
     """Ids of agents in running services; errors yield none."""
-    import asyncio
-
+    from mlxstack.cli.exit_codes import Misuse
+    from mlxstack.cli.target import target
+    from mlxstack.core.errors import StackError
     from mlxstack.host import services
     from mlxstack.host.home import home_from
 
-    async def all_of(names: list[str]) -> list[list[str]]:
-        return await asyncio.gather(*(_agents_of(name) for name in names))
-
-    names = [state.plan.name for state in services.running(home_from(os.environ))]
-    return sorted({agent for agents in asyncio.run(all_of(names)) for agent in agents})
-
-
-async def _agents_of(name: str) -> list[str]:
-    from mlxstack.cli.exit_codes import Misuse
-    from mlxstack.cli.target import target
-    from mlxstack.client.client import Client
-    from mlxstack.core.errors import StackError
-    from mlxstack.host.home import home_from
-
-    try:
-        where = target(home_from(os.environ), name, None)
-        async with Client(where.url, where.api_key, QUICK_S) as client:
-            listed: dict[str, Any] = await client.get("/v1/agents", dict[str, Any])
-    except (Misuse, StackError, ConnectionError):
-        return []
-    return [one["id"] for one in listed["data"]]
+    home, found = home_from(os.environ), set()
+    for state in services.running(home):
+        with suppress(Misuse, StackError, ConnectionError):
+            where = target(home, state.plan.name, None)
+            listed = where.ask(
+                lambda client: client.get("/v1/agents", dict[str, Any]), timeout_s=QUICK_S
+            )
+            found |= {one["id"] for one in listed["data"]}
+    return sorted(found)
 
 
 def preset_argument(text: str, metavar: str | None = None) -> Any:

@@ -145,8 +145,9 @@ for verb in (
 ):  # fmt: skip
     app.command(context_settings=PASS_ON if verb is env.run else None)(verb)
 app.command(hidden=True, context_settings=PASS_ON)(serve.serve)
-for alias, verb in {"stop": down.down, "ls": models.models, "list": models.models}.items():
-    app.command(alias, hidden=True)(verb)
+app.command("stop", hidden=True)(down.down)
+for alias in ("ls", "list"):
+    app.command(alias, hidden=True)(models.models)
 for group in (presets, bench, mode, slots, agents, cache):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 

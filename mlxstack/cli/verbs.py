@@ -72,17 +72,17 @@ def command_of(verb: Callable[..., Any]) -> Callable[..., None]:
     """Function with the options of a verb, which prints its VerbResult."""
     own = signature(verb)
     is_printed = own.return_annotation is VerbResult
-    parameters = []
-    for one in own.parameters.values():
-        is_service = one.annotation is ServiceOptions
-        parameters += SERVICE if is_service else [one.replace(kind=OPTION)]
+    parameters = [one.replace(kind=OPTION) for one in own.parameters.values()]
+    of_service = [i for i, one in enumerate(parameters) if one.annotation is ServiceOptions]
+    for i in of_service:
+        parameters[i : i + 1] = SERVICE
     if is_printed:
         parameters.append(JSON)
 
     @wraps(verb)
     def run(**given: Any) -> None:
         is_json = is_printed and given.pop("json")
-        if SERVICE[0] in parameters:
+        if of_service:
             given["service"] = ServiceOptions(given.pop("name"), given.pop("url"))
         result = verb(**given)
         if is_printed:

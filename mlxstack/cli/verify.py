@@ -109,6 +109,7 @@ class EngineProbe:
     def __init__(self, preset: Preset, home: Path) -> None:
         self.preset = preset
         self._events: dict[str, list[tuple[float, Event]]] = {}
+        self._ends: dict[str, RequestFinished | RequestFailed] = {}
         self._arrived = threading.Condition()
         self._ids = (f"verify-{n}" for n in count())
         from mlxstack.engine.core import EngineCore  # MLX, which no other command loads
@@ -127,10 +128,9 @@ class EngineProbe:
     def response(self, request: str) -> GreedyResponse:
         """Wait for the end of a request. Raises its error."""
         with self._arrived:
-            is_over = self._arrived.wait_for(lambda: self._last(request) is not None, WAIT_S)
-        last = self._last(request)
-        if not is_over or last is None:
-            raise Broken(f"the engine did not answer within {WAIT_S:.0f} s")
+            if not self._arrived.wait_for(lambda: request in self._ends, WAIT_S):
+                raise Broken(f"the engine did not answer within {WAIT_S:.0f} s")
+        last = self._ends[request]
         if isinstance(last, RequestFailed):
             raise last.error
         events = self._events[request]
@@ -170,12 +170,9 @@ class EngineProbe:
         with self._arrived:
             for event in events:
                 self._events[event.request].append((time.monotonic(), event))
+                if isinstance(event, RequestFinished | RequestFailed):
+                    self._ends[event.request] = event
             self._arrived.notify_all()
-
-    def _last(self, request: str) -> RequestFinished | RequestFailed | None:
-        events = self._events[request]
-        last = events[-1][1] if events else None
-        return last if isinstance(last, RequestFinished | RequestFailed) else None
 
 
 @contextmanager

@@ -106,7 +106,8 @@ def action(
 ) -> Callable[[Do], Action]:
     """Make a function an action.
 
-    Its name is the id, its docstring the help. In the question `{}` is the thing, as `name_of` says it.
+    Its name is the id, its docstring the help. In the question `{}` is the thing, as `name_of`
+    says it.
     """
 
     def made(do: Do) -> Action:

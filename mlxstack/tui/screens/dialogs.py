@@ -80,7 +80,7 @@ class ChoiceDialog(Question):
         """A button per word."""
         with Horizontal(classes="buttons"):
             for word, answer in self._answers.items():
-                variant = "warning" if answer == CONSENT else "default"
+                variant: ButtonVariant = "warning" if answer == CONSENT else "default"
                 yield AnswerButton(f"{word.capitalize()} ({word[0]})", answer, variant)
         if self.NOTE:
             yield Static(self.NOTE, markup=False, classes="note")

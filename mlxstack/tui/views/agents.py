@@ -3,7 +3,7 @@
 from collections import Counter
 
 from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
-from mlxstack.core.status import AgentView, MissView, TurnView
+from mlxstack.core.status import AgentKVView, AgentView, MissView, TurnView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import tokens
 from mlxstack.tui.views.names import agent_name
@@ -77,19 +77,8 @@ def last_miss(miss: MissView) -> Line:
 
 def states(one: AgentView, width: int) -> TableData:
     """KV of an agent per model."""
-    rows = (
-        TableRow(
-            state.model,
-            (
-                TextCell(printable(state.model, 60)),
-                TextCell(tokens(state.n_tokens)),
-                TextCell(size(state.n_bytes)),
-                TextCell(printable(state.place)),
-            ),
-        )
-        for state in one.states
-    )
     columns = "model *16, tokens >7, size >9, where 8"
+    rows = [TableRow(state.model, _state(state)) for state in one.states]
     return tabulated(title("States"), columns, rows, width, "No state is kept.")
 
 
@@ -111,6 +100,15 @@ def turn_bar(turn: TurnView, largest: int, width: int) -> str:
     room = max(0, width - sum(n > 0 for n, _ in parts))
     scale = room / largest if largest else 0.0
     return "".join(sign * (1 + int(n * scale)) for n, sign in parts if n > 0)
+
+
+def _state(state: AgentKVView) -> tuple[TextCell, ...]:
+    return (
+        TextCell(printable(state.model, 60)),
+        TextCell(tokens(state.n_tokens)),
+        TextCell(size(state.n_bytes)),
+        TextCell(printable(state.place)),
+    )
 
 
 def _n_tokens(turn: TurnView) -> int:

@@ -1,6 +1,6 @@
 """The prefix cache: budget, hit rates, prefixes, misses."""
 
-from mlxstack.core.formatting import NONE, age, printable, share, short_time, size, span
+from mlxstack.core.formatting import NONE, age, printable, short_time, size, span
 from mlxstack.core.status import CacheView, MissView, PrefixView, WindowSums
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import bar, of_size, tokens
@@ -12,6 +12,7 @@ from mlxstack.tui.views.table_data import (
     TableData,
     TableRow,
     TextCell,
+    share_cell,
     tabulated,
     title,
 )
@@ -91,15 +92,10 @@ def _sums(name: str, sums: WindowSums) -> tuple[TextCell, ...]:
     return (
         TextCell(name),
         TextCell(tokens(sums.n_requests)),
-        TextCell(
-            share(sums.n_hits, sums.n_requests), CellStyle.GOOD if sums.n_hits else CellStyle.FAINT
-        ),
+        share_cell(sums.n_hits, sums.n_requests),
         TextCell(tokens(sums.n_prompt)),
         TextCell(tokens(sums.n_cached)),
-        TextCell(
-            share(sums.n_cached, sums.n_prompt),
-            CellStyle.GOOD if sums.n_cached else CellStyle.FAINT,
-        ),
+        share_cell(sums.n_cached, sums.n_prompt),
         TextCell(span(sums.saved_s) if sums.saved_s else NONE),
     )
 

@@ -1,6 +1,6 @@
 """Finished requests: their times, headers and misses."""
 
-from mlxstack.core.formatting import NONE, age, printable, share, short_time
+from mlxstack.core.formatting import NONE, age, printable, short_time
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import images, tokens
@@ -11,6 +11,7 @@ from mlxstack.tui.views.table_data import (
     TableData,
     TableRow,
     TextCell,
+    share_cell,
     tabulated,
     title,
 )
@@ -119,9 +120,7 @@ def _request(one: RequestView, model: DashboardState) -> tuple[TextCell, ...]:
         TextCell(age(one.age_s)),
         TextCell(agent_name(model, one.agent), tone),
         TextCell(tokens(one.n_prompt)),
-        TextCell(
-            share(one.n_cached, one.n_prompt), CellStyle.GOOD if one.n_cached else CellStyle.FAINT
-        ),
+        share_cell(one.n_cached, one.n_prompt),
         TextCell(tokens(one.n_generated)),
         TextCell(short_time(one.queued_s)),
         TextCell(short_time(one.prefill_s)),

@@ -8,13 +8,15 @@ from functools import cache
 from msgspec import Struct, convert
 from msgspec.structs import replace
 
+from mlxstack.core.formatting import share
+
 GAP = 2
 UNITS = {
     "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
     "k": 1e3, "M": 1e6, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
 }  # fmt: skip
 COLUMN = re.compile(
-    r"(?P<title>[^,]+) (?P<side>[>*]?)(?P<width>\d+)(?P<is_optional>\??)(?:@(?P<least>\d+))?,? ?"
+    r"(?P<title>[^,]+) (?P<side>[>*]?)(?P<width>\d+)(?P<flag>\??)(?:@(?P<least>\d+))?,? ?"
 )
 SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
 SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
@@ -45,13 +47,18 @@ class TextCell(Struct, frozen=True):
 Line = tuple[TextCell, ...]
 
 
+def share_cell(part: float, whole: float) -> TextCell:
+    """Percentage that is good news, unless it is nothing."""
+    return TextCell(share(part, whole), CellStyle.GOOD if part else CellStyle.FAINT)
+
+
 class TableColumn(Struct, frozen=True):
-    """`width` in cells, as `columns_of` reads them."""
+    """`width` in cells; `side` and `flag` are marks of `columns_of`."""
 
     title: str
     side: str
     width: int
-    is_optional: str
+    flag: str
     least: int
 
 
@@ -88,7 +95,7 @@ def tabulated(
     """Table with the columns of `columns_of` that `width` has room for."""
     rows, places = tuple(rows), {}
     for i, column in enumerate(columns_of(columns)):
-        has_text = not column.is_optional or any(row.cells[i].text for row in rows)
+        has_text = not column.flag or any(row.cells[i].text for row in rows)
         if has_text and width >= column.least:
             places[i] = column
     kept = tuple(TableRow(row.key, tuple(row.cells[i] for i in places)) for row in rows)
