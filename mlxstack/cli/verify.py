@@ -217,6 +217,17 @@ class Verifier:
         """A request that uses the cache; its head may get a checkpoint."""
         return self._probe.ask(tokens, checkpoint_positions=(N_HEAD,), **more)
 
+    def rows(self, n_rows: int, n_steps: int) -> list[str]:
+        """Submit requests that decode together; their ids."""
+        words = (self.words(64) for _ in range(n_rows))
+        return [self._probe.submit(one, n_steps, use_cache=False) for one in words]
+
+    def reuse(
+        self, name: str, tokens: Sequence[int], n_known: int, source: KVSource, **more: Any
+    ) -> None:
+        """Ask, and compare the answer with cold."""
+        self.identity(name, tokens, self.ask(tokens, **more), n_known, source)
+
     def identity(
         self,
         name: str,
@@ -258,21 +269,15 @@ class Verifier:
         """Repeat of a prompt, next turn, fork, parked context."""
         first = self.prompt()
         answer = self.ask(first, slot=0)
-        self.identity(
-            "same prompt again", first, self.ask(first, slot=0), len(first) - 1, KVSource.SLOT
-        )
+        self.reuse("same prompt again", first, len(first) - 1, KVSource.SLOT, slot=0)
         known = first + answer.tokens
         later = known + self.words(N_NEW)
-        response = self.ask(later, slot=0)
-        self.identity("next turn", later, response, len(known) - 1, KVSource.SLOT)
-        sibling = self.prompt()
+        self.reuse("next turn", later, len(known) - 1, KVSource.SLOT, slot=0)
         self._probe.run(EraseSlot(1))
-        response = self.ask(sibling, slot=1)
-        self.identity("fork", sibling, response, N_HEAD, KVSource.FORK)
+        self.reuse("fork", self.prompt(), N_HEAD, KVSource.FORK, slot=1)
         for slot in range(self.n_slots):
             self._probe.ask(self.words(N_OWN + N_HEAD), 4, slot=slot)
-        response = self.ask(later, slot=self.n_slots - 1)
-        self.identity("parked", later, response, len(later) - 1, KVSource.PARKED)
+        self.reuse("parked", later, len(later) - 1, KVSource.PARKED, slot=self.n_slots - 1)
 
     def tenant(self) -> None:
         """Another tenant sends a prompt that is parked and live."""
@@ -280,8 +285,7 @@ class Verifier:
         self.ask(tokens, slot=0)
         self.ask(self.words(N_HEAD), slot=0)
         self.ask(tokens, slot=1)
-        response = self.ask(tokens, slot=0, salt="another tenant")
-        self.identity("tenant", tokens, response, 0, KVSource.NONE)
+        self.reuse("tenant", tokens, 0, KVSource.NONE, slot=0, salt="another tenant")
 
     def slot_file(self) -> None:
         """A slot is saved, erased and restored."""
@@ -292,8 +296,7 @@ class Verifier:
         self._probe.run(EraseSlot(0))
         self._probe.run(RestoreSlot(0, "verify.bin"))
         later = known + self.words(N_NEW)
-        response = self.ask(later, slot=0)
-        self.identity("slot file", later, response, len(known) - 1, KVSource.SLOT)
+        self.reuse("slot file", later, len(known) - 1, KVSource.SLOT, slot=0)
 
     def early_turn(self) -> None:
         """The next turn is begun early in an idle slot."""
@@ -307,14 +310,8 @@ class Verifier:
         self._probe.engine.begin_early(early, first)
         n_begun = self._probe.until_begun(0)
         later = expected + self.words(N_NEW)
-        response = self.ask(later, slot=0, display_name="verify")
         known = len(expected) - 1 if n_begun else len(later) + self.slack
-        self.identity("early turn", later, response, known, KVSource.SLOT)
-
-    def restart(self, tokens: Sequence[int], n_known: int) -> None:
-        """A context of the engine before this one."""
-        response = self.ask(tokens, slot=0)
-        self.identity("restart", tokens, response, n_known, KVSource.DISK)
+        self.reuse("early turn", later, known, KVSource.SLOT, slot=0, display_name="verify")
 
     def drafts(self, tokens: Sequence[int], cold: GreedyResponse) -> None:
         """Right and wrong drafts, against an engine without drafts."""
@@ -332,10 +329,7 @@ class Verifier:
     def curves(self, plan: VerifyPlan) -> None:
         """Step time by rows, prefill rate by tokens."""
         for n in sorted({1, 2, self.n_slots}):
-            ids = [
-                self._probe.submit(self.words(64), plan.n_steps, use_cache=False) for _ in range(n)
-            ]
-            rows = [self._probe.response(one).marks for one in ids]
+            rows = [self._probe.response(one).marks for one in self.rows(n, plan.n_steps)]
             began, ended = max(row[0] for row in rows), min(row[-1] for row in rows)
             gaps = [b - a for row in rows for a, b in pairwise(row) if began <= a < b <= ended]
             self.step_ms[n] = 1000 * spread(gaps or [0.0]).median
@@ -346,10 +340,7 @@ class Verifier:
     def stall(self, plan: VerifyPlan) -> None:
         """A long prompt joins rows that decode."""
         bound_s = self._probe.preset.prefill.max_stall_ms / 1000
-        ids = [
-            self._probe.submit(self.words(64), 6 * plan.n_steps, use_cache=False)
-            for _ in range(self.n_slots - 1)
-        ]
+        ids = self.rows(self.n_slots - 1, 6 * plan.n_steps)
         self._probe.ask(self.words(plan.lengths[-1]), 1, use_cache=False)
         gaps = [b - a for one in ids for a, b in pairwise(self._probe.response(one).marks)]
         worst, p99 = max(gaps), percentile(gaps, 99)
@@ -438,7 +429,7 @@ def verify(
         later = known + run.words(N_NEW)
     with probe(replace(preset, speculation=Speculation.AUTO), home) as found:
         again = Verifier(found, tolerance, say)
-        again.restart(later, len(known) - 1)
+        again.reuse("restart", later, len(known) - 1, KVSource.DISK, slot=0)
         again.drafts(tokens, cold)
     run.checks += again.checks
     return run
