@@ -113,12 +113,6 @@ class Client:
         """Empty a slot."""
         return await self._act(slot, "erase", {}, SlotErased)
 
-    async def chat(self, messages: list[dict[str, Any]], **body: Any) -> ChatResponse:
-        """POST /v1/chat/completions; `body` is any further field of it."""
-        asked = {"messages": messages, **body}
-        answer = await self._checked("POST", "/v1/chat/completions", asked)
-        return decode(answer.content, ChatResponse)
-
     def chat_stream(
         self, messages: list[dict[str, Any]], **body: Any
     ) -> AsyncGenerator[ChatResponse, None]:

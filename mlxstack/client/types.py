@@ -16,7 +16,6 @@ class GenerationSettings(Struct, frozen=True):
     """`n_ctx` is tokens per slot."""
 
     n_ctx: int
-    params: dict[str, Any] = {}
 
 
 class PropsResponse(Struct, frozen=True):
@@ -31,7 +30,6 @@ class PropsResponse(Struct, frozen=True):
     default_generation_settings: GenerationSettings
     model_alias: str = ""
     model_path: str = ""
-    build_info: str = ""
     why_not_batching: str | None = None
     draft_model: str | None = None
     prevents_sleep: bool = False
@@ -122,7 +120,6 @@ class CallUsage(Struct, frozen=True):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    total_tokens: int = 0
     prompt_tokens_details: dict[str, Any] = {}
 
     @property
@@ -132,29 +129,23 @@ class CallUsage(Struct, frozen=True):
 
 
 class ClientMessage(Struct, frozen=True):
-    """A message, or the piece of one that a stream brings."""
+    """Piece of a message that a stream brings."""
 
-    role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ClientChoice(Struct, frozen=True):
-    """`message` in whole replies, `delta` in streams, `text` in completions."""
+    """`delta` of chats, `text` of completions."""
 
-    index: int = 0
-    message: ClientMessage = ClientMessage()
     delta: ClientMessage = ClientMessage()
     text: str = ""
     finish_reason: str | None = None
 
 
 class ChatResponse(Struct, frozen=True):
-    """A chat completion, or one chunk of a streamed one."""
+    """One chunk of a streamed completion."""
 
-    id: str = ""
-    model: str = ""
     choices: tuple[ClientChoice, ...] = ()
     usage: CallUsage | None = None
     timings: dict[str, float] | None = None

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack.cli.doctor import CheckLevel
 from mlxstack.cli.verify import EXACT, N_NEW, EngineProbe, Verifier, probe, verified
+from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.engine.decode import batch
 from mlxstack.engine.decode.batch import Batch
@@ -143,7 +144,7 @@ def faulty_restart(home: Path, fault: str | None) -> list[str]:
             FAULTS[fault][0](patch)
         with demo_engine(home) as found:
             run = Verifier(found, EXACT, lambda _: None)
-            run.restart(later, len(known) - 1)
+            run.reuse("restart", later, len(known) - 1, KVSource.DISK, slot=0)
     return _bad(run)
 
 

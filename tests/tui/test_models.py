@@ -58,7 +58,9 @@ async def test_members_are_shown_before_any_of_them_runs_and_a_key_loads_one(sit
 async def test_requests_of_a_member_are_counted_and_the_text_page_lists_it(site: Site) -> None:
     async with watching(site) as (_, app):
         async with Client(site.url) as client:
-            await client.chat([{"role": "user", "content": "hi"}], model="demo", max_tokens=4)
+            said = [{"role": "user", "content": "hi"}]
+            body = {"messages": said, "model": "demo", "max_tokens": 4}
+            await client.post("/v1/chat/completions", body)
         await until(lambda: rows(app).get("demo", [""] * 8)[5] == "1")
         await until(lambda: app.model.has_frame)
         assert rows(app)["demo"][4] == "0/4"
