@@ -15,10 +15,10 @@ from tests.signature import (
     percentile,
 )
 
-MOST_LONG_SUMMARIES = 115
+MOST_LONG_SUMMARIES = 113
 """First lines of docstrings that are longer than the style page allows."""
 
-MOST_CODE_LINES = 44_307
+MOST_CODE_LINES = 43_710
 """Of the wheel, without imports, blanks, comments and docstrings."""
 
 KNOWN_CIRCLES = ("mlxstack.engine",)
