@@ -24,6 +24,8 @@ NOT_IN_THE_WHEEL = ("bench/dev", "demo/training")
 """Folders that `exclude` of pyproject.toml leaves out of the wheel."""
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
+Tree = Sequence[ast.AST]
+"""All nodes of a module, the module first."""
 
 MOST_WORDS = 12
 """Words of the first line of a docstring, by the style page of docs/contributing.md."""
@@ -60,9 +62,12 @@ class Signature(Struct, frozen=True):
 
 def measure(root: Path = ROOT) -> Signature:
     """Read every module under `root`, without importing any."""
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in root.rglob("*.py")}
+    trees = {
+        file: [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+        for file in root.rglob("*.py")
+    }
     files = sorted((_n_lines(file), _name(root, file)) for file in trees)
-    found = [(file, node) for file, tree in trees.items() for node in _functions(tree)]
+    found = [(file, node) for file, tree in trees.items() for node in tree if isinstance(node, Def)]
     functions = sorted((_length(node), f"{_name(root, file)}.{node.name}") for file, node in found)
     public = [(file, node) for file, node in found if not node.name.startswith("_")]
     return Signature(
@@ -99,11 +104,11 @@ def percentile(values: Sequence[int], share: float) -> int:
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def code_lines(source: str, tree: ast.AST | None = None) -> int:
+def code_lines(source: str, tree: Tree | None = None) -> int:
     """Lines that hold code: no imports, blanks, comments, docstrings; `tree` is parsed source."""
     no_code = {
         line
-        for node in ast.walk(tree or ast.parse(source))
+        for node in tree or ast.walk(ast.parse(source))
         if isinstance(node, ast.Import | ast.ImportFrom) or _is_text(node)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
@@ -124,7 +129,7 @@ def code_lines(source: str, tree: ast.AST | None = None) -> int:
     return len(code - no_code)
 
 
-def _code_lines_by_package(root: Path, trees: Mapping[Path, ast.AST]) -> dict[str, int]:
+def _code_lines_by_package(root: Path, trees: Mapping[Path, Tree]) -> dict[str, int]:
     found = Counter[str]()
     for file, tree in trees.items():
         path = file.relative_to(root)
@@ -151,27 +156,23 @@ def _name(root: Path, file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _functions(tree: ast.AST) -> Iterator[Def]:
-    return (node for node in ast.walk(tree) if isinstance(node, Def))
-
-
-def _classes(trees: Iterable[ast.AST]) -> Counter[str]:
-    nodes = (node for tree in trees for node in ast.walk(tree))
+def _classes(trees: Iterable[Tree]) -> Counter[str]:
+    nodes = (node for tree in trees for node in tree)
     return Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
 
 
-def _docstrings(tree: ast.AST) -> Iterator[str]:
+def _docstrings(tree: Tree) -> Iterator[str]:
     documented = ast.Module | ast.ClassDef | Def
-    texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
+    texts = (ast.get_docstring(node) for node in tree if isinstance(node, documented))
     return (text for text in texts if text)
 
 
-def _summaries(tree: ast.AST) -> Iterator[str]:
+def _summaries(tree: Tree) -> Iterator[str]:
     """First lines of all docstrings."""
     return (text.splitlines()[0] for text in _docstrings(tree))
 
 
-def _badly_worded(tree: ast.AST) -> Iterator[str]:
+def _badly_worded(tree: Tree) -> Iterator[str]:
     """Docstrings with a headless first line, people for mechanisms, or British spelling."""
     return (
         text.splitlines()[0]
@@ -192,9 +193,11 @@ def _is_annotated(node: Def) -> bool:
     return node.returns is not None and all(arg.annotation is not None for arg in given)
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+def _imports(tree: Tree) -> Iterator[str]:
     """Modules of ours that are imported when this one is: not inside functions or for types."""
-    for node in tree.body:
+    module = tree[0]
+    assert isinstance(module, ast.Module)
+    for node in module.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith(PACKAGE))
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
@@ -215,9 +218,9 @@ def _cycle(graph: dict[str, set[str]]) -> tuple[str, ...]:
     return ()
 
 
-def _any_imports(tree: ast.Module) -> Iterator[str]:
+def _any_imports(tree: Tree) -> Iterator[str]:
     """Modules of ours that are imported anywhere, and names of theirs."""
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

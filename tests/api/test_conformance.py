@@ -58,8 +58,8 @@ schema = schemathesis.pytest.from_fixture("doors").exclude(
 
 
 # They take most of the time, with the parts of the bodies that others have too.
-few = schema.exclude(
-    path_regex=r"^/(apply-template|v1/responses$|v1/chat/completions/input_tokens"
+SAME_BODIES = (
+    r"^/(apply-template|tokenize|v1/responses$|v1/chat/completions/input_tokens|api/v0/chat/completions"
     r"|v1/completions|v1/messages/count_tokens|v1/agents/[^/]+/generate|api/generate|cache/warm)"
 )
 as_always = settings(
@@ -71,10 +71,19 @@ as_always = settings(
 )
 
 
-@few.parametrize()
+@schema.exclude(path_regex=SAME_BODIES).parametrize()
 @seed(SEED)
 @as_always
 def test_answers_are_as_described(case: schemathesis.Case, client: requests.Session) -> None:
+    check(case, client)
+
+
+@schema.include(path_regex=SAME_BODIES).parametrize()
+@seed(SEED)
+@settings(as_always, max_examples=4, phases=[Phase.generate])
+def test_answers_to_bodies_that_others_take_too_are_as_described(
+    case: schemathesis.Case, client: requests.Session
+) -> None:
     check(case, client)
 
 

@@ -105,7 +105,7 @@ def test_resident_memory_comes_back(tmp_path: Path) -> None:
         resident = psutil.Process(service.pid).memory_info
         weights = (tmp_path / "big" / "model.safetensors").stat().st_size
         after = []
-        for _ in range(5):
+        for _ in range(3):
             http.post("/v1/chat/completions", json=chat_body(max_tokens=2)).raise_for_status()
             loaded = resident().rss
             http.post("/v1/models/unload").raise_for_status()
