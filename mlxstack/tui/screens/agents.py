@@ -1,6 +1,7 @@
 """Screens of agents: all of them, and one with its turns."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -14,6 +15,8 @@ from mlxstack.tui.views import agents
 from mlxstack.tui.views.table_data import CellStyle, Line, TableData, TextCell
 from mlxstack.tui.widgets.text_lines import TextLines
 from mlxstack.tui.widgets.titled_table import TitledTable
+
+DrawAgent = Callable[[AgentView, int], TableData]
 
 
 class AgentsScreen(BaseScreen):
@@ -30,8 +33,7 @@ class AgentsScreen(BaseScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """One table."""
-        table = TitledTable(agents.agents, "agents", target=ActionTarget.AGENT)
-        yield table.data_bind(model=BaseScreen.model)
+        yield TitledTable(agents.agents, "agents", target=ActionTarget.AGENT)
 
     async def open(self, section: str, key: str) -> None:
         """Drill into one agent."""
@@ -65,9 +67,9 @@ class AgentScreen(BaseScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """Portrait, states, turns."""
-        yield TextLines(self._portrait, "portrait").data_bind(model=BaseScreen.model)
-        yield TitledTable(self._states, "states").data_bind(model=BaseScreen.model)
-        yield TitledTable(self._turns, "turns").data_bind(model=BaseScreen.model)
+        yield TextLines(self._portrait, "portrait")
+        for draw in (agents.states, agents.turns):
+            yield TitledTable(partial(self._table, draw), draw.__name__)
 
     def _portrait(self, model: DashboardState, _: int) -> tuple[Line, ...]:
         one = agents.agent(model, self._agent)
@@ -77,11 +79,5 @@ class AgentScreen(BaseScreen):
             else ((TextCell("This agent is gone.", CellStyle.WARN),),)
         )
 
-    def _states(self, model: DashboardState, width: int) -> TableData:
-        return agents.states(self._one(model), width)
-
-    def _turns(self, model: DashboardState, width: int) -> TableData:
-        return agents.turns(self._one(model), width)
-
-    def _one(self, model: DashboardState) -> AgentView:
-        return agents.agent(model, self._agent) or AgentView(self._agent)
+    def _table(self, draw: DrawAgent, model: DashboardState, width: int) -> TableData:
+        return draw(agents.agent(model, self._agent) or AgentView(self._agent), width)

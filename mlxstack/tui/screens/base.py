@@ -8,7 +8,6 @@ from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Footer
 
 from mlxstack.tui.actions import actions_of
 from mlxstack.tui.actions.action import ActionTarget
@@ -16,6 +15,7 @@ from mlxstack.tui.screens.dialogs import TextDialog
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.overview import banner
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
+from mlxstack.tui.widgets.key_footer import KeyFooter
 from mlxstack.tui.widgets.tabs import Nav
 from mlxstack.tui.widgets.text_lines import TextLines
 from mlxstack.tui.widgets.titled_table import TitledTable
@@ -44,8 +44,9 @@ class BaseScreen(Screen[None]):
         """First line, banner, parts, keys."""
         yield Nav(self.MODE, self._feed)
         yield TextLines(_banner, "banner").data_bind(model=BaseScreen.model)
-        yield from self.compose_body()
-        yield Footer(compact=True)
+        for part in self.compose_body():
+            yield part.data_bind(model=BaseScreen.model)
+        yield KeyFooter(compact=True)
 
     def aim(self, target: ActionTarget) -> str | None:
         """Key of the row at the cursor, in tables of this kind.
@@ -87,7 +88,7 @@ class BaseScreen(Screen[None]):
         """Show details of a row; returns once they take keys."""
 
     def compose_body(self) -> Iterable[Widget]:
-        """Widgets between tabs and footer."""
+        """Widgets between tabs and footer, each with a `model`."""
         raise NotImplementedError
 
 

@@ -33,11 +33,10 @@ class CacheScreen(BaseScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """Budgets, rates, prefixes, misses."""
-        yield TextLines(cache.budget, "budget").data_bind(model=BaseScreen.model)
-        yield TitledTable(cache.rates, "rates").data_bind(model=BaseScreen.model)
-        prefixes = TitledTable(cache.prefixes, "prefixes", target=ActionTarget.PREFIX)
-        yield prefixes.data_bind(model=BaseScreen.model)
-        yield TitledTable(cache.misses, "misses").data_bind(model=BaseScreen.model)
+        yield TextLines(cache.budget, "budget")
+        yield TitledTable(cache.rates, "rates")
+        yield TitledTable(cache.prefixes, "prefixes", target=ActionTarget.PREFIX)
+        yield TitledTable(cache.misses, "misses")
 
     async def open(self, section: str, key: str) -> None:
         """All of one miss."""

@@ -27,8 +27,7 @@ class ModelsScreen(BaseScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """One table."""
-        table = TitledTable(models.models, "models", target=ActionTarget.MODEL)
-        yield table.data_bind(model=BaseScreen.model)
+        yield TitledTable(models.models, "models", target=ActionTarget.MODEL)
 
     async def open(self, section: str, key: str) -> None:
         """Details of a member."""

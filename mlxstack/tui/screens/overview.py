@@ -38,22 +38,20 @@ class OverviewScreen(BaseScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """Health, tiles, charts, totals, tables."""
-        yield TextLines(overview.health, "health").data_bind(model=BaseScreen.model)
+        yield TextLines(overview.health, "health")
         with Container(id="tiles"):
             for draw in tiles.TILES:
-                yield TileBox(draw, f"tile-{draw.__name__}").data_bind(model=BaseScreen.model)
+                yield TileBox(draw, f"tile-{draw.__name__}")
         with Horizontal(id="charts"):
-            yield SparklineChart(PREFILL, "prefill").data_bind(model=BaseScreen.model)
-            yield SparklineChart(DECODE, "decode").data_bind(model=BaseScreen.model)
-        yield TextLines(overview.totals, "totals").data_bind(model=BaseScreen.model)
-        yield TextLines(overview.hint, "hint").data_bind(model=BaseScreen.model)
+            yield SparklineChart(PREFILL, "prefill")
+            yield SparklineChart(DECODE, "decode")
+        yield TextLines(overview.totals, "totals")
+        yield TextLines(overview.hint, "hint")
         with Container(id="body"):
-            slots = TitledTable(overview.slots, "slots", target=ActionTarget.SLOT)
-            yield slots.data_bind(model=BaseScreen.model)
-            yield TitledTable(overview.queue, "queue").data_bind(model=BaseScreen.model)
-            yield TitledTable(costs.costs, "costs").data_bind(model=BaseScreen.model)
-            finished = TitledTable(requests.requests, "finished")
-            yield finished.data_bind(model=BaseScreen.model)
+            yield TitledTable(overview.slots, "slots", target=ActionTarget.SLOT)
+            yield TitledTable(overview.queue, "queue")
+            yield TitledTable(costs.costs, "costs")
+            yield TitledTable(requests.requests, "finished")
 
     async def open(self, section: str, key: str) -> None:
         """Explain a finished request."""

@@ -30,7 +30,7 @@ class RequestsScreen(BaseScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """One table."""
-        yield TitledTable(requests.requests, "requests").data_bind(model=BaseScreen.model)
+        yield TitledTable(requests.requests, "requests")
 
     async def open(self, section: str, key: str) -> None:
         """Why, for one request."""

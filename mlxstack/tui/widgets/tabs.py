@@ -13,12 +13,10 @@ class Tab(Static):
     """Shows its screen when it is clicked; the number is its key."""
 
     def __init__(self, mode: str, current: str) -> None:
-        number = MODES.index(mode) + 1
-        is_current = mode == current
         super().__init__(
-            f" {number} {mode.capitalize()} ",
+            f" {MODES.index(mode) + 1} {mode.capitalize()} ",
             markup=False,
-            classes="tab -current" if is_current else "tab",
+            classes="tab -current" if mode == current else "tab",
         )
         self._mode = mode
 
