@@ -9,13 +9,13 @@ from tests.endurance.siege import Force, siege
 pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.net]
 
 SMALL = Force(
-    60,
+    40,
     n_slow=4,
     n_silent=4,
     n_vanishing=10,
     n_huge=2,
-    n_feeds=250,
-    n_tiny=400,
+    n_feeds=100,
+    n_tiny=200,
     rest_s=0,
     most_kept=1.15,
 )

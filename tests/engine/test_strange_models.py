@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_tokenizer_that_grows_is_ended_by_its_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_check, "MAX_BYTES", 2 * 1024**3)
+    monkeypatch.setattr(template_check, "MAX_BYTES", 1024**3)
     file = folder / "tokenizer.json"
     rules = json.loads(file.read_text())
     growth = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}

@@ -28,7 +28,7 @@ class Size(Struct, frozen=True):
     n_texts: int = 4
 
 
-SLICE = Size(72, 4, n_texts=3)
+SLICE = Size(72, 4, n_texts=2)
 CASES = [
     pytest.param(SMOLLM2, {}, SLICE, id="smollm2-f32-slice"),
     pytest.param(SMOLLM2, {}, Size(400, 16, 2000), id="smollm2-f32", marks=pytest.mark.real),
@@ -82,7 +82,7 @@ def test_every_path_gives_the_tokens_of_cold_and_alone(
 
 
 @pytest.mark.parametrize(
-    ("n_texts", "n_prompt"), [(2, 60), pytest.param(4, 120, marks=pytest.mark.real)]
+    ("n_texts", "n_prompt"), [(1, 60), pytest.param(4, 120, marks=pytest.mark.real)]
 )
 def test_float32_answers_are_those_of_mlx_lm(tmp_path: Path, n_texts: int, n_prompt: int) -> None:
     model = folder(SMOLLM2)
