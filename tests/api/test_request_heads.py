@@ -113,7 +113,7 @@ def test_a_client_that_closes_its_sending_side_reads_the_whole_answer(
     here: Running, is_stream: bool, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_S", 0.02)
-    body = {**chat_body(max_tokens=100, ignore_eos=True), "stream": is_stream}
+    body = {**chat_body(max_tokens=40, ignore_eos=True), "stream": is_stream}
     with sent(here, request_of(CHAT, body, version=version)) as client:
         client.shutdown(socket.SHUT_WR)
         answer = answer_of(client)
@@ -126,9 +126,12 @@ def test_a_client_that_closes_its_sending_side_reads_the_whole_answer(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_leaves_ends_its_request(here: Running, is_stream: bool) -> None:
+def test_a_client_that_leaves_ends_its_request(
+    here: Running, is_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PROBE_S", 0.02)
     body = {**chat_body(max_tokens=-1, ignore_eos=True), "stream": is_stream}
-    for _ in range(3):
+    for _ in range(2):
         with sent(here, request_of(CHAT, body)):
             until(lambda: here.service.gate.n_inside == 1)
         until(lambda: here.service.gate.n_inside == 0)

@@ -155,7 +155,7 @@ def stored(leaf: Any) -> list[mx.array]:
     return [mx.dequantize(*parts[:3], **bits), mx.dequantize(*parts[3:], **bits)]
 
 
-REPEATED = [prompt(n, seed=n) * 3 for n in (5, 17, 40, 90)]
+REPEATED = [prompt(n, seed=n) * 3 for n in (5, 17, 40, 48)]
 FEW = tuple((token, 60.0) for token in (7, 8, 9))
 """A bias that leaves few tokens, so that a random model repeats itself now and then."""
 RULES = [
@@ -189,7 +189,7 @@ def pair(
     model = Path(str(model_of("tiny")) if kv else found[0])
     if has_head:
         model = add_head(model, tmp_path_factory.mktemp("head") / kind)
-    without = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=1024))
+    without = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=512))
     without = replace(without, speculation=Speculation.OFF)
     spec = replace(without.model, draft=found[1] or None)
     preset = replace(without, model=spec, speculation=Speculation.AUTO)
@@ -268,10 +268,10 @@ def test_limits_and_ends_are_where_they_are_without_drafts(pair: tuple[Driver, D
         reasons = [d.finish(ask).reason for ask, d in ended]
         assert reasons[0] == reasons[1]
         assert auto.tokens(ended[0][0]) == off.tokens(ended[1][0])
-    long = prompt(150, seed=8) * 6
+    long = prompt(75, seed=8) * 6
     answers = [d.cold(long, 400) for d in pair]
     assert answers[0] == answers[1]
-    assert len(answers[0]) == 1024 - len(long)
+    assert len(answers[0]) == 512 - len(long)
 
 
 SCHEMA = """{
