@@ -5,6 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pin_of
 from mlxstack.core.errors import NotFound
 from mlxstack.core.status import CacheView, PrefixView
@@ -14,7 +16,7 @@ from mlxstack.engine.step import EngineLoop
 from mlxstack.policy.kv import prefix_index_check
 from mlxstack.policy.kv.eviction import MemoryPressure
 from mlxstack.policy.kv.prefix_index import StorageTier
-from mlxstack.policy.kv.retention import PinnedPrefixName, PrefixStats
+from mlxstack.policy.kv.retention import PinnedPrefixName
 
 MOST_AGENTS = 8
 """Agents named per shared prefix."""
@@ -158,38 +160,28 @@ def _park_nearest(slot_kv: SlotKVManager, tokens: Tokens, salt: str) -> None:
 def _view(slot_kv: SlotKVManager, stats: EngineStats, limit: int) -> CacheView:
     prefix_cache = slot_kv.prefix_cache
     now = time.monotonic()
-    totals = prefix_index_check.totals(prefix_cache.index)
     rates = stats.meters.rates(now)
     return CacheView(
         is_enabled=prefix_cache.spec.enabled,
         memory_bytes=slot_kv.live_bytes + prefix_cache.n_bytes,
         memory_budget=prefix_cache.budget,
-        disk_bytes=totals.disk,
+        disk_bytes=prefix_index_check.bytes_in(prefix_cache.index, StorageTier.DISK),
         disk_budget=prefix_cache.spec.disk.max_bytes,
-        n_entries=totals.n_entries,
+        n_entries=prefix_index_check.n_entries(prefix_cache.index),
         max_entries=prefix_cache.spec.max_entries,
         n_evicted=prefix_cache.index.n_evicted,
-        minute=rates.minute,
-        hour=rates.hour,
-        whole=rates.whole,
+        minute=rates["minute"],
+        hour=rates["hour"],
+        whole=rates["whole"],
         prefixes=tuple(_prefix(p, slot_kv) for p in prefix_cache.retention.top(now, limit)),
     )
 
 
-def _prefix(prefix: PrefixStats, slot_kv: SlotKVManager) -> PrefixView:
-    known = slot_kv.prefix_cache.retention.known(prefix.key)
+def _prefix(prefix: PrefixView, slot_kv: SlotKVManager) -> PrefixView:
+    """Add the agents that share a prefix, and its tiers."""
+    known = slot_kv.prefix_cache.retention.known(prefix.id)
     keys = known.keys if known else ()
     agents = slot_kv.lookup.sharing(keys)
     nodes = [node for key in keys if (node := slot_kv.prefix_cache.index.nodes.get(key))]
-    places = [p.value for p in StorageTier if nodes and all(p in node.tiers for node in nodes)]
-    return PrefixView(
-        id=prefix.key,
-        name=prefix.name,
-        n_tokens=prefix.n_tokens,
-        n_bytes=prefix.n_bytes,
-        n_hits=prefix.hits,
-        age_s=prefix.age_s,
-        agents=agents[:MOST_AGENTS],
-        places=tuple(places),
-        is_pinned=prefix.is_pinned,
-    )
+    places = tuple(p.value for p in StorageTier if nodes and all(p in node.tiers for node in nodes))
+    return replace(prefix, agents=agents[:MOST_AGENTS], places=places)

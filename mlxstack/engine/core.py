@@ -178,7 +178,7 @@ class EngineCore:
 
     def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
         """Collect garbage on disk, sparing files in use. The future raises StackErrors."""
-        return self._begin(lambda done: copy_outcome(self._disk_tier.gc.collect(wanted), done))
+        return self._await(lambda: self._disk_tier.writing.collect(wanted))
 
     def match_kv(self, tokens: tuple[int, ...], salt: str) -> Future[int]:
         """Number of cached tokens at the prompt's start."""
@@ -194,11 +194,11 @@ class EngineCore:
 
     def reserve_disk(self, n_bytes: int) -> Future[GCResult]:
         """Make room for a service's files. The future raises DiskFull, Busy."""
-        return self._begin(lambda done: copy_outcome(self._disk_tier.gc.reserve(n_bytes), done))
+        return self._await(lambda: self._disk_tier.writing.make_room((), n_bytes))
 
     def after_writes(self) -> Future[None]:
         """Wait until all pending writes are on disk, or have failed."""
-        return self._begin(lambda done: copy_outcome(self._disk_tier.after_writes(), done))
+        return self._await(lambda: self._disk_tier.writing.after(lambda: None))
 
     def snapshot(self) -> Snapshot:
         """The state after the last step, an immutable value."""
@@ -241,25 +241,20 @@ class EngineCore:
 
     def _do(self, work: Callable[[EngineLoop], T]) -> Future[T]:
         """Run `work` between two steps; publish a snapshot, then set its result."""
-        future: Future[T] = Future()
 
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = work(self._loop)
-                self._publish()
-                future.set_result(result)
-            except Exception as error:
-                future.set_exception(error)
-                raise_device_error(error)
+        def run(done: Future[T]) -> None:
+            result = work(self._loop)
+            self._publish()
+            done.set_result(result)
 
-        self._track(future)
-        self._post(run)
-        return future
+        return self._begin(run)
+
+    def _await(self, begin: Callable[[], Future[T]]) -> Future[T]:
+        """Outcome of what `begin` begins between two steps."""
+        return self._begin(lambda done: copy_outcome(begin(), done))
 
     def _begin(self, work: Callable[[Future[T]], None]) -> Future[T]:
-        """Begin `work` between two steps; it settles the future later."""
+        """Begin `work` between two steps; it settles the future then or later."""
         future: Future[T] = Future()
 
         def begin() -> None:
@@ -268,7 +263,7 @@ class EngineCore:
             try:
                 work(future)
             except Exception as error:
-                future.set_exception(describe_error(error, "an exchange of KV"))
+                future.set_exception(describe_error(error, "an operation on KV"))
                 raise_device_error(error)
 
         self._track(future)
@@ -373,7 +368,7 @@ class EngineCore:
         n_beside = draft_model.bytes_beside if draft_model else 0
         parked, slots, runner, store = self._parts(loaded.model, check, factory, key, plan, target)
         runner.images = loaded.images
-        tier = DiskTier(store, self._slot_files, parked, key, self._post, self._manifests)
+        tier = DiskTier(store, self._slot_files, parked, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             tier.open()
         pieces = BackgroundSteps(self._post, lambda: self._loop.batch.is_busy)
@@ -387,7 +382,7 @@ class EngineCore:
             plan.array_limit,
         )
         slot_kv.images = loaded.images
-        self._exchange = KVExchange(slot_kv, pieces, runner, factory, key)
+        self._exchange = KVExchange(slot_kv, runner, factory)
         rules = self._rules(plan, alone, factory)
         self._loop = EngineLoop(
             Batch(runner, costs, draft_model, rules.pace, _stacker(check, runner, slot_kv)),
@@ -399,7 +394,7 @@ class EngineCore:
             remote=RemotePrefill(self._remote, self._post) if self._remote is not None else None,
         )
         self._disk_tier = tier
-        self._actions = SlotActionRunner(self._loop, tier, pieces, self._publish)
+        self._actions = SlotActionRunner(self._loop, self._publish)
         if check.why_not:
             log.warning("decoding slot by slot: %s", check.why_not)
         self._check = check

@@ -24,12 +24,11 @@ from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.host.hardware import MemoryBudget, buffer_cache_limit, mac_share, memory_limit
 from mlxstack.policy.memory.capacity import (
     MARGIN_BYTES,
-    PLAIN_BITS,
     ModelShape,
+    kv_bits,
     kv_budget,
-    peak_score_bytes,
     score_bytes,
-    workspace_bytes,
+    workspace_of,
 )
 
 log = logging.getLogger(__name__)
@@ -154,7 +153,7 @@ def memory_plan(
     pct = preset.prefix_cache.memory_budget_pct
     share = None if pct == AUTO else int(memory.total * pct / 100)
     half_bytes = 2 if limits.array_bytes else memory.half_bytes
-    workspace = _workspace(shape, preset, half_bytes) if shape is not None else 0
+    workspace = workspace_of(shape, preset, half_bytes) if shape is not None else 0
     if not limits.array_bytes:
         left = kv_budget(memory.usable, facts.n_bytes, workspace)
         return MemoryPlan(max(left, MIN_BUDGET) if share is None else share, MIN_BOUND)
@@ -172,7 +171,7 @@ def memory_plan(
         kv_budget=left if share is None else min(share, left),
         max_cached_bytes=min(limits.cache_bytes, max(MIN_BOUND, workspace)),
         array_limit=limits.array_bytes - workspace,
-        score_bytes=score_bytes(shape, _bits(preset)) if shape is not None else 0,
+        score_bytes=score_bytes(shape, kv_bits(preset)) if shape is not None else 0,
         planned_bytes=facts.n_bytes + workspace + MARGIN_BYTES + min(left, share or left),
     )
 
@@ -184,16 +183,3 @@ def _shape(config: dict[str, Any]) -> ModelShape | None:
     except Unsupported as why:
         log.info("the workspace is not planned: %s", why.message)
         return None
-
-
-def _bits(preset: Preset) -> int:
-    return PLAIN_BITS if preset.kv.quantized_start >= preset.slots.n_ctx else preset.kv.bits
-
-
-def _workspace(shape: ModelShape, preset: Preset, half_bytes: int) -> int:
-    """Bytes beside weights and KV, as the planner estimates them."""
-    chunk, slots = preset.prefill.chunk_size, preset.slots
-    activations = workspace_bytes(shape, chunk, slots.count, half_bytes)
-    if half_bytes > 2:
-        return activations
-    return activations + peak_score_bytes(shape, _bits(preset), chunk, slots.n_ctx)

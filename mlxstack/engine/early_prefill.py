@@ -1,7 +1,6 @@
 """Early turns: prefill of expected prompts in idle slots. MLX thread only."""
 
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,8 +50,8 @@ class EarlyPrefill:
         self._batch = batch
         self._stats = stats
         self._prompts: dict[int, EarlyPrompt] = {}
-        self.begun: OrderedDict[str, tuple[str, array[int], EarlyPrompt]] = OrderedDict()
-        """Expected prompts by agent, with their salts and tokens, until the real ones come."""
+        self.begun: OrderedDict[str, EarlyPrompt] = OrderedDict()
+        """Expected prompts by agent, until the real ones come."""
         self._histories: OrderedDict[tuple[str, str], EarlyHistory] = OrderedDict()
 
     def expect(self, request: Request, slot: int) -> None:
@@ -76,9 +75,9 @@ class EarlyPrefill:
 
     def prepare(self, slot: int) -> int | None:
         """Find the cached prefix; its length, None for a worthless rest."""
-        prompt, context = self._prompts[slot], self._slot_kv.slots[slot]
+        prompt, slots = self._prompts[slot], self._slot_kv.slots
         request = prompt.request
-        plan, _ = self._slot_kv.plan(request, slot, may_read=False)
+        plan, _ = self._slot_kv.lookup.find(request, slots, slot, may_read=False)
         n_left = len(request.tokens) - 1 - plan.position
         history = self._history(request)
         fits = self._slot_kv.need(request) <= self._slot_kv.prefix_cache.budget
@@ -88,7 +87,7 @@ class EarlyPrefill:
             return None
         self._slot_kv.prepare_slot(request, slot, plan, is_expected=True)
         prompt.start = prompt.end = plan.position
-        prompt.version = context.version
+        prompt.version = slots[slot].version
         self._note(prompt)
         return plan.position
 
@@ -107,27 +106,26 @@ class EarlyPrefill:
 
     def settle(self, request: Request, n_cached: int) -> EarlyUse | None:
         """Use of an early turn by the next request of the agent."""
-        salt, tokens, prompt = self.begun.get(_name(request), ("", array("I"), None))
-        if prompt is None or salt != request.salt or not request.use_cache:
+        prompt = self.begun.get(_name(request))
+        if prompt is None or prompt.request.salt != request.salt or not request.use_cache:
             return None
         del self.begun[_name(request)]
-        n_common = min(common_prefix(tokens, request.tokens), n_cached)
+        n_common = min(common_prefix(prompt.request.tokens, request.tokens), n_cached)
         use = EarlyUse(prompt.n_begun, max(0, min(n_common, prompt.end) - prompt.start))
         return self._count(request, use) if use.n_begun else None
 
     def _note(self, prompt: EarlyPrompt) -> None:
         """Keep the expected tokens, to compare them to the real ones."""
-        request = prompt.request
-        name = _name(request)
+        name = _name(prompt.request)
         if name in self.begun:
             self._waste(name)
-        self.begun[name] = request.salt, array("I", request.tokens), prompt
+        self.begun[name] = prompt
         if len(self.begun) > MOST_AGENTS:
             self._waste(next(iter(self.begun)))
 
     def _waste(self, name: str) -> None:
         """Count an early turn that no request used."""
-        _, _, prompt = self.begun.pop(name)
+        prompt = self.begun.pop(name)
         if prompt.n_begun:
             self._count(prompt.request, EarlyUse(prompt.n_begun, 0))
 

@@ -24,7 +24,6 @@ from mlxstack.engine import device
 from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error
 from mlxstack.engine.device_memory import DeviceMemory
 from mlxstack.engine.model import loader
-from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.host.hardware import this_memory
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class EmbeddingEngine:
         self._stopped: Future[None] = Future()
         self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
-        self._runner: ModelRunner | None = None
+        self._model: Any = None
         self._n_device_errors = 0
         self.trouble = ""
         """Why the engine ended; empty while it serves."""
@@ -64,8 +63,8 @@ class EmbeddingEngine:
         def work() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    assert self._runner is not None, "texts come after the model is loaded"
-                    future.set_result(embed(self._runner, texts))
+                    assert self._model is not None, "texts come after the model is loaded"
+                    future.set_result(embed(self._model, texts))
                     self._n_device_errors = 0
                 except Exception as error:
                     failure = device_error(error)
@@ -105,7 +104,7 @@ class EmbeddingEngine:
             self._loaded.set_exception(device_error(error) or error)
         finally:
             self._device_memory.restore()
-            self._runner = None
+            self._model = None
             gc.collect()
             device.settle()
             # Without this MLX aborts the process at exit: its stream threads are still running.
@@ -124,22 +123,21 @@ class EmbeddingEngine:
         loaded = loader.load(self._preset.model, self._preset.kv)
         self._device_memory.apply()
         try:
-            runner = ModelRunner(loaded.model)
-            embed(runner, ((0, 0),))
+            embed(loaded.model, ((0, 0),))
         except (AttributeError, TypeError, ValueError) as error:
             raise SetupError(
                 f"the model {loaded.facts.id} shows no hidden states, so it cannot embed: {error}"
             ) from error
-        self._runner, self.tokenizer = runner, loaded.tokenizer
+        self._model, self.tokenizer = loaded.model, loaded.tokenizer
         self._device_memory.wire(self._preset.device.wired)
         return loaded.facts
 
 
-def embed(runner: ModelRunner, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
+def embed(model: Any, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
     """Vectors of length one, little-endian float32, in the order of the texts."""
     vectors: dict[int, bytes] = {}
     for batch in batches([len(text) for text in texts]):
-        rows = _pooled(runner, [texts[i] for i in batch])
+        rows = _pooled(model, [texts[i] for i in batch])
         vectors |= dict(zip(batch, rows, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))
 
@@ -154,11 +152,11 @@ def batches(lengths: Sequence[int]) -> list[list[int]]:
     return made
 
 
-def _pooled(runner: ModelRunner, texts: Sequence[Tokens]) -> list[bytes]:
+def _pooled(model: Any, texts: Sequence[Tokens]) -> list[bytes]:
     """Hidden states of the last tokens; causal attention ignores right padding."""
     longest = max(len(text) for text in texts)
     padded = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
-    states: Any = runner.hidden_states(padded)
+    states: Any = model.model(padded)
     last = mx.array([len(text) - 1 for text in texts])
     pooled = states[mx.arange(len(texts)), last].astype(mx.float32)
     vectors = pooled / mx.maximum(mx.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12)

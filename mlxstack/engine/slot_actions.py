@@ -22,7 +22,7 @@ from mlxstack.core.commands import (
 from mlxstack.core.errors import StackError, describe_error
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.park import BackgroundSteps
+from mlxstack.engine.kv.park import IncrementalPack
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest
 from mlxstack.engine.kv.write_queue import copy_outcome
@@ -34,16 +34,9 @@ log = logging.getLogger(__name__)
 class SlotActionRunner:
     """Runs slot actions. MLX thread only; `publish` precedes each answer."""
 
-    def __init__(
-        self,
-        loop: EngineLoop,
-        disk_tier: DiskTier,
-        pieces: BackgroundSteps,
-        publish: Callable[[], None],
-    ) -> None:
+    def __init__(self, loop: EngineLoop, publish: Callable[[], None]) -> None:
         self._loop = loop
-        self._disk_tier = disk_tier
-        self._pieces = pieces
+        self._disk_tier: DiskTier = loop.slot_kv.disk_tier
         self._publish = publish
         self._ids = (f"action-{n}" for n in itertools.count())
 
@@ -89,20 +82,14 @@ class SlotActionRunner:
     ) -> None:
         started = time.perf_counter()
         self._disk_tier.check(context, command.name)
-        packing = self._disk_tier.incremental_pack(context)
+        packing = IncrementalPack(context, self._disk_tier.parker)
 
-        def end(error: Exception | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                saving = self._disk_tier.save(context, command.slot, command.name, started)
-            except Exception as why:
-                self._fail(command, future, why)
-            else:
-                self._loop.release(command.slot)
-                copy_outcome(saving, future)
+        def end() -> None:
+            saving = self._disk_tier.save(context, command.slot, command.name, started)
+            self._loop.release(command.slot)
+            copy_outcome(saving, future)
 
-        self._pieces.run(packing.go_on, end)
+        self._loop.slot_kv.pieces.run(packing.go_on, end, partial(self._fail, command, future))
 
     def _vacate(
         self, command: EvictAgentFromSlot, context: SlotContext, future: "Future[SlotCommandResult]"

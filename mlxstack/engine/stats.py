@@ -3,9 +3,9 @@
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import mlx.core as mx
-from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFinished, RequestTimings
@@ -26,8 +26,9 @@ from mlxstack.policy.scheduling.scheduler_state import ACTIVE, SchedulerState, S
 BULK = 128
 """Shorter chunks say little about a long prompt: each has its overhead."""
 
-MINUTE_S = 60.0
 HOUR_S = 3600.0
+SPANS_S = {"minute": 60.0, "hour": HOUR_S, "whole": inf}
+"""Seconds of the windows; "whole" is all since the start."""
 N_STEPS = 3600
 """Steps in which a window forgets: one second for an hour."""
 
@@ -68,31 +69,20 @@ class SlidingWindow:
         return self._sum
 
 
-class Rates(Struct, frozen=True):
-    """Sums over the last minute, the last hour, and since the start."""
-
-    minute: WindowSums
-    hour: WindowSums
-    whole: WindowSums
-
-
 class CacheStats:
     """All counters of the memory. Changed by one thread only."""
 
     def __init__(self) -> None:
-        self._minute = SlidingWindow(MINUTE_S)
-        self._hour = SlidingWindow(HOUR_S)
-        self._whole = WindowSums()
+        self._windows = {name: SlidingWindow(span_s) for name, span_s in SPANS_S.items()}
 
     def add(self, now: float, tally: WindowSums) -> None:
         """Count one request, or a part of one, at `now`."""
-        self._minute.add(now, tally)
-        self._hour.add(now, tally)
-        self._whole = plus(self._whole, tally)
+        for window in self._windows.values():
+            window.add(now, tally)
 
-    def rates(self, now: float) -> Rates:
-        """All windows."""
-        return Rates(self._minute.total(now), self._hour.total(now), self._whole)
+    def rates(self, now: float) -> dict[str, WindowSums]:
+        """All windows by the names of `SPANS_S`."""
+        return {name: window.total(now) for name, window in self._windows.items()}
 
 
 class EngineStats:
@@ -167,10 +157,6 @@ class EngineStats:
         self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
         if n_tokens >= BULK:
             self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
-
-    def saved_s(self, n_cached: int) -> float:
-        """Prefill seconds saved by reused tokens, at the measured speed."""
-        return self.expected_s(0, n_cached)
 
     def expected_s(self, start: int, n_tokens: int) -> float:
         """Prefill seconds from position `start`, as measured; 0 if unknown."""

@@ -39,13 +39,7 @@ from mlxstack.engine.stats import EngineStats, batch_counters, build_snapshot
 from mlxstack.policy.kv.reuse_plan import ReusePlan
 from mlxstack.policy.scheduling import scheduler, scheduler_state
 from mlxstack.policy.scheduling.chunked_prefill import stall_left
-from mlxstack.policy.scheduling.scheduler import (
-    Action,
-    AssignSlot,
-    EarlyChunk,
-    Expire,
-    RunSlotAction,
-)
+from mlxstack.policy.scheduling.scheduler import Action, AssignSlot, EarlyChunk, Expire
 from mlxstack.policy.scheduling.scheduler_state import ACTIVE, EarlyTurn, SlotState
 
 log = logging.getLogger(__name__)
@@ -304,9 +298,9 @@ class EngineLoop:
             late = Busy("the request took longer than the preset's queue.timeout_s")
             request_id = action.request.id
             self._end(self._live[request_id], RequestFailed(request_id, late))
-        elif isinstance(action, RunSlotAction):
-            work, _ = self._works.pop(action.action.id)
-            work(self.slots[action.action.slot])
+        else:
+            work, _ = self._works.pop(action.id)
+            work(self.slots[action.slot])
 
     def _assign_slot(self, request_id: str, slot: int) -> None:
         live = self._live[request_id]
@@ -318,7 +312,8 @@ class EngineLoop:
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
         """Reuse known KV; disk reads come first, beside other slots."""
         may_read = live.n_loads < MOST_LOADS
-        plan, miss = self.slot_kv.plan(live.request, slot, may_read=may_read)
+        lookup = self.slot_kv.lookup
+        plan, miss = lookup.find(live.request, self.slots, slot, may_read=may_read)
         if self._is_fetching(live, slot, plan.position) or self._is_loading(live, slot, plan):
             return
         live.is_assigned = True
@@ -326,7 +321,7 @@ class EngineLoop:
         from_disk = live.n_loads and plan.source is KVSource.PARKED
         live.source = KVSource.DISK if from_disk else plan.source
         live.n_cached, live.miss = len(self.slots[slot]), miss
-        live.saved_s = self.stats.saved_s(live.n_cached)
+        live.saved_s = self.stats.expected_s(0, live.n_cached)
         self.stats.count(n_cached_tokens=live.n_cached)
         early = self._early.settle(live.request, plan.position) if self._early.begun else None
         if early is not None and early.n_used == early.n_begun:
@@ -382,7 +377,8 @@ class EngineLoop:
 
     def _switch(self, live: RequestState, slot: int) -> None:
         """Continue from fetched KV where it is a block ahead."""
-        plan, _ = self.slot_kv.plan(live.request, slot, may_read=live.n_loads < MOST_LOADS)
+        may_read = live.n_loads < MOST_LOADS
+        plan, _ = self.slot_kv.lookup.find(live.request, self.slots, slot, may_read=may_read)
         n_gained = plan.position - len(self.slots[slot])
         if n_gained < self._limits.pace.block or self._is_loading(live, slot, plan):
             return

@@ -31,8 +31,8 @@ from mlxstack.models.model_files import (
     vision_files,
 )
 from mlxstack.models.rope_config import not_scaled, scaled_config
-from mlxstack.policy.memory import capacity
 from mlxstack.policy.memory.capacity import (
+    PLAIN_BITS,
     Budget,
     Division,
     Geometry,
@@ -43,8 +43,10 @@ from mlxstack.policy.memory.capacity import (
     Weights,
     divided,
     fits,
+    kv_bits,
     need,
     quantized,
+    workspace_of,
 )
 from mlxstack.policy.memory.capacity_advice import CapacityOption, SlotSizes, nearest
 from mlxstack.policy.memory.memory_shares import MemoryClaim
@@ -186,12 +188,7 @@ class Candidate(Struct, frozen=True):
 
         Raises Unsupported.
         """
-        slots, chunk, kv = self.preset.slots, self.preset.prefill.chunk_size, self.preset.kv
-        bits = 16 if kv.quantized_start >= slots.n_ctx else kv.bits
-        geometry, shape = self.geometry(half_bytes, bits), self.shape
-        bytes_beside = capacity.workspace_bytes(shape, chunk, slots.count, half_bytes)
-        if half_bytes != SINGLE:
-            bytes_beside += capacity.peak_score_bytes(shape, bits, chunk, slots.n_ctx)
+        geometry, slots = self.geometry(half_bytes, kv_bits(self.preset)), self.preset.slots
         weights, drafts = self._own_weights(half_bytes), Geometry(())
         if self.draft is not None:
             weights += self.draft.weights.n_bytes(half_bytes)
@@ -199,14 +196,14 @@ class Candidate(Struct, frozen=True):
         elif self.head != Weights() and geometry.full_layers:
             # A head keeps KV of one layer, which is never quantized.
             last = geometry.layers[geometry.full_layers[-1]]
-            drafts = replace(geometry, layers=(last,), bits=capacity.PLAIN_BITS)
+            drafts = replace(geometry, layers=(last,), bits=PLAIN_BITS)
         return ServiceLoad(
             geometry=geometry,
             weights=weights,
-            workspace=bytes_beside,
+            workspace=workspace_of(self.shape, self.preset, half_bytes),
             n_slots=slots.count,
             n_ctx=slots.n_ctx,
-            chunk=chunk,
+            chunk=self.preset.prefill.chunk_size,
             budget=self._budget(total_bytes),
             draft=drafts,
         )

@@ -1,26 +1,18 @@
-"""Attention kernels of MLX on Metal: fused or not.
+"""Prefill attention kernels of MLX on Metal: fused or not.
 
 Source: `has_fused_kernel` and `use_fallback` in MLX's
 `backend/metal/scaled_dot_product_attention.cpp`, and the kernel names in the Metal library of
 the macOS wheel 0.32.4. Read both again at each upgrade of MLX.
 """
 
-from enum import StrEnum
-
 from msgspec import Struct
 
 N_VECTOR = 8
 """Maximum queries of the vector kernel; more run the full kernel."""
 
-MAX_VECTOR_ROWS = 32
-"""Maximum queries times query heads per KV head of the vector kernel."""
-
 Dims = tuple[int, int]
 """Head dims of keys and values."""
 
-VECTOR_DIMS: frozenset[Dims] = frozenset(
-    {(64, 64), (96, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512)}
-)
 FULL_DIMS: frozenset[Dims] = frozenset(
     {(64, 64), (72, 72), (80, 80), (96, 64), (96, 96), (128, 128)}
 )
@@ -38,34 +30,6 @@ MAX_SLOWDOWN = 1.25
 
 The default computes long contexts in chunks of a few hundred tokens, which costs more.
 """
-
-
-class MaskKind(StrEnum):
-    """Mask argument of the attention function."""
-
-    NONE = "none"
-    CAUSAL = "causal"
-    ARRAY = "array"
-
-
-class AttentionCall(Struct, frozen=True):
-    """Arguments of an attention call over unquantized KV that select its kernel.
-
-    `n_grouped` is the number of query heads per KV head.
-    """
-
-    dims: Dims
-    n_queries: int
-    mask: MaskKind = MaskKind.CAUSAL
-    is_half: bool = True
-    n_grouped: int = 1
-
-
-class KernelCosts(Struct, frozen=True):
-    """Seconds of one prefill attention: default kernel and forced one."""
-
-    default_s: float
-    forced_s: float
 
 
 class PrefillAttention(Struct, frozen=True):
@@ -93,28 +57,19 @@ def has_nax(architecture: str, macos: tuple[int, ...]) -> bool:
     return bool(digits) and int(digits) >= first and macos >= NAX_MACOS
 
 
-def is_fused(call: AttentionCall, *, has_nax: bool) -> bool:
-    """Whether the default kernel of a call stores no scores."""
-    if call.n_queries <= N_VECTOR:
-        has_mask = call.mask is MaskKind.ARRAY and call.dims == (512, 512)
-        n_rows = call.n_queries * call.n_grouped
-        return call.dims in VECTOR_DIMS and n_rows <= MAX_VECTOR_ROWS and not has_mask
-    if call.dims in FULL_DIMS:
-        return True
-    # float32 is fused there too where TF32 is enabled, which this table does not know.
-    is_nax = has_nax and call.is_half and call.dims == NAX_DIMS
-    return is_nax and call.mask is MaskKind.CAUSAL and call.n_queries >= NAX_QUERIES
+def can_force(dims: Dims, n_queries: int, *, is_causal: bool, is_half: bool, has_nax: bool) -> bool:
+    """Whether `force_fused` changes the kernel of more than `N_VECTOR` queries, 16-bit KV.
+
+    On a GPU with NAX the default one may be fused already. float32 is fused there too where TF32
+    is enabled, which is not known here.
+    """
+    is_nax = has_nax and is_causal and is_half and dims == NAX_DIMS and n_queries >= NAX_QUERIES
+    return dims in FORCIBLE_DIMS and not is_nax
 
 
-def can_force(call: AttentionCall, *, has_nax: bool) -> bool:
-    """Whether `force_fused` changes the kernel of a call."""
-    is_full = call.n_queries > N_VECTOR and call.dims in FORCIBLE_DIMS
-    return is_full and not is_fused(call, has_nax=has_nax)
-
-
-def is_worth_forcing(costs: KernelCosts) -> bool:
-    """Whether the forced kernel is fast enough."""
-    return costs.forced_s <= MAX_SLOWDOWN * costs.default_s
+def is_worth_forcing(default_s: float, forced_s: float) -> bool:
+    """Whether the forced kernel is fast enough, by seconds of an attention."""
+    return forced_s <= MAX_SLOWDOWN * default_s
 
 
 def prefill_attention(

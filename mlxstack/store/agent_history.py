@@ -15,7 +15,7 @@ import errno
 import fcntl
 import os
 import re
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from mlxstack.store.files import (
     parse_json,
     read_whole,
     refused,
-    remove_synced,
+    remove_folder,
     touch,
     write_atomic,
 )
@@ -174,7 +174,7 @@ class AgentFolders:
     def remove(self, agent: str) -> None:
         """Delete an agent's history and manifests. Raises NotFound or StackError."""
         try:
-            remove_synced(self._folder(agent), self._disk)
+            remove_folder(self._folder(agent), self._disk)
         except FileNotFoundError:
             raise NotFound(f"there is no agent {agent}") from None
         except OSError as error:
@@ -213,7 +213,7 @@ def _look(agent: str, folder: Path) -> ManifestFile | None:
 TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
-class AgentLock:
+class AgentLock(AbstractContextManager["AgentLock"]):
     """Held lock and context manager; without a descriptor a no-op."""
 
     def __init__(self, fd: int | None = None, doomed: Path | None = None) -> None:
@@ -229,9 +229,6 @@ class AgentLock:
             with suppress(OSError):  # an empty file that stays does no harm
                 self._doomed.unlink()
         os.close(fd)
-
-    def __enter__(self) -> "AgentLock":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -5,19 +5,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition
 from typing import TypeVar
 
-from msgspec import Struct
-
 from mlxstack.core.errors import Busy, Conflict, StackError
 from mlxstack.store.files import refused
 
 T = TypeVar("T")
-
-
-class WriterBound(Struct, frozen=True):
-    """Limit of jobs and bytes that wait to be written."""
-
-    n_jobs: int = 256
-    n_bytes: int = 1 << 30
 
 
 class BackgroundWriter:
@@ -29,9 +20,12 @@ class BackgroundWriter:
     """
 
     def __init__(
-        self, bound: WriterBound | None = None, eased: Callable[[], None] = lambda: None
+        self,
+        max_jobs: int = 256,
+        max_bytes: int = 1 << 30,
+        eased: Callable[[], None] = lambda: None,
     ) -> None:
-        self._bound = bound or WriterBound()
+        self._max_jobs, self._max_bytes = max_jobs, max_bytes
         self._eased = eased
         self._state = Condition()
         self._n_jobs = 0
@@ -64,11 +58,11 @@ class BackgroundWriter:
     def _admit(self, n_bytes: int) -> None:
         if not self._is_open:
             raise Conflict("the service is stopping, nothing more is written to disk")
-        bound, n_after = self._bound, self._n_bytes + n_bytes
-        if self._n_jobs and (self._n_jobs >= bound.n_jobs or n_after > bound.n_bytes):
+        n_after = self._n_bytes + n_bytes
+        if self._n_jobs and (self._n_jobs >= self._max_jobs or n_after > self._max_bytes):
             raise Busy(
                 f"the disk is behind: {self._n_jobs} writes of {self._n_bytes} bytes wait, "
-                f"the bound is {bound.n_jobs} writes of {bound.n_bytes} bytes"
+                f"the bound is {self._max_jobs} writes of {self._max_bytes} bytes"
             )
         self._n_jobs, self._n_bytes = self._n_jobs + 1, n_after
 

@@ -1,22 +1,17 @@
 """Disk quota: KV store that collects garbage before exceeding its bounds."""
 
-import logging
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from mlxstack.core.commands import CollectGarbage, GCItem, GCResult, GCScope
+from mlxstack.core.commands import CollectGarbage, GCResult, GCScope
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.ports import KVFileHeader
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
-from mlxstack.store.files import Disk
 from mlxstack.store.gc import (
     DiskInventory,
-    GCPlan,
     GCRules,
     Ref,
     carry_out,
@@ -26,8 +21,6 @@ from mlxstack.store.gc import (
     scan_disk,
 )
 from mlxstack.store.kv_store import DiskKVStore
-
-log = logging.getLogger(__name__)
 
 GRACE_S = 60.0
 """Grace in seconds for files that another process may save."""
@@ -65,6 +58,8 @@ class QuotaKVStore:
         self._clock, self._steady = clock, steady
         self._offset_s = clock() - steady()
         self._n_bytes: int | None = None
+        self.root = store.root
+        self.headers = store.headers
         self.has = store.has
         self.write = store.write
         self.flush = store.flush
@@ -73,15 +68,6 @@ class QuotaKVStore:
         self.read_into = store.read_into
         self.note = store.note
         self.noted = store.noted
-
-    @property
-    def root(self) -> Path:
-        """Folder of the files."""
-        return self._store.root
-
-    def headers(self, identity: str) -> Iterator[KVFileHeader]:
-        """As `DiskKVStore.heads`."""
-        return self._store.headers(identity)
 
     def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> GCResult:
         """Free `n_bytes` under `max_bytes`, or delete nothing.
@@ -98,7 +84,7 @@ class QuotaKVStore:
             self._scan(in_use, GCScope.ALL), GCRules(limit, None, n_bytes, SAVING_S), now
         )
         check_room(gc_plan)
-        swept = _carry_out(gc_plan, self._store.disk)
+        swept = carry_out(gc_plan, self._store.disk)
         self._n_bytes = swept.n_after + n_bytes
         return swept
 
@@ -124,30 +110,15 @@ class QuotaKVStore:
             inventory = of_agent(inventory, command.agent)
         gc_plan = plan(inventory, rules, now)
         if command.is_dry:
-            return GCResult(_victims(gc_plan), gc_plan.n_before, gc_plan.n_after, is_dry=True)
+            victims = tuple(doomed.item for doomed in gc_plan.files)
+            return GCResult(victims, gc_plan.n_before, gc_plan.n_after, is_dry=True)
         self._n_bytes = None
-        return _carry_out(gc_plan, self._store.disk)
+        return carry_out(gc_plan, self._store.disk)
 
     def _scan(self, in_use: frozenset[Ref], scope: GCScope) -> DiskInventory:
-        inventory = scan_disk(
-            self._store, slot_folder_registry.known(self.root), self._agents, in_use
-        )
+        folders = slot_folder_registry.known(self.root)
+        inventory = scan_disk(self._store, folders, self._agents, in_use)
         if scope is GCScope.ALL:
             return inventory
         spared = frozenset(context.path for context in inventory.contexts)
         return DiskInventory(inventory.files, inventory.contexts, in_use, spared)
-
-
-def _carry_out(gc_plan: GCPlan, disk: Disk) -> GCResult:
-    done = carry_out(gc_plan, disk)
-    if done.n_files:
-        log.info("disk: %d files of %d bytes deleted", done.n_files, done.n_bytes)
-    gone = tuple(v for v in _victims(gc_plan) if not Path(v.path).exists())
-    return GCResult(gone, gc_plan.n_before, gc_plan.n_before - done.n_bytes, done.skipped)
-
-
-def _victims(gc_plan: GCPlan) -> tuple[GCItem, ...]:
-    return tuple(
-        GCItem(item.title, item.path, item.n_bytes, item.reason.value, item.ref)
-        for item in gc_plan.files
-    )

@@ -88,8 +88,7 @@ class Disk:
 
         Not mapped: a file that shrinks, or a drive pulled out under a map, kills the process.
         """
-        with os.fdopen(fd, "rb", buffering=0, closefd=False) as file:
-            return file.readall()
+        return self.open(fd).readall()
 
     def open(self, fd: int) -> FileIO:
         """Unbuffered file over `fd`, which stays open after it."""
@@ -187,17 +186,13 @@ def _replace(temporary: Path, path: Path) -> None:
     temporary.replace(path)
 
 
-def remove_synced(path: Path, disk: Disk) -> None:
-    """Remove a file or a whole folder, atomically. Raises OSError."""
-    if path.is_dir():
-        # No new folder to replace: a full disk has no room for one.
-        doomed = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
-        path.replace(doomed)
-        sync_directory(path.parent, disk.sync)
-        shutil.rmtree(doomed)
-    else:
-        path.unlink()
-        sync_directory(path.parent, disk.sync)
+def remove_folder(path: Path, disk: Disk) -> None:
+    """Remove a whole folder, atomically. Raises OSError."""
+    # No new folder to replace: a full disk has no room for one.
+    doomed = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+    path.replace(doomed)
+    sync_directory(path.parent, disk.sync)
+    shutil.rmtree(doomed)
 
 
 def sync_directory(directory: Path, flush: Flush) -> None:

@@ -5,6 +5,7 @@ and the unnamed files that are too old; then, until the bytes fit, unnamed files
 whole contexts with the files that only they named: each time the least recently used first.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
@@ -13,12 +14,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from mlxstack.core.commands import GCItem, GCResult
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion, Unreadable
 from mlxstack.core.ports import Manifest
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.files import Disk, because, sync_directory
 from mlxstack.store.kv_store import DiskKVStore, KVFileEntry
 from mlxstack.store.slot_files import SlotFileFolder
+
+log = logging.getLogger(__name__)
 
 Ref = tuple[str, str]
 
@@ -66,14 +70,10 @@ class GCRules(Struct, frozen=True):
 
 
 class CollectedFile(Struct, frozen=True):
-    """File to delete unless used since `used_at`; `ref` None: a context."""
+    """File to delete unless used since `used_at`; `refs` of a context."""
 
-    title: str
-    path: str
-    n_bytes: int
+    item: GCItem
     used_at: float
-    reason: GCReason
-    ref: Ref | None = None
     refs: frozenset[Ref] = frozenset()
 
 
@@ -84,14 +84,6 @@ class GCPlan(Struct, frozen=True):
     n_before: int = 0
     n_after: int = 0
     n_over: int = 0
-
-
-class GCTotals(Struct, frozen=True):
-    """Totals of a plan; `skipped` are paths with the reason."""
-
-    n_files: int = 0
-    n_bytes: int = 0
-    skipped: tuple[str, ...] = ()
 
 
 def plan(stock: DiskInventory, rules: GCRules, now: float) -> GCPlan:
@@ -127,25 +119,29 @@ def check_room(decided: GCPlan) -> None:
         )
 
 
-def carry_out(decided: GCPlan, disk: Disk) -> GCTotals:
+def carry_out(decided: GCPlan, disk: Disk) -> GCResult:
     """Delete the planned files; those used since, or undeletable, are skipped.
 
     KV goes only when the removal of its contexts is certain to outlive a power loss.
     """
-    contexts = [doomed for doomed in decided.files if doomed.ref is None]
-    skipped = {doomed.path: why for doomed in contexts if (why := _delete(doomed))}
-    staying = [doomed for doomed in contexts if doomed.path in skipped]
-    unsettled = _unsettled({Path(c.path).parent for c in contexts if c not in staying}, disk)
-    staying += [doomed for doomed in contexts if Path(doomed.path).parent in unsettled]
+    contexts = [doomed for doomed in decided.files if doomed.item.ref is None]
+    skipped = {doomed.item.path: why for doomed in contexts if (why := _delete(doomed))}
+    staying = [doomed for doomed in contexts if doomed.item.path in skipped]
+    unsettled = _unsettled({Path(c.item.path).parent for c in contexts if c not in staying}, disk)
+    staying += [doomed for doomed in contexts if Path(doomed.item.path).parent in unsettled]
     named = frozenset[Ref]().union(*(doomed.refs for doomed in staying))
     for doomed in decided.files:
-        if doomed.ref is not None:
-            why = "its context stays" if doomed.ref in named else _delete(doomed)
+        if doomed.item.ref is not None:
+            why = "its context stays" if doomed.item.ref in named else _delete(doomed)
             if why:
-                skipped[doomed.path] = why
-    gone = [doomed for doomed in decided.files if doomed.path not in skipped]
+                skipped[doomed.item.path] = why
+    deleted = [doomed.item for doomed in decided.files if doomed.item.path not in skipped]
+    n_bytes = sum(item.n_bytes for item in deleted)
+    if deleted:
+        log.info("disk: %d files of %d bytes deleted", len(deleted), n_bytes)
+    gone = tuple(doomed.item for doomed in decided.files if not Path(doomed.item.path).exists())
     reasons = tuple(f"{path}: {why}" for path, why in skipped.items())
-    return GCTotals(len(gone), sum(doomed.n_bytes for doomed in gone), reasons)
+    return GCResult(gone, decided.n_before, decided.n_before - n_bytes, reasons)
 
 
 def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
@@ -220,16 +216,14 @@ class _Collection:
     def _drop_context(self, context: StoredContext, reason: GCReason) -> None:
         self._names.subtract(context.refs)
         self.n_bytes -= context.n_bytes
-        self.contexts_gone[context.path] = CollectedFile(
-            context.title, context.path, context.n_bytes, context.used_at, reason, refs=context.refs
-        )
+        item = GCItem(context.title, context.path, context.n_bytes, reason)
+        self.contexts_gone[context.path] = CollectedFile(item, context.used_at, context.refs)
 
     def _drop_blob(self, ref: Ref, reason: GCReason) -> None:
         file = self._files[ref]
         self.n_bytes -= file.n_bytes
-        self.blobs_gone[ref] = CollectedFile(
-            f"KV {file.key}", file.path, file.n_bytes, file.used_at, reason, ref=ref
-        )
+        item = GCItem(f"KV {file.key}", file.path, file.n_bytes, reason, ref)
+        self.blobs_gone[ref] = CollectedFile(item, file.used_at)
 
 
 def _warmth(file: KVFileEntry) -> tuple[float, float, str]:
@@ -238,7 +232,7 @@ def _warmth(file: KVFileEntry) -> tuple[float, float, str]:
 
 
 def _delete(doomed: CollectedFile) -> str:
-    path = Path(doomed.path)
+    path = Path(doomed.item.path)
     try:
         if path.lstat().st_mtime != doomed.used_at:
             return "it was used meanwhile"
@@ -287,7 +281,7 @@ def scan_disk(
 def _slots(slot_files: SlotFileFolder) -> Iterator[StoredContext]:
     for file in slot_files.list():
         title = f"slot file {file.name}"
-        refs = _refs(title, partial(slot_files.peek_listed, file))
+        refs = _refs(title, partial(slot_files.peek, file))
         yield StoredContext(title, file.path, file.n_bytes, file.used_at, refs)
 
 

@@ -85,9 +85,7 @@ class DiskKVStore:
         damaged. The KV of a key is the same in both.
         Raises StackError when the disk refuses, ValueError on an impossible tensor or key.
         """
-        if not _is_key(file.identity) or not _is_key(file.key):
-            raise ValueError(f"no file can be called {file.identity!r}/{file.key!r}")
-        path = self._path(file.identity, file.key)
+        path = self.path_of(file.identity, file.key, ValueError)
         if self._has_same(file):
             return 0
         with self._writing:
@@ -108,9 +106,7 @@ class DiskKVStore:
         A damaged file is set aside until the next start, so that the next write of its key replaces
         it; unreadable files stay, and so do files of another format version (UnknownVersion).
         """
-        if not _is_key(identity) or not _is_key(key):
-            raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
-        path = self._path(identity, key)
+        path = self.path_of(identity, key, Damaged)
         data = read_whole(path, self.disk)
         with _aside_if_damaged(path):
             file = decode(data)
@@ -151,9 +147,7 @@ class DiskKVStore:
 
     def head(self, identity: str, key: str) -> KVFileHeader:
         """Header of a file, unchecked. Raises NotFound or Damaged."""
-        if not _is_key(identity) or not _is_key(key):
-            raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
-        path = self._path(identity, key)
+        path = self.path_of(identity, key, Damaged)
         with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
             return read_head(file)
 
@@ -187,22 +181,10 @@ class DiskKVStore:
                 key, identity = path.name.removesuffix(SUFFIX), path.parent.parent.name
                 yield KVFileEntry(identity, key, str(path), about.st_size, about.st_mtime)
 
-    def remove(self, identity: str, key: str) -> int:
-        """Delete a file; bytes freed. Raises NotFound or StackError."""
-        path = self.path_of(identity, key)
-        try:
-            n_bytes = path.lstat().st_size
-            path.unlink()
-        except FileNotFoundError:
-            raise NotFound(f"there is no KV file {path.name}") from None
-        except OSError as error:
-            raise refused(f"{path.name} was not removed", error) from error
-        return n_bytes
-
-    def path_of(self, identity: str, key: str) -> Path:
-        """Path for this key. Raises NotFound for an impossible key."""
+    def path_of(self, identity: str, key: str, error: type[Exception] = NotFound) -> Path:
+        """Path for this key. Raises `error` for an impossible key."""
         if not _is_key(identity) or not _is_key(key):
-            raise NotFound(f"no KV file can be called {identity!r}/{key!r}")
+            raise error(f"no KV file can be called {identity!r}/{key!r}")
         return self._path(identity, key)
 
     def _has_same(self, file: KVFile) -> bool:

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from io import FileIO
-from typing import Self
 
 from msgspec import Struct
 
@@ -48,7 +47,7 @@ def read_part(store: DiskKVStore, identity: str, key: str, start: int) -> bytes:
         return os.pread(fd, PART, start)
 
 
-class IncomingKVFile:
+class IncomingKVFile(AbstractContextManager["IncomingKVFile"]):
     """Incoming KV file in parts; leaving the context discards the rest.
 
     It is a temporary file until `finish` has verified it. Raises StackError when the disk refuses,
@@ -66,9 +65,6 @@ class IncomingKVFile:
             self._fd, self._temporary = open_temporary(self._path.parent)
         except OSError as error:
             raise refused(f"the KV file {key} was not received", error) from error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)

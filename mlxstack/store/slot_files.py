@@ -19,8 +19,6 @@ from mlxstack.store.files import (
     naming,
     open_private,
     read_whole,
-    refused,
-    remove_synced,
     touch,
     write_atomic,
 )
@@ -49,9 +47,11 @@ class SlotFileFolder:
         self.directory = directory.resolve()
         clear_leftovers(self.directory.glob(TEMPORARY + "*"))
 
-    def check(self, name: str) -> None:
+    @staticmethod
+    def check(name: str) -> None:
         """Raises BadRequest when `name` is not a safe file name."""
-        check_filename(name)
+        if reason := _objection(name):
+            raise BadRequest(f"Invalid filename: {reason}", "filename")
 
     def check_replaceable(self, name: str) -> None:
         """Raise BadRequest for a bad name, Conflict for a foreign file."""
@@ -73,16 +73,15 @@ class SlotFileFolder:
 
     def read(self, name: str) -> Manifest:
         """The manifest, marked as used now. Raises BadRequest, NotFound or Damaged."""
-        manifest = self.peek(name)
-        touch(self._path_to_read(name))
+        path = self._path(name)
+        if path not in children(self.directory):
+            raise NotFound(f"there is no file {name}")
+        manifest = self._read(name, path)
+        touch(path)
         return manifest
 
-    def peek(self, name: str) -> Manifest:
-        """Read without marking as used."""
-        return self._read(name, self._path_to_read(name))
-
-    def peek_listed(self, slot_file: SlotFile) -> Manifest:
-        """Read a file of `list` without another listing. Raises as `peek`."""
+    def peek(self, slot_file: SlotFile) -> Manifest:
+        """Read a file of `list`, not marked as used. Raises as `read`."""
         return self._read(slot_file.name, Path(slot_file.path))
 
     def _read(self, name: str, path: Path) -> Manifest:
@@ -94,22 +93,6 @@ class SlotFileFolder:
         """All slot files by name, damaged ones included. Raises Unreadable."""
         slot_files = (self._look(path) for path in children(self.directory))
         return tuple(slot_file for slot_file in slot_files if slot_file is not None)
-
-    def remove(self, name: str) -> int:
-        """Delete a slot file; its bytes, without those of its KV.
-
-        Raises BadRequest, NotFound (a foreign file counts as none), or StackError.
-        """
-        slot_file = self._look(self._path_to_read(name))
-        if slot_file is None:
-            raise NotFound(f"there is no slot file {name}")
-        try:
-            remove_synced(Path(slot_file.path), self._disk)
-        except FileNotFoundError:
-            raise NotFound(f"there is no slot file {name}") from None
-        except OSError as error:
-            raise refused(f"the slot file {name} was not removed", error) from error
-        return slot_file.n_bytes
 
     def _path(self, name: str) -> Path:
         """File of this name in any normalization; new names in NFC.
@@ -131,12 +114,6 @@ class SlotFileFolder:
             )
         return path
 
-    def _path_to_read(self, name: str) -> Path:
-        path = self._path(name)
-        if path not in children(self.directory):
-            raise NotFound(f"there is no file {name}")
-        return path
-
     def _look(self, path: Path) -> SlotFile | None:
         with suppress(BadRequest, FileNotFoundError):
             self.check(path.name)
@@ -150,12 +127,6 @@ FORBIDDEN = re.compile(
     '[/\\\\:*?"<>|\x00-\x1f\x7f-\x9f\uff0e\u2215\u2216\ufffd\ufeff\ud800-\udfff]'
 )
 MAX_BYTES = 255
-
-
-def check_filename(name: str) -> None:
-    """Raises BadRequest when `name` is not a safe file name."""
-    if reason := _objection(name):
-        raise BadRequest(f"Invalid filename: {reason}", "filename")
 
 
 def normalized(name: str) -> str:

@@ -16,7 +16,6 @@ from mlx_lm import load
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.embedding_engine import MOST_TOKENS, batches, embed
-from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.service.calls.embedding import numbers, shortened
 from tests.api.running import Running, running
 from tests.api.test_swap import until
@@ -196,11 +195,10 @@ def test_b16_the_service_is_well_and_tells_of_itself(embedding: Running) -> None
 def test_b16_together_equals_alone() -> None:
     model = load(str(MODEL_DIR))[0]
     model.set_dtype(mx.float32)
-    runner = ModelRunner(model)
     texts = tuple(tuple(range(9, 9 + n)) for n in (3, 200, 1, 40, 40))
-    together = embed(runner, texts)
+    together = embed(model, texts)
     for text, vector in zip(texts, together, strict=True):
-        assert numbers(embed(runner, (text,))[0]) == pytest.approx(numbers(vector), abs=1e-5)
+        assert numbers(embed(model, (text,))[0]) == pytest.approx(numbers(vector), abs=1e-5)
 
 
 def test_b16_batches_hold_every_text_once_and_are_bounded() -> None:

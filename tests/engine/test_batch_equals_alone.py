@@ -10,8 +10,8 @@ import pytest
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.batch import Batch, BatchRow
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory

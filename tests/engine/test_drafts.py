@@ -18,9 +18,9 @@ from mlxstack.core.engine_events import FinishReason, TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import step
-from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters, loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -90,7 +90,7 @@ class Stand:
             sampler = Sampler(SamplingParams(), tokens, 0)
             batch.join(BatchRow(slot, context, sampler, tokens[-1], N_TOKENS, drafter))
         answers: list[list[int]] = [[] for _ in prompts]
-        while batch.is_in_flight or any(row.n_left for row in batch.rows):
+        while batch.in_flight or any(row.n_left for row in batch.rows):
             for row, one in batch.step():
                 answers[row.slot].append(one.token)
         return answers, contexts, batch

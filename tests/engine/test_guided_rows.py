@@ -8,8 +8,8 @@ import pytest
 
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.batch import Batch, BatchRow
-from mlxstack.engine.decode.sampler import Sampler, masked
+from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.sampler import BatchRow, Sampler, masked
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory

@@ -15,7 +15,7 @@ def test_d15_rates_count_requests_and_tokens() -> None:
     meters = CacheStats()
     for now, tally in enumerate([HIT, HIT, HIT, MISS]):
         meters.add(float(now), tally)
-    hour = meters.rates(4.0).hour
+    hour = meters.rates(4.0)["hour"]
     assert (hour.n_hits, hour.n_requests) == (3, 4)
     assert (hour.n_cached, hour.n_prompt) == (240, 400)
     assert hour.ttft_s == pytest.approx(0.8)
@@ -25,11 +25,11 @@ def test_d15_old_hits_leave_after_sixty_minutes() -> None:
     meters = CacheStats()
     meters.add(10.0, HIT)
     meters.add(1000.0, MISS)
-    assert meters.rates(3609.0).hour.n_hits == 1
-    assert meters.rates(3610.0).hour.n_hits == 0
+    assert meters.rates(3609.0)["hour"].n_hits == 1
+    assert meters.rates(3610.0)["hour"].n_hits == 0
     later = meters.rates(3610.0)
-    assert later.minute == WindowSums()
-    assert later.whole.n_hits == 1
+    assert later["minute"] == WindowSums()
+    assert later["whole"].n_hits == 1
 
 
 @given(gaps=st.lists(st.floats(0.0, 900.0), max_size=60), wait=st.floats(0.0, 2 * HOUR_S))

@@ -14,10 +14,10 @@ from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine import core
-from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.decode.row_stack import LEAST_ROOM, RowStack, RowStacker, StackedKVCache
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -70,7 +70,7 @@ class Rows:
 
     def leave(self, slot: int) -> SlotContext:
         """End a row; its context holds all its KV."""
-        if self.batch.is_in_flight:
+        if self.batch.in_flight:
             for row, one in self.batch.sync():
                 self.answers[row.slot].append(one.token)
         self.batch.leave(slot)

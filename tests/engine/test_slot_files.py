@@ -279,7 +279,7 @@ def test_c8_files_that_do_not_fit_together_are_refused_and_stay(driver: Driver, 
         TensorBytes(p.dtype, (*p.shape[:3], p.shape[3] // 2), bytes(p.data)[: len(p.data) // 2])
         for p in last.tensors
     )
-    vault.remove(manifest.identity, last.key)
+    vault.path_of(manifest.identity, last.key).unlink()
     vault.write(msgspec.structs.replace(last, tensors=half))
     with pytest.raises(Damaged, match="does not continue"):
         restore(driver, 1, "a.bin")

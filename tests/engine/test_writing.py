@@ -13,7 +13,7 @@ from mlxstack.engine.core import EngineCore
 from mlxstack.engine.kv import write_queue
 from mlxstack.policy.kv.prefix_index_check import check_index
 from mlxstack.policy.scheduling.scheduler_state import SlotState
-from mlxstack.store.background_writer import BackgroundWriter, WriterBound
+from mlxstack.store.background_writer import BackgroundWriter
 from mlxstack.store.files import Disk
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
@@ -37,11 +37,7 @@ class SlowDisk(Disk):
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer takes one file of KV, and a note."""
-    monkeypatch.setattr(
-        write_queue,
-        "BackgroundWriter",
-        partial(BackgroundWriter, WriterBound(n_jobs=2, n_bytes=HELD)),
-    )
+    monkeypatch.setattr(write_queue, "BackgroundWriter", partial(BackgroundWriter, 2, HELD))
 
 
 def noted(home: Path) -> bool:

@@ -3,69 +3,38 @@
 import pytest
 
 from mlxstack.policy.attention_kernels import (
-    FORCIBLE_DIMS,
     FULL_DIMS,
-    AttentionCall,
-    KernelCosts,
-    MaskKind,
     PrefillAttention,
     can_force,
     has_nax,
-    is_fused,
     is_worth_forcing,
     prefill_attention,
 )
 
-D256, D128, LATENT = (256, 256), (128, 128), (512, 64)
+D256, LATENT = (256, 256), (512, 64)
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (96, 64)])
-@pytest.mark.parametrize("mask", MaskKind)
-def test_prefill_of_usual_head_dims_is_fused_with_any_mask(
-    dims: tuple[int, int], mask: MaskKind
+@pytest.mark.parametrize("dims", [*FULL_DIMS, (192, 192), D256, (192, 128), (512, 512), LATENT])
+def test_some_head_dims_have_a_kernel_that_runs_by_force_only(dims: tuple[int, int]) -> None:
+    is_forcible = can_force(dims, 2048, is_causal=True, is_half=True, has_nax=False)
+    assert is_forcible == (dims in ((192, 192), D256))
+
+
+@pytest.mark.parametrize(
+    ("dims", "n_queries", "is_causal", "is_half", "expected"),
+    [
+        (D256, 1024, True, True, False),
+        (D256, 1023, True, True, True),
+        (D256, 2048, False, True, True),
+        (D256, 2048, True, False, True),
+        ((192, 192), 2048, True, True, True),
+    ],
+)
+def test_an_m5_fuses_256_from_1024_causal_queries_on(
+    dims: tuple[int, int], n_queries: int, is_causal: bool, is_half: bool, expected: bool
 ) -> None:
-    assert is_fused(AttentionCall(dims, 512, mask), has_nax=False)
-    assert not can_force(AttentionCall(dims, 512, mask), has_nax=False)
-
-
-@pytest.mark.parametrize("dims", [(192, 192), D256, (192, 128), (512, 512), LATENT, (64, 128)])
-def test_prefill_of_other_head_dims_is_not(dims: tuple[int, int]) -> None:
-    assert not is_fused(AttentionCall(dims, 2048), has_nax=False)
-    assert can_force(AttentionCall(dims, 2048), has_nax=False) == (dims in FORCIBLE_DIMS)
-
-
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (AttentionCall(D256, 1024), True),
-        (AttentionCall(D256, 1023), False),
-        (AttentionCall(D256, 2048, MaskKind.ARRAY), False),
-        (AttentionCall(D256, 2048, MaskKind.NONE), False),
-        (AttentionCall(D256, 2048, is_half=False), False),
-        (AttentionCall((192, 192), 2048), False),
-    ],
-)
-def test_an_m5_fuses_256_from_1024_causal_queries_on(call: AttentionCall, expected: bool) -> None:
-    assert is_fused(call, has_nax=True) == expected
-    assert can_force(call, has_nax=True) != expected
-
-
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (AttentionCall(D256, 1, MaskKind.NONE), True),
-        (AttentionCall((96, 64), 1, MaskKind.NONE), True),
-        (AttentionCall((192, 192), 1, MaskKind.NONE), False),
-        (AttentionCall((80, 80), 1, MaskKind.NONE), False),
-        (AttentionCall(D128, 4, n_grouped=8), True),
-        (AttentionCall(D128, 5, n_grouped=8), False),
-        (AttentionCall((512, 512), 1, MaskKind.NONE), True),
-        (AttentionCall((512, 512), 1, MaskKind.ARRAY), False),
-    ],
-)
-def test_decoding_has_a_vector_kernel_of_its_own_dims(call: AttentionCall, expected: bool) -> None:
-    assert is_fused(call, has_nax=False) == expected
-    assert not can_force(call, has_nax=False)
+    made = can_force(dims, n_queries, is_causal=is_causal, is_half=is_half, has_nax=True)
+    assert made == expected
 
 
 @pytest.mark.parametrize(
@@ -89,8 +58,8 @@ def test_the_matrix_units_of_a_gpu_are_told_by_architecture_and_macos(
 
 
 def test_a_forced_kernel_may_be_a_quarter_slower() -> None:
-    assert is_worth_forcing(KernelCosts(0.1, 0.12))
-    assert not is_worth_forcing(KernelCosts(0.1, 0.13))
+    assert is_worth_forcing(0.1, 0.12)
+    assert not is_worth_forcing(0.1, 0.13)
 
 
 def test_the_bound_on_scores_is_for_unfused_layers_only() -> None:

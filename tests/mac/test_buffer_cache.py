@@ -155,7 +155,7 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
 
         def wrapper(*args: Any) -> Any:
             known = vars(engines[0]).get("_loop") if engines else None
-            is_flying = known is not None and known.batch.is_in_flight
+            is_flying = known is not None and known.batch.in_flight is not None
             calls.append((name, threading.current_thread().name, is_flying))
             return original(*args)
 

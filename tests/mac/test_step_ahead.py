@@ -12,8 +12,8 @@ from mlxstack.core.errors import Broken
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.decode import batch
-from mlxstack.engine.decode.batch import Batch, BatchRow
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -82,7 +82,7 @@ def test_on_a_cpu_a_row_that_leaves_has_kv_that_another_thread_can_read(model_of
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
     one, context = _running_row(model)
     assert len(one.step()) == 1
-    assert one.is_in_flight
+    assert one.in_flight
     one.leave(0)
     with ThreadPoolExecutor(1) as pool:
         for cache in context.caches:
@@ -97,7 +97,7 @@ def test_no_step_is_built_ahead_of_a_prefill_chunk(model_of: ModelOf) -> None:
     one.step()
     for _ in range(2):
         assert len(one.step(is_prefilling=True)) == 1
-        assert not one.is_in_flight
+        assert not one.in_flight
 
 
 def _running_row(model: Any) -> tuple[Batch, SlotContext]:
@@ -158,7 +158,7 @@ def test_no_step_stays_in_flight_when_the_last_row_has_left(
         # An end that only the token itself tells: the next step is scheduled by then.
         ask = driver.submit(prompt(50), 900, eos=free[-1:])
         assert driver.finish(ask).reason is FinishReason.EOS
-        wait_until(lambda: not driver.engine._loop.batch.is_in_flight)
+        wait_until(lambda: not driver.engine._loop.batch.in_flight)
 
 
 def test_an_error_of_a_step_in_flight_leaves_no_request_without_an_end(

@@ -12,11 +12,11 @@ import mlx.core as mx
 from mlxstack.core.ports import TensorBytes
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.row_stack import RowStacker
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
@@ -243,7 +243,7 @@ def _sampled(
         drafter = ScriptedDrafter(PROMPTS[1], PROMPTS[2], (0, 1))
         sampler = sampler_of(1, rules)
         batch.join(BatchRow(LEAVING, leaving, sampler, PROMPTS[1][-1], 99, drafter))
-    while coming or batch.is_in_flight or any(row.n_left for row in batch.rows):
+    while coming or batch.in_flight or any(row.n_left for row in batch.rows):
         if coming:
             batch.join(coming.pop(0))
         else:

@@ -62,7 +62,7 @@ FAULTS = (
     ),
     Mutant(
         "what waits for a slow disk is bounded", "store/background_writer.py",
-        "n_after > bound.n_bytes", "n_after < 0",
+        "n_after > self._max_bytes", "n_after < 0",
         "tests/store/test_disk_writer.py::test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once",
     ),
     Mutant(

@@ -122,7 +122,7 @@ IMAGES = (
     ),
     Mutant(
         "an image of Gemma needs KV of full precision", "engine/model/loader.py",
-        "images.is_whole and kv.bits < PLAIN_BITS", "False",
+        "images.image_model.is_bidirectional and kv.bits < PLAIN_BITS", "False",
         "tests/engine/vision/test_gemma3.py::test_quantized_kv_takes_no_images",
     ),
     Mutant(
@@ -134,7 +134,7 @@ IMAGES = (
     ),
     Mutant(
         "an MTP head gets no virtual ids", "engine/decode/prefill.py",
-        "known = tuple(without_virtual(known, runner.images.placeholder))", "pass",
+        "known = tuple(without_virtual(known, runner.images.image_model.placeholder))", "pass",
         DRAFTS + "test_drafters_get_the_placeholder_in_place_of_features",
     ),
     Mutant(

@@ -64,7 +64,7 @@ MAC = (
     ),
     Mutant(
         "a slow fused kernel is not forced", "policy/attention_kernels.py",
-        "    return costs.forced_s <= MAX_SLOWDOWN * costs.default_s", "    return True",
+        "    return forced_s <= MAX_SLOWDOWN * default_s", "    return True",
         "tests/mac/test_forced_kernels.py::test_a_slow_fused_kernel_leaves_the_bound",
     ),
     Mutant(
@@ -198,7 +198,7 @@ MAC = (
     ),
     Mutant(
         "scores of attention bound a chunk", "engine/device_memory.py",
-        "score_bytes=score_bytes(shape, _bits(preset)) if shape is not None else 0,",
+        "score_bytes=score_bytes(shape, kv_bits(preset)) if shape is not None else 0,",
         "score_bytes=0,",
         BUDGET + "test_scores_of_unfused_attention_bound_the_chunk",
     ),
@@ -209,8 +209,8 @@ MAC = (
     ),
     Mutant(
         "each row has the tokens of its KV", "engine/decode/batch.py",
-        "ahead = {id(row) for row in self._in_flight.rows}",
-        "ahead = {id(row) for row, choices in zip(self._in_flight.rows, self._in_flight.choices)"
+        "ahead = {id(row) for row in self.in_flight.rows}",
+        "ahead = {id(row) for row, choices in zip(self.in_flight.rows, self.in_flight.choices)"
         " if choices}",
         AHEAD + "test_a_row_that_raises_has_as_many_tokens_as_its_kv",
     ),
@@ -276,14 +276,14 @@ MAC = (
     ),
     Mutant(
         "rounding switches no batching off", "engine/decode/batching_check.py",
-        "        if self.distance <= allowed:\n            return True\n",
+        "        if self.distance <= self.allowed:\n            return True\n",
         "        return self.distance <= TOLERANCES[mx.float32]\n",
         CHECK + "test_rounding_switches_no_batching_off",
     ),
     Mutant(
         "a fault in half precision is found", "engine/decode/batching_check.py",
-        "return is_half and self.distance <= MOST_WITH_AGREEMENT and self.agreement >= AGREEMENT",
-        "return is_half",
+        "return self.is_half and is_small and self.agreement >= AGREEMENT",
+        "return self.is_half",
         CHECK + "test_a_fault_is_found_beneath_the_rounding",
     ),
     Mutant(

@@ -163,7 +163,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "KV belongs to one identity of weights", "engine/kv/slot_restore.py",
-        "if manifest.identity != identity:", "if not manifest.identity:",
+        "if manifest.identity != self._identity:", "if not manifest.identity:",
         "tests/engine/test_slot_files.py::test_c8_g6_a_foreign_file_is_refused",
     ),
     Mutant(
@@ -254,9 +254,9 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "an agent is forgotten at once", "store/files.py",
-        "        path.replace(doomed)\n        sync_directory(path.parent, disk.sync)\n"
-        "        shutil.rmtree(doomed)\n",
-        "        shutil.rmtree(path)\n", POWER,
+        "    path.replace(doomed)\n    sync_directory(path.parent, disk.sync)\n"
+        "    shutil.rmtree(doomed)\n",
+        "    shutil.rmtree(path)\n", POWER,
     ),
     Mutant(
         "KV goes after the end of what names it is certain", "store/gc.py",

@@ -15,7 +15,7 @@ def allocated_bytes(geometry: Geometry, bites: Sequence[int]) -> int:
 
 def peak_bytes(geometry: Geometry, n_tokens: int, bite: int) -> int:
     """The most that is allocated while a context grows to `n_tokens`, as the geometry says."""
-    return geometry.peak_full_bytes(n_tokens) + geometry.peak_state_bytes(n_tokens, bite)
+    return geometry.peak_full_bytes(n_tokens) + geometry.state_bytes(n_tokens, bite)
 
 
 def _rows(layer: Layer, bites: Sequence[int]) -> int:

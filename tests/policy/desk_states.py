@@ -8,7 +8,6 @@ from mlxstack.core.request import Priority, Request
 from mlxstack.policy.scheduling.scheduler import (
     Action,
     AssignSlot,
-    RunSlotAction,
     SchedulerLimits,
     SharedPrefillFn,
     schedule,
@@ -16,6 +15,7 @@ from mlxstack.policy.scheduling.scheduler import (
 from mlxstack.policy.scheduling.scheduler_state import (
     SchedulerState,
     Slot,
+    SlotAction,
     SlotState,
     advance,
     assign_slot,
@@ -77,7 +77,7 @@ def given(actions: list[Action]) -> list[tuple[str, int]]:
 
 def begun(actions: list[Action]) -> list[str]:
     """Ids of the errands that were begun."""
-    return [a.action.id for a in actions if isinstance(a, RunSlotAction)]
+    return [a.id for a in actions if isinstance(a, SlotAction)]
 
 
 def used(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from mlxstack.policy.kv import block_hash, prefix_index
 from mlxstack.policy.kv.prefix_index import (
-    CheckpointCandidate,
     CheckpointMeta,
     PrefixIndex,
     PrefixMatch,
@@ -28,7 +27,7 @@ class Memory:
 
     def match(self, tokens: Sequence[int], cuts: Sequence[int] = ()) -> PrefixMatch:
         chain = self.chain(tokens)
-        marks = [CheckpointCandidate(at, block_hash.hash_at(chain, tokens, at)) for at in cuts]
+        marks = [(at, block_hash.hash_at(chain, tokens, at)) for at in cuts]
         return prefix_index.match(self.index, chain.keys, marks)
 
     def save(
@@ -51,7 +50,7 @@ class Memory:
 
     def checkpoint(self, tokens: Sequence[int], n_bytes: int = 1, now: float = 0.0) -> str:
         """A checkpoint at the end of `tokens`, on the segment of the saved path that holds it."""
-        state = self.chain(tokens).head
+        state = block_hash.hash_at(self.chain(tokens), tokens, len(tokens))
         holder = self.save(tokens)[-1]
         key = block_hash.checkpoint_key(state)
         self.index.insert(
@@ -69,7 +68,7 @@ class Memory:
         now: float,
     ) -> str:
         chain = self.chain(tokens[:end])
-        key = block_hash.segment_key(chain.head, start)
+        key = block_hash.segment_key(block_hash.hash_at(chain, tokens, end), start)
         keys = chain.keys[start // self.size : end // self.size]
         self.index.insert(SegmentMeta(key, parent, start, end, end - start, keys), place, now)
         return key

@@ -72,7 +72,7 @@ def test_a_draft_model_has_a_context_in_each_slot() -> None:
     plain, drafted = need(LOAD), need(replace(LOAD, draft=GEMMA))
     grown = 3 * GEMMA.peak_full_bytes(8192)
     assert drafted.kv_full - plain.kv_full == grown
-    assert drafted.kv_state == 3 * GEMMA.peak_state_bytes(8192, LOAD.chunk) > 0
+    assert drafted.kv_state == 3 * GEMMA.state_bytes(8192, LOAD.chunk) > 0
     assert max_agents(replace(LOAD, draft=GEMMA), 20 * GIB) < max_agents(LOAD, 20 * GIB)
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.drafts.draft_model_governor import DraftModelRecord, plan_drafts
+from mlxstack.policy.drafts.draft_model_governor import DraftModelRecord, DraftPlan, plan_drafts
 from mlxstack.policy.drafts.ngram_draft_governor import (
     DraftOffer,
     PassLayout,
@@ -73,7 +73,7 @@ def test_passes_of_a_draft_model_are_within_the_bound_too(
     most_s = draft_bound(plain_s, len(rates), PACE, is_prefilling=is_prefilling)
     record = DraftModelRecord(drafting)
     bounds = StepBounds(most_s, (0.0,) * len(rates))
-    planned = plan_drafts(record, dict(enumerate(rates)), counts, costs, layout, bounds)
+    planned = plan_drafts(record, dict(enumerate(rates)), DraftPlan(counts, costs, layout, bounds))
     taken_s = step_seconds([1 + planned.get(i, 0) for i in range(len(rates))], costs, layout)
     if planned:
         taken_s += max(planned.values()) * drafting.seconds_at(len(planned))

@@ -9,6 +9,7 @@ import pytest
 from mlxstack.policy.drafts.draft_model_governor import (
     MOST_CREDIT,
     DraftModelRecord,
+    DraftPlan,
     charged,
     plan_drafts,
     prefill_seconds,
@@ -50,7 +51,7 @@ def simulated(
     rates, counts = [record.rate] * n_rows, [1] * n_rows
     seconds, n_tokens, plain_s = 0.0, 0, 0.0
     for at in range(N_STEPS):
-        drafted = plan_drafts(record, dict(enumerate(rates)), counts, costs, layout)
+        drafted = plan_drafts(record, dict(enumerate(rates)), DraftPlan(counts, costs, layout))
         brought = [1 + drafted.get(row, 0) for row in range(n_rows)]
         taken = timed(pass_widths(brought, layout))
         spent = max(drafted.values(), default=0) * record.costs.seconds_at(max(1, len(drafted)))
@@ -96,23 +97,23 @@ def test_a_draft_model_that_fits_gains(curve: str) -> None:
 def test_a_costly_pass_is_worth_fewer_tokens() -> None:
     costs = WidthCosts((1, 32), (1.0, 2.0))
     cheap, dear = (DraftModelRecord(WidthCosts((1,), (s,))) for s in (0.01, 0.2))
-    planned = [plan_drafts(one, {0: 0.8}, [1], costs)[0] for one in (cheap, dear)]
+    planned = [plan_drafts(one, {0: 0.8}, DraftPlan([1], costs))[0] for one in (cheap, dear)]
     assert planned[0] > planned[1] > 0
 
 
 def test_the_likelier_rows_are_drafted_for() -> None:
     costs = WidthCosts((1, 4, 8), (1.0, 1.1, 9.0))
     record = DraftModelRecord(WidthCosts((1,), (0.01,)))
-    planned = plan_drafts(record, {0: 0.1, 2: 0.9}, [1, 1, 1], costs)
+    planned = plan_drafts(record, {0: 0.1, 2: 0.9}, DraftPlan([1, 1, 1], costs))
     assert list(planned) == [2]
 
 
 def test_without_credit_nothing_is_tried_until_steps_have_earned_it() -> None:
     costs = WidthCosts((1, 32), (1.0, 2.0))
     record = charged(DraftModelRecord(WidthCosts((1,), (0.1,)), credit=0.05), 0.1)
-    assert plan_drafts(record, {0: 0.9}, [1], costs) == {}
+    assert plan_drafts(record, {0: 0.9}, DraftPlan([1], costs)) == {}
     n_steps = 0
-    while not plan_drafts(record, {0: 0.1}, [1], costs):
+    while not plan_drafts(record, {0: 0.1}, DraftPlan([1], costs)):
         record, n_steps = stepped(record, 1.0, 1.0), n_steps + 1
     assert 3 < n_steps < 10
 

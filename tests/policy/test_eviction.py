@@ -13,7 +13,7 @@ from mlxstack.policy.kv.eviction import (
     plan,
 )
 from mlxstack.policy.kv.prefix_index import StorageTier
-from mlxstack.policy.kv.prefix_index_check import check_index, totals
+from mlxstack.policy.kv.prefix_index_check import check_index, n_entries
 from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory
 
@@ -62,7 +62,7 @@ def test_d6_max_entries_five_of_six_stay() -> None:
     memory = Memory()
     scan(memory, 6, start=0.0)
     assert evict(memory, EvictionGoal(max_entries=5)) == 1
-    assert totals(memory.index).n_entries == 5
+    assert n_entries(memory.index) == 5
     assert memory.index.n_evicted == 1
     assert memory.match([100] * 8).covered == 0
     assert evict(memory, EvictionGoal(max_entries=5)) == 0

@@ -1,57 +1,71 @@
 """Heads learned from traffic."""
 
+from collections.abc import Sequence
+from hashlib import sha256
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxstack.core.request import Request
 from mlxstack.policy.kv import shared_prefixes
-from mlxstack.policy.kv.shared_prefixes import SharedPrefix, SharedPrefixDetector
+from mlxstack.policy.kv.block_hash import BlockHashes
+from mlxstack.policy.kv.shared_prefixes import SharedPrefix, SharedPrefixes, SharedPrefixTokens
 
 HEAD = [b"system", b"tools"]
 
 
+def seen(heads: SharedPrefixes, conversation: str, keys: Sequence[bytes]) -> SharedPrefix | None:
+    """The prefix that a prompt of these blocks, one token each, makes shared."""
+    request = Request(id="", tokens=tuple(range(len(keys))), max_tokens=1)
+    return heads.observe(conversation, BlockHashes(1, b"", tuple(keys)), request)
+
+
 def test_d10_three_conversations_make_a_head_hot_once() -> None:
-    heads = SharedPrefixDetector(need=3)
-    assert heads.observe("a", [*HEAD, b"a1"]) is None
-    assert heads.observe("b", [*HEAD, b"b1"]) is None
-    assert heads.observe("c", [*HEAD, b"c1"]) == SharedPrefix(b"tools", 2)
-    assert heads.observe("d", [*HEAD, b"d1"]) is None
-    assert heads.hot == (SharedPrefix(b"tools", 2),)
+    heads = SharedPrefixes(1)
+    assert seen(heads, "a", [*HEAD, b"a1"]) is None
+    assert seen(heads, "b", [*HEAD, b"b1"]) is None
+    assert seen(heads, "c", [*HEAD, b"c1"]) == SharedPrefix(b"tools", 2)
+    assert seen(heads, "d", [*HEAD, b"d1"]) is None
+    assert [*heads.named.values()] == [SharedPrefix(b"tools", 2)]
+    assert heads.learned == (SharedPrefixTokens(b"tools".hex(), (0, 1)),)
 
 
 def test_d10_turns_of_one_conversation_do_not_count() -> None:
-    heads = SharedPrefixDetector(need=3)
+    heads = SharedPrefixes(1)
     for turn in range(10):
-        assert heads.observe("a", [*HEAD, *(b"%d" % i for i in range(turn))]) is None
+        assert seen(heads, "a", [*HEAD, *(b"%d" % i for i in range(turn))]) is None
 
 
 def test_d10_a_longer_shared_head_becomes_hot_too() -> None:
-    heads = SharedPrefixDetector(need=2)
-    heads.observe("a", [b"1", b"2", b"3"])
-    assert heads.observe("b", [b"1", b"9"]) == SharedPrefix(b"1", 1)
-    assert heads.observe("c", [b"1", b"2", b"3", b"4"]) == SharedPrefix(b"3", 3)
+    heads = SharedPrefixes(1, need=2)
+    seen(heads, "a", [b"1", b"2", b"3"])
+    assert seen(heads, "b", [b"1", b"9"]) == SharedPrefix(b"1", 1)
+    assert seen(heads, "c", [b"1", b"2", b"3", b"4"]) == SharedPrefix(b"3", 3)
 
 
-def test_d10_short_heads_and_empty_prompts_are_not_worth_it() -> None:
-    heads = SharedPrefixDetector(need=1, min_blocks=2)
-    assert heads.observe("a", [b"1"]) is None
-    assert heads.observe("a", []) is None
-    assert heads.observe("a", [b"1", b"2"]) == SharedPrefix(b"2", 2)
+def test_d10_empty_prompts_have_no_head() -> None:
+    assert seen(SharedPrefixes(1, need=1), "a", []) is None
 
 
-def test_d10_heads_survive_a_restart_and_can_be_forgotten() -> None:
-    heads = SharedPrefixDetector(need=1, known=[SharedPrefix(b"tools", 2)])
-    assert heads.observe("a", HEAD) is None
-    heads.forget(b"tools")
-    heads.forget(b"never seen")
-    assert heads.observe("b", HEAD) == SharedPrefix(b"tools", 2)
+def test_d10_heads_survive_a_restart_and_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = SharedPrefixes(1, need=1)
+    heads.recall(msgspec.json.encode([SharedPrefixTokens(b"tools".hex(), (0, 1))]))
+    assert seen(heads, "a", HEAD) is None
+    monkeypatch.setattr(shared_prefixes, "MOST_HEADS", 1)
+    assert seen(heads, "a", [b"other"]) == SharedPrefix(b"other", 1)
+    assert seen(heads, "b", HEAD) == SharedPrefix(b"tools", 2)
+    heads.recall(b"no note")
+    assert [*heads.named.values()] == [SharedPrefix(b"tools", 2)]
 
 
 def test_d10_memory_is_bounded() -> None:
-    heads = SharedPrefixDetector(need=2)
+    heads = SharedPrefixes(1, need=2)
     for i in range(shared_prefixes.MAX_KEYS + 10):
-        heads.observe("a", [b"%d" % i])
-    assert heads.observe("b", [b"0"]) is None, "the oldest block was forgotten"
-    assert heads.observe("b", [b"%d" % (shared_prefixes.MAX_KEYS + 9)]) is not None
+        seen(heads, "a", [b"%d" % i])
+    assert seen(heads, "b", [b"0"]) is None, "the oldest block was forgotten"
+    assert seen(heads, "b", [b"%d" % (shared_prefixes.MAX_KEYS + 9)]) is not None
 
 
 prompts = st.lists(
@@ -63,14 +77,14 @@ prompts = st.lists(
 def test_d10_hot_means_enough_different_conversations(
     prompts: list[tuple[str, list[int]]], need: int
 ) -> None:
-    heads, who = SharedPrefixDetector(need=need), dict[bytes, set[str]]()
+    heads, who = SharedPrefixes(1, need=need), dict[bytes, set[str]]()
     for conversation, path in prompts:
-        keys = [bytes(path[: i + 1]) for i in range(len(path))]
+        keys = [sha256(bytes(path[: i + 1])).digest() for i in range(len(path))]
         for key in keys:
             who.setdefault(key, set()).add(conversation)
-        found = heads.observe(conversation, keys)
+        found = seen(heads, conversation, keys)
         shared = [key for key in keys if len(who[key]) >= need]
         if found is not None:
             assert found.key == shared[-1]
         if shared:
-            assert shared[-1] in {head.key for head in heads.hot}
+            assert shared[-1] in {head.key for head in heads.named.values()}

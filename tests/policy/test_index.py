@@ -15,7 +15,7 @@ from mlxstack.policy.kv.prefix_index import (
     common_prefix,
     end_of,
 )
-from mlxstack.policy.kv.prefix_index_check import check_index, totals
+from mlxstack.policy.kv.prefix_index_check import bytes_in, check_index
 from mlxstack.policy.kv.retention import PinnedPrefixName, Retention
 from tests.policy.memory import SIZE, Memory
 
@@ -34,7 +34,7 @@ def test_d3_a_shared_head_is_stored_once() -> None:
     memory = Memory()
     memory.save([*HEAD, 2, 2, 2, 2])
     memory.save([*HEAD, 3, 3, 3, 3])
-    assert totals(memory.index).memory == 14 + 6
+    assert bytes_in(memory.index, StorageTier.MEMORY) == 14 + 6
     check_index(memory.index)
 
 
@@ -83,10 +83,10 @@ def test_d20_checkpoints_are_found_on_the_path_and_at_cuts() -> None:
     memory = Memory()
     aligned, between = memory.checkpoint(HEAD[:4]), memory.checkpoint(HEAD[:6])
     prompt = [*HEAD[:6], 9, 9, 9]
-    assert [f.key for f in memory.match(prompt).checkpoints] == [aligned]
+    assert [f.checkpoint for f in memory.match(prompt).checkpoints] == [aligned]
     found = memory.match(prompt, cuts=[6])
     assert found.covered == 6
-    assert [(f.key, f.position) for f in found.checkpoints] == [(aligned, 4), (between, 6)]
+    assert [(f.checkpoint, f.position) for f in found.checkpoints] == [(aligned, 4), (between, 6)]
     assert memory.match([*HEAD[:5], 9, 9, 9], cuts=[6]).covered == 4
 
 
@@ -131,7 +131,7 @@ def test_places_move_one_by_one_and_the_last_one_takes_the_record_along() -> Non
     assert not index.insert(index.nodes[key].record, StorageTier.DISK, 1.0)
     index.drop(key, StorageTier.MEMORY)
     assert not memory.match(HEAD).path[0].is_parked
-    assert (totals(index).memory, totals(index).disk) == (0, 10)
+    assert [bytes_in(index, tier) for tier in StorageTier] == [0, 10]
     index.drop(key, StorageTier.DISK)
     assert key not in index.nodes
 

@@ -105,12 +105,12 @@ def test_d14_top_prefixes_show_names_hits_size_age_and_sharing() -> None:
     memory.index.touch(one, 40.0)
     memory.index.touch(head, 50.0)
     named, longer = owners.top(now=60.0)
-    assert (named.name, named.n_tokens, named.n_bytes, named.hits) == ("system", 8, 8, 2)
+    assert (named.name, named.n_tokens, named.n_bytes, named.n_hits) == ("system", 8, 8, 2)
     assert (named.age_s, named.is_pinned) == (50.0, True)
-    assert (longer.name, longer.n_tokens, longer.n_bytes, longer.hits) == ("", 12, 12, 1)
-    assert (named.key, longer.key) == ("system", one[-1])
+    assert (longer.name, longer.n_tokens, longer.n_bytes, longer.n_hits) == ("", 12, 12, 1)
+    assert (named.id, longer.id) == ("system", one[-1])
     for prefix, keys in ((named, head), (longer, one)):
-        known = owners.known(prefix.key)
+        known = owners.known(prefix.id)
         assert known is not None
         assert (known.keys, known.n_tokens) == (tuple(keys), prefix.n_tokens)
     assert owners.known("nothing") is None
@@ -128,7 +128,7 @@ def test_a_pinned_prefix_without_hits_is_listed_beside_more_used_ones_than_the_l
     owners.pin(PinnedPrefixName("new", tuple(head), 8, since=40.0))
     for limit, hits in ((3, [1, 1, 0]), (1, [0])):
         listed = owners.top(now=60.0, limit=limit)
-        assert [prefix.hits for prefix in listed] == hits
+        assert [prefix.n_hits for prefix in listed] == hits
         assert listed[-1].name == "new"
 
 
@@ -162,7 +162,7 @@ def test_what_is_known_of_a_prefix_includes_its_last_checkpoint() -> None:
     assert known.keys == (path[0], last)
     assert known.n_tokens == 8
     memory.index.touch([path[0], last], 1.0)
-    assert [prefix.hits for prefix in owners.top(now=1.0)] == [1]
+    assert [prefix.n_hits for prefix in owners.top(now=1.0)] == [1]
     owners.pin(PinnedPrefixName("system", known.keys, 8, since=0.0))
     assert not memory.index.can_drop(last, StorageTier.MEMORY)
 

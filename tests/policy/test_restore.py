@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.image import ImageSize, ImageSpan
-from mlxstack.policy.kv.prefix_index import FoundCheckpoint, PathStep, PrefixMatch
+from mlxstack.policy.kv.prefix_index import PathStep, PrefixMatch, RestorePoint
 from mlxstack.policy.kv.reuse_plan import (
     COST,
     MissContext,
     MissReason,
-    RestorePoint,
     ReusePlan,
     ReuseSource,
     explain_miss,
@@ -98,9 +97,7 @@ PATH = (
 
 
 def test_stored_offers_memory_alone_and_memory_with_disk() -> None:
-    match = PrefixMatch(
-        256, PATH, (FoundCheckpoint("x", 90, 1, True), FoundCheckpoint("y", 170, 1, False))
-    )
+    match = PrefixMatch(256, PATH, (RestorePoint(90, "x"), RestorePoint(170, "y", is_parked=False)))
     parked, disk = stored(match, is_sliceable=True)
     assert (parked.covered, disk.covered) == (180, 256)
     assert plan(150, [parked, disk]).source is KVSource.PARKED
@@ -109,9 +106,7 @@ def test_stored_offers_memory_alone_and_memory_with_disk() -> None:
 
 
 def test_d20_checkpoints_decide_where_layers_cannot_be_cut() -> None:
-    match = PrefixMatch(
-        256, PATH, (FoundCheckpoint("x", 90, 1, True), FoundCheckpoint("y", 170, 1, False))
-    )
+    match = PrefixMatch(256, PATH, (RestorePoint(90, "x"), RestorePoint(170, "y", is_parked=False)))
     parked, disk = stored(match, is_sliceable=False)
     assert plan(999, [parked]).checkpoint == "x"
     made = plan(999, [parked, disk])

@@ -27,7 +27,6 @@ from mlxstack.policy.scheduling.scheduler import (
     Action,
     AssignSlot,
     Expire,
-    RunSlotAction,
     SchedulerLimits,
     effective_priority,
     is_full,
@@ -185,7 +184,7 @@ class Histories(RuleBasedStateMachine):
                     assert ticket.deadline is not None
                     assert ticket.deadline <= self.now
                     self.end(ticket.id, "expired")
-                case RunSlotAction(errand):
+                case SlotAction() as errand:
                     self.done.add(errand.id)
                 case AssignSlot(ticket, slot):
                     self.take(ticket, before.slot(slot))
@@ -223,7 +222,7 @@ class Histories(RuleBasedStateMachine):
             match action:
                 case Expire(ticket):
                     desk = desks.dequeue(desk, ticket.id)
-                case RunSlotAction(errand):
+                case SlotAction() as errand:
                     assert desk.slot(errand.slot).state is SlotState.IDLE
                     rest = tuple(e for e in desk.actions if e.id != errand.id)
                     held = replace(desk.slot(errand.slot), state=SlotState.HELD)
@@ -351,7 +350,7 @@ class Histories(RuleBasedStateMachine):
         self.desk = desks.advance_early(self.desk, turn, start + chunk.n_tokens, start)
 
     def end(self, ask: str, how: str) -> None:
-        seat = self.desk.find(ask)
+        seat = next((s for s in self.desk.slots if s.request and s.request.id == ask), None)
         self.desk = desks.dequeue(self.desk, ask)
         if seat is not None:
             self.desk = desks.release_slot(self.desk, seat.id, seat.position, self.now)

@@ -9,7 +9,7 @@ from threading import Event, get_ident
 import pytest
 
 from mlxstack.core.errors import Busy, Conflict, Damaged, StackError
-from mlxstack.store.background_writer import BackgroundWriter, WriterBound
+from mlxstack.store.background_writer import BackgroundWriter
 from mlxstack.store.kv_store import DiskKVStore
 from tests.patience import PATIENCE_S
 from tests.store.bad_disks import FullDisk
@@ -18,7 +18,7 @@ from tests.store.blobs import IDENTITY, KEY, small_blob
 
 @pytest.fixture
 def writer() -> Iterator[BackgroundWriter]:
-    writer = BackgroundWriter(WriterBound(n_jobs=3, n_bytes=1000))
+    writer = BackgroundWriter(3, 1000)
     yield writer
     writer.close()
 
@@ -121,7 +121,7 @@ def test_a_cancelled_job_is_forgotten(writer: BackgroundWriter, gate: Event) -> 
 
 def test_every_job_that_ends_eases_the_writer(gate: Event) -> None:
     eased: list[int] = []
-    writer = BackgroundWriter(WriterBound(n_jobs=1), eased=lambda: eased.append(1))
+    writer = BackgroundWriter(1, eased=lambda: eased.append(1))
     writer.submit(gate.wait)
     assert not eased
     gate.set()

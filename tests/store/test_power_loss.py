@@ -63,7 +63,7 @@ class Rooms:
         """Raises Damaged, or AssertionError when a context names KV that is not whole."""
         found: View = {}
         for file in self.shelf.list():
-            found[f"slot {file.name}"] = self._whole(self.shelf.peek(file.name))
+            found[f"slot {file.name}"] = self._whole(self.shelf.peek(file))
         for agent in self.agents.agents():
             found[f"history {agent}"] = self.agents.read(agent)
         for one in self.agents.manifests():
@@ -100,7 +100,7 @@ def old(root: Path) -> None:
 
 
 def steps(rooms: Rooms) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """A life: saved, saved again, parked, forked, swept, erased, forgotten."""
+    """A life: saved, saved again, parked, forked, swept, forgotten."""
     vault, shelf, agents = rooms.vault, rooms.shelf, rooms.agents
     bounded = QuotaKVStore(vault, agents, DiskSpec(max_bytes=3000), clock=lambda: 5000.0)
     said = [History(({"role": "user", "text": "x" * n},)) for n in (10, 4000)]
@@ -114,7 +114,6 @@ def steps(rooms: Rooms) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "fork", lambda: agents.write("Eve:2", said[1])
     yield "park the fork", lambda: agents.write_manifest("Eve:2", "beef", grown(vault, "ca01"))
     yield "note", lambda: vault.note(IDENTITY, b"learned")
-    yield "erase", lambda: shelf.remove("b.bin")
     yield "forget", lambda: agents.remove("bob")
     yield "come back", lambda: agents.write("bob", said[0])
     yield "park anew", lambda: agents.write_manifest("bob", IDENTITY, grown(vault, "da01"))

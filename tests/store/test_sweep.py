@@ -69,7 +69,7 @@ RULES = st.builds(
 
 
 def gone(decided: GCPlan) -> set[str]:
-    return {doomed.path for doomed in decided.files}
+    return {doomed.item.path for doomed in decided.files}
 
 
 def remaining(
@@ -86,9 +86,9 @@ def test_c14_nothing_in_use_named_or_fresh_goes(stock: DiskInventory, rules: GCR
     _, contexts = remaining(stock, decided)
     named = frozenset[tuple[str, str]]().union(*(one.refs for one in contexts))
     for doomed in decided.files:
-        assert doomed.path not in stock.protected
+        assert doomed.item.path not in stock.protected
         assert doomed.used_at < NOW - rules.grace_s
-        assert doomed.ref is None or doomed.ref not in named | stock.in_use
+        assert doomed.item.ref is None or doomed.item.ref not in named | stock.in_use
 
 
 @given(STOCKS, RULES)
@@ -99,7 +99,7 @@ def test_c14_the_goal_is_reached_unless_the_rest_is_needed(
     blobs, contexts = remaining(stock, decided)
     n_bytes = sum(blob.n_bytes for blob in blobs) + sum(one.n_bytes for one in contexts)
     assert decided.n_after == n_bytes
-    assert decided.n_before == n_bytes + sum(doomed.n_bytes for doomed in decided.files)
+    assert decided.n_before == n_bytes + sum(doomed.item.n_bytes for doomed in decided.files)
     if rules.max_bytes is None:
         assert decided.n_over == 0
         return
@@ -117,12 +117,13 @@ def test_c14_the_goal_is_reached_unless_the_rest_is_needed(
 @given(STOCKS, RULES)
 def test_c14_nothing_goes_for_bytes_that_need_not(stock: DiskInventory, rules: GCRules) -> None:
     decided = plan(stock, rules, NOW)
-    for_bytes = [doomed for doomed in decided.files if doomed.reason is GCReason.BYTES]
+    items = [doomed.item for doomed in decided.files]
+    for_bytes = [item for item in items if item.reason == GCReason.BYTES]
     if rules.max_bytes is None:
         assert for_bytes == []
     elif for_bytes and not decided.n_over:
         # Oldest first and not the fewest: without the one that went last it was too much.
-        largest = max(doomed.n_bytes for doomed in for_bytes)
+        largest = max(item.n_bytes for item in for_bytes)
         assert decided.n_after + largest > rules.max_bytes - rules.n_wanted
 
 
@@ -158,7 +159,7 @@ def test_a_context_goes_with_what_only_it_names() -> None:
     decided = plan(
         DiskInventory((entry(1), entry(2), entry(3)), contexts), GCRules(max_bytes=21), NOW
     )
-    assert [doomed.path for doomed in decided.files] == ["slots/old", "kv/1"]
+    assert [doomed.item.path for doomed in decided.files] == ["slots/old", "kv/1"]
 
 
 def test_a_context_whose_end_frees_nothing_is_spared() -> None:
@@ -233,8 +234,8 @@ def test_c14_a_plan_touches_nothing_and_carrying_it_out_does(house: House) -> No
     decided = plan(stock, GCRules(max_bytes=limit), NOW)
     assert len(house.keys()) == 5
     swept = carry_out(decided, Disk())
-    assert (swept.n_files, swept.skipped) == (2, ())
-    assert swept.n_bytes == decided.n_before - decided.n_after
+    assert (len(swept.victims), swept.skipped) == (2, ())
+    assert (swept.n_before, swept.n_after) == (decided.n_before, decided.n_after)
     assert house.keys() == {"0000", "0001", "0002"}
     assert house.shelf.read("a.bin") == manifest("0000", "0001")
 
@@ -255,7 +256,7 @@ def test_what_is_used_after_the_plan_stays_with_its_files(house: House) -> None:
     assert house.keys() == {"0000", "0001", "0004"}
     assert len(swept.skipped) == 4
     assert any("used meanwhile" in line for line in swept.skipped)
-    assert carry_out(decided, Disk()).n_files == 0
+    assert carry_out(decided, Disk()).n_after == decided.n_before
 
 
 def test_a_damaged_context_names_nothing(house: House) -> None:

@@ -71,17 +71,13 @@ def test_g12_files_are_0600_and_folders_0700(vault: DiskKVStore) -> None:
         assert mode(folder) == 0o700
 
 
-def test_entries_and_remove(vault: DiskKVStore) -> None:
+def test_entries(vault: DiskKVStore) -> None:
     keys = {f"{number:02x}ff" for number in range(5)}
     n_bytes = {key: vault.write(small_blob(key)) for key in keys}
     assert {(entry.identity, entry.key) for entry in vault.entries()} == {
         (IDENTITY, key) for key in keys
     }
     assert {entry.key: entry.n_bytes for entry in vault.entries()} == n_bytes
-    assert vault.remove(IDENTITY, "00ff") == n_bytes["00ff"]
-    assert not vault.has(IDENTITY, "00ff")
-    with pytest.raises(NotFound):
-        vault.remove(IDENTITY, "00ff")
 
 
 def test_a_missing_key_is_not_found(vault: DiskKVStore) -> None:
@@ -97,7 +93,7 @@ def test_a_key_that_is_no_name_reaches_no_file(vault: DiskKVStore, key: str) -> 
     with pytest.raises(Damaged):
         vault.read(IDENTITY, key)
     with pytest.raises(NotFound):
-        vault.remove(IDENTITY, key)
+        vault.path_of(IDENTITY, key)
     with pytest.raises(ValueError):
         vault.write(small_blob(key))
 

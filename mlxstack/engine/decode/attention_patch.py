@@ -11,23 +11,16 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
-from msgspec import Struct
+from mlx_lm.models.cache import QuantizedKVCache
 
 from mlxstack.engine.decode.row_stack import StackedKVCache
 from mlxstack.engine.device import has_gpu, has_nax_units
 from mlxstack.engine.model.cpu_attention import attend_single, attend_tiled, is_tiled
 from mlxstack.engine.model.row_views import KVView, PaddedKVView, RaggedArray, row_of
-from mlxstack.policy.attention_kernels import N_VECTOR, AttentionCall, Dims, MaskKind, can_force
+from mlxstack.policy.attention_kernels import N_VECTOR, Dims, can_force
 
 _original = base.scaled_dot_product_attention
 _forced: set[Dims] = set()
-
-
-class KVPrecision(Struct, frozen=True):
-    """Quantization of keys and values, as mlx-lm asks a cache for it."""
-
-    group_size: int
-    bits: int
 
 
 def attend(
@@ -101,9 +94,9 @@ def _is_forced(queries: mx.array, values: mx.array, mask: Any) -> bool:
     dims = queries.shape[3], values.shape[3]
     if dims not in _forced or queries.shape[2] <= N_VECTOR:
         return False
-    kind = MaskKind.ARRAY if isinstance(mask, mx.array) else MaskKind.CAUSAL
-    call = AttentionCall(dims, queries.shape[2], kind, queries.dtype != mx.float32)
-    return can_force(call, has_nax=has_nax_units())
+    is_causal, is_half = not isinstance(mask, mx.array), queries.dtype != mx.float32
+    has_nax, n = has_nax_units(), queries.shape[2]
+    return can_force(dims, n, is_causal=is_causal, is_half=is_half, has_nax=has_nax)
 
 
 def _is_plain(keys: Sequence[Any], mask: Any) -> bool:
@@ -118,7 +111,7 @@ def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
         return cache
     packed, scales, _ = keys
     dim = queries.shape[-1]
-    return KVPrecision(dim // scales.shape[-1], packed.shape[-1] * 32 // dim)
+    return QuantizedKVCache(dim // scales.shape[-1], packed.shape[-1] * 32 // dim)
 
 
 def install() -> None:

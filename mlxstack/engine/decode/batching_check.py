@@ -77,17 +77,94 @@ class BatchingCheck(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """Largest difference of logits, relative to their size, and smallest top-k agreement."""
+    """Largest difference of logits, relative to their size, and smallest top-k agreement.
+
+    Rounding explains an `allowed` difference; in half precision it may also flip an expert.
+    """
 
     distance: float
     agreement: float
+    allowed: float
+    is_half: bool
 
-    def is_same(self, allowed: float, dtype: mx.Dtype) -> bool:
+    @property
+    def is_same(self) -> bool:
         """Whether rounding explains it. In float32 nothing but the distance counts."""
-        if self.distance <= allowed:
+        if self.distance <= self.allowed:
             return True
-        is_half = dtype != mx.float32
-        return is_half and self.distance <= MOST_WITH_AGREEMENT and self.agreement >= AGREEMENT
+        is_small = self.distance <= MOST_WITH_AGREEMENT
+        return self.is_half and is_small and self.agreement >= AGREEMENT
+
+
+class CheckTrial:
+    """Prompts of different length, decoded alone, for comparison with other passes."""
+
+    def __init__(
+        self, runner: ModelRunner, cache_factory: CacheFactory, prompts: list[list[int]]
+    ) -> None:
+        self._runner = runner
+        self._cache_factory = cache_factory
+        self._prompts = prompts
+        self._dtype = _precision(runner.model)
+        self.logits: list[Logits] = []
+        """Logits of each row after the tokens in `fed`."""
+        self.fed: list[list[int]] = []
+        for context, prompt in zip(self.contexts(), prompts, strict=True):
+            self._decode(context, prompt[-1])
+        self._allowed = self._tripled_noise()
+
+    def contexts(self) -> list[SlotContext]:
+        """Context of each prompt without its last token.
+
+        The last one is lengthened, and quantized where KV is from a position on.
+        """
+        contexts = [self.prefilled(at) for at in range(len(self._prompts))]
+        long = contexts[-1]
+        n_more = _reach(long)
+        for seed, leaf in enumerate(long.leaves):
+            cache_adapters.extend_room(leaf, n_more, seed)
+        if self._cache_factory.quantized_start:
+            long.caches = self._cache_factory.quantize(long.caches)
+        long.evaluate()
+        return contexts
+
+    def prefilled(self, at: int, n_rows: int = 1) -> SlotContext:
+        """Context of a prompt without its last token, in equal rows."""
+        context, tokens = SlotContext(self._cache_factory), self._prompts[at][:-1]
+        self._runner.forward(mx.array([tokens] * n_rows), context.caches)
+        context.tokens = tokens
+        context.evaluate()
+        return context
+
+    def compare(self, together: Sequence[Logits], *repeated: Logits) -> Comparison:
+        """Compare logits of all rows, and of the first one `repeated` alone."""
+        expected = [*self.logits, *[self.logits[0]] * len(repeated)]
+        pairs = list(zip(expected, [*together, *repeated], strict=True))
+        steps = [pair for a, b in pairs for pair in zip(a, b, strict=True)]
+        return Comparison(
+            distance=max(_distance(a, b) for a, b in pairs),
+            agreement=min(_agreement(a, b) for a, b in steps),
+            allowed=self._allowed,
+            is_half=self._dtype != mx.float32,
+        )
+
+    def _decode(self, context: SlotContext, token: int) -> None:
+        self.logits.append([])
+        self.fed.append([])
+        for _ in range(STEPS):
+            self.fed[-1].append(token)
+            self.logits[-1] += _execute(self._runner, [context], [[token]])[0]
+            token = int(mx.argmax(self.logits[-1][-1]).item().real)
+
+    def _tripled_noise(self) -> float:
+        """Tripled difference of a plain batch of equal rows.
+
+        At least the tolerance of the precision: two rows round less than three, and need not flip.
+        """
+        caches = self.prefilled(1, n_rows=2).caches
+        twins = [self._runner.forward(mx.array([[t], [t]]), caches)[0, -1] for t in self.fed[1]]
+        noise = _distance(self.logits[1], [logits.astype(mx.float32) for logits in twins])
+        return min(max(TOLERANCES[self._dtype], 3 * noise), MOST_TOLERANCE)
 
 
 def self_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> BatchingCheck:
@@ -96,37 +173,29 @@ def self_check(model: Any, cache_factory: CacheFactory, n_vocab: int) -> Batchin
     Raises SetupError when the model cannot even run alone, such as with a KV precision that its
     code does not know.
     """
-    dtype = _precision(model)
     runner = ModelRunner(model)
-    comparisons: list[Comparison] = []
-    for trial in range(N_TRIALS):
-        prompts = [[(7 * i + 3 * n + 101 * trial) % n_vocab for i in range(n)] for n in LENGTHS]
+    distances: list[float] = []
+    for number in range(N_TRIALS):
+        prompts = [[(7 * i + 3 * n + 101 * number) % n_vocab for i in range(n)] for n in LENGTHS]
         try:
-            alone = [_alone(runner, c, p) for c, p in _rows(runner, cache_factory, prompts)]
-            allowed = _allowed(runner, cache_factory, prompts[1], alone[1], dtype)
+            trial = CheckTrial(runner, cache_factory, prompts)
         except Exception as error:
             raise_device_error(error)
             raise SetupError(_cannot(cache_factory, error)) from error
-        contexts = [context for context, _ in _rows(runner, cache_factory, prompts)]
+        contexts = trial.contexts()
         kv = describe(contexts[0].caches)
         try:
-            together = _together(runner, contexts, [fed for _, fed in alone])
+            together = _together(runner, contexts, trial.fed)
         except Exception as error:
             raise_device_error(error)
             why = f"the row view cannot serve it: {_words(error)}"
             return _with_drafts(BatchingCheck(False, why, kv), model, cache_factory, n_vocab)
-        comparisons.append(_compare([logits for logits, _ in alone], together))
-        if comparisons[-1].is_same(allowed, dtype):
-            stacked = _stacked(runner, cache_factory, prompts, [fed for _, fed in alone])
-            check = BatchingCheck(
-                True,
-                None,
-                kv,
-                can_stack=stacked is not None
-                and _compare([logits for logits, _ in alone], stacked).is_same(allowed, dtype),
-            )
+        compared = trial.compare(together)
+        if compared.is_same:
+            check = BatchingCheck(True, None, kv, can_stack=_can_stack(runner, trial))
             return _with_drafts(check, model, cache_factory, n_vocab)
-    least = min(one.distance for one in comparisons)
+        distances.append(compared.distance)
+    least = min(distances)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
     return _with_drafts(BatchingCheck(False, why, kv), model, cache_factory, n_vocab)
 
@@ -142,26 +211,22 @@ def _with_drafts(
     return check
 
 
-def _stacked(
-    runner: ModelRunner,
-    cache_factory: CacheFactory,
-    prompts: Sequence[list[int]],
-    fed: Sequence[list[int]],
-) -> list[Logits] | None:
-    """Logits of stacked rows; None where rows cannot be stacked."""
-    contexts = [context for context, _ in _rows(runner, cache_factory, prompts)]
+def _can_stack(runner: ModelRunner, trial: CheckTrial) -> bool:
+    """Whether rows can be stacked, and get the same logits then."""
+    contexts = trial.contexts()
     stack = RowStack(contexts)
     if not stack.lengths:
-        return None
+        return False
     stack.start()
     while not stack.is_complete:
         stack.stack_more()
     try:
-        return _together(runner, contexts, fed, stack)
+        stacked = _together(runner, contexts, trial.fed, stack)
     except Exception as error:
         # A model may use keys outside of the attention function in ways of its own.
         raise_device_error(error)
-        return None
+        return False
+    return trial.compare(stacked).is_same
 
 
 def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -> bool:
@@ -171,20 +236,17 @@ def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
     """
     if not all(map(cache_adapters.can_roll_back, cache_adapters.leaves(cache_factory.make()))):
         return False
-    dtype = _precision(runner.model)
-    for trial in range(N_TRIALS):
-        prompts = [[(5 * i + 3 * n + 89 * trial) % n_vocab for i in range(n)] for n in LENGTHS]
-        alone = [_alone(runner, c, p) for c, p in _rows(runner, cache_factory, prompts)]
-        allowed = _allowed(runner, cache_factory, prompts[1], alone[1], dtype)
-        contexts = [context for context, _ in _rows(runner, cache_factory, prompts)]
-        (expected, sequence), single = alone[0], _prefilled(runner, cache_factory, prompts[0])
+    for number in range(N_TRIALS):
+        prompts = [[(5 * i + 3 * n + 89 * number) % n_vocab for i in range(n)] for n in LENGTHS]
+        trial = CheckTrial(runner, cache_factory, prompts)
+        contexts, single = trial.contexts(), trial.prefilled(0)
         try:
-            drafted = _drafted(runner, contexts, [fed for _, fed in alone], n_vocab)
-            drafted += _execute(runner, [single], [sequence])
+            drafted = _drafted(runner, contexts, trial.fed, n_vocab)
+            sequence = _execute(runner, [single], [trial.fed[0]])
         except Exception as error:
             raise_device_error(error)
             return False
-        if _compare([*(one for one, _ in alone), expected], drafted).is_same(allowed, dtype):
+        if trial.compare(drafted, *sequence).is_same:
             return True
     return False
 
@@ -235,24 +297,6 @@ def _precision(model: Any) -> mx.Dtype:
     return halves[0] if halves else mx.float32
 
 
-def _rows(
-    runner: ModelRunner, cache_factory: CacheFactory, prompts: Sequence[list[int]]
-) -> list[tuple[SlotContext, list[int]]]:
-    """Context of each prompt without its last token; the last quantized.
-
-    The last one is also lengthened.
-    """
-    contexts = [_prefilled(runner, cache_factory, p) for p in prompts]
-    long = contexts[-1]
-    n_more = _reach(long)
-    for seed, leaf in enumerate(long.leaves):
-        cache_adapters.extend_room(leaf, n_more, seed)
-    if cache_factory.quantized_start:
-        long.caches = cache_factory.quantize(long.caches)
-    long.evaluate()
-    return list(zip(contexts, prompts, strict=True))
-
-
 def _reach(context: SlotContext) -> int:
     """Tokens beyond every window, in the sparse range of sparse layers."""
     windows = [cache_adapters.window_of(leaf) for leaf in context.leaves]
@@ -261,27 +305,6 @@ def _reach(context: SlotContext) -> int:
     ]
     sparse = SPARSE if max(lists, default=0) > 1 else 0
     return min(max(*windows, sparse, 0), LONGEST_WINDOW) + LENGTHS[0]
-
-
-def _prefilled(
-    runner: ModelRunner, cache_factory: CacheFactory, prompt: list[int], n_rows: int = 1
-) -> SlotContext:
-    context = SlotContext(cache_factory)
-    runner.forward(mx.array([prompt[:-1]] * n_rows), context.caches)
-    context.tokens = prompt[:-1]
-    context.evaluate()
-    return context
-
-
-def _alone(
-    runner: ModelRunner, context: SlotContext, prompt: list[int]
-) -> tuple[Logits, list[int]]:
-    outputs, fed, token = [], [], prompt[-1]
-    for _ in range(STEPS):
-        fed.append(token)
-        outputs += _execute(runner, [context], [[token]])[0]
-        token = int(mx.argmax(outputs[-1]).item().real)
-    return outputs, fed
 
 
 def _together(
@@ -297,32 +320,6 @@ def _together(
         for output, logits in zip(outputs, each, strict=True):
             output.extend(logits)
     return outputs
-
-
-def _allowed(
-    runner: ModelRunner,
-    cache_factory: CacheFactory,
-    prompt: list[int],
-    alone: tuple[Logits, list[int]],
-    dtype: mx.Dtype,
-) -> float:
-    """Tripled difference of a plain batch of equal rows.
-
-    At least the tolerance of the precision: two rows round less than three, and need not flip.
-    """
-    context = _prefilled(runner, cache_factory, prompt, n_rows=2)
-    twins = [runner.forward(mx.array([[t], [t]]), context.caches)[0, -1] for t in alone[1]]
-    noise = _distance(alone[0], [logits.astype(mx.float32) for logits in twins])
-    return min(max(TOLERANCES[dtype], 3 * noise), MOST_TOLERANCE)
-
-
-def _compare(alone: Sequence[Logits], together: Sequence[Logits]) -> Comparison:
-    pairs = list(zip(alone, together, strict=True))
-    steps = [pair for a, b in pairs for pair in zip(a, b, strict=True)]
-    return Comparison(
-        distance=max(_distance(a, b) for a, b in pairs),
-        agreement=min(_agreement(a, b) for a, b in steps),
-    )
 
 
 def _agreement(one: mx.array, other: mx.array) -> float:
@@ -346,14 +343,8 @@ def _distance(one: Logits, other: Logits) -> float:
 
 
 def _cannot(cache_factory: CacheFactory, error: Exception) -> str:
-    quantized = (
-        cache_factory.quantize(cache_factory.make())
-        if cache_factory.quantized_start
-        else cache_factory.make()
-    )
-    bits = {
-        leaf.bits for leaf in cache_adapters.leaves(quantized) if isinstance(leaf, QuantizedKVCache)
-    }
+    leaves = cache_adapters.leaves(cache_factory.make(cache_factory.quantized_start))
+    bits = {leaf.bits for leaf in leaves if isinstance(leaf, QuantizedKVCache)}
     if bits:
         return (
             f"the model cannot keep its KV in {bits.pop()} bits ({_words(error)}); "

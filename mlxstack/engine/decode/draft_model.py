@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import inf
-from typing import Protocol
 
 import mlx.core as mx
-from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.image import without_virtual
-from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.engine.decode.sampler import BatchRow
 from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -31,14 +29,8 @@ from mlxstack.engine.model.runner import (
     zeros,
 )
 from mlxstack.policy.drafts import draft_model_governor as governor
-from mlxstack.policy.drafts.ngram_draft_governor import (
-    UNBOUNDED,
-    PassLayout,
-    StepBounds,
-    WidthCosts,
-    observe_passes,
-    step_seconds,
-)
+from mlxstack.policy.drafts.draft_model_governor import DraftPlan
+from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts, observe_passes
 
 log = logging.getLogger(__name__)
 
@@ -52,31 +44,6 @@ RESERVE = 512
 """Tokens for which room is made beside those that are known: the beginning of an answer."""
 
 
-class DraftableRow(Protocol):
-    """A row of the batch, as the draft model sees it."""
-
-    context: SlotContext
-    drafter: Drafter | None
-    n_left: float
-
-    @property
-    def most_drafted(self) -> int:
-        """Draft tokens that it may bring to the next pass."""
-
-    @property
-    def known(self) -> list[int]:
-        """The known tokens that the next pass feeds."""
-
-
-class DraftPlan(Struct, frozen=True):
-    """Tokens of each row without these drafts, and their pass."""
-
-    counts: Sequence[int]
-    costs: WidthCosts
-    layout: PassLayout
-    bounds: StepBounds = UNBOUNDED
-
-
 class DraftModel:
     """Draft model for rows of the batch, on the MLX thread.
 
@@ -85,6 +52,9 @@ class DraftModel:
 
     target: ModelParts | None = None
     """The target model in parts, where drafts need its hidden states."""
+
+    bytes_beside = 0
+    """Bytes that it adds to every token's KV."""
 
     placeholder = 0
     """Token in place of each feature of an image."""
@@ -107,7 +77,7 @@ class DraftModel:
         self.n_drafted = 0
         self.n_accepted = 0
 
-    def plan(self, rows: Mapping[int, DraftableRow], plan: DraftPlan) -> dict[int, int]:
+    def plan(self, rows: Mapping[int, BatchRow], plan: DraftPlan) -> dict[int, int]:
         """Tokens to draft for the rows with a ready context."""
         if self.is_broken:
             return {}
@@ -116,12 +86,10 @@ class DraftModel:
             for at, row in rows.items()
             if row.drafter is not None and row.most_drafted > 0 and self._is_ready(row)
         }
-        counts = governor.plan_drafts(
-            self.record, rates, plan.counts, plan.costs, plan.layout, plan.bounds
-        )
+        counts = governor.plan_drafts(self.record, rates, plan)
         return {at: min(n, rows[at].most_drafted) for at, n in counts.items()}
 
-    def draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
+    def draft(self, rows: Sequence[BatchRow], counts: Sequence[int]) -> list[list[int]]:
         """Greedy draft tokens for each row; none after an exception."""
         try:
             began = time.perf_counter()
@@ -133,24 +101,7 @@ class DraftModel:
             self.fail(error, [row.context for row in rows])
             return [[] for _ in rows]
 
-    @property
-    def bytes_beside(self) -> int:
-        """Bytes that it adds to every token's KV."""
-        return 0
-
-    def follow(
-        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
-    ) -> None:
-        """Hook of `mtp_drafter`: states from `start` on, and tokens."""
-
-    def follow_prefill(
-        self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
-    ) -> None:
-        """Hook of `mtp_drafter`: as `follow`, of a prefill chunk."""
-
-    def _draft(
-        self, rows: Sequence[DraftableRow], n_tokens: int
-    ) -> tuple[list[list[int]], list[int]]:
+    def _draft(self, rows: Sequence[BatchRow], n_tokens: int) -> tuple[list[list[int]], list[int]]:
         """Draft tokens of each row, and widths of the passes."""
         contexts = [self._context(row) for row in rows]
         behind = [self._text(_behind(row)) for row in rows]
@@ -173,7 +124,7 @@ class DraftModel:
 
     def settle(self, n_drafted: int, n_accepted: int, seconds: float, plan: DraftPlan) -> None:
         """Learn the acceptance of a step's drafts, of `seconds` in all."""
-        plain_s = step_seconds(plan.counts, plan.costs, plan.layout)
+        plain_s = plan.seconds(plan.counts)
         if n_drafted:
             self.n_drafted += n_drafted
             self.n_accepted += n_accepted
@@ -182,8 +133,8 @@ class DraftModel:
         self.record = governor.stepped(self.record, seconds, plain_s)
 
     def due(
-        self, rows: Sequence[DraftableRow], costs: WidthCosts, has_room: Callable[[int], bool]
-    ) -> DraftableRow | None:
+        self, rows: Sequence[BatchRow], costs: WidthCosts, has_room: Callable[[int], bool]
+    ) -> BatchRow | None:
         """Row whose draft context is to be computed further, if any."""
         late = [row for row in rows if row.drafter is not None and _n_behind(row) > READY]
         if self.is_broken or not late:
@@ -192,7 +143,7 @@ class DraftModel:
         n_bytes = self.bytes_per_token * (_n_behind(row) + RESERVE)
         return row if self._seconds(row, costs) > 0 and has_room(n_bytes) else None
 
-    def prefill(self, row: DraftableRow, seconds: float, costs: WidthCosts) -> None:
+    def prefill(self, row: BatchRow, seconds: float, costs: WidthCosts) -> None:
         """Compute the next chunk of a row's draft context."""
         began, allowed = time.perf_counter(), self._seconds(row, costs)
         n_tokens = governor.tokens_within(self.record.costs, min(seconds, allowed), LONGEST_CHUNK)
@@ -218,10 +169,10 @@ class DraftModel:
     def _text(self, tokens: list[int]) -> list[int]:
         return without_virtual(tokens, self.placeholder)
 
-    def _is_ready(self, row: DraftableRow) -> bool:
+    def _is_ready(self, row: BatchRow) -> bool:
         return _n_behind(row) <= READY
 
-    def _context(self, row: DraftableRow) -> SlotContext:
+    def _context(self, row: BatchRow) -> SlotContext:
         draft = _context_of(row)
         if draft is None:
             row.context.draft = draft = SlotContext(self._cache_factory)
@@ -233,26 +184,26 @@ class DraftModel:
             context.extend(tokens)
             context.checkpoint()
 
-    def _seconds(self, row: DraftableRow, costs: WidthCosts) -> float:
+    def _seconds(self, row: BatchRow, costs: WidthCosts) -> float:
         return governor.prefill_seconds(self.record, _n_behind(row), row.n_left, costs)
 
 
-def _behind(row: DraftableRow) -> list[int]:
+def _behind(row: BatchRow) -> list[int]:
     """The known tokens that the row's context of the draft model lacks."""
     n_held = _n_held(row)
     return [*row.context.tokens[n_held:], *row.known[max(0, n_held - len(row.context)) :]]
 
 
-def _n_behind(row: DraftableRow) -> int:
+def _n_behind(row: BatchRow) -> int:
     return len(row.context) + len(row.known) - _n_held(row)
 
 
-def _n_held(row: DraftableRow) -> int:
+def _n_held(row: BatchRow) -> int:
     draft = _context_of(row)
     return 0 if draft is None else len(draft)
 
 
-def _context_of(row: DraftableRow) -> SlotContext | None:
+def _context_of(row: BatchRow) -> SlotContext | None:
     """The row's context of the draft model."""
     draft = row.context.draft
     return draft if isinstance(draft, SlotContext) else None

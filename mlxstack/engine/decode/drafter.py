@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from msgspec import Struct
-
 from mlxstack.engine.decode.ngram_index import FindPlace, NgramIndex
 from mlxstack.policy.drafts import draft_model_governor
 from mlxstack.policy.drafts.ngram_draft_governor import (
@@ -25,14 +23,7 @@ class DraftSource(Enum):
     MODEL = auto()
 
 
-class Draft(Struct, frozen=True):
-    """Tokens that may come next, and their origin."""
-
-    tokens: tuple[int, ...] = ()
-    source: DraftSource = DraftSource.COPIED
-
-
-NO_DRAFT, NO_OFFER = Draft(), DraftOffer()
+NO_OFFER = DraftOffer()
 
 
 class Drafter:
@@ -51,7 +42,9 @@ class Drafter:
         self._index = NgramIndex(prompt, prediction, find_sibling)
         self._eos = eos
         self._copied, self._forced = DraftRecord(), TRUSTED
-        self._proposed = NO_DRAFT
+        self._proposed: tuple[int, ...] = ()
+        self.source = DraftSource.COPIED
+        """Origin of the proposed draft."""
         self.model_rate: float | None = None
         """Rate of acceptance of a draft model's tokens; None before there were any."""
         self.n_drafted = 0
@@ -71,9 +64,9 @@ class Drafter:
             return NO_OFFER
         most = min(most, record.width)
         tokens = list(forced[:most]) if forced else self._index.continuation(most)
-        source = DraftSource.FORCED if forced else DraftSource.COPIED
-        self._proposed = Draft(self._before_eos(tokens), source)
-        n_tokens = len(self._proposed.tokens)
+        self.source = DraftSource.FORCED if forced else DraftSource.COPIED
+        self._proposed = self._before_eos(tokens)
+        n_tokens = len(self._proposed)
         return NO_OFFER if record.is_paused else DraftOffer(n_tokens, record.rate)
 
     def use_model(self, tokens: Sequence[int], prior: float) -> int:
@@ -83,32 +76,27 @@ class Drafter:
         """
         if self.model_rate is None:
             self.model_rate = prior
-        self._proposed = Draft(self._before_eos(tokens), DraftSource.MODEL)
-        return len(self._proposed.tokens)
-
-    @property
-    def source(self) -> DraftSource:
-        """Origin of the proposed draft."""
-        return self._proposed.source
+        self._proposed, self.source = self._before_eos(tokens), DraftSource.MODEL
+        return len(self._proposed)
 
     def take(self, n_tokens: int) -> tuple[int, ...]:
         """The first `n_tokens` of the proposed draft."""
-        return self._proposed.tokens[:n_tokens]
+        return self._proposed[:n_tokens]
 
     def settle(self, tokens: Sequence[int], n_drafted: int = 0) -> None:
         """Learn the tokens of a pass with `n_drafted` draft tokens."""
-        proposed, self._proposed = self._proposed, NO_DRAFT
-        if proposed.source is DraftSource.FORCED:
-            self._forced = _judged(self._forced, proposed.tokens, tokens, n_drafted)
+        proposed, source = self._proposed, self.source
+        self._proposed, self.source = (), DraftSource.COPIED
+        if source is DraftSource.FORCED:
+            self._forced = _judged(self._forced, proposed, tokens, n_drafted)
         else:
-            is_copied = proposed.source is DraftSource.COPIED
-            n_copied = n_drafted if is_copied else 0
+            n_copied = n_drafted if source is DraftSource.COPIED else 0
             copied = self._index.continuation(max(1, n_copied))
             self._copied = _judged(self._copied, copied, tokens, n_copied)
         if n_drafted:
             self.n_drafted += n_drafted
             self.n_accepted += len(tokens) - 1
-        if n_drafted and self.model_rate is not None and proposed.source is DraftSource.MODEL:
+        if n_drafted and self.model_rate is not None and source is DraftSource.MODEL:
             self.model_rate = draft_model_governor.verified(
                 self.model_rate, n_drafted, len(tokens) - 1
             )

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +16,6 @@ from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.attention_kernels import (
     FORCIBLE_DIMS,
     Dims,
-    KernelCosts,
     PrefillAttention,
     is_worth_forcing,
     prefill_attention,
@@ -65,35 +65,29 @@ def _n_query_heads(model: Any, leaf: KVCache) -> int:
 
 
 def _choose(dims: Dims, leaf: KVCache, n_heads: int) -> bool:
-    costs = _measured(leaf, n_heads)
-    is_forced = costs is not None and is_worth_forcing(costs)
+    measured = _measured(leaf, n_heads)
+    is_forced = measured is not None and is_worth_forcing(*measured)
     force_fused(dims, is_forced=is_forced)
     if is_forced:
         log.info("prefill uses the fused attention kernel of head dims %d and %d", *dims)
     return is_forced
 
 
-def _measured(leaf: KVCache, n_heads: int) -> KernelCosts | None:
+def _measured(leaf: KVCache, n_heads: int) -> tuple[float, float] | None:
     """Seconds of default and forced kernel; None where none can be forced."""
     _, n_kv, _, dim = leaf.keys.shape
     shapes = ((n_heads, N_QUERIES, dim), (n_kv, N_KEYS, dim), (n_kv, N_KEYS, dim))
     arrays = [mx.random.normal((1, *shape)).astype(leaf.keys.dtype) for shape in shapes]
     mx.eval(arrays)
+    attend = partial(mx.fast.scaled_dot_product_attention, scale=dim**-0.5, mask="causal")
     times: dict[bool, list[float]] = {False: [], True: []}
     try:
         for _ in range(N_TRIES):
             for is_forced, taken in times.items():
                 began = time.perf_counter()
-                mx.eval(_attention(*arrays, is_forced=is_forced))
+                mx.eval(attend(*arrays, force_fused=is_forced))
                 taken.append(time.perf_counter() - began)
     except ValueError as why:
         log.info("no fused attention kernel: %s", why)
         return None
-    return KernelCosts(min(times[False]), min(times[True]))
-
-
-def _attention(queries: mx.array, keys: mx.array, values: mx.array, *, is_forced: bool) -> mx.array:
-    scale = queries.shape[-1] ** -0.5
-    return mx.fast.scaled_dot_product_attention(
-        queries, keys, values, scale=scale, mask="causal", force_fused=is_forced
-    )
+    return min(times[False]), min(times[True])

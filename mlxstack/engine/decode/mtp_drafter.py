@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine.decode.batching_check import BatchingCheck
-from mlxstack.engine.decode.draft_model import DraftableRow, DraftModel
+from mlxstack.engine.decode.draft_model import DraftModel
+from mlxstack.engine.decode.sampler import BatchRow
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import MTPHead
@@ -95,11 +96,7 @@ class MTPDrafter(DraftModel):
         runner = ModelRunner(head, is_batching=is_batching, is_ragged=is_ragged, parts=head.parts)
         super().__init__(NAME, runner, CacheFactory(head, KVSpec()), n_vocab, head.example)
         self.record = replace(self.record, start_s=0.0)
-
-    @property
-    def bytes_beside(self) -> int:
-        """Bytes of its KV of a token."""
-        return self.bytes_per_token
+        self.bytes_beside = self.bytes_per_token
 
     def follow(
         self, context: SlotContext, start: int, states: mx.array, tokens: Sequence[int]
@@ -129,19 +126,17 @@ class MTPDrafter(DraftModel):
             self.fail(error, [context])
 
     def due(
-        self, rows: Sequence[DraftableRow], costs: WidthCosts, has_room: Callable[[int], bool]
-    ) -> DraftableRow | None:
+        self, rows: Sequence[BatchRow], costs: WidthCosts, has_room: Callable[[int], bool]
+    ) -> BatchRow | None:
         """None: no context can be computed later."""
         return None
 
-    def _is_ready(self, row: DraftableRow) -> bool:
+    def _is_ready(self, row: BatchRow) -> bool:
         pairs = row.context.draft
         n_known = len(row.context) + len(row.known)
         return isinstance(pairs, MTPContext) and bool(pairs.behind) and pairs.end == n_known - 1
 
-    def _draft(
-        self, rows: Sequence[DraftableRow], n_tokens: int
-    ) -> tuple[list[list[int]], list[int]]:
+    def _draft(self, rows: Sequence[BatchRow], n_tokens: int) -> tuple[list[list[int]], list[int]]:
         each = [cast(MTPContext, row.context.draft) for row in rows]
         feeds = [self._features(pairs) for pairs in each]
         ends = [end - 1 for end in accumulate(len(pairs.behind) for pairs in each)]

@@ -19,6 +19,8 @@ BITS = 21
 
 MASK = (1 << ORDER * BITS) - 1
 
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 N_CANDIDATES, LONGEST_MATCH = 8, 32
 """Latest places that are compared, and tokens compared; the longest match counts."""
 
@@ -133,9 +135,7 @@ def extended(gram: int, token: int) -> int:
     return (gram << BITS | token) & MASK
 
 
-def _packed(
-    tokens: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def _packed(tokens: Numbers) -> Numbers:
     """Every n-gram of `tokens` as one number."""
     n = max(0, len(tokens) - ORDER + 1)
     grams = np.zeros(n, np.int64)

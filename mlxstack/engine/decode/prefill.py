@@ -8,9 +8,10 @@ import mlx.core as mx
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.core.image import FIRST_VIRTUAL, text_tokens, whole_images, without_virtual
 from mlxstack.core.request import Request
-from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.drafter import Drafter
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.mtp_drafter import MTPDrafter
+from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.decode.sibling_answers import SiblingAnswers
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
@@ -38,7 +39,7 @@ def prefill_chunk(
     runner, draft_model = batch.runner, batch.draft_model
     start = len(context)
     end = min(start + n_tokens, _next_stop(context, request, start))
-    if runner.images is not None and runner.images.is_whole:
+    if runner.images is not None and runner.images.image_model.is_bidirectional:
         end = whole_images(request.images, start, end)
         if end == len(request.tokens):
             raise BadRequest(ENDS_WITH_IMAGE)
@@ -48,11 +49,11 @@ def prefill_chunk(
         return time.perf_counter() - began
     context.reserve(room_for(request))
     plan = [_slot_tokens(runner, context, request, start, end)]
-    if draft_model is not None and draft_model.target is not None:
+    if isinstance(draft_model, MTPDrafter):
         states = runner.states(plan)
         known = request.tokens[start : end + 1]
         if runner.images is not None and request.images:
-            known = tuple(without_virtual(known, runner.images.placeholder))
+            known = tuple(without_virtual(known, runner.images.image_model.placeholder))
         draft_model.follow_prefill(context, start, states, known)
     else:
         runner.execute(plan)
@@ -109,7 +110,7 @@ def row_of(
     sampler = Sampler(request.sampling, _text_of(request), time.monotonic_ns(), state)
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
     images = runner.images if request.images else None
-    shift = images.shift(request.images, len(tokens)) if images is not None else 0
+    shift = images.image_model.shift(request.images, len(tokens)) if images is not None else 0
     return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter, shift, request.id)
 
 

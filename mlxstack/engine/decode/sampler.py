@@ -1,4 +1,4 @@
-"""Sampling; rows with equal parameters draw in one operation.
+"""Rows of the batch, and sampling; rows with equal parameters draw in one operation.
 
 Penalties and min-p are mlx-lm's. The draw is inverse transform
 sampling from one uniform number per token, as `mx.random.categorical` does it. The number depends
@@ -7,6 +7,7 @@ beside others, with drafts and without.
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,9 @@ from msgspec.structs import replace
 
 from mlxstack.core.ports import ConstraintState
 from mlxstack.core.request import SamplingParams
+from mlxstack.engine.decode.drafter import NO_OFFER, Drafter
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.policy.drafts.ngram_draft_governor import MOST_DRAFTED, DraftOffer
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-6, 1e6
 """Bounds within which a temperature divides float32 logits; below them sampling is greedy."""
@@ -79,7 +83,8 @@ class Sampler:
     ) -> None:
         sampling = replace(sampling, temperature=_bounded(sampling.temperature))
         self._sampling = sampling
-        self._uniform = UniformStream(seed if sampling.seed is None else sampling.seed)
+        self.uniforms = UniformStream(seed if sampling.seed is None else sampling.seed)
+        """Numbers that decide the draws of the next tokens."""
         self._processors = _processors(sampling)
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
         self._constraint = state
@@ -104,10 +109,6 @@ class Sampler:
             return ()
         self._advance()
         return self._constraint.forced_tokens()
-
-    def uniform(self, position: int) -> float:
-        """Return the number in [0, 1) that decides a draw, `position` tokens from the next."""
-        return self._uniform.peek(position)
 
     def adjust(self, logits: mx.array, draft: Sequence[int] = ()) -> list[mx.array] | None:
         """Apply penalties and grammar mask to logits (1 + draft, vocabulary).
@@ -135,7 +136,7 @@ class Sampler:
 
         The last one may be lazy. `n_drafted` is the length of the draft.
         """
-        self._uniform.skip(len(tokens))
+        self.uniforms.skip(len(tokens))
         self._last = tokens[-1]
         if n_drafted and self._constraint is not None:
             self._constraint.rewind(self._positions[len(tokens) - 1])
@@ -208,7 +209,8 @@ def sample_rows(
             results[i] = []
         start = end
     for rules, group in groups.items():
-        uniforms = [samplers[i].uniform(at) for i, at, _ in group] if rules.temperature else []
+        drawn = group if rules.temperature else []
+        uniforms = [samplers[i].uniforms.peek(at) for i, at, _ in drawn]
         try:
             choices = draw(
                 rules, _lines_of([line for _, _, line in group], logits, lines), uniforms
@@ -368,3 +370,80 @@ def _processors(s: SamplingParams) -> list[Any]:
         frequency_context_size=s.window,
     )
     return processors
+
+
+class BatchRow:
+    """Slot in the running batch; `input_token` (1,) may be lazy.
+
+    `n_left` tokens at most are still to be sampled. Positions are indices plus `shift`. `request`
+    is the id in the events of its tokens.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        context: SlotContext,
+        sampler: Sampler,
+        last: int,
+        n_left: float = inf,
+        drafter: Drafter | None = None,
+        shift: int = 0,
+        request: str = "",
+    ) -> None:
+        self.slot = slot
+        self.request = request
+        self.shift = shift
+        self.n_left = n_left
+        self.context = context
+        self.sampler = sampler
+        self.drafter = drafter
+        self.input_token = mx.array([last])
+        self.pending: int | None = last
+        """The token of `input_token` once its value is known; it enters the context when fed."""
+        self.lead_s = 0.0
+        """Seconds that drafts have saved it so far, and by which others may delay it."""
+        self.replay: list[int] = []
+        """Tokens before it that a rollback took out of recurrent state."""
+        self.draft: tuple[int, ...] = ()
+        """Draft tokens of the step that was built last."""
+        self.is_at_prompt = True
+        """Whether `pending` is the last token of the prompt."""
+
+    def expected(self) -> DraftOffer:
+        """Draft that may be possible once the token in flight is known."""
+        return self.drafter.expected(self.sampler.is_ruled) if self.drafter else NO_OFFER
+
+    @property
+    def known(self) -> list[int]:
+        """The known tokens that the next pass feeds."""
+        return self.replay if self.pending is None else [*self.replay, self.pending]
+
+    @property
+    def tokens(self) -> mx.array:
+        """The tokens (n,) that this row feeds."""
+        if self.replay or self.draft:
+            return mx.array([*self.known, *self.draft])
+        return self.input_token
+
+    def propose(self) -> DraftOffer:
+        """Prepare a draft; none after a rollback of recurrent state.
+
+        KV is quantized between passes, so a draft ends at the latest where that is due.
+        """
+        if self.replay:
+            return DraftOffer(n_known=len(self.replay) + 1)
+        if self.drafter is None:
+            return NO_OFFER
+        return self.drafter.propose(self.sampler.forced_tokens(), self.most_drafted)
+
+    @property
+    def most_drafted(self) -> int:
+        """Draft tokens that may go into the next pass."""
+        due = self.context.quantized_start - len(self.context)
+        most = min(self.n_left, due if due > 0 else inf, MOST_DRAFTED + 1) - 1
+        return 0 if self.replay else int(most)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The caches hold these known tokens now."""
+        self.context.extend(tokens)
+        self.pending, self.replay = None, []

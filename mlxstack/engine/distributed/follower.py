@@ -41,7 +41,8 @@ log = logging.getLogger("mlxstack.rank")
 
 BEAT_S = 1.0
 CHANGES = frozenset({
-    "clear", "detach", "reserve", "checkpoint", "rewind", "begin_draft", "end_draft",
+    "clear", "detach", "reserve", "checkpoint", "rewind", "begin_draft", "end_draft", "fork_from",
+    "take_over",
 })  # fmt: skip
 
 
@@ -76,12 +77,11 @@ class Replica:
                 self._pass(digest, slots)
             case wire.NewContext(number, n_tokens):
                 self._contexts[number] = SlotContext(self._cache_factory).new_empty(n_tokens)
-            case wire.ChangeContext(number, method, args) if method in CHANGES:
-                getattr(self._contexts[number], method)(*args)
-            case wire.Fork(number, other, position, n_room):
-                self._contexts[number].fork_from(self._contexts[other], position, n_room=n_room)
-            case wire.TakeOver(number, other):
-                self._contexts[number].take_over(self._contexts.pop(other))
+            case wire.ChangeContext(number, method, args, other) if method in CHANGES:
+                given = args if other is None else (self._contexts[other], *args)
+                getattr(self._contexts[number], method)(*given)
+                if other is not None and method == "take_over":
+                    del self._contexts[other]
             case wire.Load():
                 self._load(operation)
             case wire.MeasureWidths():
@@ -117,18 +117,10 @@ class Replica:
                 context.extend(tokens)
 
     def _load(self, load: wire.Load) -> None:
-        context = self._contexts[load.context]
-        part_of = self._read_part if load.is_from_disk else self._parked.__getitem__
-        parts, checkpoints = (
-            [part_of(k) for k in keys] for keys in (load.segments, load.checkpoints)
-        )
-        spans = segments.whole(
-            context,
-            [part for part in parts if isinstance(part, Segment)],
-            len(load.tokens),
-            n_room=load.n_room,
-        )
-        context.load(load.tokens, spans, [m for m in checkpoints if isinstance(m, StateCheckpoint)])
+        sources = load.sources
+        part_of = self._read_part if sources.is_from_disk else self._parked.__getitem__
+        parts = [part_of(key) for key in (*sources.segments, *sources.checkpoints)]
+        segments.load(self._contexts[load.context], load.tokens, parts, sources)
 
     def _read_part(self, key: str) -> Segment | StateCheckpoint:
         return segments.part_of(self._disk.take(key))
@@ -142,7 +134,6 @@ class Follower:
         self._home = home
         self._world: Any = None
         self._inbox: SimpleQueue[Any] = SimpleQueue()
-        self._replica: Replica | None = None
 
     def run(self) -> None:
         """Obey rank 0. Returns never: the process ends with the connection."""
@@ -152,7 +143,6 @@ class Follower:
             message = self._inbox.get()
             if isinstance(message, wire.Session):
                 self._serve(message)
-                self._replica = None
                 device.release()
 
     def _serve(self, session: wire.Session) -> None:
@@ -174,13 +164,13 @@ class Follower:
             loaded.facts.identity, check.kv, preset.kv, session.rank, size
         )
         disk = RankDisk(self._home, preset, identity.key(), self._channel)
-        self._replica = Replica(runner, cache_factory, disk)
+        replica = Replica(runner, cache_factory, disk)
         device_memory.wire(preset.device.wired)
         room = wire.RankMemory(plan.kv_budget, plan.array_limit, n_bytes)
         self._channel.send(wire.Ready(wire.comparable(check), room, disk.keys()))
         log.info("rank %d of %d has loaded its shard of %s", session.rank, size, preset.model.id)
         try:
-            self._handle(self._replica, disk)
+            self._handle(replica, disk)
         finally:
             disk.close()
             device_memory.restore()
@@ -213,8 +203,7 @@ class Follower:
         """Send signs of life (thread)."""
         while True:
             time.sleep(BEAT_S)
-            replica = self._replica
-            self._channel.send(wire.Beat(replica.step if replica is not None else 0))
+            self._channel.send(wire.Beat())
 
 
 def main() -> int:

@@ -70,8 +70,6 @@ class RankGroup:
         self.on_lost: Callable[[StackError], None] = lambda _: None
         self.keys: frozenset[str] = frozenset()
         """KV files that all other ranks have on disk."""
-        self.packing: tuple[int, int, int] | None = None
-        """Context, start and end of the segment that was packed last and is not parked yet."""
         self.n_records = 0
         self._channels: list[Channel] = []
         self._processes: list[Popen[bytes]] = []
@@ -107,7 +105,7 @@ class RankGroup:
             raise SetupError("another engine of this process uses the other ranks")
         if not self._channels:
             self._connect()
-        self._log, self.n_records, self.packing = [], 0, None
+        self._log, self.n_records = [], 0
         for rank, channel in enumerate(self._channels, 1):
             # The keys of the API are not for them.
             channel.send(wire.Session(replace(preset, server=ServerSpec()), rank, self._ring))
@@ -185,13 +183,6 @@ class RankGroup:
     def context_of(self, caches: Sequence[Any]) -> tuple[int, SlotContext]:
         """The context that has these caches, and its number."""
         return next((n, c) for n, c in self._contexts.items() if c.caches is caches)
-
-    def holder_of(self, checkpoint: object) -> int | None:
-        """Number of a context that holds this checkpoint."""
-        for number, context in self._contexts.items():
-            if any(one is checkpoint for one in context.checkpoints):
-                return number
-        return None
 
     def log(self, operation: wire.Operation) -> None:
         """Log an operation, unless it is a part of another one."""

@@ -14,7 +14,7 @@ from mlxstack.engine.distributed import wire
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import Segment
-from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.engine.kv.slot_context import NO_SOURCES, KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.kv import prefix_index
@@ -25,8 +25,10 @@ T = TypeVar("T")
 def _repeated(method: Callable[..., T]) -> Callable[..., T]:
     """The method of a context, on all ranks."""
 
-    def change(context: "MirroredContext", *args: int) -> T:
-        operation = wire.ChangeContext(context.number, method.__name__, args)
+    def change(context: "MirroredContext", *args: Any) -> T:
+        numbers = [arg.number for arg in args if isinstance(arg, MirroredContext)]
+        values = tuple(arg for arg in args if not isinstance(arg, MirroredContext))
+        operation = wire.ChangeContext(context.number, method.__name__, values, *numbers)
         return context.group.repeat(operation, partial(method, context, *args))
 
     return change
@@ -44,51 +46,22 @@ class MirroredContext(SlotContext):
             self.caches = cache_factory.make(n_tokens)
         self.group = group
         self.number = group.register(self)
-        self._sources: tuple[wire.Keys, wire.Keys, int, bool] = (), (), 0, False
         group.log(wire.NewContext(self.number, n_tokens))
 
     def new_empty(self, n_tokens: int = 0) -> SlotContext:
         """As `SlotContext.new_empty`, on all ranks."""
         return MirroredContext(self._cache_factory, self.group, n_tokens)
 
-    def note_sources(
-        self,
-        segments: Sequence[str],
-        checkpoints: Sequence[str],
-        n_room: int,
-        *,
-        is_from_disk: bool = False,
-    ) -> None:
-        """Note the keys of the KV that `load` is given next."""
-        self._sources = tuple(segments), tuple(checkpoints), n_room, is_from_disk
-
-    def note_packed(self, start: int, end: int) -> None:
-        """Note the segment that the prefix cache is given next."""
-        self.group.packing = self.number, start, end
-
     def load(
         self,
         tokens: Sequence[int],
         parts: Sequence[Sequence[mx.array]],
         checkpoints: Sequence[StateCheckpoint],
+        sources: KVSources = NO_SOURCES,
     ) -> None:
         """As `SlotContext.load`, on all ranks."""
-        operation = wire.Load(self.number, tuple(tokens), *self._sources)
+        operation = wire.Load(self.number, tuple(tokens), sources)
         self.group.repeat(operation, lambda: SlotContext.load(self, tokens, parts, checkpoints))
-
-    def fork_from(self, other: SlotContext, position: int, n_room: int = 0) -> int:
-        """As `SlotContext.fork_from`, on all ranks."""
-        assert isinstance(other, MirroredContext)
-        operation = wire.Fork(self.number, other.number, position, n_room)
-        return self.group.repeat(
-            operation, lambda: SlotContext.fork_from(self, other, position, n_room)
-        )
-
-    def take_over(self, other: SlotContext) -> None:
-        """As `SlotContext.take_over`, on all ranks."""
-        assert isinstance(other, MirroredContext)
-        operation = wire.TakeOver(self.number, other.number)
-        self.group.repeat(operation, lambda: SlotContext.take_over(self, other))
 
     clear = _repeated(SlotContext.clear)
     detach = _repeated(SlotContext.detach)
@@ -97,6 +70,8 @@ class MirroredContext(SlotContext):
     begin_draft = _repeated(SlotContext.begin_draft)
     end_draft = _repeated(SlotContext.end_draft)
     rewind = _repeated(SlotContext.rewind)
+    fork_from = _repeated(SlotContext.fork_from)
+    take_over = _repeated(SlotContext.take_over)
 
 
 class MirroredRunner(ModelRunner):
@@ -132,24 +107,25 @@ class MirroredPrefixCache(PrefixCache):
         super().__init__(identity, spec, budget, turning_point)
         self._group = group
 
-    def put(self, record: prefix_index.Record, part: Segment | StateCheckpoint, now: float) -> None:
-        """As `PrefixCache.put`, on all ranks."""
-        super().put(record, part, now)
-        self._group.log(self._source(record.key, part))
+    def put(
+        self,
+        record: prefix_index.Record,
+        part: Segment | StateCheckpoint,
+        now: float,
+        context: SlotContext | None = None,
+    ) -> None:
+        """As `PrefixCache.put`, on all ranks; each takes its shard of the arrays."""
+        super().put(record, part, now, context)
+        operation: wire.Operation = wire.Adopt(record.key)
+        if isinstance(context, MirroredContext) and isinstance(part, Segment):
+            operation = wire.Pack(record.key, context.number, part.start, part.end)
+        elif isinstance(context, MirroredContext) and isinstance(part, StateCheckpoint):
+            operation = wire.Mark(record.key, context.number, part.position)
+        self._group.log(operation)
 
     def note_unused(self, key: str) -> None:
         """As `PrefixCache.note_unused`, on all ranks."""
         self._group.log(wire.Discard(key))
-
-    def _source(self, key: str, part: Segment | StateCheckpoint) -> wire.Operation:
-        """The operation by which another rank gets its shard of these arrays."""
-        if isinstance(part, StateCheckpoint):
-            holder = self._group.holder_of(part)
-            return wire.Adopt(key) if holder is None else wire.Mark(key, holder, part.position)
-        packing, self._group.packing = self._group.packing, None
-        if packing is None or packing[1:] != (part.start, part.end):
-            return wire.Adopt(key)
-        return wire.Pack(key, *packing)
 
     def _let_go(self, key: str) -> None:
         if key in self._kept:
@@ -171,29 +147,19 @@ class MirroredStore:
 
     def write(self, file: KVFile) -> int:
         """As `KVStore.write`, on all ranks."""
-        others = self._group.ask(wire.WriteKV(file.key, file.meta))
-        n_bytes = self._store.write(file)
-        others.result()
-        return n_bytes
+        return self._together(wire.WriteKV(file.key, file.meta), partial(self._store.write, file))
 
     def flush(self) -> None:
         """As `KVStore.flush`, on all ranks."""
-        others = self._group.ask(wire.FlushKV())
-        self._store.flush()
-        others.result()
+        self._together(wire.FlushKV(), self._store.flush)
 
     def read(self, identity: str, key: str) -> KVFile:
         """As `KVStore.read`. Raises Damaged also when another rank cannot read its shard."""
-        others = self._group.ask(wire.ReadKV(key))
-        file = self._store.read(identity, key)
-        self._await(others)
-        return file
+        return self._read(key, partial(self._store.read, identity, key))
 
     def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """As `KVStore.read_into`. Raises Damaged also when another rank cannot read its shard."""
-        others = self._group.ask(wire.ReadKV(key))
-        self._store.read_into(identity, key, rows)
-        self._await(others)
+        self._read(key, partial(self._store.read_into, identity, key, rows))
 
     def headers(self, identity: str) -> Iterator[KVFileHeader]:
         """Headers of the files that all ranks have."""
@@ -204,8 +170,18 @@ class MirroredStore:
         self._group.ask(wire.SweepKV(command))
         return self._store.sweep(command, in_use)
 
-    def _await(self, others: Any) -> None:
+    def _together(self, job: wire.Job, work: Callable[[], T]) -> T:
+        """Do `work` here while the other ranks do the job."""
+        others = self._group.ask(job)
+        done = work()
+        others.result()
+        return done
+
+    def _read(self, key: str, work: Callable[[], T]) -> T:
+        others = self._group.ask(wire.ReadKV(key))
+        done = work()
         try:
             others.result()
         except StackError as error:
             raise Damaged(error.message) from error
+        return done

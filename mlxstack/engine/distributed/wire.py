@@ -18,6 +18,7 @@ from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.model_info import Identity
 from mlxstack.core.preset import Preset
 from mlxstack.engine.decode.batching_check import BatchingCheck
+from mlxstack.engine.kv.slot_context import KVSources
 
 Tokens = tuple[int, ...]
 Keys = tuple[str, ...]
@@ -35,27 +36,12 @@ class NewContext(Struct, frozen=True, array_like=True, tag="n"):
 
 
 class ChangeContext(Struct, frozen=True, array_like=True, tag="c"):
-    """Call a method of a context that changes its KV."""
+    """Call a method of a context, with `other` if given."""
 
     context: int
     method: str
     args: tuple[int, ...] = ()
-
-
-class Fork(Struct, frozen=True, array_like=True, tag="f"):
-    """Copy the first tokens of another context."""
-
-    context: int
-    other: int
-    position: int
-    n_room: int
-
-
-class TakeOver(Struct, frozen=True, array_like=True, tag="t"):
-    """Move everything of another context, which is not used any more."""
-
-    context: int
-    other: int
+    other: int | None = None
 
 
 class Load(Struct, frozen=True, array_like=True, tag="l"):
@@ -63,10 +49,7 @@ class Load(Struct, frozen=True, array_like=True, tag="l"):
 
     context: int
     tokens: Tokens
-    segments: Keys
-    checkpoints: Keys
-    n_room: int
-    is_from_disk: bool
+    sources: KVSources
 
 
 class Pack(Struct, frozen=True, array_like=True, tag="p"):
@@ -119,8 +102,7 @@ class MeasureWidths(Struct, frozen=True, array_like=True, tag="w"):
 
 
 Operation = (
-    NewContext | ChangeContext | Fork | TakeOver | Load | Pack | Mark | Adopt | Discard | Drop
-    | Pass | MeasureWidths
+    NewContext | ChangeContext | Load | Pack | Mark | Adopt | Discard | Drop | Pass | MeasureWidths
 )  # fmt: skip
 
 
@@ -213,9 +195,7 @@ class TaskOutcome(Struct, frozen=True, array_like=True, tag="outcome"):
 
 
 class Beat(Struct, frozen=True, array_like=True, tag="beat"):
-    """Sign of life, with the number of records that were carried out."""
-
-    step: int
+    """Sign of life."""
 
 
 class RankFailure(Struct, frozen=True, array_like=True, tag="failure"):

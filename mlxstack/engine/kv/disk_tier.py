@@ -21,11 +21,11 @@ from mlxstack.core.ports import (
     Manifest,
     SlotFileStore,
 )
-from mlxstack.engine.kv.park import ContextParker, IncrementalPack, IndexedContext
+from mlxstack.engine.kv.park import ContextParker, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import parents_first, part_of, record_of
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.kv.slot_restore import RestoreRequest, RestoreSources, SlotRestore
+from mlxstack.engine.kv.slot_restore import RestoreRequest, SlotRestore
 from mlxstack.engine.kv.write_queue import WriteQueue
 from mlxstack.policy.kv.prefix_index import Record
 from mlxstack.policy.kv.reuse_plan import ReusePlan
@@ -42,7 +42,6 @@ class DiskTier:
         store: KVStore,
         slot_files: SlotFileStore,
         prefix_cache: PrefixCache,
-        identity: str,
         post: CallSoon,
         manifests: AgentManifestStore | None = None,
     ) -> None:
@@ -53,14 +52,14 @@ class DiskTier:
         self._store = store
         self._slot_files = slot_files
         self._prefix_cache = prefix_cache
-        self._identity = identity
+        self._identity = prefix_cache.identity
         self._post = post
-        self.writing = WriteQueue(prefix_cache, store, identity, post)
+        self.writing = WriteQueue(prefix_cache, store, post)
         self.has_deferred = False
-        self.gc = self.writing.sweeping
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
-        sources = RestoreSources(store, slot_files, identity)
-        self._restoring = SlotRestore(sources, self._reader, post, self._anchor)
+        self._restoring = SlotRestore(
+            store, slot_files, self._identity, self._reader, post, self._anchor
+        )
 
     def open(self) -> int:
         """Index the records of earlier runs on disk; how many."""
@@ -76,8 +75,7 @@ class DiskTier:
 
     def write(self, indexed: IndexedContext, *, is_deferred: bool = False) -> None:
         """Write in the background what of the context is in memory alone."""
-        keys = (*indexed.segments, *indexed.checkpoints)
-        new = [key for key in keys if not self._prefix_cache.is_on_disk(key)]
+        new = [key for key in indexed.keys if not self._prefix_cache.is_on_disk(key)]
         self.writing.write(new, is_deferred=is_deferred)
         self.has_deferred |= is_deferred
 
@@ -104,10 +102,6 @@ class DiskTier:
         except StackError as error:
             log.warning("%s; a power cut may lose them", error)
 
-    def incremental_pack(self, context: SlotContext) -> IncrementalPack:
-        """Incremental pack of this context for a later `save` or `write`."""
-        return IncrementalPack(context, self.parker)
-
     def check(self, context: SlotContext, name: str) -> None:
         """Raise BadRequest for a bad name, Conflict for a foreign file.
 
@@ -125,17 +119,11 @@ class DiskTier:
         After `check`.
         """
         indexed = self._index(context)
-        keys = (*indexed.segments, *indexed.checkpoints)
-        begun = self.writing.promised(keys)
-        writes = self.writing.write([key for key in keys if self._is_unwritten(key)])
-        self.writing.hold(keys)
-        manifest = self._manifest(context, indexed)
+        written = self._begin_writing(indexed)
+        manifest = self._manifest(context.tokens, context.salt, indexed)
 
         def finish() -> SlotSaveResult:
-            # One writer thread: the writes before this one are over.
-            for write in begun:
-                write.result()
-            n_written = sum(write.result() for write in writes)
+            n_written = written()
             if self._missing(manifest):
                 raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
             self._store.flush()
@@ -155,7 +143,7 @@ class DiskTier:
         Missing records are written again when the context is stored the next time.
         """
         agent, manifests = context.agent, self._manifests
-        manifest = self._manifest(context, indexed)
+        manifest = self._manifest(context.tokens, context.salt, indexed)
 
         def finish() -> None:
             if missing := self._missing(manifest):
@@ -186,22 +174,13 @@ class DiskTier:
 
     def export(self, plan: ReusePlan, tokens: tuple[int, ...], salt: str) -> "Future[Manifest]":
         """Write a plan's KV for these tokens; returns its manifest."""
-        nodes = self._prefix_cache.index.nodes
-        begun = self.writing.promised(plan.keys)
-        writes = self.writing.write([key for key in plan.keys if self._is_unwritten(key)])
-        self.writing.hold(plan.keys)
-        manifest = Manifest(
-            identity=self._identity,
-            tokens=tokens[: plan.position],
-            segments=tuple(step.key for step in plan.path),
-            checkpoints=(plan.checkpoint,) if plan.checkpoint else (),
-            n_bytes=sum(nodes[key].record.n_bytes for key in plan.keys),
-            salt=salt,
-        )
+        segments = tuple(step.key for step in plan.path)
+        indexed = IndexedContext(segments, (plan.checkpoint,) if plan.checkpoint else (), ())
+        written = self._begin_writing(indexed)
+        manifest = self._manifest(tokens[: plan.position], salt, indexed)
 
         def finish() -> Manifest:
-            for write in (*begun, *writes):
-                write.result()
+            written()
             if self._missing(manifest):
                 raise StackError("a part of the KV did not reach the disk")
             return manifest
@@ -235,10 +214,6 @@ class DiskTier:
         )
         reading.add_done_callback(lambda found: self._post(lambda: insert(found)))
 
-    def after_writes(self) -> "Future[None]":
-        """Done when all that waits now is written, or has failed."""
-        return self.writing.after(lambda: None)
-
     def close(self) -> None:
         """Finish what waits to be written."""
         self.writing.close()
@@ -252,15 +227,32 @@ class DiskTier:
         if manifest.segments and manifest.segments[-1] in self._prefix_cache.index.nodes:
             context.set_parent_segment(manifest.segments[-1])
 
-    def _manifest(self, context: SlotContext, indexed: IndexedContext) -> Manifest:
-        keys = (*indexed.segments, *indexed.checkpoints)
+    def _begin_writing(self, indexed: IndexedContext) -> Callable[[], int]:
+        """Write what is in memory alone; a job that waits for it.
+
+        The job, of the writer thread, returns the bytes newly written.
+        """
+        begun = self.writing.promised(indexed.keys)
+        writes = self.writing.write([key for key in indexed.keys if self._is_unwritten(key)])
+        self.writing.hold(indexed.keys)
+
+        def written() -> int:
+            # One writer thread: the writes before this one are over.
+            for write in begun:
+                write.result()
+            return sum(write.result() for write in writes)
+
+        return written
+
+    def _manifest(self, tokens: Sequence[int], salt: str, indexed: IndexedContext) -> Manifest:
+        nodes = self._prefix_cache.index.nodes
         return Manifest(
             identity=self._identity,
-            tokens=tuple(context.tokens),
+            tokens=tuple(tokens),
             segments=indexed.segments,
             checkpoints=indexed.checkpoints,
-            n_bytes=sum(self._prefix_cache.index.nodes[key].record.n_bytes for key in keys),
-            salt=context.salt,
+            n_bytes=sum(nodes[key].record.n_bytes for key in indexed.keys),
+            salt=salt,
         )
 
     def _missing(self, manifest: Manifest) -> list[str]:
@@ -273,7 +265,7 @@ class DiskTier:
 
     def _index(self, context: SlotContext) -> IndexedContext:
         indexed = self.parker.index_context(context, time.monotonic())
-        lost = [k for k in (*indexed.segments, *indexed.checkpoints) if self._is_invalidated(k)]
+        lost = [key for key in indexed.keys if self._is_invalidated(key)]
         if not lost:
             return indexed
         self._invalidate(lost)

@@ -14,7 +14,7 @@ from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import pieces
-from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.policy.kv import block_hash, prefix_index
 from mlxstack.policy.kv.block_hash import BlockHashes
 from mlxstack.policy.kv.prefix_index import KnownPrefix, PathStep, PrefixMatch
@@ -32,6 +32,11 @@ class IndexedContext(Struct, frozen=True):
     checkpoints: tuple[str, ...]
     new: tuple[str, ...]
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.segments, *self.checkpoints)
+
 
 class ContextParker:
     """Parks and restores contexts; `shared_prefixes` are kept longer than others."""
@@ -43,7 +48,7 @@ class ContextParker:
     def park(self, context: SlotContext, now: float) -> IndexedContext:
         """Copy the unknown part of this context to memory."""
         indexed = self.index_context(context, now)
-        self._prefix_cache.pin_in_memory((*indexed.segments, *indexed.checkpoints))
+        self._prefix_cache.pin_in_memory(indexed.keys)
         self._recall(context, indexed, now)
         self._protect(context, indexed, now)
         if context.agent is not None and indexed.segments:
@@ -84,10 +89,11 @@ class ContextParker:
             assert isinstance(record, prefix_index.SegmentMeta)
             if self._prefix_cache.get(step.key) is None and step.upto == record.end:
                 segment = segments.pack(context, record.start, record.end)
-                self._prefix_cache.put(record, segment, now)
+                self._prefix_cache.put(record, segment, now, context)
         for part, key in zip(context.checkpoints, indexed.checkpoints, strict=True):
             if self._prefix_cache.get(key) is None:
-                self._prefix_cache.put(self._prefix_cache.index.nodes[key].record, part, now)
+                record = self._prefix_cache.index.nodes[key].record
+                self._prefix_cache.put(record, part, now, context)
 
     def index_context(self, context: SlotContext, now: float) -> IndexedContext:
         """Index the unknown part of this context, for writing only."""
@@ -129,24 +135,10 @@ class ContextParker:
         It is in memory.
         """
         fresh = context.new_empty(plan.position)
-        parts = [self._prefix_cache.get(step.key) for step in plan.path]
-        spans = segments.whole(
-            fresh,
-            [p for p in parts if isinstance(p, segments.Segment)],
-            plan.position,
-            fresh.room(n_room),
-        )
-        checkpoints = [self._prefix_cache.get(plan.checkpoint)] if plan.checkpoint else []
-        fresh.note_sources(
-            [step.key for step in plan.path],
-            [plan.checkpoint] if plan.checkpoint else [],
-            fresh.room(n_room),
-        )
-        fresh.load(
-            request.tokens[: plan.position],
-            spans,
-            [m for m in checkpoints if isinstance(m, StateCheckpoint)],
-        )
+        checkpoints = (plan.checkpoint,) if plan.checkpoint else ()
+        sources = KVSources(tuple(step.key for step in plan.path), checkpoints, fresh.room(n_room))
+        parts = map(self._prefix_cache.get, plan.keys)
+        segments.load(fresh, request.tokens[: plan.position], parts, sources)
         context.take_over(fresh)
         context.assign(request.salt, None)
         if plan.path:
@@ -168,7 +160,7 @@ class ContextParker:
             segment = segments.pack(context, start, end)
             names = chain.keys[start // size : end // size]
             record = prefix_index.SegmentMeta(key, parent, start, end, segment.n_bytes, names)
-            self._prefix_cache.put_segment(record, segment, context.tokens[start:end], now)
+            self._prefix_cache.put_segment(record, segment, context, now)
             new.append(key)
             parent = key
         return new
@@ -187,7 +179,7 @@ class ContextParker:
             return key, False
         parent = next(step.key for step in path if step.start < part.position <= step.upto)
         record = prefix_index.CheckpointMeta(key, parent, part.position, part.n_bytes, state)
-        self._prefix_cache.put(record, part, now)
+        self._prefix_cache.put(record, part, now, context)
         return key, True
 
     def _trail(self, context: SlotContext) -> KnownPrefix | None:
@@ -202,8 +194,6 @@ class ContextParker:
 
 REST = 2.0
 """Rest after each piece while a slot decodes, in multiples of the time of the piece."""
-
-End = Callable[[Exception | None], None]
 
 
 class IncrementalPack:
@@ -242,20 +232,21 @@ class BackgroundSteps:
         self._post = post
         self._is_decoding = is_decoding
 
-    def run(self, step: Callable[[], bool], end: End) -> None:
-        """Step until one returns False, then call `end` with any error."""
+    def run(
+        self, step: Callable[[], bool], end: Callable[[], None], fail: Callable[[Exception], None]
+    ) -> None:
+        """Step until one returns False, then call `end`; `fail` gets an error."""
         began = time.perf_counter()
         try:
-            is_more = step()
+            if not step():
+                end()
+                return
         except Exception as error:
-            end(error)
+            fail(error)
             raise_device_error(error)
             return
-        if not is_more:
-            end(None)
-            return
         now = time.perf_counter()
-        self._rest(now + REST * (now - began), lambda: self.run(step, end))
+        self._rest(now + REST * (now - began), lambda: self.run(step, end, fail))
 
     def _rest(self, due: float, go_on: Callable[[], None]) -> None:
         """Continue after `due`, or at once while no slot decodes."""

@@ -13,7 +13,6 @@ from mlxstack.policy.kv import block_hash, eviction, prefix_index, prefix_index_
 from mlxstack.policy.kv.block_hash import BlockHashes
 from mlxstack.policy.kv.eviction import MemoryPressure
 from mlxstack.policy.kv.prefix_index import (
-    CheckpointCandidate,
     KnownPrefix,
     PrefixIndex,
     PrefixMatch,
@@ -44,7 +43,7 @@ class PrefixCache:
         self.quantized_start = turning_point
         self.index = PrefixIndex(spec.block_size)
         self.retention = Retention(self.index)
-        self._identity = identity
+        self.identity = identity
         self._kept: dict[str, Segment | StateCheckpoint] = {}
         self._held: set[int] = set()
         self._transient: set[str] = set()
@@ -70,8 +69,14 @@ class PrefixCache:
         """Whether these very arrays lie here."""
         return id(part) in self._held
 
-    def put(self, record: prefix_index.Record, part: Segment | StateCheckpoint, now: float) -> None:
-        """The arrays of a record lie in memory now."""
+    def put(
+        self,
+        record: prefix_index.Record,
+        part: Segment | StateCheckpoint,
+        now: float,
+        context: SlotContext | None = None,
+    ) -> None:
+        """Hold the arrays of a record, from `context` or from disk."""
         self.insert(record, StorageTier.MEMORY, now)
         self._let_go(record.key)
         self._kept[record.key] = part
@@ -81,11 +86,11 @@ class PrefixCache:
         """Hook of `engine.distributed`: what was read of this key is not put."""
 
     def put_segment(
-        self, record: prefix_index.SegmentMeta, part: Segment, tokens: Sequence[int], now: float
+        self, record: prefix_index.SegmentMeta, part: Segment, context: SlotContext, now: float
     ) -> None:
-        """Put a segment whose tokens are known."""
-        self.put(record, part, now)
-        self._tokens[record.key] = array("I", tokens)
+        """Put a segment of a context, whose tokens are known."""
+        self.put(record, part, now, context)
+        self._tokens[record.key] = array("I", context.tokens[part.start : part.end])
 
     def mark_write_through(self, keys: Iterable[str]) -> None:
         """These are in memory only to be written."""
@@ -183,12 +188,12 @@ class PrefixCache:
         match = prefix_index.match(self.index, chain.keys, trail=trail)
         size = self.spec.block_size
         last = min(match.covered // size, len(chain.keys))
-        cuts: list[CheckpointCandidate] = []
+        cuts: list[tuple[int, bytes]] = []
         for end in range(last * size + 1, min((last + 1) * size, chain.n_tokens + 1)):
             if end not in self._ends:
                 continue
             state = block_hash.hash_at(chain, tokens, end)
-            cuts.append(CheckpointCandidate(end, state))
+            cuts.append((end, state))
             for key, start in self._ends[end].items():
                 if end > match.covered and block_hash.segment_key(state, start) == key:
                     trail = KnownPrefix(key, end)
@@ -268,7 +273,7 @@ class PrefixCache:
 
         Contexts too short to be quantized have another root: their KV is of another kind.
         """
-        identity = self._identity
+        identity = self.identity
         if n_tokens < self.quantized_start:
             # Not in the tenant's salt: that may be any text.
             identity = f"{identity} short"

@@ -5,7 +5,7 @@ ordinary models), because Metal limits the number of live buffers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
-from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory, LayerState
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
@@ -59,7 +59,6 @@ def pieces(start: int, end: int) -> list[tuple[int, int]]:
 
 def pack(context: SlotContext, start: int, end: int) -> Segment:
     """The sliceable layers of these tokens, packed, evaluated and detached."""
-    context.note_packed(start, end)
     parts = [p for leaf in _sliceable(context) for p in cache_adapters.span(leaf, start, end)]
     groups: dict[tuple[Any, ...], list[mx.array]] = {}
     for part in parts:
@@ -86,6 +85,20 @@ def whole(
         for layer, width in zip(by_layer, widths, strict=True):
             layer.append([next(parts) for _ in range(width)])
     return [cache_adapters.joined(layer, n_room) for layer in by_layer]
+
+
+def load(
+    context: SlotContext,
+    tokens: Sequence[int],
+    parts: Iterable[Segment | StateCheckpoint | None],
+    sources: KVSources,
+) -> None:
+    """Fill an empty context for `tokens` with parked KV, that of `sources`."""
+    known = list(parts)
+    packed = [part for part in known if isinstance(part, Segment)]
+    checkpoints = [part for part in known if isinstance(part, StateCheckpoint)]
+    spans = whole(context, packed, len(tokens), sources.n_room)
+    context.load(tokens, spans, checkpoints, sources)
 
 
 def arrays_of(part: Segment | StateCheckpoint) -> list[mx.array]:
@@ -177,11 +190,11 @@ def file_with(
     about: RecordMeta, key: str, part: Segment | StateCheckpoint, identity: str
 ) -> KVFile:
     """The file of these arrays; `about` gets their layout."""
-    about = replace(about, layout=json.dumps(layout_of(part)))
+    meta = msgspec.json.encode(replace(about, layout=json.dumps(layout_of(part)))).decode()
     planes = to_planes(arrays_of(part))
     if isinstance(part, Segment):
-        return KVFile(key, SEGMENT, identity, part.start, part.end, planes, _text(about))
-    return KVFile(key, CHECKPOINT, identity, 0, part.position, planes, _text(about))
+        return KVFile(key, SEGMENT, identity, part.start, part.end, planes, meta)
+    return KVFile(key, CHECKPOINT, identity, 0, part.position, planes, meta)
 
 
 def part_of(file: KVFile) -> Segment | StateCheckpoint:
@@ -247,10 +260,6 @@ def check_cover(name: str, manifest: Manifest, headers: Sequence[KVFileHeader]) 
         at = head.end
     if at < len(manifest.tokens):
         raise Damaged(f"the slot file {name} ends at token {at} of {len(manifest.tokens)}")
-
-
-def _text(about: RecordMeta) -> str:
-    return msgspec.json.encode(about).decode()
 
 
 def meta_of(meta: str) -> RecordMeta:

@@ -66,6 +66,18 @@ class PromptLogits(Struct, frozen=True):
     logits: mx.array
 
 
+class KVSources(Struct, frozen=True, array_like=True):
+    """Keys of KV for a context with room for `n_room` tokens."""
+
+    segments: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ()
+    n_room: int = 0
+    is_from_disk: bool = False
+
+
+NO_SOURCES = KVSources()
+
+
 class SlotContext:
     """Live KV of one slot, changed by the MLX thread only.
 
@@ -260,19 +272,6 @@ class SlotContext:
             KnownPrefix(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
         )
 
-    def note_packed(self, start: int, end: int) -> None:
-        """Hook of `engine.distributed`: these tokens were packed, to be parked next."""
-
-    def note_sources(
-        self,
-        segments: Sequence[str],
-        checkpoints: Sequence[str],
-        n_room: int,
-        *,
-        is_from_disk: bool = False,
-    ) -> None:
-        """Hook of `engine.distributed`: `load` is next, with the KV of these keys."""
-
     def new_empty(self, n_tokens: int = 0) -> "SlotContext":
         """Empty context of the same model, with caches for `n_tokens`."""
         fresh = SlotContext(self._cache_factory)
@@ -380,11 +379,12 @@ class SlotContext:
         tokens: Sequence[int],
         parts: Sequence[Sequence[mx.array]],
         checkpoints: Sequence[StateCheckpoint],
+        sources: KVSources = NO_SOURCES,
     ) -> None:
         """Load `tokens`; `parts[i]` belong to the i-th sliceable layer.
 
         They have the capacity of `cache_adapters.with_room`. The last checkpoint must stand at the
-        end when a layer is stateful.
+        end when a layer is stateful. `sources` tell other ranks where they find the same.
         """
         self.clear()
         self.caches = self._cache_factory.make(len(tokens))

@@ -24,7 +24,7 @@ from mlxstack.core.ports import KVFile, KVFileHeader, KVStore, Manifest, SlotFil
 from mlxstack.engine import device
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.segments import BY_NAME, check_cover, meta_of, part_of
-from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.engine.kv.slot_context import KVSources, SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 
 
@@ -96,7 +96,9 @@ class RestoreBuffers:
         self._n_tokens = n_tokens
         self._room = cache_adapters.with_room(n_tokens)
         self._order: list[int] = json.loads(meta_of(headers[0].meta).layout) if headers else []
-        self._buffers = [_buffer(shape, self._room) for shape in self._parts(headers[:1])]
+        self._buffers = [
+            _buffer(head.shapes[group], self._room) for head in headers[:1] for group in self._order
+        ]
         for head in headers:
             self._check(head)
 
@@ -119,17 +121,9 @@ class RestoreBuffers:
         arrays = map(self._array, self._buffers)
         sliceable = [leaf for leaf in self._fresh.leaves if cache_adapters.is_sliceable(leaf)]
         parts = [[next(arrays) for _ in range(cache_adapters.n_parts(leaf))] for leaf in sliceable]
-        self._fresh.note_sources(
-            manifest.segments, manifest.checkpoints, self._room, is_from_disk=True
-        )
-        self._fresh.load(manifest.tokens, parts, checkpoints)
+        sources = KVSources(manifest.segments, manifest.checkpoints, self._room, is_from_disk=True)
+        self._fresh.load(manifest.tokens, parts, checkpoints, sources)
         return self._fresh
-
-    def _parts(self, headers: Sequence[KVFileHeader]) -> Iterator[Shape]:
-        """The shape of every part, in the order of the layers."""
-        for head in headers:
-            for group in self._order:
-                yield head.shapes[group]
 
     def _lines(self, buffer: TensorBuffer, head: KVFileHeader, end: int) -> Iterator[memoryview]:
         n_used, n_all = (end - head.start) * buffer.n_row, (head.end - head.start) * buffer.n_row
@@ -180,14 +174,6 @@ READERS = 4
 """Threads that read the files of one context."""
 
 
-class RestoreSources(Struct, frozen=True):
-    """Stores of slot files and their KV, and the required identity."""
-
-    store: KVStore
-    slot_files: SlotFileStore
-    identity: str
-
-
 class RestoreRequest(Struct, frozen=True):
     """Restore of a slot file to a context, within `n_ctx`.
 
@@ -221,12 +207,16 @@ class SlotRestore:
 
     def __init__(
         self,
-        sources: RestoreSources,
+        store: KVStore,
+        slot_files: SlotFileStore,
+        identity: str,
         reader: Executor,
         post: Callable[[Callable[[], None]], None],
         on_loaded: Callable[[SlotContext, Manifest], None],
     ) -> None:
-        self._sources = sources
+        self._store = store
+        self._slot_files = slot_files
+        self._identity = identity
         self._reader = reader
         self._post = post
         self._on_loaded = on_loaded
@@ -298,15 +288,14 @@ class SlotRestore:
         done.add_done_callback(lambda found: self._post(lambda: run(found)))
 
     def _inspect(self, name: str) -> RestoreSource:
-        store, identity = self._sources.store, self._sources.identity
-        manifest = self._sources.slot_files.read(name)
-        if manifest.identity != identity:
+        manifest = self._slot_files.read(name)
+        if manifest.identity != self._identity:
             raise Damaged(
                 f"the slot file {name} was saved with another model, adapter, KV precision or "
                 "version of mlx-lm; compute the context again, or run what it was saved with"
             )
         headers, checkpoints = (
-            _each(name, keys, lambda key: store.head(identity, key))
+            _each(name, keys, lambda key: self._store.head(self._identity, key))
             for keys in (manifest.segments, manifest.checkpoints)
         )
         check_cover(name, manifest, headers)
@@ -319,16 +308,15 @@ class SlotRestore:
 
         Files are read in parallel: one thread fills fresh memory too slowly.
         """
-        store, identity = self._sources.store, self._sources.identity
         keys, checkpoints = source.manifest.segments, source.manifest.checkpoints
 
         def pour(at: int) -> None:
-            store.read_into(identity, keys[at], buffers.buffers(at))
+            self._store.read_into(self._identity, keys[at], buffers.buffers(at))
 
         with _as_one(name), ThreadPoolExecutor(READERS, "pouring") as pool:
             for _ in pool.map(pour, range(len(keys))):
                 pass
-        return _each(name, checkpoints, lambda key: store.read(identity, key))
+        return _each(name, checkpoints, lambda key: self._store.read(self._identity, key))
 
 
 def _each(name: str, keys: Sequence[str], read: Callable[[str], T]) -> tuple[T, ...]:

@@ -19,69 +19,6 @@ from mlxstack.engine.kv.segments import file_of
 from mlxstack.policy.kv import prefix_index
 from mlxstack.store.background_writer import BackgroundWriter
 
-
-class DiskCollector:
-    """Makes room on disk, and drops deleted records. MLX thread only.
-
-    Files are touched on the writer thread; `post` runs a function on the MLX thread.
-    """
-
-    def __init__(
-        self,
-        prefix_cache: PrefixCache,
-        store: KVStore,
-        identity: str,
-        writer: BackgroundWriter,
-        post: CallSoon,
-    ) -> None:
-        self._prefix_cache = prefix_cache
-        self._store = store
-        self._identity = identity
-        self._writer = writer
-        self._post = post
-
-    def make_room(self, keys: Sequence[str]) -> "Future[GCResult]":
-        """Make room for these records. Raises Busy; the future DiskFull."""
-        nodes = self._prefix_cache.index.nodes
-        known = [key for key in keys if key in nodes]
-        n_bytes = sum(nodes[key].record.n_bytes for key in known)
-        in_use = self._in_use(known)
-        return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
-
-    def reserve(self, n_bytes: int) -> "Future[GCResult]":
-        """Room for files of another service. Raises Busy; the future DiskFull."""
-        in_use = self._in_use(())
-        return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
-
-    def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
-        """Collect garbage. Raises Busy; the future raises as `KVStore.sweep`."""
-        in_use = self._in_use(())
-        return self._forgetting(self._writer.submit(lambda: self._store.sweep(wanted, in_use)))
-
-    def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
-        """Records being read or written, or pinned, and all their ancestors."""
-        nodes = self._prefix_cache.index.nodes
-        busy = [k for k, node in nodes.items() if node.refs or node.is_writing or node.pins]
-        found: set[str] = set()
-        for key in (*keys, *busy):
-            above: str | None = key
-            while above is not None and above not in found:
-                found.add(above)
-                above = nodes[above].record.parent
-        return frozenset((self._identity, key) for key in found)
-
-    def _forgetting(self, sweeping: "Future[GCResult]") -> "Future[GCResult]":
-        sweeping.add_done_callback(lambda done: self._post(lambda: self._forget(done)))
-        return sweeping
-
-    def _forget(self, done: "Future[GCResult]") -> None:
-        if done.cancelled() or done.exception() is not None or done.result().is_dry:
-            return
-        for victim in done.result().victims:
-            if victim.ref is not None and victim.ref[0] == self._identity:
-                self._prefix_cache.invalidate(victim.ref[1])
-
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -105,18 +42,15 @@ class WriteQueue:
     """Queue before the background writer. MLX thread only, through `post`.
 
     The writer holds a bounded number of bytes; other records wait in memory, evictable. Deferred
-    writes also wait until the engine is idle, because writing takes CPU time.
+    writes also wait until the engine is idle, because writing takes CPU time. The writer thread
+    also deletes files.
     """
 
-    def __init__(
-        self, prefix_cache: PrefixCache, store: KVStore, identity: str, post: CallSoon
-    ) -> None:
+    def __init__(self, prefix_cache: PrefixCache, store: KVStore, post: CallSoon) -> None:
         self._prefix_cache = prefix_cache
         self._store = store
-        self._identity = identity
         self._post = post
         self._writer = BackgroundWriter(eased=self._on_capacity)
-        self.sweeping = DiskCollector(prefix_cache, store, identity, self._writer, post)
         self._due: deque[PendingWrite] = deque()
         self._promised: dict[str, Future[int]] = {}
         self._told = ""
@@ -130,7 +64,7 @@ class WriteQueue:
         """
         fresh = tuple(key for key in keys if key not in self._promised)
         if fresh:
-            room = self._line_up(partial(self.sweeping.make_room, fresh), is_deferred)
+            room = self._line_up(partial(self.make_room, fresh), is_deferred)
             for key in fresh:
                 self._promised[key] = self._line_up(partial(self._start, key, room), is_deferred)
                 self._promised[key].add_done_callback(partial(self._settle, key))
@@ -172,9 +106,48 @@ class WriteQueue:
             self._submit(len(self._due))
             self._writer.drain()
 
+    def make_room(self, keys: Sequence[str], n_more: int = 0) -> "Future[GCResult]":
+        """Make room for these records and for `n_more` bytes of another service.
+
+        Raises Busy; the future DiskFull.
+        """
+        nodes = self._prefix_cache.index.nodes
+        known = [key for key in keys if key in nodes]
+        n_bytes = n_more + sum(nodes[key].record.n_bytes for key in known)
+        in_use = self._in_use(known)
+        return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
+
+    def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
+        """Collect garbage. Raises Busy; the future raises as `KVStore.sweep`."""
+        in_use = self._in_use(())
+        return self._forgetting(self._writer.submit(lambda: self._store.sweep(wanted, in_use)))
+
     def close(self) -> None:
         """Take nothing more, finish what the writer holds."""
         self._writer.close()
+
+    def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
+        """Records being read or written, or pinned, and all their ancestors."""
+        nodes = self._prefix_cache.index.nodes
+        busy = [k for k, node in nodes.items() if node.refs or node.is_writing or node.pins]
+        found: set[str] = set()
+        for key in (*keys, *busy):
+            above: str | None = key
+            while above is not None and above not in found:
+                found.add(above)
+                above = nodes[above].record.parent
+        return frozenset((self._prefix_cache.identity, key) for key in found)
+
+    def _forgetting(self, sweeping: "Future[GCResult]") -> "Future[GCResult]":
+        sweeping.add_done_callback(lambda done: self._post(lambda: self._forget(done)))
+        return sweeping
+
+    def _forget(self, done: "Future[GCResult]") -> None:
+        if done.cancelled() or done.exception() is not None or done.result().is_dry:
+            return
+        for victim in done.result().victims:
+            if victim.ref is not None and victim.ref[0] == self._prefix_cache.identity:
+                self._prefix_cache.invalidate(victim.ref[1])
 
     def _line_up(self, start: Callable[[], Future[Any]], is_deferred: bool) -> Future[Any]:
         due_at = time.monotonic() + (MOST_DEFERRED_S if is_deferred else 0.0)
@@ -213,7 +186,9 @@ class WriteQueue:
         if part is None:
             del self._promised[key]
             raise StackError("memory ran short before the disk could take it")
-        file = file_of(self._prefix_cache.index.nodes[key].record, part, self._identity)
+        file = file_of(
+            self._prefix_cache.index.nodes[key].record, part, self._prefix_cache.identity
+        )
 
         def work() -> int:
             # One writer thread: that job is over.

@@ -152,11 +152,7 @@ def window_of(leaf: Any) -> int:
 
 def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
     """Parts (1, heads, stop - start, dim) of a sliceable cache, lazily."""
-    if leaf.keys is None:
-        return []
-    if isinstance(leaf, QuantizedKVCache):
-        return [a[..., start:stop, :] for a in (*leaf.keys, *leaf.values)]
-    return [leaf.keys[..., start:stop, :], leaf.values[..., start:stop, :]]
+    return [] if leaf.empty() else [part[..., start:stop, :] for part in parts_of(leaf)]
 
 
 def newest(leaf: KVCache | RotatingKVCache, n_tokens: int) -> list[mx.array]:
@@ -177,7 +173,9 @@ def joined(spans: Sequence[Sequence[mx.array]], n_room: int = 0) -> list[mx.arra
 
     They have room for at least `n_room` tokens, as `reserve` would make it.
     """
-    return [_join(parts, n_room) for parts in zip(*spans, strict=True)]
+    n_tokens = sum(span[0].shape[2] for span in spans if span)
+    n_more = max(with_room(n_tokens), in_steps(n_room)) - n_tokens
+    return [_extended(parts, n_more) for parts in zip(*spans, strict=True)]
 
 
 def with_room(n_tokens: int) -> int:
@@ -206,7 +204,7 @@ def reserve(leaf: Any, n_tokens: int) -> None:
     """
     parts = parts_of(leaf)
     n_more = in_steps(n_tokens) - parts[0].shape[2]
-    rebuild(leaf, [_extended(part, n_more) for part in parts], leaf.offset)
+    rebuild(leaf, [_extended([part], n_more) for part in parts], leaf.offset)
     del parts
     mx.eval(parts_of(leaf))
 
@@ -293,16 +291,10 @@ def n_bytes(leaf: Any) -> int:
     return 0 if leaf.empty() else int(leaf.nbytes)
 
 
-def _extended(part: mx.array, n_more: int) -> mx.array:
-    shape = list(part.shape)
-    shape[2] = n_more
-    return mx.concatenate([part, mx.zeros(shape, part.dtype)], axis=2)
-
-
-def _join(parts: Sequence[mx.array], n_room: int) -> mx.array:
-    n_tokens = sum(part.shape[2] for part in parts)
+def _extended(parts: Sequence[mx.array], n_more: int) -> mx.array:
+    """The parts one after the other, with room for `n_more` tokens."""
     shape = list(parts[0].shape)
-    shape[2] = max(with_room(n_tokens), in_steps(n_room)) - n_tokens
+    shape[2] = n_more
     return mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2)
 
 

@@ -14,7 +14,7 @@ from mlx_lm import utils as mlx_utils
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.config.presets import expanded
+from mlxstack.config.presets import BUILTIN_MODEL, expanded, is_folder
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Identity, ModelFacts
@@ -95,7 +95,7 @@ def load(spec: ModelSpec, kv: KVSpec, group: Any = None) -> LoadedModel:
     facts = _facts(spec, kv, path, config, model, tokenizer)
     images = image_encoder(model, path, config) if group is None else None
     # KV is quantized from a position on that may be in the middle of an image.
-    if images is not None and images.is_whole and kv.bits < PLAIN_BITS:
+    if images is not None and images.image_model.is_bidirectional and kv.bits < PLAIN_BITS:
         images = None
     if images is not None:
         n_bytes = vision_weights(path).n_bytes(2 if has_gpu() else 4)
@@ -161,28 +161,27 @@ def locate(spec: ModelSpec) -> Path:
 
     Raises SetupError when there is no such model.
     """
-    if spec.id == "demo":
-        return MODEL_DIR
-    local = expanded(spec.id)
-    if local.is_dir():
-        if not (local / "config.json").is_file():
-            raise SetupError(f"the folder {local} holds no config.json, so it is no model")
-        return local
-    if spec.id.startswith(("/", "./", "../", "~")):
-        raise SetupError(f"there is no folder {local}; give a model folder or a hub id")
-    return fetch(spec)
+    local = _local(spec.id)
+    if local is not None and not (local / "config.json").is_file():
+        raise SetupError(f"the folder {local} holds no config.json, so it is no model")
+    return local or fetch(spec)
 
 
 def locate_head(spec: ModelSpec) -> Path | None:
     """Folder with the tensors of `spec.mtp`. Raises SetupError."""
     if spec.mtp is None:
         return None
-    local = MODEL_DIR if spec.mtp == "demo" else expanded(spec.mtp)
+    return _local(spec.mtp, "model.mtp: ") or fetch_head(spec.mtp)
+
+
+def _local(name: str, key: str = "") -> Path | None:
+    """Folder of a model's name, None for a hub id. Raises SetupError."""
+    local = MODEL_DIR if name == BUILTIN_MODEL else expanded(name)
     if local.is_dir():
         return local
-    if spec.mtp.startswith(("/", "./", "../", "~")):
-        raise SetupError(f"model.mtp: there is no folder {local}; give a folder or a hub id")
-    return fetch_head(spec.mtp)
+    if is_folder(name):
+        raise SetupError(f"{key}there is no folder {local}; give a model folder or a hub id")
+    return None
 
 
 def kv_identity(

@@ -204,16 +204,6 @@ class RecurrentStateView(ArraysCache):  # type: ignore[misc]
             cache[index] = state
 
 
-class CacheListView:
-    """A layer with several caches, such as attention beside a state space model."""
-
-    def __init__(self, views: Sequence[Any]) -> None:
-        self._views = views
-
-    def __getitem__(self, index: int) -> Any:
-        return self._views[index]
-
-
 PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache)
 
 
@@ -303,8 +293,9 @@ def view(
     if isinstance(first, ArraysCache):
         return RecurrentStateView(caches, counts)
     if isinstance(first, CacheList):
+        # A layer with several caches, such as attention beside a state space model.
         inner = zip(*(cache.caches for cache in caches), strict=True)
-        return CacheListView([view(each, counts, is_padded, shifts) for each in inner])
+        return [view(each, counts, is_padded, shifts) for each in inner]
     raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")
 
 

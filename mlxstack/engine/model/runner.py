@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache
 from msgspec import Struct
 
 from mlxstack.engine.model import cache_adapters
+from mlxstack.engine.model.cpu_attention import joined
 from mlxstack.engine.model.row_views import ExtraPairs, masked, shifted, view
 from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
 
@@ -139,7 +140,7 @@ class ModelRunner:
         if views is not None:
             return _rows(plan, views, compute)
         if len(plan) == 1 or not self.is_batching:
-            return _joined([_alone(slot, compute) for slot in plan])
+            return joined([_alone(slot, compute) for slot in plan])
         if max(counts) == 1:
             return _rows(plan, _views(plan, counts), compute)
         match self.layout(plan[0].caches):
@@ -164,12 +165,6 @@ class ModelRunner:
         logits: mx.array = self.model(tokens, cache=caches, **more)
         return logits
 
-    def hidden_states(self, tokens: mx.array) -> mx.array:
-        """States (batch, tokens, dim) of the last layer, without a cache."""
-        self.n_calls += 1
-        states: mx.array = self.model.model(tokens)
-        return states
-
     def _apart(self, plan: Sequence[SlotTokens], compute: Compute) -> mx.array:
         """Single tokens in one pass, each longer piece in another."""
         single = [i for i, slot in enumerate(plan) if slot.n_tokens == 1]
@@ -177,7 +172,7 @@ class ModelRunner:
         if single:
             together = self._run([plan[i] for i in single], compute)
             outputs |= {i: together[at : at + 1] for at, i in enumerate(single)}
-        return _joined([outputs[i] for i in range(len(plan))])
+        return joined([outputs[i] for i in range(len(plan))])
 
 
 class PassStart(Struct, frozen=True):
@@ -223,19 +218,17 @@ def _views(plan: Sequence[SlotTokens], counts: list[int], is_padded: bool = Fals
 
 
 def _alone(slot: SlotTokens, compute: Compute) -> mx.array:
-    if slot.images is None:
-        caches = [shifted(c, slot.shift) for c in slot.caches] if slot.shift else None
-        return compute(slot.tokens[None], caches or slot.caches)[0]
-    embeddings = slot.images.embeddings[None]
-    if slot.images.positions is None:
-        together = slot.images.together
-        caches = [c if together is None else masked(c, together) for c in slot.caches]
-        return compute(slot.tokens[None], caches, input_embeddings=embeddings)[0]
-    added = [*slot.images.added, *[None] * len(slot.caches)]
-    caches = [
-        shifted(c, slot.images.positions, more) for c, more in zip(slot.caches, added, strict=False)
-    ]
-    return compute(slot.tokens[None], caches, input_embeddings=embeddings)[0]
+    caches, images = slot.caches, slot.images
+    if images is None:
+        caches = [shifted(c, slot.shift) for c in caches] if slot.shift else caches
+        return compute(slot.tokens[None], caches)[0]
+    if images.positions is not None:
+        added = [*images.added, *[None] * len(caches)]
+        each = zip(caches, added, strict=False)
+        caches = [shifted(cache, images.positions, more) for cache, more in each]
+    elif images.together is not None:
+        caches = [masked(cache, images.together) for cache in caches]
+    return compute(slot.tokens[None], caches, input_embeddings=images.embeddings[None])[0]
 
 
 def _rows(plan: Sequence[SlotTokens], views: Sequence[Any], compute: Compute) -> mx.array:
@@ -250,10 +243,6 @@ def _padded(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> 
     rows = [mx.pad(slot.tokens, (0, longest - slot.n_tokens)) for slot in plan]
     outputs = compute(mx.stack(rows), _views(plan, counts, is_padded=True))
     return mx.concatenate([outputs[i, :n] for i, n in enumerate(counts)])
-
-
-def _joined(outputs: list[mx.array]) -> mx.array:
-    return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
 
 
 def kv_bytes_per_token(

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged, Unsupported, describe_error
 from mlxstack.core.ports import KVFileHeader, Manifest
-from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.park import BackgroundSteps
+from mlxstack.engine.kv.park import IncrementalPack
 from mlxstack.engine.kv.segments import Layout, check_cover, layout_of_head, layouts, record_of
 from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model.cache_adapters import CacheFactory
@@ -22,22 +21,15 @@ Tokens = tuple[int, ...]
 
 
 class KVExchange:
-    """KV exchange of one engine, as files of its `identity`."""
+    """KV exchange of one engine, as files of its identity."""
 
     def __init__(
-        self,
-        slot_kv: SlotKVManager,
-        pieces: BackgroundSteps,
-        runner: ModelRunner,
-        cache_factory: CacheFactory,
-        identity: str,
+        self, slot_kv: SlotKVManager, runner: ModelRunner, cache_factory: CacheFactory
     ) -> None:
         self._slot_kv = slot_kv
         self._disk_tier: DiskTier = slot_kv.disk_tier
-        self._pieces = pieces
         self._runner = runner
         self._cache_factory = cache_factory
-        self._identity = identity
         self._layouts: list[Layout] = []
 
     def match(self, tokens: Tokens, salt: str) -> int:
@@ -56,20 +48,17 @@ class KVExchange:
         if context is None or not is_live or not context.is_storable:
             copy_outcome(self._write(tokens, salt), result)
             return
-        packing = self._disk_tier.incremental_pack(context)
+        packing = IncrementalPack(context, self._disk_tier.parker)
 
-        def end(error: Exception | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                if packing.is_current:
-                    self._slot_kv.store(context)
-                copy_outcome(self._write(tokens, salt), result)
-            except Exception as why:
-                result.set_exception(describe_error(why, "an export of KV"))
-                raise_device_error(why)
+        def end() -> None:
+            if packing.is_current:
+                self._slot_kv.store(context)
+            copy_outcome(self._write(tokens, salt), result)
 
-        self._pieces.run(packing.go_on, end)
+        def fail(error: Exception) -> None:
+            result.set_exception(describe_error(error, "an export of KV"))
+
+        self._slot_kv.pieces.run(packing.go_on, end, fail)
 
     def adopt(self, manifest: Manifest, result: "Future[int]") -> None:
         """Index files of another service; the future raises Damaged."""
@@ -86,7 +75,7 @@ class KVExchange:
 
         They must be of this model, and of the tokens of the manifest as far as it goes.
         """
-        if manifest.identity != self._identity:
+        if manifest.identity != self._slot_kv.prefix_cache.identity:
             raise Damaged("the KV is of another model, adapter, KV precision or version of mlx-lm")
         self._layouts = self._layouts or layouts(self._runner, self._cache_factory)
         prefix_cache = self._slot_kv.prefix_cache

@@ -16,8 +16,8 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.request_state import RequestState
 from mlxstack.policy.kv import block_hash, prefix_index, reuse_plan
 from mlxstack.policy.kv.block_hash import BlockHashes
-from mlxstack.policy.kv.prefix_index import StorageTier, common_prefix
-from mlxstack.policy.kv.reuse_plan import MissContext, RestorePoint, ReusePlan, ReuseSource
+from mlxstack.policy.kv.prefix_index import RestorePoint, StorageTier, common_prefix
+from mlxstack.policy.kv.reuse_plan import MissContext, ReusePlan, ReuseSource
 from mlxstack.policy.kv.shared_prefixes import SharedPrefixes
 
 MOST_AGENTS = 512
@@ -134,7 +134,8 @@ class PrefixLookup:
             return ()
         matches = [self._prefix_cache.match(chain, last.tokens, None) for chain in last.chains]
         longest = max(matches, key=lambda match: match.covered)
-        return (*(step.key for step in longest.path), *(one.key for one in longest.checkpoints))
+        checkpoints = (one.checkpoint for one in longest.checkpoints if one.checkpoint)
+        return (*(step.key for step in longest.path), *checkpoints)
 
     def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
         """Agents whose last prompt begins with these records, the latest first. O(agents)."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from mlxstack.core.commands import FlushResult
-from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.engine_events import KVSource
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.preset import Persist
 from mlxstack.core.request import Request
@@ -15,7 +15,7 @@ from mlxstack.engine.decode.prefill import room_for
 from mlxstack.engine.decode.sibling_answers import MOST_BYTES, SiblingAnswers
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
+from mlxstack.engine.kv.park import BackgroundSteps, IncrementalPack, IndexedContext
 from mlxstack.engine.kv.prefix_cache import LEAST_PARKED, PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.slots.prefix_lookup import PrefixLookup
@@ -51,7 +51,7 @@ class SlotKVManager:
         bytes_per_token: int,
         array_limit: int = 0,
     ) -> None:
-        self._pieces = pieces
+        self.pieces = pieces
         self._persist = persist
         self.lookup = PrefixLookup(
             prefix_cache, disk_tier.parker.shared_prefixes, disk_tier.is_foreign
@@ -124,12 +124,6 @@ class SlotKVManager:
             f"whole budget is {self.prefix_cache.budget}; shorten it, raise "
             "prefix_cache.memory_budget_pct, or use fewer kv.bits where the model can"
         )
-
-    def plan(
-        self, request: Request, slot: int, *, may_read: bool
-    ) -> tuple[ReusePlan, CacheMiss | None]:
-        """Plan the reuse for a prompt in a slot; explain the miss."""
-        return self.lookup.find(request, self.slots, slot, may_read=may_read)
 
     def load(self, request: Request, plan: ReusePlan, then: Callable[[], None]) -> bool:
         """Start the plan's disk reads, if any; `then` follows."""
@@ -346,25 +340,24 @@ class SlotKVManager:
         """Store in pieces; after a change the next user stores."""
         if not self._is_stored(context):
             return
-        packing = self.disk_tier.incremental_pack(context)
+        packing = IncrementalPack(context, self._parker)
 
-        def end(error: Exception | None) -> None:
+        def end() -> None:
             self._storing.discard(id(context))
-            try:
-                if error is not None:
-                    raise error
-                if packing.is_current:
-                    self.store(context, is_deferred=True)
-            except Exception as why:
-                raise_device_error(why)
-                log.exception("could not park the slot after a response")
+            if packing.is_current:
+                self.store(context, is_deferred=True)
+
+        def fail(error: Exception) -> None:
+            self._storing.discard(id(context))
+            raise_device_error(error)
+            log.error("could not park the slot after a response", exc_info=error)
 
         def step() -> bool:
             self._is_room_due = True
             return packing.go_on()
 
         self._storing.add(id(context))
-        self._pieces.run(step, end)
+        self.pieces.run(step, end, fail)
 
     def _is_stored(self, context: SlotContext) -> bool:
         spec = self.prefix_cache.spec

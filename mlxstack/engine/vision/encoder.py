@@ -30,7 +30,7 @@ class ImageEncoder:
     """
 
     def __init__(self, vision_model: ImageModel, folder: Path, processor: ImageProcessor) -> None:
-        self._image_model = vision_model
+        self.image_model = vision_model
         self._folder = folder
         self._processor = processor
         self._pool = ThreadPoolExecutor(N_THREADS, "image")
@@ -43,16 +43,6 @@ class ImageEncoder:
         self.n_encodes = 0
         self.n_prefilled = 0
         """Tokens of images in prefill chunks."""
-
-    @property
-    def placeholder(self) -> int:
-        """Token id that stands for an image in the vocabulary."""
-        return self._image_model.placeholder
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether an image is computed in one chunk."""
-        return self._image_model.is_bidirectional
 
     @property
     def n_bytes(self) -> int:
@@ -122,11 +112,7 @@ class ImageEncoder:
             self._features.move_to_end(image.digest)
             self.n_prefilled += min(end, image.end) - max(start, image.start)
         parts = [self._part(image, start, end) for image in touched]
-        return self._image_model.slot_tokens(caches, tokens, start, images, parts)
-
-    def shift(self, images: tuple[ImageSpan, ...], index: int) -> int:
-        """Position minus index of the text token at `index`."""
-        return self._image_model.shift(images, index)
+        return self.image_model.slot_tokens(caches, tokens, start, images, parts)
 
     def _part(self, image: ImageSpan, start: int, end: int) -> Features:
         """Features of an image among the tokens `[start, end)`."""
@@ -146,7 +132,7 @@ class ImageEncoder:
         if self._tower is None:
             self._tower = load_tower(self._folder)
             assert self._tower is not None
-        self._encodings[image.digest] = self._tower.begin(pixels.result(), image.size)
+        self._encodings[image.digest] = Encoding(self._tower, pixels.result(), image.size)
         return self._encodings[image.digest]
 
     def _decode(self, image: ImageSpan) -> Any:

@@ -3,7 +3,6 @@
 Transformers, modeling_siglip.py and modeling_gemma3.py: https://github.com/huggingface/transformers
 """
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -11,13 +10,8 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import (
-    VisionBlock,
-    VisionLayers,
-    VisionTower,
-    patch_matrix,
-    projected,
-)
+from mlxstack.engine.vision.blocks import PlainMLP, VisionAttention, VisionBlock, VisionLayers
+from mlxstack.engine.vision.tower import VisionTower
 
 
 class TextWidth(Struct, frozen=True):
@@ -39,56 +33,6 @@ class Gemma3Vision(Struct, frozen=True):
     num_channels: int = 3
     layer_norm_eps: float = 1e-6
     hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
-
-
-class SiglipAttention(nn.Module):  # type: ignore[misc]
-    """Projections of the attention."""
-
-    def __init__(self, config: Gemma3Vision) -> None:
-        super().__init__()
-        n = config.hidden_size
-        self.n_heads = config.num_attention_heads
-        self.q_proj = nn.Linear(n, n)
-        self.k_proj = nn.Linear(n, n)
-        self.v_proj = nn.Linear(n, n)
-        self.out_proj = nn.Linear(n, n)
-
-    def __call__(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        return projected(self, hidden, self.n_heads)
-
-
-class SiglipMLP(nn.Module):  # type: ignore[misc]
-    """Two layers."""
-
-    def __init__(self, config: Gemma3Vision) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def __call__(self, hidden: mx.array) -> Any:
-        return self.fc2(nn.gelu_approx(self.fc1(hidden)))
-
-
-class SiglipBlock(VisionBlock):
-    """Attention and MLP, each after a norm."""
-
-    def __init__(self, config: Gemma3Vision) -> None:
-        super().__init__()
-        n, eps = config.hidden_size, config.layer_norm_eps
-        self.layer_norm1 = nn.LayerNorm(n, eps=eps)
-        self.self_attn = SiglipAttention(config)
-        self.layer_norm2 = nn.LayerNorm(n, eps=eps)
-        self.mlp = SiglipMLP(config)
-
-    def inputs(self, hidden: mx.array, beside: Any) -> tuple[mx.array, mx.array, mx.array]:
-        """Queries, keys, values."""
-        return self.self_attn(self.layer_norm1(hidden))
-
-    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
-        """Hidden states with both sums."""
-        mixed = hidden + self.self_attn.out_proj(attended)
-        states: mx.array = mixed + self.mlp(self.layer_norm2(mixed))
-        return states
 
 
 class SiglipEmbeddings(nn.Module):  # type: ignore[misc]
@@ -131,18 +75,15 @@ class Gemma3Projector(nn.Module):  # type: ignore[misc]
 class SiglipTower(VisionTower):
     """Patches of an image, in the order of `Gemma3Processor`, to features."""
 
+    patches = "embeddings.patch_embedding.weight"
+
     def __init__(self, config: Gemma3Vision) -> None:
         super().__init__()
         self.embeddings = SiglipEmbeddings(config)
-        blocks = [SiglipBlock(config) for _ in range(config.num_hidden_layers)]
+        blocks = [_block(config) for _ in range(config.num_hidden_layers)]
         self.encoder = VisionLayers(blocks)
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.multi_modal_projector = Gemma3Projector(config)
-
-    @property
-    def sequence(self) -> list[VisionBlock]:
-        """Blocks in order."""
-        return list(self.encoder.layers)
 
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
         """Patches with their positions."""
@@ -154,8 +95,11 @@ class SiglipTower(VisionTower):
         return features
 
 
-def named(weights: Iterable[tuple[str, mx.array]], config: Gemma3Vision) -> dict[str, mx.array]:
-    """Weights as `SiglipTower` names and lays them out."""
-    found = {name.removeprefix("vision_tower."): array for name, array in weights}
-    patches = "embeddings.patch_embedding.weight"
-    return found | {patches: patch_matrix(found[patches], config.num_channels)}
+def _block(config: Gemma3Vision) -> VisionBlock:
+    n, n_heads = config.hidden_size, config.num_attention_heads
+    return VisionBlock(
+        layer_norm1=nn.LayerNorm(n, eps=config.layer_norm_eps),
+        self_attn=VisionAttention(nn.Linear, n, n // n_heads, n_heads, n_heads, "out_proj"),
+        layer_norm2=nn.LayerNorm(n, eps=config.layer_norm_eps),
+        mlp=PlainMLP(n, config.intermediate_size, "fc1", "fc2"),
+    )

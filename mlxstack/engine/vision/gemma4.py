@@ -3,7 +3,7 @@
 Transformers, modeling_gemma4.py: https://github.com/huggingface/transformers
 """
 
-from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -12,15 +12,18 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.gemma3 import TextWidth
-from mlxstack.engine.vision.tower import (
+from mlxstack.engine.vision.blocks import (
+    GatedMLP,
+    Linear,
     Rotation,
+    VisionAttention,
     VisionBlock,
     VisionLayers,
-    VisionTower,
-    projected,
     rotated,
+    rotation,
 )
+from mlxstack.engine.vision.gemma3 import TextWidth
+from mlxstack.engine.vision.tower import VisionTower
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
@@ -69,63 +72,34 @@ class ClippedLinear(nn.Module):  # type: ignore[misc]
         return mx.clip(self.linear(inside), self.output_min, self.output_max)
 
 
-class Gemma4Attention(nn.Module):  # type: ignore[misc]
+class Gemma4Attention(VisionAttention):
     """Projections of the attention, normed, with a rotation of each half."""
 
-    def __init__(self, config: Gemma4Vision) -> None:
-        super().__init__()
-        self.head, self.eps = config.head_dim, config.rms_norm_eps
-        n, out = config.hidden_size, config.num_attention_heads * config.head_dim
-        n_keys = (config.num_key_value_heads or config.num_attention_heads) * config.head_dim
-        self.q_proj = ClippedLinear(config, n, out)
-        self.k_proj = ClippedLinear(config, n, n_keys)
-        self.v_proj = ClippedLinear(config, n, n_keys)
-        self.o_proj = ClippedLinear(config, out, n)
-        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+    def __init__(self, config: Gemma4Vision, linear: Linear) -> None:
+        dim, n_heads = config.head_dim, config.num_attention_heads
+        n_kv = config.num_key_value_heads or n_heads
+        super().__init__(linear, config.hidden_size, dim, n_heads, n_kv)
+        self.eps = config.rms_norm_eps
+        self.q_norm = nn.RMSNorm(dim, eps=self.eps)
+        self.k_norm = nn.RMSNorm(dim, eps=self.eps)
 
-    def __call__(self, hidden: mx.array, rope: Rotation) -> tuple[mx.array, mx.array, mx.array]:
-        q, k, v = projected(self, hidden, -1, self.head)
+    def __call__(
+        self, hidden: mx.array, rope: Rotation | None
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        assert rope is not None
+        q, k, v = super().__call__(hidden, None)
         q, k = _turned(self.q_norm(q), *rope), _turned(self.k_norm(k), *rope)
         return q, k, mx.fast.rms_norm(v, None, self.eps)
 
 
-class Gemma4MLP(nn.Module):  # type: ignore[misc]
-    """Gated layers."""
-
-    def __init__(self, config: Gemma4Vision) -> None:
-        super().__init__()
-        n, wide = config.hidden_size, config.intermediate_size
-        self.gate_proj = ClippedLinear(config, n, wide)
-        self.up_proj = ClippedLinear(config, n, wide)
-        self.down_proj = ClippedLinear(config, wide, n)
-
-    def __call__(self, hidden: mx.array) -> Any:
-        return self.down_proj(nn.gelu_approx(self.gate_proj(hidden)) * self.up_proj(hidden))
-
-
 class Gemma4Block(VisionBlock):
-    """Attention and MLP, each between two norms."""
-
-    def __init__(self, config: Gemma4Vision) -> None:
-        super().__init__()
-        n, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = nn.RMSNorm(n, eps=eps)
-        self.self_attn = Gemma4Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(n, eps=eps)
-        self.pre_feedforward_layernorm = nn.RMSNorm(n, eps=eps)
-        self.mlp = Gemma4MLP(config)
-        self.post_feedforward_layernorm = nn.RMSNorm(n, eps=eps)
-
-    def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
-        """Rotated queries and keys, and values."""
-        return self.self_attn(self.input_layernorm(hidden), beside)
+    """Attention and MLP, each between two norms; the second ones come last."""
 
     def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
         """Hidden states with both sums."""
-        mixed = hidden + self.post_attention_layernorm(self.self_attn.o_proj(attended))
-        wide = self.mlp(self.pre_feedforward_layernorm(mixed))
-        states: mx.array = mixed + self.post_feedforward_layernorm(wide)
+        _, attention, norm, mlp, after_attention, after_mlp = self.values()
+        mixed = hidden + after_attention(attention.o_proj(attended))
+        states: mx.array = mixed + after_mlp(mlp(norm(mixed)))
         return states
 
 
@@ -170,17 +144,18 @@ class Gemma4Tower(VisionTower):
         super().__init__()
         self.config = config
         self.patch_embedder = Gemma4Patches(config)
-        blocks = [Gemma4Block(config) for _ in range(config.num_hidden_layers)]
+        blocks = [_block(config) for _ in range(config.num_hidden_layers)]
         self.encoder = VisionLayers(blocks)
         if config.standardize:
             self.std_bias = mx.zeros((config.hidden_size,))
             self.std_scale = mx.ones((config.hidden_size,))
         self.embed_vision = Gemma4Projector(config)
 
-    @property
-    def sequence(self) -> list[VisionBlock]:
-        """Blocks in order."""
-        return list(self.encoder.layers)
+    def arranged(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Without bounds that are off."""
+        if self.config.use_clipped_linears:
+            return weights
+        return {name: array for name, array in weights.items() if not name.endswith(BOUNDS)}
 
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
         """Patches with their positions, and cosines and sines of the rotation.
@@ -192,9 +167,8 @@ class Gemma4Tower(VisionTower):
         exponents = np.arange(0, half, 2, dtype=np.float32) / half
         steps = self.config.rope_parameters.rope_theta**-exponents
         angles = [np.outer(at, steps) for at in (columns, columns, rows, rows)]
-        both = mx.array(np.concatenate(angles, axis=1).astype(np.float32))
         hidden = self.patch_embedder(pixels, mx.array(rows), mx.array(columns))
-        return hidden, (mx.cos(both), mx.sin(both))
+        return hidden, rotation(angles)
 
     def leave(self, hidden: mx.array, size: ImageSize) -> mx.array:
         """Means of squares of patches, standardized and projected."""
@@ -209,12 +183,19 @@ class Gemma4Tower(VisionTower):
         return features
 
 
-def named(weights: Iterable[tuple[str, mx.array]], config: Gemma4Vision) -> dict[str, mx.array]:
-    """Weights as `Gemma4Tower` names them, without bounds that are off."""
-    found = {name.removeprefix("vision_tower."): array for name, array in weights}
-    if config.use_clipped_linears:
-        return found
-    return {name: array for name, array in found.items() if not name.endswith(BOUNDS)}
+def _block(config: Gemma4Vision) -> VisionBlock:
+    def norm() -> nn.RMSNorm:
+        return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    linear = partial(ClippedLinear, config)
+    return Gemma4Block(
+        input_layernorm=norm(),
+        self_attn=Gemma4Attention(config, linear),
+        pre_feedforward_layernorm=norm(),
+        mlp=GatedMLP(linear, config.hidden_size, config.intermediate_size, nn.gelu_approx),
+        post_attention_layernorm=norm(),
+        post_feedforward_layernorm=norm(),
+    )
 
 
 def _turned(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:

@@ -1,13 +1,11 @@
 """Loads vision towers from model folders."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import msgspec
 from mlx import nn
-from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.engine.device import has_gpu
@@ -17,24 +15,13 @@ from mlxstack.models.model_files import vision_files
 from mlxstack.text.images.checkpoint import VisionFiles
 from mlxstack.text.images.families import family_of
 
-Weights = Iterable[tuple[str, mx.array]]
-
-
-class Maker(Struct, frozen=True):
-    """Configuration, module and weight names of a family."""
-
-    config: type[Any]
-    tower: Callable[[Any], VisionTower]
-    named: Callable[[Weights, Any], dict[str, mx.array]]
-
-
-MAKERS = {
-    "qwen": Maker(qwen.QwenVision, qwen.QwenTower, qwen.named),
-    "gemma3": Maker(gemma3.Gemma3Vision, gemma3.SiglipTower, gemma3.named),
-    "gemma4": Maker(gemma4.Gemma4Vision, gemma4.Gemma4Tower, gemma4.named),
-    "pixtral": Maker(pixtral.PixtralVision, pixtral.PixtralTower, pixtral.named),
+FAMILIES: dict[str, tuple[type[Any], type[VisionTower]]] = {
+    "qwen": (qwen.QwenVision, qwen.QwenTower),
+    "gemma3": (gemma3.Gemma3Vision, gemma3.SiglipTower),
+    "gemma4": (gemma4.Gemma4Vision, gemma4.Gemma4Tower),
+    "pixtral": (pixtral.PixtralVision, pixtral.PixtralTower),
 }
-"""By the name of the family in `mlxstack.text.images.families`."""
+"""Configuration and tower by the name of the family in `mlxstack.text.images.families`."""
 
 
 def load_tower(folder: Path) -> VisionTower | None:
@@ -46,31 +33,30 @@ def load_tower(folder: Path) -> VisionTower | None:
     family = None if files is None else family_of(files)
     if files is None or family is None:
         return None
-    maker = MAKERS[family.NAME]
+    configuration, make = FAMILIES[family.NAME]
     try:
         # A configuration without `text_config` is itself that of the text model.
         settings = {"text_config": files.config, **files.config, **files.vision_config}
-        config = msgspec.convert(settings, maker.config)
-        tower = maker.tower(config)
-        weights = maker.named(_read(files), config)
+        tower = make(msgspec.convert(settings, configuration))
+        weights = tower.arranged(_read(files))
         _quantize(tower, weights, files.config)
         tower.load_weights(list(weights.items()))
     except (msgspec.ValidationError, ValueError, RuntimeError) as why:
         raise SetupError(f"the vision tower in {folder} cannot be loaded: {why}") from why
     if not has_gpu():
         tower.set_dtype(mx.float32)
-    tower.fingerprint = files.fingerprint
     tower.eval()
     return tower
 
 
-def _read(files: VisionFiles) -> Weights:
-    """Vision tensors by our names, each file mapped once."""
-    opened: dict[Path, Any] = {}
-    for name, (file, own) in files.tensors.items():
-        if file not in opened:
-            opened[file] = mx.load(str(file))
-        yield name, opened[file][own]
+def _read(files: VisionFiles) -> dict[str, mx.array]:
+    """Vision tensors by the names of the tower, each file mapped once."""
+    loaded = {file for file, _ in files.tensors.values()}
+    opened: dict[Path, Any] = {file: mx.load(str(file)) for file in loaded}
+    return {
+        name.removeprefix("vision_tower."): opened[file][own]
+        for name, (file, own) in files.tensors.items()
+    }
 
 
 def _quantize(tower: VisionTower, weights: dict[str, mx.array], config: dict[str, Any]) -> None:

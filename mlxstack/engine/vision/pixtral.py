@@ -3,7 +3,7 @@
 Transformers, modeling_pixtral.py and modeling_mistral3.py: https://github.com/huggingface/transformers
 """
 
-from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -12,15 +12,14 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import (
-    Rotation,
+from mlxstack.engine.vision.blocks import (
+    GatedMLP,
+    VisionAttention,
     VisionBlock,
     VisionLayers,
-    VisionTower,
-    patch_matrix,
-    projected,
-    rotated,
+    rotation,
 )
+from mlxstack.engine.vision.tower import VisionTower
 
 EPS = 1e-5
 
@@ -57,59 +56,6 @@ class PixtralVision(Struct, frozen=True):
     vision_feature_layer: Literal[-1] = -1
 
 
-class PixtralAttention(nn.Module):  # type: ignore[misc]
-    """Projections of the attention, with a rotation of two halves."""
-
-    def __init__(self, config: PixtralVision) -> None:
-        super().__init__()
-        n = config.hidden_size
-        self.n_heads = config.num_attention_heads
-        self.q_proj = nn.Linear(n, n, bias=False)
-        self.k_proj = nn.Linear(n, n, bias=False)
-        self.v_proj = nn.Linear(n, n, bias=False)
-        self.o_proj = nn.Linear(n, n, bias=False)
-
-    def __call__(self, hidden: mx.array, rope: Rotation) -> tuple[mx.array, mx.array, mx.array]:
-        q, k, v = projected(self, hidden, self.n_heads)
-        return rotated(q, *rope), rotated(k, *rope), v
-
-
-class PixtralMLP(nn.Module):  # type: ignore[misc]
-    """Gated layers."""
-
-    def __init__(self, config: PixtralVision) -> None:
-        super().__init__()
-        n, wide = config.hidden_size, config.intermediate_size
-        self.act = nn.silu if config.hidden_act == "silu" else nn.gelu
-        self.gate_proj = nn.Linear(n, wide, bias=False)
-        self.up_proj = nn.Linear(n, wide, bias=False)
-        self.down_proj = nn.Linear(wide, n, bias=False)
-
-    def __call__(self, hidden: mx.array) -> Any:
-        return self.down_proj(self.act(self.gate_proj(hidden)) * self.up_proj(hidden))
-
-
-class PixtralBlock(VisionBlock):
-    """Attention and MLP, each after a norm."""
-
-    def __init__(self, config: PixtralVision) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=EPS)
-        self.attention = PixtralAttention(config)
-        self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=EPS)
-        self.feed_forward = PixtralMLP(config)
-
-    def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
-        """Rotated queries and keys, and values."""
-        return self.attention(self.attention_norm(hidden), beside)
-
-    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
-        """Hidden states with both sums."""
-        mixed = hidden + self.attention.o_proj(attended)
-        states: mx.array = mixed + self.feed_forward(self.ffn_norm(mixed))
-        return states
-
-
 class PixtralMerger(nn.Module):  # type: ignore[misc]
     """One vector of `merge` x `merge` patches, channels first."""
 
@@ -143,13 +89,15 @@ class PixtralProjector(nn.Module):  # type: ignore[misc]
 class PixtralTower(VisionTower):
     """Patches of an image by rows to features."""
 
+    patches = "patch_conv.weight"
+
     def __init__(self, config: PixtralVision) -> None:
         super().__init__()
         self.config = config
         n = config.num_channels * config.patch_size**2
         self.patch_conv = nn.Linear(n, config.hidden_size, bias=False)
         self.ln_pre = nn.RMSNorm(config.hidden_size, eps=EPS)
-        blocks = [PixtralBlock(config) for _ in range(config.num_hidden_layers)]
+        blocks = [_block(config) for _ in range(config.num_hidden_layers)]
         self.transformer = VisionLayers(blocks)
         self.multi_modal_projector = PixtralProjector(config)
 
@@ -167,8 +115,7 @@ class PixtralTower(VisionTower):
         steps = base ** -(np.arange(0, head, 2, dtype=np.float32) / head)
         rows, columns = np.indices((size.rows * merge, size.columns * merge)).reshape(2, -1)
         angles = [np.outer(rows, steps[::2]), np.outer(columns, steps[1::2])]
-        both = mx.array(np.concatenate(angles * 2, axis=1).astype(np.float32))
-        return hidden, (mx.cos(both), mx.sin(both))
+        return hidden, rotation(angles * 2)
 
     def leave(self, hidden: mx.array, size: ImageSize) -> mx.array:
         """Merged and projected patches."""
@@ -176,9 +123,13 @@ class PixtralTower(VisionTower):
         return features
 
 
-def named(weights: Iterable[tuple[str, mx.array]], config: PixtralVision) -> dict[str, mx.array]:
-    """Weights as `PixtralTower` names and lays them out."""
-    found = {name.removeprefix("vision_tower."): array for name, array in weights}
-    return found | {
-        "patch_conv.weight": patch_matrix(found["patch_conv.weight"], config.num_channels)
-    }
+def _block(config: PixtralVision) -> VisionBlock:
+    n, n_heads = config.hidden_size, config.num_attention_heads
+    linear = partial(nn.Linear, bias=False)
+    act = nn.silu if config.hidden_act == "silu" else nn.gelu
+    return VisionBlock(
+        attention_norm=nn.RMSNorm(n, eps=EPS),
+        attention=VisionAttention(linear, n, n // n_heads, n_heads, n_heads),
+        ffn_norm=nn.RMSNorm(n, eps=EPS),
+        feed_forward=GatedMLP(linear, n, config.intermediate_size, act),
+    )

@@ -3,7 +3,6 @@
 Transformers, modeling_qwen3_vl.py: https://github.com/huggingface/transformers
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +11,8 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.tower import Rotation, VisionBlock, VisionTower, patch_matrix, rotated
+from mlxstack.engine.vision.blocks import PlainMLP, Rotation, VisionBlock, rotated, rotation
+from mlxstack.engine.vision.tower import VisionTower
 
 EPS = 1e-6
 ROPE_BASE = 10000.0
@@ -37,6 +37,8 @@ class QwenVision(Struct, frozen=True):
 class QwenAttention(nn.Module):  # type: ignore[misc]
     """Projections of the attention, with a rotation of two halves."""
 
+    output = "proj"
+
     def __init__(self, config: QwenVision) -> None:
         super().__init__()
         self.n_heads = config.num_heads
@@ -46,39 +48,6 @@ class QwenAttention(nn.Module):  # type: ignore[misc]
     def __call__(self, hidden: mx.array, rope: Rotation) -> tuple[mx.array, mx.array, mx.array]:
         qkv = self.qkv(hidden).reshape(len(hidden), 3, self.n_heads, -1).transpose(1, 2, 0, 3)
         return rotated(qkv[0:1], *rope), rotated(qkv[1:2], *rope), qkv[2:3]
-
-
-class QwenMLP(nn.Module):  # type: ignore[misc]
-    """Two layers with the tanh form of GELU between them."""
-
-    def __init__(self, config: QwenVision) -> None:
-        super().__init__()
-        self.linear_fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.linear_fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def __call__(self, hidden: mx.array) -> Any:
-        return self.linear_fc2(nn.gelu_approx(self.linear_fc1(hidden)))
-
-
-class QwenBlock(VisionBlock):
-    """Attention and MLP, each after a norm."""
-
-    def __init__(self, config: QwenVision) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(config.hidden_size, eps=EPS)
-        self.norm2 = nn.LayerNorm(config.hidden_size, eps=EPS)
-        self.attn = QwenAttention(config)
-        self.mlp = QwenMLP(config)
-
-    def inputs(self, hidden: mx.array, beside: Rotation) -> tuple[mx.array, mx.array, mx.array]:
-        """Rotated queries and keys, and values."""
-        return self.attn(self.norm1(hidden), beside)
-
-    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
-        """Hidden states with both sums."""
-        mixed = hidden + self.attn.proj(attended)
-        states: mx.array = mixed + self.mlp(self.norm2(mixed))
-        return states
 
 
 class QwenMerger(nn.Module):  # type: ignore[misc]
@@ -118,12 +87,14 @@ class QwenPatches(nn.Module):  # type: ignore[misc]
 class QwenTower(VisionTower):
     """Patches of an image, in the order of `QwenProcessor`, to features."""
 
+    patches = "patch_embed.proj.weight"
+
     def __init__(self, config: QwenVision) -> None:
         super().__init__()
         self.config = config
         self.patch_embed = QwenPatches(config)
         self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
-        self.blocks = [QwenBlock(config) for _ in range(config.depth)]
+        self.blocks = [_block(config) for _ in range(config.depth)]
         self.merger = QwenMerger(config, norms_merged=False)
         self.deepstack_merger_list = [
             QwenMerger(config, norms_merged=True) for _ in config.deepstack_visual_indexes
@@ -143,9 +114,7 @@ class QwenTower(VisionTower):
         hidden = self.patch_embed(pixels.astype(near.dtype)) + positions
         head = self.config.hidden_size // self.config.num_heads
         steps = ROPE_BASE ** -(np.arange(0, head // 2, 2, dtype=np.float32) / (head // 2))
-        angles = np.concatenate([np.outer(rows, steps), np.outer(columns, steps)], axis=1)
-        both = mx.array(np.concatenate([angles, angles], axis=1).astype(np.float32))
-        return hidden, (mx.cos(both), mx.sin(both))
+        return hidden, rotation([np.outer(rows, steps), np.outer(columns, steps)] * 2)
 
     def tap(self, index: int, hidden: mx.array) -> mx.array | None:
         """Features after the blocks that the configuration names."""
@@ -183,8 +152,11 @@ class QwenTower(VisionTower):
         return np.stack([*indices, bottom * side + right]), np.stack(weights)
 
 
-def named(weights: Iterable[tuple[str, mx.array]], config: QwenVision) -> dict[str, mx.array]:
-    """Weights as `QwenTower` names and lays them out."""
-    found = {name.removeprefix("vision_tower."): array for name, array in weights}
-    patches = found["patch_embed.proj.weight"]
-    return found | {"patch_embed.proj.weight": patch_matrix(patches, config.in_channels)}
+def _block(config: QwenVision) -> VisionBlock:
+    n = config.hidden_size
+    return VisionBlock(
+        norm1=nn.LayerNorm(n, eps=EPS),
+        attn=QwenAttention(config),
+        norm2=nn.LayerNorm(n, eps=EPS),
+        mlp=PlainMLP(n, config.intermediate_size, "linear_fc1", "linear_fc2"),
+    )

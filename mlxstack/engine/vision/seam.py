@@ -108,21 +108,37 @@ class ImageRope(nn.Module):  # type: ignore[misc]
 
 def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     """Prepare a text model for images; None if unknown."""
-    if config.get("model_type") in ("mistral3", "llama"):
-        return _plain_model(model, config)
-    if config.get("model_type") == "gemma3":
-        token = config.get("image_token_index", config.get("image_token_id"))
-        return ImageModel(model, token, is_bidirectional=True) if isinstance(token, int) else None
-    if config.get("model_type") == "gemma4":
-        return _gemma4_model(model, config)
+    kind, text = config.get("model_type"), config.get("text_config") or {}
+    placeholder = config.get("image_token_index", config.get("image_token_id"))
+    if not isinstance(placeholder, int):
+        return None
+    if kind in ("mistral3", "llama"):
+        # Pixtral's tower: features in place of embeddings, positions as in text.
+        return None if text.get("model_type") == "mistral4" else ImageModel(model, placeholder)
+    if kind == "gemma3":
+        return ImageModel(model, placeholder, is_bidirectional=True)
+    if kind == "gemma4":
+        # As Transformers' modeling_gemma4.py; mlx-vlm takes the same embeddings of padding, but
+        # joins the tokens of an image in layers without a window too.
+        return ImageModel(
+            model,
+            placeholder,
+            is_bidirectional=is_bidirectional(config),
+            only_in_windows=True,
+            per_layer_token=text.get("pad_token_id") or 0,
+        )
+    return _qwen_model(model, config, placeholder)
+
+
+def _qwen_model(model: Any, config: dict[str, Any], placeholder: int) -> ImageModel | None:
+    """Qwen: positions of three dimensions, and features of lower blocks."""
     text = config.get("text_config") or {}
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    sections, placeholder = settings.get("mrope_section"), config.get("image_token_id")
+    sections = settings.get("mrope_section")
     layers = [layer for layer in model.layers if hasattr(layer, "self_attn")]
     ropes = [layer.self_attn.rope for layer in layers]
     is_plain = all(type(rope) is nn.RoPE and rope.scale == 1 for rope in ropes)
-    is_interleaved = is_plain and settings.get("mrope_interleaved", True)
-    if not sections or not isinstance(placeholder, int) or not is_interleaved:
+    if not (sections and is_plain and settings.get("mrope_interleaved", True)):
         return None
     for layer, rope in zip(layers, ropes, strict=True):
         layer.self_attn.rope = ImageRope(rope, sections)
@@ -130,32 +146,6 @@ def image_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
     for layer in model.layers[:n_levels]:
         layer.__class__ = _adding(type(layer))
     return ImageModel(model, placeholder, has_mrope=True)
-
-
-def _plain_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
-    """Pixtral's tower: features in place of embeddings, positions as in text."""
-    placeholder = config.get("image_token_index", config.get("image_token_id"))
-    is_known = (config.get("text_config") or {}).get("model_type") != "mistral4"
-    return ImageModel(model, placeholder) if isinstance(placeholder, int) and is_known else None
-
-
-def _gemma4_model(model: Any, config: dict[str, Any]) -> ImageModel | None:
-    """Gemma 4: features get the embeddings per layer of padding.
-
-    As Transformers' modeling_gemma4.py; mlx-vlm takes the same padding, but joins the tokens of an
-    image in layers without a window too.
-    """
-    placeholder, text = config.get("image_token_id"), config.get("text_config") or {}
-    if not isinstance(placeholder, int):
-        return None
-    padding = text.get("pad_token_id") or 0
-    return ImageModel(
-        model,
-        placeholder,
-        is_bidirectional=is_bidirectional(config),
-        only_in_windows=True,
-        per_layer_token=padding,
-    )
 
 
 def _adding(kind: type[Any]) -> type[Any]:

@@ -7,18 +7,15 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_flatten
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
+from mlxstack.engine.vision.blocks import VisionBlock, patch_matrix
 
 FUSED_HEADS = (64, 80, 128)
 """Sizes of a head for which MLX's attention keeps no scores in memory."""
 SLICE = 512
 """Most rows of a block that are computed in one step."""
-
-Rotation = tuple[mx.array, mx.array]
-"""Cosines and sines (n, dim)."""
 
 
 class Features(Struct, frozen=True):
@@ -42,51 +39,24 @@ class Features(Struct, frozen=True):
         return self.embeddings.nbytes + sum(level.nbytes for level in self.deepstack)
 
 
-class VisionBlock(nn.Module):  # type: ignore[misc]
-    """Block of a tower; all but its attention works by rows."""
-
-    def inputs(self, hidden: mx.array, beside: Any) -> tuple[mx.array, mx.array, mx.array]:
-        """Queries, keys, values (1, heads, n, dim) of hidden states (n, width)."""
-        raise NotImplementedError
-
-    def output(self, hidden: mx.array, attended: mx.array) -> mx.array:
-        """Hidden states after the block, for some rows.
-
-        `hidden` is (n, width), `attended` (n, heads * dim).
-        """
-        raise NotImplementedError
-
-
-def projected(
-    attention: Any, hidden: mx.array, n_heads: int, dim: int = -1
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries, keys, values (1, heads, n, dim) of hidden states (n, width)."""
-    q, k, v = (
-        project(hidden).reshape(1, len(hidden), n_heads, dim).transpose(0, 2, 1, 3)
-        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    return q, k, v
-
-
-class VisionLayers(nn.Module):  # type: ignore[misc]
-    """Blocks under the name `layers` that checkpoints give them."""
-
-    def __init__(self, blocks: list[VisionBlock]) -> None:
-        super().__init__()
-        self.layers = blocks
-
-
 class VisionTower(nn.Module):  # type: ignore[misc]
-    """Tower of one checkpoint; families implement `sequence`, `enter`, `leave`."""
+    """Tower of one checkpoint; families implement `enter` and `leave` at least."""
 
-    fingerprint: str = ""
+    patches: str = ""
+    """Weight of the patch convolution, which is a matrix here."""
     is_scaled = True
     """Whether scores are divided by the root of a head's size."""
 
     @property
     def sequence(self) -> list[VisionBlock]:
         """Blocks in order."""
-        raise NotImplementedError
+        return list(self.encoder.layers)
+
+    def arranged(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Weights of a checkpoint, laid out as here."""
+        if not self.patches:
+            return weights
+        return weights | {self.patches: patch_matrix(weights[self.patches])}
 
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
         """Hidden states before the first block, and a second input of all."""
@@ -99,15 +69,6 @@ class VisionTower(nn.Module):  # type: ignore[misc]
     def leave(self, hidden: mx.array, size: ImageSize) -> mx.array:
         """Embeddings (n, dim) of the hidden states after the last block."""
         raise NotImplementedError
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the weights."""
-        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
-
-    def begin(self, pixels: Any, size: ImageSize) -> "Encoding":
-        """Encoding of an image from the pixels of the family's processor."""
-        return Encoding(self, pixels, size)
 
 
 class Encoding:
@@ -176,19 +137,3 @@ def _attention(
         return out.transpose(1, 0, 2).flatten(1)
 
     return attend
-
-
-def rotated(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Rotary embedding of two halves, in the precision of the angles."""
-    half = x.shape[-1] // 2
-    turned = mx.concatenate([-x[..., half:], x[..., :half]], axis=-1)
-    return (x * cos + turned * sin).astype(x.dtype)
-
-
-def patch_matrix(weight: mx.array, n_channels: int) -> mx.array:
-    """Patch convolution as a matrix over (channels, ..., rows, columns).
-
-    PyTorch has the channels second, MLX has them last.
-    """
-    is_last = weight.shape[-1] == n_channels
-    return (mx.moveaxis(weight, -1, 1) if is_last else weight).flatten(1)

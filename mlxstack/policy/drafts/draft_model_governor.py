@@ -73,28 +73,38 @@ class DraftModelRecord(Struct, frozen=True):
         return self.credit is None or self.credit > 0
 
 
+class DraftPlan(Struct, frozen=True):
+    """Tokens of each row without these drafts, their pass, and its bounds.
+
+    `costs` are those of the target model.
+    """
+
+    counts: Sequence[int]
+    costs: WidthCosts
+    layout: PassLayout = PassLayout.RAGGED
+    bounds: StepBounds = UNBOUNDED
+
+    def seconds(self, counts: Sequence[int]) -> float:
+        """Seconds of the target's passes for rows with these numbers of tokens."""
+        return step_seconds(counts, self.costs, self.layout)
+
+
 def plan_drafts(
-    record: DraftModelRecord,
-    rates: Mapping[int, float],
-    counts: Sequence[int],
-    costs: WidthCosts,
-    layout: PassLayout = PassLayout.RAGGED,
-    bounds: StepBounds = UNBOUNDED,
+    record: DraftModelRecord, rates: Mapping[int, float], plan: DraftPlan
 ) -> dict[int, int]:
     """Tokens to draft for each row; rows that are left out get none.
 
-    `rates` are those of the rows that can be drafted for, `counts` the tokens that every row
-    brings anyway, and `costs` those of the target model. The passes of both models are within
-    `bounds`.
+    `rates` are those of the rows that can be drafted for. The passes of both models are within the
+    bounds.
     """
     if not rates or not record.may_lose:
         return {}
     likeliest = sorted(rates, key=lambda row: -rates[row])
-    best = LEAST_GAIN * len(counts) / step_seconds(counts, costs, layout)
+    best = LEAST_GAIN * len(plan.counts) / plan.seconds(plan.counts)
     widths: dict[int, int] = {}
     for rows in (likeliest[:n] for n in SIZES if n < 2 * len(likeliest)):
         chosen = {row: rates[row] for row in rows}
-        speeds = _speeds(record, chosen, counts, costs, layout, bounds)
+        speeds = _speeds(record, chosen, plan)
         fastest = max(speeds)
         if fastest > best:
             best, widths = fastest, dict.fromkeys(rows, 1 + speeds.index(fastest))
@@ -102,9 +112,9 @@ def plan_drafts(
         return widths
     # A draft that is not expected to pay shows whether the rate is still what it was.
     first = likeliest[0]
-    brought = [n + FIRST_WIDTH * (row == first) for row, n in enumerate(counts)]
-    trial_s = step_seconds(brought, costs, layout) + FIRST_WIDTH * record.costs.seconds_at(1)
-    return {first: FIRST_WIDTH} if trial_s <= bounds.most_s else {}
+    brought = [n + FIRST_WIDTH * (row == first) for row, n in enumerate(plan.counts)]
+    trial_s = plan.seconds(brought) + FIRST_WIDTH * record.costs.seconds_at(1)
+    return {first: FIRST_WIDTH} if trial_s <= plan.bounds.most_s else {}
 
 
 def verified(rate: float, n_drafted: int, n_accepted: int, weight: float = ROW_WEIGHT) -> float:
@@ -147,9 +157,7 @@ def stepped(record: DraftModelRecord, seconds: float, plain_s: float) -> DraftMo
 
 def charged(record: DraftModelRecord, seconds: float) -> DraftModelRecord:
     """Account for a prefill of unknown worth."""
-    return replace(
-        record, credit=(record.start_s if record.credit is None else record.credit) - seconds
-    )
+    return replace(record, credit=_credit(record) - seconds)
 
 
 def prefill_seconds(
@@ -161,12 +169,12 @@ def prefill_seconds(
     all of it takes, it is paid by the credit.
     """
     plain_s = costs.seconds_at(1)
-    gain = plain_s * max(_speeds(record, {0: record.rate}, [1], costs, PassLayout.RAGGED))
+    gain = plain_s * max(_speeds(record, {0: record.rate}, DraftPlan([1], costs)))
     saved_s = plain_s * (1 - 1 / gain) * min(n_left, TYPICAL_ANSWER)
     is_proven = record.n_verified >= N_PROVEN and gain > LEAST_GAIN
     if is_proven and saved_s > record.costs.seconds_at(n_behind):
         return inf
-    return max(0.0, record.start_s if record.credit is None else record.credit)
+    return max(0.0, _credit(record))
 
 
 def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
@@ -177,32 +185,26 @@ def tokens_within(costs: WidthCosts, seconds: float, most: int) -> int:
     return n_tokens
 
 
-def _credit(record: DraftModelRecord, plain_s: float) -> float:
+def _credit(record: DraftModelRecord, plain_s: float = 0.0) -> float:
     return record.start_s + MOST_CREDIT * plain_s if record.credit is None else record.credit
 
 
-def _speeds(
-    record: DraftModelRecord,
-    rates: Mapping[int, float],
-    counts: Sequence[int],
-    costs: WidthCosts,
-    layout: PassLayout,
-    bounds: StepBounds = UNBOUNDED,
-) -> list[float]:
+def _speeds(record: DraftModelRecord, rates: Mapping[int, float], plan: DraftPlan) -> list[float]:
     """Expected tokens per second with drafts of 1, 2, ... tokens.
 
-    0 where the step would not stay within `bounds`.
+    0 where the step would not stay within the bounds.
     """
-    brought, tokens, speeds = list(counts), float(len(counts)), []
+    brought, tokens, speeds = list(plan.counts), float(len(plan.counts)), []
     pass_s = record.costs.seconds_at(len(rates))
-    plain_s = step_seconds([1] * len(counts), costs, layout)
-    allowed = allowed_seconds([DraftOffer(n_known=n) for n in counts], plain_s, bounds)
+    plain_s = plan.seconds([1] * len(plan.counts))
+    offers = [DraftOffer(n_known=n) for n in plan.counts]
+    allowed = allowed_seconds(offers, plain_s, plan.bounds)
     for n_tokens in range(1, MOST_AHEAD + 1):
         for row, rate in rates.items():
             brought[row] += 1
             tokens += rate**n_tokens
             allowed[row] += rate**n_tokens * plain_s
-        seconds = step_seconds(brought, costs, layout) + n_tokens * pass_s
-        is_allowed = seconds <= min(bounds.most_s, *allowed)
+        seconds = plan.seconds(brought) + n_tokens * pass_s
+        is_allowed = seconds <= min(plan.bounds.most_s, *allowed)
         speeds.append(tokens / seconds if is_allowed else 0.0)
     return speeds

@@ -30,12 +30,6 @@ class BlockHashes(Struct, frozen=True):
         """Tokens hashed or waiting in the tail."""
         return len(self.keys) * self.block_size + len(self.tail) // TOKEN_BYTES
 
-    @property
-    def head(self) -> bytes:
-        """Hash of all tokens; the last block's when the tail is empty."""
-        last = self.keys[-1] if self.keys else self.root
-        return _next(last, self.tail) if self.tail else last
-
 
 def salt(identity: str, tenant: str = "") -> bytes:
     """The salt of a chain: `Identity.key()` and the request's own `cache_salt`."""
@@ -59,11 +53,6 @@ def extend(chain: BlockHashes, tokens: Sequence[int]) -> BlockHashes:
         keys.append(last)
     tail = bytes(data[n_full * width :])
     return BlockHashes(chain.block_size, chain.root, tuple(keys), tail)
-
-
-def hash_blocks(salt: bytes, tokens: Sequence[int], block_size: int) -> tuple[bytes, ...]:
-    """Keys of all full blocks of `tokens`; 100k tokens take milliseconds."""
-    return extend(start(salt, block_size), tokens).keys
 
 
 def hash_at(chain: BlockHashes, tokens: Sequence[int], position: int) -> bytes:

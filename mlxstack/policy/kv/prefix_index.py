@@ -8,7 +8,7 @@ One owner, no clock: `now` is an argument, in seconds.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -101,20 +101,12 @@ class PathStep(Struct, frozen=True):
     is_parked: bool
 
 
-class FoundCheckpoint(Struct, frozen=True):
-    """A checkpoint that lies on a path."""
-
-    key: str
-    position: int
-    n_bytes: int
-    is_parked: bool
-
-
-class CheckpointCandidate(Struct, frozen=True):
-    """Token position of a prompt, and the hash before it."""
+class RestorePoint(Struct, frozen=True):
+    """Position that uncuttable layers have; without `checkpoint` the live state."""
 
     position: int
-    state: bytes
+    checkpoint: str | None = None
+    is_parked: bool = True
 
 
 class KnownPrefix(Struct, frozen=True):
@@ -129,15 +121,7 @@ class PrefixMatch(Struct, frozen=True):
 
     covered: int = 0
     path: tuple[PathStep, ...] = ()
-    checkpoints: tuple[FoundCheckpoint, ...] = ()
-
-
-class Totals(Struct, frozen=True):
-    """Bytes by place, and how many segments lie in memory."""
-
-    memory: int = 0
-    disk: int = 0
-    n_entries: int = 0
+    checkpoints: tuple[RestorePoint, ...] = ()
 
 
 def end_of(record: Record) -> int:
@@ -192,28 +176,16 @@ class PrefixIndex:
         self._blocks: dict[bytes, dict[str, None]] = {}
         self._states: dict[bytes, str] = {}
         self._forgotten: dict[bytes, None] = {}
+        self.nodes = MappingProxyType(self._nodes)
+        """All nodes by key, to look at."""
+        self.blocks = MappingProxyType(self._blocks)
+        """Segments with the last token of each block, to look at."""
+        self.states = MappingProxyType(self._states)
+        """Checkpoint keys by the name of their tokens, to look at."""
+        self.forgotten = MappingProxyType(self._forgotten)
+        """The last block keys that were evicted, to look at."""
         self.n_evicted = 0
         self.memory_bytes = 0
-
-    @property
-    def nodes(self) -> Mapping[str, IndexEntry]:
-        """All nodes by key, to look at."""
-        return MappingProxyType(self._nodes)
-
-    @property
-    def blocks(self) -> Mapping[bytes, Mapping[str, None]]:
-        """Segments with the last token of each block, for inspection."""
-        return MappingProxyType(self._blocks)
-
-    @property
-    def states(self) -> Mapping[bytes, str]:
-        """Checkpoint keys by the name of their tokens, to look at."""
-        return MappingProxyType(self._states)
-
-    @property
-    def forgotten(self) -> Mapping[bytes, None]:
-        """The last block keys that were evicted, to look at."""
-        return MappingProxyType(self._forgotten)
 
     def insert(self, record: Record, place: StorageTier, now: float) -> bool:
         """Add a record or tier; False without a change. O(blocks).
@@ -310,21 +282,22 @@ class PrefixIndex:
 def match(
     index: PrefixIndex,
     keys: Sequence[bytes],
-    cuts: Iterable[CheckpointCandidate] = (),
+    cuts: Iterable[tuple[int, bytes]] = (),
     trail: KnownPrefix | None = None,
 ) -> PrefixMatch:
     """Longest known prefix; read-only. O(log blocks + path + cuts).
 
     `keys` are the hashes of its full blocks, `cuts` the positions between blocks of possible
-    checkpoints, `trail` a context whose tokens the caller compared, exact to the token.
+    checkpoints with the hashes before them, `trail` a context whose tokens the caller compared,
+    exact to the token.
     """
     n_known = bisect_left(keys, True, key=lambda block: block not in index.blocks)
     covered = n_known * index.block_size
     leaf = _nearest(index, keys[n_known - 1]) if n_known else None
-    for cut in cuts:
-        checkpoint = index.states.get(cut.state)
-        if checkpoint is not None and cut.position > covered:
-            covered, leaf = cut.position, index.nodes[checkpoint].record.parent
+    for position, state in cuts:
+        checkpoint = index.states.get(state)
+        if checkpoint is not None and position > covered:
+            covered, leaf = position, index.nodes[checkpoint].record.parent
     if trail is not None and trail.leaf in index.nodes:
         upto = min(trail.n_common, end_of(index.nodes[trail.leaf].record))
         if upto > covered:
@@ -361,7 +334,7 @@ def cut_path(path: tuple[PathStep, ...], position: int) -> tuple[PathStep, ...]:
 def last_checkpoint(index: PrefixIndex, path: tuple[PathStep, ...]) -> str | None:
     """The checkpoint nearest to the end of a path."""
     checkpoints = _checkpoints(index, path, ())
-    return checkpoints[-1].key if checkpoints else None
+    return checkpoints[-1].checkpoint if checkpoints else None
 
 
 def was_known(index: PrefixIndex, keys: Sequence[bytes]) -> int:
@@ -381,12 +354,16 @@ def _nearest(index: PrefixIndex, block: bytes) -> str:
 
 def _checkpoints(
     index: PrefixIndex, path: tuple[PathStep, ...], keys: Sequence[bytes]
-) -> tuple[FoundCheckpoint, ...]:
+) -> tuple[RestorePoint, ...]:
     """Checkpoints on the path, and other branches' after the same blocks."""
     checkpoint_keys = {index.states[block] for block in keys if block in index.states}
     for step in path:
         checkpoint_keys.update(_checkpoints_of(index, step))
-    return tuple(sorted((_found(index, key) for key in checkpoint_keys), key=lambda f: f.position))
+    nodes = sorted((index.nodes[key] for key in checkpoint_keys), key=lambda n: end_of(n.record))
+    return tuple(
+        RestorePoint(end_of(node.record), node.record.key, StorageTier.MEMORY in node.tiers)
+        for node in nodes
+    )
 
 
 def _checkpoints_of(index: PrefixIndex, step: PathStep) -> list[str]:
@@ -396,9 +373,3 @@ def _checkpoints_of(index: PrefixIndex, step: PathStep) -> list[str]:
         for key, record in children
         if isinstance(record, CheckpointMeta) and record.position <= step.upto
     ]
-
-
-def _found(index: PrefixIndex, key: str) -> FoundCheckpoint:
-    node = index.nodes[key]
-    is_parked = StorageTier.MEMORY in node.tiers
-    return FoundCheckpoint(key, end_of(node.record), node.record.n_bytes, is_parked)

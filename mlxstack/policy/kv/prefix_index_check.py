@@ -1,25 +1,25 @@
 """Statistics and invariants of the prefix cache, checked when idle."""
 
-from collections.abc import Sequence
-
 from mlxstack.policy.kv.prefix_index import (
     CheckpointMeta,
     IndexEntry,
     PrefixIndex,
     SegmentMeta,
     StorageTier,
-    Totals,
     check_fit,
 )
 from mlxstack.policy.kv.retention import Retention
 
 
-def totals(index: PrefixIndex) -> Totals:
-    """Bytes by place, and counts. O(records); `index.memory_bytes` is always at hand."""
-    memory = [n for n in index.nodes.values() if StorageTier.MEMORY in n.tiers]
-    disk = [n for n in index.nodes.values() if StorageTier.DISK in n.tiers]
-    n_segments = sum(isinstance(n.record, SegmentMeta) for n in memory)
-    return Totals(_bytes(memory), _bytes(disk), n_segments)
+def bytes_in(index: PrefixIndex, tier: StorageTier) -> int:
+    """Bytes in one tier. O(records); `index.memory_bytes` is always at hand."""
+    return sum(node.record.n_bytes for node in index.nodes.values() if tier in node.tiers)
+
+
+def n_entries(index: PrefixIndex) -> int:
+    """Number of segments in memory. O(records)."""
+    parked = (node for node in index.nodes.values() if StorageTier.MEMORY in node.tiers)
+    return sum(isinstance(node.record, SegmentMeta) for node in parked)
 
 
 def check_index(index: PrefixIndex, retention: Retention | None = None) -> None:
@@ -34,13 +34,10 @@ def check_index(index: PrefixIndex, retention: Retention | None = None) -> None:
     records = [node.record for node in index.nodes.values()]
     assert n_blocks == sum(len(r.blocks) for r in records if isinstance(r, SegmentMeta))
     assert len(index.states) == sum(isinstance(r, CheckpointMeta) for r in records)
-    assert index.memory_bytes == totals(index).memory, "the bytes in memory do not add up"
+    n_bytes = bytes_in(index, StorageTier.MEMORY)
+    assert index.memory_bytes == n_bytes, "the bytes in memory do not add up"
     if retention is not None:
         _check_owners(index, retention)
-
-
-def _bytes(nodes: Sequence[IndexEntry]) -> int:
-    return sum(node.record.n_bytes for node in nodes)
 
 
 def _check_node(index: PrefixIndex, key: str, node: IndexEntry) -> None:

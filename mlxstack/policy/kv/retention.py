@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from mlxstack.core.status import PrefixView
 from mlxstack.policy.kv.prefix_index import (
     IndexEntry,
     PrefixIndex,
@@ -25,21 +26,6 @@ class PinnedPrefixName(Struct, frozen=True):
     n_tokens: int
     since: float
     is_learned: bool = False
-
-
-class PrefixStats(Struct, frozen=True):
-    """One line of "top prefixes": `age_s` since it was stored.
-
-    `key` is the name, or that of its last record when it has none.
-    """
-
-    key: str
-    name: str
-    n_tokens: int
-    n_bytes: int
-    hits: int
-    age_s: float
-    is_pinned: bool
 
 
 class Retention:
@@ -111,8 +97,11 @@ class Retention:
             node.pins.clear()
             node.soft_pins.clear()
 
-    def top(self, now: float, limit: int = 10) -> tuple[PrefixStats, ...]:
-        """At most `limit` prefixes by hits: the newest pins, then the most used. O(records)."""
+    def top(self, now: float, limit: int = 10) -> tuple[PrefixView, ...]:
+        """At most `limit` prefixes by hits: the newest pins, then the most used. O(records).
+
+        The `id` is the name, or the key of the last record without one; sharing is not known here.
+        """
         named = [self._named_prefix(name, now) for name in self.names.values()]
         taken = {key for name in self.names.values() for key in name.keys}
         others = [
@@ -151,31 +140,30 @@ class Retention:
         children = self._existing(node.children)
         return all(c.hits < node.hits for c in children if isinstance(c.record, SegmentMeta))
 
-    def _named_prefix(self, name: PinnedPrefixName, now: float) -> PrefixStats:
+    def _named_prefix(self, name: PinnedPrefixName, now: float) -> PrefixView:
         nodes = self._existing(name.keys)
-        return PrefixStats(
-            key=name.name,
+        return PrefixView(
+            id=name.name,
             name=name.name,
             n_tokens=name.n_tokens,
             n_bytes=sum(node.record.n_bytes for node in nodes),
-            hits=min((n.hits for n in nodes if isinstance(n.record, SegmentMeta)), default=0),
+            n_hits=min((n.hits for n in nodes if isinstance(n.record, SegmentMeta)), default=0),
             age_s=now - name.since,
             is_pinned=not name.is_learned,
         )
 
-    def _unnamed_prefix(self, key: str, now: float) -> PrefixStats:
+    def _unnamed_prefix(self, key: str, now: float) -> PrefixView:
         node = self._index.nodes[key]
         steps = reach(self._index, key, end_of(node.record))
-        return PrefixStats(
-            key=key,
-            name="",
+        return PrefixView(
+            id=key,
             n_tokens=end_of(node.record),
             n_bytes=sum(step.n_bytes for step in steps),
-            hits=node.hits,
+            n_hits=node.hits,
             age_s=now - node.born_at,
             is_pinned=bool(node.pins),
         )
 
 
-def _by_use(prefix: PrefixStats) -> tuple[int, int, str]:
-    return -prefix.hits, -prefix.n_tokens, prefix.name
+def _by_use(prefix: PrefixView) -> tuple[int, int, str]:
+    return -prefix.n_hits, -prefix.n_tokens, prefix.name

@@ -12,16 +12,9 @@ from msgspec import Struct
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.image import ImageSpan, reuse_cut
-from mlxstack.policy.kv.prefix_index import PathStep, PrefixMatch, cut_path
+from mlxstack.policy.kv.prefix_index import PathStep, PrefixMatch, RestorePoint, cut_path
 
 COST = {KVSource.SLOT: 0, KVSource.FORK: 1, KVSource.PARKED: 2, KVSource.DISK: 3, KVSource.NONE: 4}
-
-
-class RestorePoint(Struct, frozen=True):
-    """Position that uncuttable layers have; without `checkpoint` the live state."""
-
-    position: int
-    checkpoint: str | None = None
 
 
 class ReuseSource(Struct, frozen=True):
@@ -99,13 +92,12 @@ def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
     """Reuse sources in memory alone, and with the disk where longer."""
     n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
     free_from = 0 if is_sliceable else None
-    states = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints)
-    parked = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints if f.is_parked)
+    parked = tuple(one for one in match.checkpoints if one.is_parked)
     return (
         ReuseSource(
             KVSource.PARKED, n_parked, free_from, parked, path=cut_path(match.path, n_parked)
         ),
-        ReuseSource(KVSource.DISK, match.covered, free_from, states, path=match.path),
+        ReuseSource(KVSource.DISK, match.covered, free_from, match.checkpoints, path=match.path),
     )
 
 

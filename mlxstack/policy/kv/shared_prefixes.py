@@ -1,7 +1,7 @@
 """Shared prefixes: detection across conversations."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -23,59 +23,6 @@ class SharedPrefix(Struct, frozen=True):
     n_blocks: int
 
 
-class SharedPrefixDetector:
-    """Counts conversations per prefix. Not thread-safe.
-
-    `need` different conversations make a prefix shared; shorter ones than `min_blocks` never are.
-    `known` are prefixes learned before a restart.
-    """
-
-    def __init__(
-        self, need: int = 3, min_blocks: int = 1, known: Iterable[SharedPrefix] = ()
-    ) -> None:
-        self._need = need
-        self._min_blocks = min_blocks
-        self._seen: OrderedDict[bytes, set[str]] = OrderedDict()
-        self._hot = {head.key: head for head in known}
-
-    @property
-    def hot(self) -> tuple[SharedPrefix, ...]:
-        """All heads that became hot, oldest first."""
-        return tuple(self._hot.values())
-
-    def observe(self, conversation: str, keys: Sequence[bytes]) -> SharedPrefix | None:
-        """Count a prompt; the prefix it makes shared, if any. O(blocks).
-
-        The longest head that enough conversations share is reported, once.
-        """
-        n_shared = 0
-        for n_blocks, key in enumerate(keys[:MAX_BLOCKS], start=1):
-            if self._count(conversation, key) >= self._need:
-                n_shared = n_blocks
-        self._shrink()
-        if n_shared < self._min_blocks or keys[n_shared - 1] in self._hot:
-            return None
-        head = SharedPrefix(keys[n_shared - 1], n_shared)
-        self._hot[head.key] = head
-        return head
-
-    def forget(self, key: bytes) -> None:
-        """Forget a shared prefix, which may be detected again; ignores unknown keys."""
-        self._hot.pop(key, None)
-        self._seen.pop(key, None)
-
-    def _count(self, conversation: str, key: bytes) -> int:
-        who = self._seen.setdefault(key, set())
-        self._seen.move_to_end(key)
-        if len(who) < self._need:
-            who.add(conversation)
-        return len(who)
-
-    def _shrink(self) -> None:
-        while len(self._seen) > MAX_KEYS:
-            self._seen.popitem(last=False)
-
-
 MOST_HEADS = 64
 """Heads that are known at once; the first learned goes first."""
 
@@ -88,51 +35,82 @@ class SharedPrefixTokens(Struct, frozen=True):
 
 
 class SharedPrefixes:
-    """Shared prefixes with tokens; `save` gets a note of each one learned.
+    """Prefixes that several conversations share. Not thread-safe.
 
-    Heads under a tenant's salt are protected like others, but written down nowhere.
+    `need` different conversations make a prefix shared. Their tokens are known but for those under
+    a tenant's salt, which are protected like others, but written down nowhere; `save` gets a note
+    of each one learned.
     """
 
-    def __init__(self, block_size: int, save: Callable[[bytes], None] | None = None) -> None:
+    def __init__(
+        self, block_size: int, save: Callable[[bytes], None] | None = None, need: int = 3
+    ) -> None:
         self._save = save
         self._block_size = block_size
-        self._detector = SharedPrefixDetector()
-        self._learned: dict[str, SharedPrefixTokens] = {}
+        self._need = need
+        self._seen: OrderedDict[bytes, set[str]] = OrderedDict()
+        self._hot: dict[bytes, SharedPrefix] = {}
+        self._learned: dict[bytes, SharedPrefixTokens] = {}
 
     @property
     def named(self) -> dict[str, SharedPrefix]:
-        """All shared prefixes by the names that protect them."""
-        return {f"learned-{head.key.hex()[:8]}": head for head in self._detector.hot}
+        """All shared prefixes by the names that protect them, oldest first."""
+        return {f"learned-{key.hex()[:8]}": head for key, head in self._hot.items()}
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
         """Shared prefixes whose tokens are known."""
         return tuple(self._learned.values())
 
-    def observe(self, conversation: str, chain: BlockHashes, request: Request) -> None:
-        """A prompt with this chain arrived, in this conversation."""
-        head = self._detector.observe(conversation, chain.keys)
+    def observe(
+        self, conversation: str, chain: BlockHashes, request: Request
+    ) -> SharedPrefix | None:
+        """Count a prompt; the prefix that it makes shared, if any. O(blocks)."""
+        head = self._find(conversation, chain.keys)
         if head is None:
-            return
-        if len(self._detector.hot) > MOST_HEADS:
-            self._forget(self._detector.hot[0])
+            return None
+        self._hot[head.key] = head
+        if len(self._hot) > MOST_HEADS:
+            self._forget(next(iter(self._hot)))
         if not request.salt:
             tokens = request.tokens[: head.n_blocks * self._block_size]
-            self._learned[head.key.hex()] = SharedPrefixTokens(head.key.hex(), tokens)
+            self._learned[head.key] = SharedPrefixTokens(head.key.hex(), tokens)
             if self._save is not None:
                 self._save(msgspec.json.encode(self.learned))
+        return head
 
     def recall(self, note: bytes | None) -> None:
         """Restore what an earlier run learned; an unreadable note is ignored."""
         try:
             known = msgspec.json.decode(note or b"[]", type=tuple[SharedPrefixTokens, ...])
-            keys = [bytes.fromhex(one.key) for one in known]
+            self._learned = {bytes.fromhex(one.key): one for one in known}
         except (msgspec.MsgspecError, ValueError):
             return
-        self._learned = {one.key: one for one in known}
-        lengths = [len(one.tokens) // self._block_size for one in known]
-        self._detector = SharedPrefixDetector(known=map(SharedPrefix, keys, lengths))
+        self._hot = {
+            key: SharedPrefix(key, len(one.tokens) // self._block_size)
+            for key, one in self._learned.items()
+        }
 
-    def _forget(self, head: SharedPrefix) -> None:
-        self._detector.forget(head.key)
-        self._learned.pop(head.key.hex(), None)
+    def _find(self, conversation: str, keys: Sequence[bytes]) -> SharedPrefix | None:
+        """The longest prefix that enough conversations share, once."""
+        n_shared = 0
+        for n_blocks, key in enumerate(keys[:MAX_BLOCKS], start=1):
+            if self._count(conversation, key) >= self._need:
+                n_shared = n_blocks
+        while len(self._seen) > MAX_KEYS:
+            self._seen.popitem(last=False)
+        is_new = n_shared and keys[n_shared - 1] not in self._hot
+        return SharedPrefix(keys[n_shared - 1], n_shared) if is_new else None
+
+    def _count(self, conversation: str, key: bytes) -> int:
+        who = self._seen.setdefault(key, set())
+        self._seen.move_to_end(key)
+        if len(who) < self._need:
+            who.add(conversation)
+        return len(who)
+
+    def _forget(self, key: bytes) -> None:
+        """Forget a prefix, which may be detected again."""
+        self._hot.pop(key)
+        self._seen.pop(key, None)
+        self._learned.pop(key, None)

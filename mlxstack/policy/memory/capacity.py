@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
+from mlxstack.core.preset import Preset
 from mlxstack.policy.attention_kernels import FULL_DIMS
 from mlxstack.policy.kv.prefix_index import CUT
 
@@ -101,17 +102,21 @@ class Geometry(Struct, frozen=True):
             layer.v_heads * self._vector_bytes(layer, layer.v_dim)
         )
 
-    def full_bytes(self, n_tokens: int) -> int:
-        """Bytes of the layers that keep every token."""
-        return self.growth * n_tokens
+    def state_bytes(self, n_tokens: int, chunk: int = 0) -> int:
+        """Bytes of uncuttable layers at `n_tokens`: the size of a checkpoint.
 
-    def state_bytes(self, n_tokens: int) -> int:
-        """Bytes of uncuttable layers at `n_tokens`: the size of a checkpoint."""
-        return self._bounded_bytes(n_tokens, 0)
+        With a `chunk` their peak up to there: a window holds at most W - 1 + chunk tokens.
+        """
+        return sum(
+            layer.state_bytes * (n_tokens > 0)
+            + self.token_bytes(layer) * _bounded_rows(layer, n_tokens, chunk)
+            for layer in self.layers
+            if layer.kind not in SLICEABLE
+        )
 
     def n_bytes(self, n_tokens: int) -> int:
         """Bytes in use by a context of `n_tokens`, windows trimmed."""
-        return self.full_bytes(n_tokens) + self.state_bytes(n_tokens)
+        return self.growth * n_tokens + self.state_bytes(n_tokens)
 
     def peak_full_bytes(self, n_tokens: int) -> int:
         """Peak bytes of full layers, which keep every token, at `n_tokens`.
@@ -120,25 +125,10 @@ class Geometry(Struct, frozen=True):
         """
         return self.growth * (n_tokens + SLACK if n_tokens else 0)
 
-    def peak_state_bytes(self, n_tokens: int, chunk: int) -> int:
-        """Peak bytes of the uncuttable layers up to `n_tokens`, in chunks.
-
-        A window holds at most W - 1 + chunk tokens.
-        """
-        return self._bounded_bytes(n_tokens, chunk)
-
     def _vector_bytes(self, layer: Layer, dim: int) -> int:
         if layer.kind is not LayerKind.FULL or self.bits == PLAIN_BITS:
             return dim * self.element_bytes
         return dim * self.bits // 8 + 2 * (dim // self.group_size) * self.element_bytes
-
-    def _bounded_bytes(self, n_tokens: int, chunk: int) -> int:
-        return sum(
-            layer.state_bytes * (n_tokens > 0)
-            + self.token_bytes(layer) * _bounded_rows(layer, n_tokens, chunk)
-            for layer in self.layers
-            if layer.kind not in SLICEABLE
-        )
 
 
 class Weights(Struct, frozen=True):
@@ -300,6 +290,23 @@ def peak_score_bytes(shape: ModelShape, bits: int, chunk: int, n_ctx: int) -> in
     return min(MAX_SCORE_BYTES, score_bytes(shape, bits) * chunk * n_ctx)
 
 
+def kv_bits(preset: Preset) -> int:
+    """Precision of the KV of a full slot."""
+    return PLAIN_BITS if preset.kv.quantized_start >= preset.slots.n_ctx else preset.kv.bits
+
+
+def workspace_of(shape: ModelShape, preset: Preset, half_bytes: int) -> int:
+    """Bytes of a preset's service beside weights and KV.
+
+    On a GPU, where half precision is not widened, with attention scores.
+    """
+    chunk, slots = preset.prefill.chunk_size, preset.slots
+    n_bytes = workspace_bytes(shape, chunk, slots.count, half_bytes)
+    if half_bytes > 2:
+        return n_bytes
+    return n_bytes + peak_score_bytes(shape, kv_bits(preset), chunk, slots.n_ctx)
+
+
 def _is_fused(geometry: Geometry, bits: int) -> bool:
     return bits == PLAIN_BITS and all(
         (layer.k_dim, layer.v_dim) in FULL_DIMS
@@ -376,9 +383,9 @@ class MemoryNeed(Struct, frozen=True):
 
 def need(load: ServiceLoad) -> MemoryNeed:
     """Peak bytes of this load: all slots full, one of them prefilling."""
-    drafts = load.draft.peak_state_bytes(load.n_ctx, load.chunk)
-    settled = load.geometry.peak_state_bytes(load.n_ctx, 1) + drafts
-    in_prefill = load.geometry.peak_state_bytes(load.n_ctx, load.chunk) + drafts
+    drafts = load.draft.state_bytes(load.n_ctx, load.chunk)
+    settled = load.geometry.state_bytes(load.n_ctx, 1) + drafts
+    in_prefill = load.geometry.state_bytes(load.n_ctx, load.chunk) + drafts
     full = sum(one.peak_full_bytes(load.n_ctx) for one in (load.geometry, load.draft))
     return MemoryNeed(
         weights=load.weights,
@@ -435,4 +442,4 @@ def disk_bytes(geometry: Geometry, n_tokens: int, n_checkpoints: int = 1) -> int
     checkpoints = 0 if geometry.is_sliceable else n_checkpoints
     n_files = -(-n_tokens // CUT) + checkpoints
     states = geometry.state_bytes(n_tokens) * checkpoints
-    return geometry.full_bytes(n_tokens) + states + n_files * HEADER_BYTES
+    return geometry.growth * n_tokens + states + n_files * HEADER_BYTES

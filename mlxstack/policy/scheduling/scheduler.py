@@ -189,12 +189,6 @@ class Expire(Struct, frozen=True):
     request: Request
 
 
-class RunSlotAction(Struct, frozen=True):
-    """Run this slot action now; its slot is reserved."""
-
-    action: SlotAction
-
-
 class PrefillChunk(Struct, frozen=True):
     """Compute the next `n_tokens` of the prompt in `slot`.
 
@@ -213,7 +207,8 @@ class EarlyChunk(Struct, frozen=True):
     n_tokens: int
 
 
-Action = AssignSlot | Expire | RunSlotAction | PrefillChunk
+Action = AssignSlot | Expire | SlotAction
+"""A `SlotAction` runs now; its slot is reserved."""
 
 
 def is_full(
@@ -249,7 +244,7 @@ def schedule(
     for pending in state.actions:
         if state.slot(pending.slot).state is SlotState.IDLE and _is_first(state, pending):
             state = reserve_slot(state, pending)
-            actions.append(RunSlotAction(pending))
+            actions.append(pending)
     requests = schedulable(state, now, limits.aging_per_s)
     while _has_room(state, limits) and (request := next(requests, None)):
         if should_wait_for_prefix(state, request, promise):

@@ -89,10 +89,6 @@ class SchedulerState(Struct, frozen=True):
         """The slot of this id."""
         return self.slots[slot]
 
-    def find(self, request_id: str) -> Slot | None:
-        """The slot that serves this request, if any."""
-        return next((s for s in self.slots if s.request and s.request.id == request_id), None)
-
     @property
     def n_active(self) -> int:
         """Number of slots that prefill or decode."""
@@ -134,7 +130,7 @@ def dequeue(state: SchedulerState, request_id: str) -> SchedulerState:
 
 def begin_early(state: SchedulerState, turn: EarlyTurn) -> SchedulerState:
     """Add an early turn, replacing an older one of its slot."""
-    assert state.slot(turn.slot).state is SlotState.IDLE, f"slot {turn.slot} is in use"
+    _slot_in(state, turn.slot, SlotState.IDLE)
     state = end_early(state, turn.slot)
     return msgspec.structs.replace(state, early=(*state.early, turn))
 
@@ -165,10 +161,8 @@ def end_early(state: SchedulerState, slot: int) -> SchedulerState:
 
 def assign_slot(state: SchedulerState, request: Request, slot: int) -> SchedulerState:
     """Give an idle slot to the request; prefill begins at position 0."""
-    slot_state = state.slot(slot)
-    assert slot_state.state is SlotState.IDLE, f"slot {slot} is {slot_state.state}, not idle"
     taken = msgspec.structs.replace(
-        slot_state,
+        _slot_in(state, slot, SlotState.IDLE),
         state=SlotState.PREFILLING,
         request=request,
         position=0,
@@ -180,26 +174,19 @@ def assign_slot(state: SchedulerState, request: Request, slot: int) -> Scheduler
 
 def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
     """Mark the slot as waiting for the disk; other slots prefill."""
-    slot_state = state.slot(slot)
-    assert slot_state.state is SlotState.PREFILLING, (
-        f"slot {slot} is {slot_state.state}, not prefilling"
-    )
+    slot_state = _slot_in(state, slot, SlotState.PREFILLING)
     return _with_slot(state, msgspec.structs.replace(slot_state, state=SlotState.LOADING))
 
 
 def finish_loading(state: SchedulerState, slot: int) -> SchedulerState:
     """Resume the prefill of a slot after a read, failed or not."""
-    slot_state = state.slot(slot)
-    assert slot_state.state is SlotState.LOADING, f"slot {slot} is {slot_state.state}, not loading"
+    slot_state = _slot_in(state, slot, SlotState.LOADING)
     return _with_slot(state, msgspec.structs.replace(slot_state, state=SlotState.PREFILLING))
 
 
 def advance(state: SchedulerState, slot: int, position: int) -> SchedulerState:
     """Move prefill to `position`; with one prompt token left the slot runs."""
-    slot_state = state.slot(slot)
-    assert slot_state.state is SlotState.PREFILLING, (
-        f"slot {slot} is {slot_state.state}, not prefilling"
-    )
+    slot_state = _slot_in(state, slot, SlotState.PREFILLING)
     moved = msgspec.structs.replace(slot_state, position=position)
     if moved.n_left == 0:
         moved = msgspec.structs.replace(moved, state=SlotState.RUNNING)
@@ -227,8 +214,7 @@ def skip(state: SchedulerState, slot: int) -> SchedulerState:
 
 def reserve_slot(state: SchedulerState, pending: SlotAction) -> SchedulerState:
     """Start a slot action in its idle slot."""
-    slot = state.slot(pending.slot)
-    assert slot.state is SlotState.IDLE, f"slot {pending.slot} is {slot.state}, not idle"
+    slot = _slot_in(state, pending.slot, SlotState.IDLE)
     held = msgspec.structs.replace(slot, state=SlotState.HELD)
     return _with_slot(drop_action(end_early(state, pending.slot), pending), held)
 
@@ -252,6 +238,13 @@ def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) ->
 def reset_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
     """Make the slot idle with another context of `n_tokens`, of unknown origin."""
     return _with_slot(state, Slot(slot, n_tokens=n_tokens, last_used=now))
+
+
+def _slot_in(state: SchedulerState, slot: int, expected: SlotState) -> Slot:
+    """The slot, which is in this state."""
+    found = state.slot(slot)
+    assert found.state is expected, f"slot {slot} is {found.state}, not {expected}"
+    return found
 
 
 def _with_slot(state: SchedulerState, slot: Slot) -> SchedulerState:

@@ -13,6 +13,7 @@ from mlxstack.core.image import ImageSize, ImageSpan, whole_images
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.model import loader
 from mlxstack.engine.vision.loading import load_tower
+from mlxstack.engine.vision.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import picture
@@ -31,7 +32,7 @@ def features(folder: Path, n_blocks: int = 9) -> mx.array:
     tower, processor = load_tower(folder), processor_of(folder)
     assert tower is not None
     assert processor is not None
-    encoding = tower.begin(processor.pixels(picture(90, 50), SIZE), SIZE)
+    encoding = Encoding(tower, processor.pixels(picture(90, 50), SIZE), SIZE)
     while not encoding.advance(n_blocks):
         pass
     assert encoding.features is not None

@@ -11,7 +11,7 @@ from mlxstack.core.image import ImageSpan
 from mlxstack.core.preset import PrefillSpec, SlotSpec
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.vision import tower
-from mlxstack.engine.vision.qwen import QwenBlock
+from mlxstack.engine.vision.blocks import VisionBlock
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 from tests.engine.vision.test_image_memory import done
@@ -59,19 +59,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def moved(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let steps and blocks move the clock, and the engine read it."""
-    step, output = Batch.step, QwenBlock.output
+    step, output = Batch.step, VisionBlock.output
 
     def decode(batch: Batch, **more: Any) -> Any:
         tokens = step(batch, **more)
         clock.decoded()
         return tokens
 
-    def computed(block: QwenBlock, hidden: Any, attended: Any) -> Any:
+    def computed(block: VisionBlock, hidden: Any, attended: Any) -> Any:
         clock.encoded(len(hidden))
         return output(block, hidden, attended)
 
     monkeypatch.setattr(Batch, "step", decode)
-    monkeypatch.setattr(QwenBlock, "output", computed)
+    monkeypatch.setattr(VisionBlock, "output", computed)
     monkeypatch.setattr("time.perf_counter", lambda: clock.now)
 
 

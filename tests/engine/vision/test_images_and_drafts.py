@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.preset import Speculation
+from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.model.runner import SlotTokens
 from tests import vision_models
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
@@ -99,7 +100,7 @@ def test_drafters_get_the_placeholder_in_place_of_features(
     with running(preset, tmp_path / "home") as engine:
         draft_freely(engine)
         drafter = engine.engine._loop.batch.draft_model
-        follow, execute = drafter.follow_prefill, drafter._runner.execute
+        execute = drafter._runner.execute
 
         def note(tokens: Sequence[int]) -> None:
             """Before the pass: to gather an embedding at a virtual id ends the process."""
@@ -108,7 +109,7 @@ def test_drafters_get_the_placeholder_in_place_of_features(
 
         def followed(context: Any, start: int, states: Any, tokens: Sequence[int]) -> None:
             note(tokens)
-            follow(context, start, states, tokens)
+            MTPDrafter.follow_prefill(drafter, context, start, states, tokens)
 
         def executed(plan: Sequence[SlotTokens], *views: Any) -> Any:
             note([token for slot in plan for token in slot.tokens.tolist()])

@@ -10,6 +10,7 @@ import pytest
 
 from mlxstack.core.image import ImageProcessor, ImageSize
 from mlxstack.engine.vision.loading import load_tower
+from mlxstack.engine.vision.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only
 from tests import vision_models
 from tests.engine.vision.oracle import PIXTRAL, picture
@@ -38,7 +39,7 @@ def processor(folder: Path, max_pixels: int = 1 << 24) -> ImageProcessor:
 def is_fixture(folder: Path) -> bool:
     found = load_tower(folder)
     assert found is not None
-    encoding = found.begin(processor(folder).pixels(picture(90, 50), SIZE), SIZE)
+    encoding = Encoding(found, processor(folder).pixels(picture(90, 50), SIZE), SIZE)
     while not encoding.advance(2):
         pass
     assert encoding.features is not None

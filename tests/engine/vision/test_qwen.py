@@ -8,13 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx.utils import tree_flatten
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.image import ImageSize, ImageSpan
 from mlxstack.engine.vision import mrope, tower
 from mlxstack.engine.vision.loading import load_tower
-from mlxstack.engine.vision.tower import Features, VisionTower
-from mlxstack.models.model_files import processor_of
+from mlxstack.engine.vision.tower import Encoding, Features, VisionTower
+from mlxstack.models.model_files import processor_of, vision_files
 from tests import vision_models
 from tests.engine.vision.oracle import PROMPT, QWEN, picture
 
@@ -41,7 +42,7 @@ def encoded(folder: Path, n_blocks: int = 9) -> Features:
 
 
 def encode(found: VisionTower, n_blocks: int) -> Features:
-    encoding = found.begin(pixels(), SIZE)
+    encoding = Encoding(found, pixels(), SIZE)
     while not encoding.advance(n_blocks):
         assert encoding.features is None
     assert encoding.features is not None
@@ -118,15 +119,17 @@ def test_a_tower_of_qwen3_5_has_no_deepstack(tmp_path: Path) -> None:
     assert processor is not None
     assert found is not None
     size = processor.size(96, 64)
-    encoding = found.begin(processor.pixels(picture(96, 64), size), size)
+    encoding = Encoding(found, processor.pixels(picture(96, 64), size), size)
     assert encoding.advance(len(found.sequence) + 1), "the last step leaves the tower"
     assert encoding.features is not None
     assert encoding.features.embeddings.shape == (size.n_features, 64)
     assert encoding.features.deepstack == ()
-    assert found.fingerprint in processor.fingerprint
-    assert found.n_bytes == sum(
-        a.nbytes for a in vision_models.qwen_tower(vision_models.QWEN3_5["vision_config"]).values()
-    )
+    files = vision_files(folder)
+    assert files is not None
+    assert files.fingerprint in processor.fingerprint
+    weights = vision_models.qwen_tower(vision_models.QWEN3_5["vision_config"])
+    sizes = [array.size for _, array in tree_flatten(found.parameters())]
+    assert sum(sizes) == sum(array.size for array in weights.values())
 
 
 def test_missing_and_foreign_weights_are_an_error(folder: Path) -> None:

@@ -10,9 +10,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.row_stack import RowStacker
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory

@@ -36,7 +36,7 @@ def follow_up(trial: FollowUp, loaded: LoadedModel) -> BenchResult:
 
 
 def _keys(tokens: Sequence[int]) -> tuple[bytes, ...]:
-    return block_hash.hash_blocks(b"salt", tokens, BLOCK)
+    return block_hash.extend(block_hash.start(b"salt", BLOCK), tokens).keys
 
 
 def _history(prompt_maker: PromptMaker, random: Random, n_tokens: int) -> Conversation:
