@@ -1,12 +1,13 @@
 """Models on this machine: the hub's cache and LM Studio's folders."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import DeleteCacheStrategy
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.config import presets
 from mlxstack.core.errors import SetupError
@@ -81,23 +82,17 @@ def _cached() -> Iterator[LocalModel]:
     """Repositories in the hub's cache by their newest snapshots."""
     for folder in cache_folder().resolve().glob("models--*"):
         snapshots = sorted(folder.glob("snapshots/[!.]*"), key=lambda one: one.stat().st_mtime)
-        places = (*folder.glob("blobs/*"), *folder.glob("snapshots/**/*"))
-        files = [file.stat() for file in {one.resolve() for one in places if one.is_file()}]
-        if snapshots or files:
+        # A download that has just begun holds nothing.
+        if files := [*folder.glob("blobs/*"), *folder.glob("snapshots/**/*")]:
             name = folder.name.removeprefix("models--").replace("--", "/")
-            n_bytes = sum(file.st_size for file in files)
-            used = max((file.st_atime for file in files), default=folder.stat().st_mtime)
-            yield _model(name, [folder, *snapshots][-1], "hub", n_bytes, used)
+            yield _model(name, [folder, *snapshots][-1], "hub", files)
 
 
 def _of_lm_studio() -> Iterator[LocalModel]:
     for folder in lm_studio_folders():
         for config in sorted(folder.glob(f"*/*/{CONFIG}")):
-            files = [file for file in config.parent.iterdir() if file.is_file()]
-            n_bytes = sum(file.stat().st_size for file in files)
-            used = max(file.stat().st_atime for file in files)
             name = str(config.parent.relative_to(folder))
-            yield _model(name, config.parent, "LM Studio", n_bytes, used)
+            yield _model(name, config.parent, "LM Studio", config.parent.iterdir())
 
 
 def _served(home: Home) -> Iterator[LocalModel]:
@@ -110,19 +105,20 @@ def _served(home: Home) -> Iterator[LocalModel]:
         except SetupError:
             continue
         if folder.is_absolute() and (folder / CONFIG).is_file():
-            n_bytes = sum(one.stat().st_size for one in folder.iterdir() if one.is_file())
-            yield _model(name, folder, "folder", n_bytes, file.stat().st_mtime)
+            model = _model(name, folder, "folder", folder.iterdir())
+            yield replace(model, last_used=file.stat().st_mtime)
 
 
-def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> LocalModel:
+def _model(name: str, path: Path, where: str, files: Iterable[Path]) -> LocalModel:
     config = _config(path)
     is_complete, fault = _state(path)
+    stats = [file.stat() for file in {one.resolve() for one in files if one.is_file()}]
     return LocalModel(
         name=name,
         path=str(path),
         where=where,
-        n_bytes=n_bytes,
-        last_used=used,
+        n_bytes=sum(file.st_size for file in stats),
+        last_used=max((file.st_atime for file in stats), default=path.stat().st_mtime),
         is_complete=is_complete,
         model_type=str(config.get("model_type", "")),
         quantization=quantization_in(config),
