@@ -287,20 +287,11 @@ DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 def violations(preset: Preset) -> Iterator[Violation]:
     """Key paths with what is wrong there, worded to follow the key."""
-    yield from _kv(preset)
     yield from _draft(preset)
     yield from _hosts(preset)
     yield from _sizes(preset)
     yield from _warm(preset)
     yield from _server(preset)
-
-
-def _kv(preset: Preset) -> Iterator[Violation]:
-    kv = preset.kv
-    if kv.bits not in {4, 8, 16}:
-        yield ("kv", "bits"), f"is {kv.bits}, but must be 4, 8 or 16 (16 is the model's own)"
-    if kv.group_size not in {32, 64, 128}:
-        yield ("kv", "group_size"), f"is {kv.group_size}, but must be 32, 64 or 128"
 
 
 def _draft(preset: Preset) -> Iterator[Violation]:

@@ -145,12 +145,11 @@ class KVSpec(Strict, frozen=True):
     """`bits` 16 keeps the model's own precision; `quantized_start` is a token position."""
 
     bits: Annotated[
-        Annotated[int, Meta(ge=4, le=16)],
+        Literal[4, 8, 16],
         Meta(description="16 keeps the model's own precision; 8 and 4 quantize KV."),
     ] = 16
     group_size: Annotated[
-        Annotated[int, Meta(ge=32, le=128)],
-        Meta(description="Values that share a scale: 32, 64 or 128."),
+        Literal[32, 64, 128], Meta(description="Number of values that share a scale.")
     ] = 64
     quantized_start: Annotated[
         NonNegativeInt, Meta(description="First quantized token position.")

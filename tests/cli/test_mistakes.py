@@ -23,7 +23,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("up {unheard}", 5, ("'qwen9_exp' are not in mlx-lm", "a newer mlx-lm may have the type")),
     ("up demo --ctx many", 2, ("`many` is not a number of tokens", "write it as 32768 or 32k")),
     ("plan demo --ctx ²", 2, ("`²` is not a number of tokens",)),
-    ("up demo --kv-bits 5", 5, ("kv.bits is 5", "must be 4, 8 or 16")),
+    ("up demo --kv-bits 5", 5, ("kv.bits is `5`", "must be `4` or `8` or `16`")),
     ("up demo --set slots.count=0", 5, ("slots.count is `0`", "from 1 to 256")),
     ("up demo --set slots.cont=2", 5, ("no preset has the key", "did you mean `slots.count`")),
     (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import pytest
@@ -103,6 +103,9 @@ def test_b1_logprobs_are_of_the_chosen_token(driver: Driver) -> None:
         assert sorted((lp for _, lp in event.top), reverse=True) == [lp for _, lp in event.top]
 
 
+ROWS_BITS: tuple[Literal[4, 8, 16], ...] = (8, 16, 4, 16)
+
+
 @pytest.mark.parametrize("quantize_from", [0, 40])
 def test_z3_rows_of_different_kv_precision_in_one_batch(
     model_of: ModelOf, quantize_from: int
@@ -110,7 +113,7 @@ def test_z3_rows_of_different_kv_precision_in_one_batch(
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
     makers = [
         CacheFactory(model, KVSpec(bits=bits, group_size=32, quantized_start=quantize_from))
-        for bits in (8, 16, 4, 16)
+        for bits in ROWS_BITS
     ]
     prompts = PROMPTS[2:6]
     alone = [_decode(model, [m], [p])[0] for m, p in zip(makers, prompts, strict=True)]

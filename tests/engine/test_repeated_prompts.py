@@ -1,6 +1,7 @@
 """The same prompt again is answered from the logits that it left, and as if computed alone."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -42,7 +43,7 @@ def parts(driver: Driver, ask: str) -> list[TokenSampled]:
     ],
 )
 def test_the_same_prompt_again_says_what_it_says_alone(
-    model_of: ModelOf, tmp_path: Path, kind: str, bits: int, sampling: SamplingParams
+    model_of: ModelOf, tmp_path: Path, kind: str, bits: Literal[4, 8, 16], sampling: SamplingParams
 ) -> None:
     preset = preset_of(model_of(kind), slots=ONE_SLOT, kv=KVSpec(bits=bits, group_size=32))
     with running(preset, tmp_path) as driver:

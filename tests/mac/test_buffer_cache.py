@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import pytest
@@ -118,7 +118,9 @@ def test_room_is_what_admission_counted(wide: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_no_16_bit_room_is_reserved_beyond_the_turning_point(wide: Path, bits: int) -> None:
+def test_no_16_bit_room_is_reserved_beyond_the_turning_point(
+    wide: Path, bits: Literal[4, 8]
+) -> None:
     model = loader.load(ModelSpec(id=str(wide)), KVSpec()).model
     context = SlotContext(
         CacheFactory(model, KVSpec(bits=bits, group_size=32, quantized_start=300))
