@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
-from mlxstack.core.engine_events import RequestTimings, SlotAssigned, TokenSampled
+from mlxstack.core.engine_events import FinishReason, RequestTimings, SlotAssigned, TokenSampled
 from mlxstack.core.response_parts import (
     ArgumentsPart,
     ContentPart,
-    FinishCause,
     GenerationFinished,
     ReasoningPart,
     ResponsePart,
@@ -122,7 +121,7 @@ class Stopwatch:
     def usage(self) -> OpenAIUsage:
         """Token counts so far."""
         n_reasoning = self._n_reasoning
-        return usage([GenerationFinished(FinishCause.EOS, self._work, -1, n_reasoning)])
+        return usage([GenerationFinished(FinishReason.EOS, self._work, -1, n_reasoning)])
 
 
 def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsage:

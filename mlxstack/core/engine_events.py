@@ -18,9 +18,10 @@ class KVSource(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Reason why a generation ended; the service detects text-level stops."""
+    """Reason why a generation ended; WORD is a stop string, which the service detects."""
 
     EOS = "eos"
+    WORD = "word"
     LENGTH = "length"
     CONTEXT = "context"
     CANCELLED = "cancelled"

@@ -1,12 +1,11 @@
 """Parts of a reply in order, for every dialect to render."""
 
 from collections.abc import AsyncIterable
-from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.core.engine_events import RequestTimings, SlotAssigned, TokenSampled
+from mlxstack.core.engine_events import FinishReason, RequestTimings, SlotAssigned, TokenSampled
 
 
 class PrefillProgressed(Struct, frozen=True):
@@ -68,15 +67,6 @@ def in_pieces(call: ToolCallPart) -> tuple[ToolCallStarted, ArgumentsPart, ToolC
     return ToolCallStarted(call.id, call.name), ArgumentsPart(call.arguments_json), call
 
 
-class FinishCause(StrEnum):
-    """Cause of the end. WORD is a stop string of the request."""
-
-    EOS = "eos"
-    WORD = "word"
-    LENGTH = "length"
-    CONTEXT = "context"
-
-
 class GenerationFinished(Struct, frozen=True):
     """Last part.
 
@@ -84,7 +74,7 @@ class GenerationFinished(Struct, frozen=True):
     calls that could not be parsed and were returned as text.
     """
 
-    ending: FinishCause
+    ending: FinishReason
     work: RequestTimings
     slot: int
     n_reasoning: int = 0

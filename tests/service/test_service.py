@@ -8,13 +8,12 @@ import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
-from mlxstack.core.engine_events import SlotAssigned, TokenSampled
+from mlxstack.core.engine_events import FinishReason, SlotAssigned, TokenSampled
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, TooLong
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import (
     CollectedResponse,
-    FinishCause,
     GenerationFinished,
     KeepAlive,
     PrefillProgressed,
@@ -90,7 +89,7 @@ async def test_parts_come_in_order(pair: Pair) -> None:
     assert isinstance(parts[0], SlotAssigned)
     assert isinstance(parts[-1], GenerationFinished)
     assert answer.content == "good day"
-    assert answer.ended.ending is FinishCause.EOS
+    assert answer.ended.ending is FinishReason.EOS
     assert [note.token for note in answer.notes] == list(pair[1].script or ())
     assert pair[0].request_log.last_in_slot[0].id == "a-1"
 
@@ -148,7 +147,7 @@ async def test_a_forbidden_call_cannot_be_opened(pair: Pair) -> None:
 async def test_stop_words_cancel_the_engine(pair: Pair) -> None:
     answer, _ = await say(pair, "one two three four", stop=("three",))
     assert answer.content == "one two "
-    assert (answer.ended.ending, answer.ended.stop_string) == (FinishCause.WORD, "three")
+    assert (answer.ended.ending, answer.ended.stop_string) == (FinishReason.WORD, "three")
     assert pair[1].cancelled == ["a-1"]
     assert 0 < answer.ended.work.n_generated < len(pair[1].script or ())
 

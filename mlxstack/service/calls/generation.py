@@ -22,7 +22,6 @@ from mlxstack.core.preset import Anticipation
 from mlxstack.core.request import Request
 from mlxstack.core.response_parts import (
     AnswerPart,
-    FinishCause,
     GenerationFinished,
     KeepAlive,
     NotedPart,
@@ -40,12 +39,6 @@ from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.text.output_parser import OutputParser
 from mlxstack.text.prompt.answer_replay import SampledAnswer
 from mlxstack.text.tokens.cached_tokenizer import Prompt
-
-ENDINGS = {
-    FinishReason.EOS: FinishCause.EOS,
-    FinishReason.LENGTH: FinishCause.LENGTH,
-    FinishReason.CONTEXT: FinishCause.CONTEXT,
-}
 
 
 async def stream_response(
@@ -275,15 +268,15 @@ class Generation:
             sampled = SampledAnswer(self.answer, tuple(self._tokens))
             self._memory.answers.remember(self._scope, self.prompt, sampled)
 
-    def _ending(self, reason: FinishReason) -> FinishCause:
+    def _ending(self, reason: FinishReason) -> FinishReason:
         if self._parser.stop is not None:
-            return FinishCause.WORD
+            return FinishReason.WORD
         if self.is_enough:
-            return FinishCause.LENGTH if self.is_prefill else FinishCause.EOS
+            return FinishReason.LENGTH if self.is_prefill else FinishReason.EOS
         if reason is FinishReason.CANCELLED:
             raise Busy("the request was cancelled by the service, which may be stopping")
         limit = self.options.max_tokens
         may_fill_context = limit is None or limit > self.request.max_tokens
         if reason is FinishReason.LENGTH and may_fill_context:
-            return FinishCause.CONTEXT
-        return ENDINGS[reason]
+            return FinishReason.CONTEXT
+        return reason

@@ -17,12 +17,11 @@ from mlxstack.api.dialects.anthropic.response_schema import (
     ToolUseBlock,
 )
 from mlxstack.api.error_bodies import anthropic_error
-from mlxstack.core.engine_events import RequestTimings, SlotAssigned
+from mlxstack.core.engine_events import FinishReason, RequestTimings, SlotAssigned
 from mlxstack.core.errors import StackError
 from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
-    FinishCause,
     GenerationFinished,
     KeepAlive,
     NotedPart,
@@ -36,10 +35,10 @@ from mlxstack.core.response_parts import (
 SIGNATURE = "bWx4LXN0YWNr"
 
 STOP_REASONS = {
-    FinishCause.EOS: "end_turn",
-    FinishCause.WORD: "stop_sequence",
-    FinishCause.LENGTH: "max_tokens",
-    FinishCause.CONTEXT: "model_context_window_exceeded",
+    FinishReason.EOS: "end_turn",
+    FinishReason.WORD: "stop_sequence",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.CONTEXT: "model_context_window_exceeded",
 }
 # Type and field of the deltas of a block.
 DELTAS = {

@@ -13,13 +13,12 @@ from mlxstack.api.dialects.openai_chat.response_schema import prompt_progress
 from mlxstack.api.error_bodies import llama_error
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
-from mlxstack.core.engine_events import TokenSampled
+from mlxstack.core.engine_events import FinishReason, TokenSampled
 from mlxstack.core.errors import StackError
 from mlxstack.core.image import MediaText
 from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
-    FinishCause,
     GenerationFinished,
     KeepAlive,
     PrefillProgressed,
@@ -29,10 +28,10 @@ from mlxstack.service.calls.generation import Generation
 from mlxstack.service.service import Service
 
 STOP_TYPES = {
-    FinishCause.EOS: "eos",
-    FinishCause.WORD: "word",
-    FinishCause.LENGTH: "limit",
-    FinishCause.CONTEXT: "limit",
+    FinishReason.EOS: "eos",
+    FinishReason.WORD: "word",
+    FinishReason.LENGTH: "limit",
+    FinishReason.CONTEXT: "limit",
 }
 
 

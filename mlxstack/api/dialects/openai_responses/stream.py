@@ -35,12 +35,11 @@ from mlxstack.api.dialects.openai_responses.to_conversation import (
 )
 from mlxstack.api.errors import LOADING_RETRY_S
 from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings
-from mlxstack.core.engine_events import RequestTimings
+from mlxstack.core.engine_events import FinishReason, RequestTimings
 from mlxstack.core.errors import BadRequest, Busy, Loading, StackError, TooLong
 from mlxstack.core.response_parts import (
     CollectedResponse,
     ContentPart,
-    FinishCause,
     GenerationFinished,
     KeepAlive,
     NotedPart,
@@ -54,7 +53,7 @@ from mlxstack.service.parts.text_processor import TextProcessor
 
 OnItem = Callable[[OutputItem], None]
 Sampled = tuple[SampledLogprob, ...]
-CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})
+CUT = frozenset({FinishReason.LENGTH, FinishReason.CONTEXT})
 
 
 class Strand(Struct, frozen=True):
