@@ -86,7 +86,7 @@ class OutputParser:
 
     def push(self, token: int) -> list[AnswerPart]:
         """The parts that become certain with this token."""
-        if self._is_over():
+        if self.stop is not None:
             return []
         self._tokens.append(token)
         if self._is_silent(token):
@@ -102,13 +102,13 @@ class OutputParser:
 
     def finish(self, reason: FinishReason) -> list[AnswerPart]:
         """The parts that were held back, once no token follows."""
-        if self._is_over():
+        if self.stop is not None:
             return []
         self._letters.finalize()
         spoken = self._reader.feed(self._guarded(self._new_text().rstrip("\ufffd")))
         spoken += self._reader.finish(is_whole=reason is FinishReason.EOS)
         parts = self._parts(spoken)
-        if not self._is_over():
+        if self.stop is None:
             parts = _joined([*parts, *_content(self._saying.finish())])
         return parts
 
@@ -117,9 +117,6 @@ class OutputParser:
         if not self._has_grammar or self._reader.is_reasoning or self._reader.is_in_call:
             return text
         return "".join(ESCAPE_CHAR + character for character in text)
-
-    def _is_over(self) -> bool:
-        return self._saying.stop is not None
 
     def _is_silent(self, token: int) -> bool:
         if token >= self._output_format.n_vocab or token in self._output_format.eos:
@@ -150,7 +147,7 @@ class OutputParser:
         parts: list[AnswerPart] = []
         for stretch in spoken:
             parts += self._part(stretch)
-            if self._is_over():
+            if self.stop is not None:
                 break
         return _joined(parts)
 
@@ -232,10 +229,7 @@ def _joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     joined: list[AnswerPart] = []
     for kind, group in groupby(parts, type):
         if kind in (ContentPart, ReasoningPart, ArgumentsPart):
-            texts = (
-                one.text for one in group if not isinstance(one, ToolCallStarted | ToolCallPart)
-            )
-            joined.append(kind("".join(texts)))
+            joined.append(kind("".join(one.text for one in group)))  # type: ignore[union-attr]
         else:
             joined += group
     return joined

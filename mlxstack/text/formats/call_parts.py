@@ -140,10 +140,10 @@ class CallParts:
             return None
         return self.settled(fields, arguments, at)
 
-    def settled(self, fields: dict[str, str], arguments: Any, end: int) -> ReadCalls | None:
-        """A call read as a whole; None if malformed."""
+    def settled(self, fields: dict[str, str], arguments: Any, end: int) -> ReadCalls:
+        """A call read as a whole. Raises ValueError if malformed."""
         call = checked_call(fields["name"], fields.get("id"), arguments)
-        return None if call is None else ReadCalls(self.writer.settle((call,), end), end)
+        return ReadCalls(self.writer.settle((call,), end), end)
 
     def tool_name(self, at: int, sign: str = "") -> Reading[int]:
         """End of an offered tool's name before a sign; -1 without one."""

@@ -42,18 +42,14 @@ def parse_calls(parser: Parser, text: str, shapes: ToolSchemas) -> tuple[ToolCal
     try:
         parsed = parser(text, shapes)
         items = parsed if isinstance(parsed, list) else [parsed]
-        calls = tuple(_call(item, shapes) for item in items)
+        return tuple(_call(item, shapes) for item in items)
     except UNREADABLE:
         return ()
-    return tuple(call for call in calls if call is not None) if all(calls) else ()
 
 
-def _call(parsed: Any, shapes: ToolSchemas) -> ToolCall | None:
-    if not isinstance(parsed, dict):
-        return None
+def _call(parsed: Any, shapes: ToolSchemas) -> ToolCall:
     call = checked_call(parsed.get("name"), parsed.get("id"), parsed.get("arguments"))
-    if call is None or isinstance(call.arguments, str):
-        return None
+    assert isinstance(call.arguments, dict)
     nullable = _nullable(call.name, shapes)
     known = {
         key: None if value == "null" and key in nullable else value
@@ -62,13 +58,11 @@ def _call(parsed: Any, shapes: ToolSchemas) -> ToolCall | None:
     return replace(call, arguments=known)
 
 
-def checked_call(name: Any, call_id: Any, arguments: Any) -> ToolCall | None:
-    """Call as JSON values; None without name or arguments."""
-    if not isinstance(name, str) or not writable(name):
-        return None
+def checked_call(name: Any, call_id: Any, arguments: Any) -> ToolCall:
+    """Call as JSON values. Raises ValueError without name or arguments."""
     known = parse_arguments(arguments)
-    if isinstance(known, str):
-        return None
+    if not isinstance(name, str) or not name or isinstance(known, str):
+        raise ValueError(f"no call: {name!r}")
     values = {writable(str(key)): plain(value) for key, value in known.items()}
     return ToolCall(writable(call_id) if isinstance(call_id, str) else "", writable(name), values)
 

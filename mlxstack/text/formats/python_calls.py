@@ -52,10 +52,6 @@ class PythonCalls:
         except ValueError:
             return self._unescaped(listed)
 
-    def arguments_of(self, name: str) -> "PythonArguments":
-        """The arguments of a call, to be copied as they come."""
-        return PythonArguments(self, self._types, name)
-
     def _of(self, name: str, key: str) -> SchemaTypes:
         return self._types.of(self._types.name(name), key)
 
@@ -74,10 +70,10 @@ class PythonCalls:
         if not isinstance(node, ast.Call) or node.args:
             raise ValueError(f"no call with keywords: {ast.unparse(node)!r}")
         name = ast.unparse(node.func)
-        return _checked(
-            name,
-            {str(one.arg): self._value(name, str(one.arg), one.value) for one in node.keywords},
-        )
+        arguments = {
+            str(one.arg): self._value(name, str(one.arg), one.value) for one in node.keywords
+        }
+        return checked_call(name, None, arguments)
 
     def _value(self, name: str, key: str, node: ast.expr) -> Any:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -97,7 +93,7 @@ class PythonCalls:
             while key := _KEY.match(text, at):
                 arguments[key[1]], at = self._unescaped_value(head[1], key[1], text, key.end())
             at = text.index(")", at) + 1
-            calls.append(_checked(head[1], arguments))
+            calls.append(checked_call(head[1], None, arguments))
         if not text.startswith("[") or text[at:].strip() != "]":
             raise ValueError(f"no list of calls: {text!r}")
         return tuple(calls)
@@ -136,10 +132,3 @@ class PythonArguments(CalledArguments):
             return False
         is_other = self._calls.is_spelled if sign in "\"'" else self._calls.is_bare
         return not is_other(self._name, key)
-
-
-def _checked(name: str, arguments: dict[str, Any]) -> ToolCall:
-    call = checked_call(name, None, arguments)
-    if call is None:
-        raise ValueError(f"no call: {name!r}")
-    return call

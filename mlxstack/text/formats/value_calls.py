@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Container, Iterable
+from contextlib import suppress
 from typing import Any
 
 from mlxstack.core.conversation import ToolCall
@@ -13,7 +14,7 @@ from mlxstack.text.formats.description import GemmaBody, JsonBody, PythonBody
 from mlxstack.text.formats.gemma_values import GemmaArguments
 from mlxstack.text.formats.json_calls import JsonCalls
 from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
-from mlxstack.text.formats.python_calls import PythonCalls
+from mlxstack.text.formats.python_calls import PythonArguments, PythonCalls
 from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading
 from mlxstack.text.formats.value_copier import ValueCopier
 
@@ -77,10 +78,9 @@ class ValueCalls:
     def _checked(self, body: JsonBody, text: str) -> tuple[ToolCall, ...]:
         """The calls of a JSON value; none if any is malformed."""
         try:
-            calls = [_json_call(body, item) for item in self._items(body, object_of(text))]
+            return tuple(_json_call(body, item) for item in self._items(body, object_of(text)))
         except UNREADABLE:
             return ()
-        return tuple(call for call in calls if call is not None) if all(calls) else ()
 
     def _sound(
         self, body: JsonBody, at: int, end: int, before: tuple[ToolCall, ...] = ()
@@ -98,13 +98,14 @@ class ValueCalls:
         while (at := feed.text.find("{", at, end)) >= 0 and n_vain < MAX_IN_VAIN:
             try:
                 item, after = _DECODER.raw_decode(feed.text, at)
-                call = _json_call(body, item)
             except UNREADABLE:
                 n_vain, at = n_vain + 1, at + 1
                 continue
-            if call is not None and self._parts.types.has(call.name):
-                start = start if found else at
-                found.append(call)
+            with suppress(*UNREADABLE):
+                call = _json_call(body, item)
+                if self._parts.types.has(call.name):
+                    start = start if found else at
+                    found.append(call)
             at = after
         told = writer.settle(None, start) if writer.is_open else tuple(writer.calls)
         calls = told if len(told) > len(before) else before
@@ -246,9 +247,8 @@ class ValueCalls:
                 return -1
             if not self._writer.open(name):
                 return -1
-            at = yield from self._parts.object(
-                end, PYTHON, self._parts.outer_closings, whole.arguments_of(name)
-            )
+            arguments = PythonArguments(whole, self._parts.types, name)
+            at = yield from self._parts.object(end, PYTHON, self._parts.outer_closings, arguments)
             if at < 0:
                 return -1
 
@@ -286,21 +286,14 @@ class ValueCalls:
         if writer.is_open and mark is None and feed.is_cut:
             writer.cut()
             return ReadCalls((), stop, is_closed=False, is_cut=True)
-        call = None if writer.calls else _message_call(name, feed.text[at:stop])
-        calls = writer.settle(None if call is None else (call,), stop)
-        return ReadCalls(calls, stop, mark is not None)
+        calls: list[ToolCall] = []
+        with suppress(ValueError):
+            calls += [checked_call(name, None, object_of(feed.text[at:stop].strip()))]
+        told = writer.settle(None if writer.calls else calls, stop)
+        return ReadCalls(told, stop, mark is not None)
 
 
-def _message_call(name: str, message: str) -> ToolCall | None:
-    try:
-        return checked_call(name, None, object_of(message.strip()))
-    except ValueError:
-        return None
-
-
-def _json_call(body: JsonBody, item: Any) -> ToolCall | None:
-    if not isinstance(item, dict):
-        return None
+def _json_call(body: JsonBody, item: Any) -> ToolCall:
     if not body.name:
         ((name, arguments),) = item.items()
         return checked_call(name, None, arguments)

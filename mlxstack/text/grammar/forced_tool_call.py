@@ -53,7 +53,7 @@ def call_grammar(calls: ForcedCalls) -> str:
     if form is None or not known:
         raise _unspeakable(calls.tools)
     others = [tool for tool, one in rules if one is None] if calls.is_complete else []
-    free = builder.rule(" | ".join(_names(form, others, builder))) if others else ""
+    free = builder.either(builder.call_opening(form.named, tool.name) for tool in others)
     start = (
         _headed(calls, known, builder)
         if calls.marks.head
@@ -81,11 +81,6 @@ def _headed(calls: ForcedCalls, known: list[tuple[Tool, str]], builder: LarkBuil
     closes = builder.literal(f"{syntax.closes}{syntax.section_closes}")
     forms = [f"{builder.call_opening(opens, tool.name)} {call} {closes}" for tool, call in known]
     return builder.rule(" | ".join(forms))
-
-
-def _names(form: ToolCallFormat, tools: Iterable[Tool], builder: LarkBuilder) -> Iterable[str]:
-    """The beginnings of calls, up to the end of the name."""
-    return (builder.call_opening(form.named, tool.name) for tool in tools)
 
 
 def _start(

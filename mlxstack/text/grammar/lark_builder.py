@@ -26,7 +26,7 @@ class LarkBuilder:
         self._rules: list[str] = []
         self._defined: set[str] = set()
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
-        self._cuts = re.compile(f"({names})") if names else None
+        self._cuts = re.compile(f"({names})" if names else "(?!)")
 
     def grammar(self, start: str) -> str:
         """The whole of it."""
@@ -52,8 +52,7 @@ class LarkBuilder:
 
     def literal(self, text: str) -> str:
         """Rule for this text; names of special tokens mean those tokens."""
-        parts = self._cuts.split(text) if self._cuts else [text]
-        return " ".join(self._part(part) for part in parts if part) or '""'
+        return " ".join(self._part(part) for part in self._cuts.split(text) if part) or '""'
 
     def call_opening(self, template: str, name: str) -> str:
         """Rule of an opening with its `{name}`; number and id vary."""
@@ -96,7 +95,7 @@ class LarkBuilder:
             return f"{self.rule(' | '.join(map(quoted, fit)))} {self.literal(closes)}"
         patterns = list(_wanted(schema))
         # Letters of the mark belong to the lexeme, which else would be as long as it can.
-        head = self._cuts.split(closes)[0] if self._cuts else closes
+        head = self._cuts.split(closes)[0]
         ending = escaped(head)
         known = [f"/{_slashed(f'(?:{one}){ending}')}/" for one in patterns or [ANYTHING]]
         unwanted = [f"~/{_slashed(f'(?:{one}){ending}')}/" for one in avoided]
@@ -110,7 +109,7 @@ class LarkBuilder:
 
     def free_text(self, avoided: str) -> str:
         """Text, perhaps none, without the first letters of `avoided`."""
-        head = self._cuts.split(avoided)[0] if self._cuts else avoided
+        head = self._cuts.split(avoided)[0]
         name = f"T{len(self._rules)}"
         rest = f" & ~/{_slashed(containing(head))}/" if head else ""
         self._rules.append(f"{name}: /(?s:.+)/{rest}")
