@@ -161,10 +161,8 @@ class CallParts:
                     return True
         return not syntax.closes.strip() and not syntax.section_closes.strip()
 
-    def read_head(
-        self, at: int, stops: tuple[str, ...]
-    ) -> Reading[tuple[dict[str, str], int] | None]:
-        """Name and id of a call, and the position after them."""
+    def read_head(self, at: int, stops: tuple[str, ...]) -> Reading[tuple[dict[str, str], int]]:
+        """Name and id of a call, and the position after them. Raises ValueError."""
         feed = self.feed
         fields: dict[str, str] = {}
         start = at
@@ -175,8 +173,10 @@ class CallParts:
                 inside = yield from feed.literal(literal, at)
                 if inside is None and slot in (ID, INDEX):
                     continue
+                if inside is None and at == len(feed.text):
+                    return fields, at
                 if inside is None:
-                    return None if at < len(feed.text) else (fields, at)
+                    raise ValueError("a call has no head")
                 at = inside
             if not slot:
                 continue
@@ -188,7 +188,7 @@ class CallParts:
             end = len(feed.text) if mark is None else mark.start
             text = feed.text[at:end].strip().strip("\"'")
             if end - at > MAX_HEAD or not SLOT.fullmatch(text):
-                return None
+                raise ValueError("a call has no head")
             fields[slot.strip("{}")] = text
             at = end
         if "index" in fields and "id" not in fields:
@@ -197,8 +197,6 @@ class CallParts:
             head = f"{fields['name']}:{fields['index']}"
             if feed.text[start:at].startswith(head):
                 fields["id"] = ("" if is_mark(opening) else opening) + head
-        if "name" not in fields:
-            return None
         fields["name"] = self.types.name(fields["name"])
         return fields, at
 

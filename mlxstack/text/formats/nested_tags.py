@@ -58,8 +58,8 @@ class NestedTags:
         at = yield from feed.space(at)
         return (yield from feed.starts(opens, at)) and not (yield from feed.starts(f"{opens}/", at))
 
-    def container(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int] | None]:
-        """Object or list in a tag, and the position after it."""
+    def container(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int]]:
+        """Object or list in a tag, and the position after it. Raises ValueError."""
         feed, body = self._feed, self._body
         closes = body.value_closes.replace(KEY, key)
         members: list[tuple[str, Any]] = []
@@ -70,23 +70,20 @@ class NestedTags:
             start = yield from feed.literal(body.argument_opens, at)
             mark = None if start is None else (yield from feed.find(self._key_end, start))
             if start is None or mark is None:
-                return None
+                raise ValueError(f"nothing closes {key}")
             name = feed.text[start : mark.start].strip()
             is_item = name == body.item and "array" in place.containers
             inner = place.item() if is_item else place.member(name)
-            read = yield from self._value(name, mark.end, inner)
-            if read is None:
-                return None
-            value, at = read
+            value, at = yield from self._value(name, mark.end, inner)
             members.append((name, None if is_item and value == "" else value))
 
-    def _value(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int] | None]:
+    def _value(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int]]:
         if (yield from self.begins(at, place)):
             return (yield from self.container(key, at, place))
         closes = self._body.value_closes.strip().replace(KEY, key)
         mark = yield from self._feed.find(MarkSet([closes]), at)
         if mark is None:
-            return None
+            raise ValueError(f"nothing closes {key}")
         return scalar(self._feed.text[at : mark.start], place.types), mark.end
 
 

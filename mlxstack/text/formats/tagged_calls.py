@@ -68,10 +68,8 @@ class TaggedCalls:
         feed, body = self._feed, self._body
         opening = first_mark(body.argument_opens)
         at = at if opening else (yield from feed.space(at))
-        head = yield from self._parts.read_head(at, (opening, "{", FENCE) if opening else SPACES)
-        if head is None:
-            return None
-        fields, at = head
+        stops = (opening, "{", FENCE) if opening else SPACES
+        fields, at = yield from self._parts.read_head(at, stops)
         if (inside := (yield from self._object_at(at))) >= 0:
             return (yield from self._object(fields, inside))
         arguments: dict[str, Any] = {}
@@ -85,10 +83,7 @@ class TaggedCalls:
                 break
             self._given.add(argument.key)
             self._writer.open(fields["name"], fields.get("id", ""))
-            read = yield from self._value(argument)
-            if read is None:
-                return None
-            value, at = read
+            value, at = yield from self._value(argument)
             arguments.setdefault(argument.key, value)
         if at < len(feed.text) and not (yield from self._parts.closes_at(at)):
             return None
@@ -150,7 +145,7 @@ class TaggedCalls:
         # A number in quotes is a number.
         return ValueCopier(at, has_scalars=False, has_texts=bool(types.texts))
 
-    def _value(self, argument: Argument) -> Reading[tuple[Any, int] | None]:
+    def _value(self, argument: Argument) -> Reading[tuple[Any, int]]:
         """Value of an argument, and the position after its closing marks."""
         body, at = self._body, argument.at
         if body.item:
@@ -172,7 +167,7 @@ class TaggedCalls:
             copy.advance()
             mark = self._missing_closing(argument, at)
         if mark is None:
-            return None
+            raise ValueError(f"nothing closes {argument.key}")
         closes = body.value_closes
         text = self._feed.text[at : mark.start]
         text = text.removesuffix(closes[: len(closes) - len(closes.lstrip())])
@@ -180,13 +175,12 @@ class TaggedCalls:
         self._writer.end_value(value, at + len(text), mark.end)
         return value, mark.end
 
-    def _container(self, place: TypedPlace, argument: Argument) -> Reading[tuple[Any, int] | None]:
+    def _container(self, place: TypedPlace, argument: Argument) -> Reading[tuple[Any, int]]:
         """Object or list of nested tags, written as a whole."""
         self._writer.begin_value(argument.key, None)
-        read = yield from self._nested.container(argument.key, argument.at, place)
-        if read is not None:
-            self._writer.end_value(read[0], read[1], read[1])
-        return read
+        value, end = yield from self._nested.container(argument.key, argument.at, place)
+        self._writer.end_value(value, end, end)
+        return value, end
 
     def _missing_closing(self, argument: Argument, at: int) -> FoundMark | None:
         """End of an offered tool's call, in place of a closing mark."""
@@ -235,8 +229,11 @@ class TaggedCalls:
         start = yield from feed.literal(opens[opens.rfind(self._opening) :], at)
         if start is None or (yield from self._parts.tool_name(start)) < 0:
             return False
-        head = yield from self._parts.read_head(start, (self._next,))
-        return head is not None and (yield from feed.literal(self._next, head[1])) is not None
+        try:
+            _, end = yield from self._parts.read_head(start, (self._next,))
+        except UNREADABLE:
+            return False
+        return (yield from feed.literal(self._next, end)) is not None
 
     def _enclosing(self, closing: str, at: int) -> Reading[FoundMark | None]:
         """Mark that closes a value in which calls are quoted."""
@@ -272,7 +269,7 @@ class TaggedCalls:
             return True
         return (yield from self._ends_value(mark.end))
 
-    def _json_value(self, argument: Argument) -> Reading[tuple[Any, int] | None]:
+    def _json_value(self, argument: Argument) -> Reading[tuple[Any, int]]:
         """A value of JSON that nothing closes."""
         at = yield from self._feed.space(argument.at)
         copier = self._argument_copier(argument, at)
@@ -280,7 +277,7 @@ class TaggedCalls:
         yield from self._parts.copied(copier)
         end = copier.at if copier.is_done else (yield from self._json_end(at))
         if end <= at:
-            return None
+            raise ValueError(f"{argument.key} has no value")
         value = self._typed(argument, self._feed.text[at:end])
         self._writer.end_value(value, end, end)
         return value, end

@@ -197,8 +197,8 @@ class ValueCalls:
         return (yield from self.begins_object(at, {"name"}, keys, keys | ARGUMENT_KEYS))
 
     def named(self, at: int) -> Reading[ReadCalls | None]:
-        head = yield from self._parts.read_head(at, ("{", FENCE))
-        return None if head is None else (yield from self._parts.named(*head))
+        fields, start = yield from self._parts.read_head(at, ("{", FENCE))
+        return (yield from self._parts.named(fields, start))
 
     def python(self, body: PythonBody, at: int) -> Reading[ReadCalls | None]:
         """Python calls, up to the first plausible closing mark."""
@@ -255,10 +255,7 @@ class ValueCalls:
     def gemma(self, body: GemmaBody, at: int) -> Reading[ReadCalls | None]:
         feed = self._feed
         at = yield from feed.any_of((":",), (yield from feed.space(at)))
-        head = yield from self._parts.read_head(at, ("{",))
-        if head is None:
-            return None
-        fields, start = head
+        fields, start = yield from self._parts.read_head(at, ("{",))
         stops = self._parts.outer_closings
         if not (yield from feed.starts("{", start)):
             is_closed = yield from self._parts.closes_at(start)
