@@ -6,6 +6,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.normalize_messages import parse_arguments
 from mlxstack.text.prompt.answer_replay import NAMELESS, Block
 from mlxstack.text.prompt.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.tokens.cached_tokenizer import Prompt
@@ -201,10 +202,9 @@ def test_tool_markers_come_only_from_the_template(chatml: Any) -> None:
 
 def test_c4_json_in_other_clothes_renders_alike(chatml: Any) -> None:
     maker = PromptMaker(chatml)
-    texts = {
-        maker.text(talk(Message(ASSISTANT, tool_calls=(ToolCall("c", "bash", arguments),))))
-        for arguments in ({"b": 1, "a": 2}, '{"b":1,"a":2}', '{ "b" : 1, "a" : 2 }')
-    }
+    clothes = ({"b": 1, "a": 2}, '{"b":1,"a":2}', '{ "b" : 1, "a" : 2 }')
+    calls = (ToolCall("c", "bash", parse_arguments(arguments)) for arguments in clothes)
+    texts = {maker.text(talk(Message(ASSISTANT, tool_calls=(call,)))) for call in calls}
     assert len(texts) == 1
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.conversation import Message, Role, ToolCall
+from mlxstack.core.conversation import Message, Role
 from mlxstack.text.template.adaptation import TemplateCapabilities, adapt_to_template
 
 STRICT = TemplateCapabilities(
@@ -74,12 +74,6 @@ def test_a_template_without_system_role_hears_it_from_the_user() -> None:
         said((SYSTEM, "s"), (USER, "u")), TemplateCapabilities(has_system=False)
     )
     assert pairs(settled) == [(USER, "s\n\nu")]
-
-
-def test_o3_string_arguments_become_objects() -> None:
-    calls = (ToolCall("x", "Bash", '{"b":1,"a":2}'), ToolCall("y", "Bash", "{broken"))
-    settled = adapt_to_template([Message(ASSISTANT, tool_calls=calls)], TemplateCapabilities())
-    assert [c.arguments for c in settled[0].tool_calls] == [{"b": 1, "a": 2}, "{broken"]
 
 
 @given(messages_st, messages_st)

@@ -10,11 +10,15 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
-from mlxstack.text.normalize_messages import drop_billing, interrupted, parse_arguments
+from mlxstack.text.normalize_messages import drop_billing, interrupted
 
 SCHEMA_DEFAULTS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
 PROPERTY_DEFAULTS: dict[str, Any] = {"description": ""}
 TURN_JOINT = "\n\n"
+TOOLS_HEAD = """# Tools
+
+You may call these functions to assist with the query of the user:
+<tools>"""
 CALL_INSTRUCTION = """For each call write a JSON object with its name and arguments:
 <tool_call>
 {"name": <name of the function>, "arguments": <object of its arguments>}
@@ -95,7 +99,7 @@ def adapt_to_template(
     (where such a template drops the thoughts as well), a late result of a parallel call
     moves to its call, and a call that was never answered gets a result once more is said.
     """
-    head, turns = _split_head([_clean(message) for message in messages])
+    head, turns = _split_head([_without_billing(message) for message in messages])
     if tools and not capabilities.takes_tools:
         texts = (head.text,) if head else ()
         head = Message(Role.SYSTEM, TURN_JOINT.join((*texts, tools_text(tools, capabilities))))
@@ -166,18 +170,8 @@ def tools_text(tools: Sequence[Tool], capabilities: TemplateCapabilities) -> str
         for t in tools
     ]  # fmt: skip
     own = "Write a call in your own format for tool calls."
-    return "\n".join(
-        [
-            "# Tools",
-            "",
-            "You may call these functions to assist with the query of the user:",
-            "<tools>",
-            *lines,
-            "</tools>",
-            "",
-            own if capabilities.takes_calls else CALL_INSTRUCTION,
-        ]
-    )
+    ending = own if capabilities.takes_calls else CALL_INSTRUCTION
+    return "\n".join([TOOLS_HEAD, *lines, "</tools>", "", ending])
 
 
 def call_text(call: ToolCall) -> str:
@@ -198,18 +192,9 @@ def _lacks_user(turns: Sequence[Message], capabilities: TemplateCapabilities) ->
     return capabilities.needs_user and all(turn.role is not Role.USER for turn in turns)
 
 
-def _clean(message: Message) -> Message:
-    """Remove a billing header; make arguments objects where possible."""
-    if message.role is Role.SYSTEM:
-        text = drop_billing(message.text)
-        return message if text == message.text else msgspec.structs.replace(message, text=text)
-    if not any(isinstance(call.arguments, str) for call in message.tool_calls):
-        return message
-    calls = tuple(
-        msgspec.structs.replace(call, arguments=parse_arguments(call.arguments))
-        for call in message.tool_calls
-    )
-    return msgspec.structs.replace(message, tool_calls=calls)
+def _without_billing(message: Message) -> Message:
+    text = drop_billing(message.text) if message.role is Role.SYSTEM else message.text
+    return message if text == message.text else msgspec.structs.replace(message, text=text)
 
 
 def _split_head(messages: Sequence[Message]) -> tuple[Message | None, list[Message]]:
