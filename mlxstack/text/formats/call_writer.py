@@ -106,13 +106,11 @@ class CallWriter:
 
     def begin_value(self, key: str, copier: Copier | None) -> None:
         """Begin an argument that its own copier may copy."""
-        self._copier, self._n_copied = copier, 0
-        self._prefix = f'{"," if self._keys else "{"}"{escaped(key)}":'
-        if key in self._keys:
-            # Its first value was sent.
-            self._copier, self._prefix = None, ""
-        else:
-            self._keys.add(key)
+        # Of a key that comes again, the first value was sent.
+        is_new = key not in self._keys
+        self._copier, self._n_copied = copier if is_new else None, 0
+        self._prefix = f'{"," if self._keys else "{"}"{escaped(key)}":' if is_new else ""
+        self._keys.add(key)
 
     def advance(self) -> None:
         """Tell what has been copied."""

@@ -178,10 +178,7 @@ class ValueCalls:
         at = yield from feed.space((yield from feed.any_of(SEPARATORS, at)))
         if not (yield from feed.starts("{", at)):
             return None
-        try:
-            calls = yield from self.json(body, at, before)
-        except UNREADABLE:
-            calls = None
+        calls = yield from self.json(body, at, before)
         if calls is None:
             calls = yield from self._sound(body, at, -1, before)
         if calls is None and self._writer.is_open:

@@ -7,8 +7,8 @@ several of them takes minutes and gigabytes, and a thread in it cannot be stoppe
 import math
 import re
 import threading
-from collections import OrderedDict
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -26,7 +26,8 @@ MAX_MULTIPLE = 10_000
 COSTLY = "multipleOf"
 VALUES = frozenset({"enum", "const", "default", "example", "examples"})
 """Schema keywords with data as values, where `multipleOf` means nothing."""
-MOST_REFUSED = 256
+MOST_KNOWN = 64
+"""Grammars whose check is remembered."""
 MAX_UNCHECKED = 50_000
 """Maximum characters; an object's compile time grows faster than quadratically."""
 CHEAP = re.compile(r'multipleOf\\*": ?1e-10\b')
@@ -81,22 +82,18 @@ class GrammarCheck:
         opening = msgspec.json.encode(tokenizer)
         self._process = LimitedProcess("mlxstack.text.grammar.grammar_worker", MAX_BYTES, opening)
         self._lock = threading.Lock()
-        self._refused: OrderedDict[str, str] = OrderedDict()
+        self._known = lru_cache(MOST_KNOWN)(self._problem)
 
     def check(self, grammar: str, param: str) -> None:
         """Raise BadRequest when compiling `grammar` takes too long, Busy without a process."""
         with self._lock:
-            reason = self._refused.get(grammar) or self._problem(grammar)
-            if reason is None:
-                return
-            self._refused[grammar] = reason
-            if len(self._refused) > MOST_REFUSED:
-                self._refused.popitem(last=False)
-        raise BadRequest(
-            f"{param}: compiling this grammar {reason}; use a smaller schema, or fewer and "
-            "smaller values of multipleOf",
-            param,
-        )
+            reason = self._known(grammar)
+        if reason is not None:
+            raise BadRequest(
+                f"{param}: compiling this grammar {reason}; use a smaller schema, or fewer and "
+                "smaller values of multipleOf",
+                param,
+            )
 
     def close(self) -> None:
         """End the process."""

@@ -139,20 +139,15 @@ def members(
 
 def listed(items: Sequence[tuple[str, bool]], between: str) -> str:
     """Items in order with `between`; optional ones may be missing."""
-    forms = ways(items, between)
-    if not any(is_required for _, is_required in items):
-        forms.append('""')
-    return "(" + " | ".join(forms) + ")"
-
-
-def ways(items: Sequence[tuple[str, bool]], between: str) -> list[str]:
-    """One alternative per possible first item, of at least one."""
     forms = []
     for at, (item, is_required) in enumerate(items):
-        forms.append(" ".join([item, *_rest(items[at + 1 :], between)]))
+        rest = (f"({between} {one}){'' if is_due else '?'}" for one, is_due in items[at + 1 :])
+        forms.append(" ".join([item, *rest]))
         if is_required:
             break
-    return forms
+    else:
+        forms.append('""')
+    return "(" + " | ".join(forms) + ")"
 
 
 def containing(text: str) -> str:
@@ -163,11 +158,6 @@ def containing(text: str) -> str:
 def escaped(text: str) -> str:
     """The regular expression of exactly this text."""
     return "\n".join(map(re.escape, text.split("\n")))
-
-
-def _rest(items: Iterable[tuple[str, bool]], between: str) -> Iterable[str]:
-    for item, is_required in items:
-        yield f"{between} {item}" if is_required else f"({between} {item})?"
 
 
 def _wanted(schema: Schema) -> Iterable[str]:

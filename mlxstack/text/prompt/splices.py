@@ -86,7 +86,8 @@ class Splicer:
         ]
         if not turns or OPENS in marked:
             return ()
-        numbers = {(turn.at, first): n for n, (turn, first) in enumerate(_firsts(turns))}
+        firsts = [(turn.at, first) for turn in turns for first in turn.blocks]
+        numbers = {one: n for n, one in enumerate(firsts)}
         probe = self._probe(adapted, numbers)
         if probe is None or probe.text != marked:
             return ()
@@ -208,10 +209,6 @@ class Splicer:
         data = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
         text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), data.decode(errors="replace"))
         return Counter(_WORD.findall(unescape(text).casefold()))
-
-
-def _firsts(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
-    return [(turn, first) for turn in turns for first in turn.blocks]
 
 
 def _start(marked: str, sketch: Sketch, places: Sequence[int], least: int) -> int | None:
