@@ -7,7 +7,6 @@ cannot be stopped; a process can.
 import math
 import os
 import resource
-import select
 import signal
 import struct
 import subprocess
@@ -16,7 +15,8 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 import psutil
 
@@ -26,9 +26,8 @@ STALL_S = 60.0
 """Seconds for a request in all; a busy computer is no fault of the request."""
 MOST_ANSWERED = 64 * 1024 * 1024
 """Maximum bytes of an answer."""
-CHUNK = 1024 * 1024
-HEADER = struct.Struct(">dQ")
-"""CPU seconds (allowed in a request, used in an answer), and bytes of the payload."""
+HEADER = struct.Struct(">d")
+"""CPU seconds: allowed in a request, used in an answer."""
 LEAST_S = 0.001
 """Shortest limit; a timer of no time would be none."""
 NO_MEMORY = 77
@@ -52,6 +51,7 @@ class LimitedProcess:
         self._max_bytes = max_bytes
         self._opening = opening
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
 
     def request(
         self, payload: bytes, limit_s: float, look: Callable[[float], None] | None = None
@@ -64,17 +64,17 @@ class LimitedProcess:
         """
         try:
             before_s = cpu_seconds(self._process.pid) if self._process is not None else 0.0
-            process = self._running()
-            with suppress(BrokenPipeError):
-                assert process.stdin is not None
-                write_frame(process.stdin, payload, limit_s)
-
-            def wait() -> None:
+            process, pipe = self._running()
+            with suppress(ConnectionError):
+                pipe.send_bytes(HEADER.pack(limit_s) + payload)
+            deadline = time.monotonic() + STALL_S
+            while not pipe.poll(LOOK_S):
                 check_size(process.pid, self._max_bytes)
                 if look is not None:
                     look(cpu_seconds(process.pid) - before_s)
-
-            return self._answer(process, limit_s, wait)
+                if time.monotonic() > deadline:
+                    raise Overrun(f"takes longer than {STALL_S:g} s")
+            return self._answer(process, pipe, limit_s)
         except BaseException:
             self.close()
             raise
@@ -85,48 +85,32 @@ class LimitedProcess:
         if process is not None:
             _kill(process)
 
-    def _running(self) -> "subprocess.Popen[bytes]":
+    def _running(self) -> "tuple[subprocess.Popen[bytes], Connection]":
         if self._process is not None and self._process.poll() is not None:
             self.close()
-        if self._process is None:
+        if self._process is None or self._pipe is None:
+            self._pipe, end = Pipe()
             # Without `close_fds` CPython may use posix_spawn, which copies no memory map.
             # Descriptors of Python are not inherited anyway.
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, str(self._max_bytes)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                close_fds=False,
-            )
-            weakref.finalize(self, _kill, process)
+            command = [sys.executable, "-m", self._module, str(self._max_bytes)]
+            with end:
+                self._process = subprocess.Popen(command, stdin=end.fileno(), close_fds=False)
+            weakref.finalize(self, _kill, self._process)
             if self._opening is not None:
-                assert process.stdin is not None
-                write_frame(process.stdin, self._opening)
-        return self._process
+                self._pipe.send_bytes(self._opening)
+        return self._process, self._pipe
 
     def _answer(
-        self, process: "subprocess.Popen[bytes]", limit_s: float, wait: Callable[[], None]
+        self, process: "subprocess.Popen[bytes]", pipe: Connection, limit_s: float
     ) -> tuple[bytes, float]:
-        assert process.stdout is not None
-        pipe, data, n_whole, cpu_s = process.stdout.fileno(), bytearray(), HEADER.size, 0.0
-        ready = select.poll()
-        ready.register(pipe, select.POLLIN)
-        deadline = time.monotonic() + STALL_S
-        while len(data) < n_whole:
-            if not ready.poll(1000 * LOOK_S):
-                wait()
-                if time.monotonic() > deadline:
-                    raise Overrun(f"takes longer than {STALL_S:g} s")
-                continue
-            if not (chunk := os.read(pipe, CHUNK)):
-                raise Overrun(describe_exit(process.wait(), limit_s, self._max_bytes))
-            is_header = len(data) < HEADER.size
-            data += chunk
-            if is_header and len(data) >= HEADER.size:
-                cpu_s, n_bytes = HEADER.unpack_from(data)
-                n_whole += n_bytes
-                if n_bytes > MOST_ANSWERED:
-                    raise Overrun(f"makes more than {MOST_ANSWERED >> 20} MB")
-        return bytes(memoryview(data)[HEADER.size :]), cpu_s
+        try:
+            data = pipe.recv_bytes(MOST_ANSWERED)
+        except (EOFError, ConnectionError):
+            code = process.wait()
+            raise Overrun(describe_exit(code, limit_s, self._max_bytes)) from None
+        except OSError:
+            raise Overrun(f"makes more than {MOST_ANSWERED >> 20} MB") from None
+        return data[HEADER.size :], HEADER.unpack_from(data)[0]
 
 
 def check_size(pid: int, max_bytes: int) -> None:
@@ -168,26 +152,13 @@ def _too_big(max_bytes: int) -> str:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    # An unwritten request cannot be written any more.
-    with suppress(BrokenPipeError), process:
-        process.kill()
+    process.kill()
+    process.wait()
 
 
-def write_frame(pipe: IO[bytes], payload: bytes, cpu_s: float = 0.0) -> None:
-    """Write one message. Raises OSError when the other side is gone."""
-    pipe.write(HEADER.pack(cpu_s, len(payload)))
-    pipe.write(payload)
-    pipe.flush()
-
-
-def read_frame(pipe: IO[bytes]) -> tuple[float, bytes] | None:
-    """CPU seconds and payload of a message; None at the end."""
-    header = pipe.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    cpu_s, n_bytes = HEADER.unpack(header)
-    payload = pipe.read(n_bytes)
-    return (cpu_s, payload) if len(payload) == n_bytes else None
+def to_parent() -> Connection:
+    """The pipe of a child to its parent."""
+    return Connection(sys.stdin.fileno())
 
 
 def limit_memory(n_bytes: int) -> None:
@@ -206,7 +177,7 @@ def limit_cpu(limit_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
-def serve(answer: Callable[[bytes], bytes]) -> None:
+def serve(answer: Callable[[bytes], bytes], pipe: Connection) -> None:
     """Answer every request of the parent until it ends.
 
     A request over its CPU seconds ends the process by SIGPROF, also inside C code.
@@ -216,16 +187,16 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
     try:
-        while (request := read_frame(requests)) is not None:
-            limit_s, payload = request
+        while True:
+            request = pipe.recv_bytes()
+            (limit_s,) = HEADER.unpack_from(request)
             began = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, max(limit_s, LEAST_S))
-            result = answer(payload)
+            result = answer(request[HEADER.size :])
             signal.setitimer(signal.ITIMER_PROF, 0)
-            write_frame(answers, result, time.process_time() - began)
+            pipe.send_bytes(HEADER.pack(time.process_time() - began) + result)
     except MemoryError:
         os._exit(NO_MEMORY)
-    except BrokenPipeError:
+    except (EOFError, ConnectionError):
         os._exit(0)

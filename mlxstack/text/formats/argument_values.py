@@ -135,11 +135,7 @@ def is_surely_text(begun: str, types: SchemaTypes) -> bool:
 def decoded(bare: str, text: str) -> Any:
     """The value that JSON or else Python reads; `text` if neither does."""
     try:
-        return json.loads(bare, strict=False)
-    except UNDECODABLE:
-        pass
-    try:
-        return ast.literal_eval(bare)
+        return object_of(bare)
     except UNDECODABLE:
         return text
 

@@ -9,23 +9,21 @@ import sys
 
 from llguidance import LLMatcher, LLTokenizer
 
-from mlxstack.text.limited_process import limit_memory, read_frame, serve
+from mlxstack.text.limited_process import limit_memory, serve, to_parent
 
 
 def main() -> None:
     """`python -m mlxstack.text.grammar.grammar_worker BYTES`: compile, within this memory."""
-    first = read_frame(sys.stdin.buffer)
-    if first is None:
-        return
+    pipe = to_parent()
     limit_memory(int(sys.argv[1]))
-    data = json.loads(first[1])
+    data = json.loads(pipe.recv_bytes())
     tokenizer = LLTokenizer(data["tokenizer"], n_vocab=data["n_vocab"], eos_token=data["eos"])
 
     def compiled(grammar: bytes) -> bytes:
         LLMatcher(tokenizer, grammar.decode(errors="replace"), log_level=0)
         return b""
 
-    serve(compiled)
+    serve(compiled, pipe)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pickle
 import sys
 from functools import lru_cache
 
-from mlxstack.text.limited_process import limit_memory, serve
+from mlxstack.text.limited_process import limit_memory, serve, to_parent
 from mlxstack.text.rendering.jinja_environment import compiled, free_variables
 
 RENDERED, REFUSED = b"+", b"-"
@@ -33,4 +33,4 @@ def answer(request: bytes) -> bytes:
 
 if __name__ == "__main__":
     limit_memory(int(sys.argv[1]))
-    serve(answer)
+    serve(answer, to_parent())
