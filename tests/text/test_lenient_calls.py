@@ -142,6 +142,20 @@ def test_a_call_cut_in_its_closing_mark_is_whole(marked: DerivedFormat) -> None:
     assert not calls.is_closed
 
 
+@pytest.mark.parametrize("between", ["", "\n", ", ", ";\n"])
+def test_signs_between_bare_calls_are_no_content(bare: DerivedFormat, between: str) -> None:
+    read = read_answer(bare, f"{FLAT}{between}{FLAT.replace('ls', 'pwd')}", TOOLS)
+    assert [(call.name, call.arguments) for call in read.tool_calls] == [LS, PWD]
+    assert read.content == ""
+
+
+def test_an_apostrophe_in_a_malformed_list_opens_no_text(marked: DerivedFormat) -> None:
+    raw = f"<tool_call>\n[{CALL}, {{x: don't}}]\n</tool_call>"
+    read = read_answer(marked, f"{raw} and {raw}", TOOLS)
+    assert [(call.name, call.arguments) for call in read.tool_calls] == [LS, LS]
+    assert read.content.strip() == "and"
+
+
 def test_a_cut_bare_call_is_no_content(bare: DerivedFormat) -> None:
     for raw in (FLAT[:-5], FLAT[:20], "<|python_tag|>" + FLAT[:30]):
         assert cut(bare, raw) == ""

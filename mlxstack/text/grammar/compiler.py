@@ -9,7 +9,6 @@ from copy import copy
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
-from msgspec import Struct
 from transformers import PreTrainedTokenizerFast
 
 from mlxstack.core.errors import BadRequest
@@ -33,13 +32,6 @@ MAX_REASON = 400
 """Characters of a message of llguidance."""
 
 
-class Compiled(Struct, frozen=True):
-    """A compiled grammar, and an estimate of its memory in bytes."""
-
-    matcher: LLMatcher
-    n_bytes: int
-
-
 class GrammarCompiler:
     """Callable by any thread; compiling lets the others run.
 
@@ -54,7 +46,8 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._words: LLTokenizer | None = None
         self._is_able = True
-        self._known: OrderedDict[str, Compiled] = OrderedDict()
+        # A compiled grammar, and an estimate of its memory in bytes.
+        self._known: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()
         self.n_bytes = 0
         self._check: GrammarCheck | None = None
 
@@ -105,24 +98,21 @@ class GrammarCompiler:
             known = self._known.get(grammar)
             if known is not None:
                 self._known.move_to_end(grammar)
-                return known.matcher
+                return known[0]
         if not is_bounded(grammar):
             self._checker().check(grammar, param)
         began = time.thread_time()
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
         took_s = time.thread_time() - began
         n_bytes = len(grammar) * BYTES_PER_CHAR + int(took_s * BYTES_PER_S)
-        self._keep(grammar, Compiled(matcher, n_bytes))
-        return matcher
-
-    def _keep(self, grammar: str, made: Compiled) -> None:
         with self._lock:
             if grammar in self._known:
-                return
-            self._known[grammar] = made
-            self.n_bytes += made.n_bytes
+                return matcher
+            self._known[grammar] = matcher, n_bytes
+            self.n_bytes += n_bytes
             while len(self._known) > MOST_KNOWN or self.n_bytes > MOST_BYTES:
-                self.n_bytes -= self._known.popitem(last=False)[1].n_bytes
+                self.n_bytes -= self._known.popitem(last=False)[1][1]
+        return matcher
 
     def _checker(self) -> GrammarCheck:
         with self._lock:

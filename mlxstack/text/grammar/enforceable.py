@@ -78,7 +78,7 @@ class _Search:
         made: list[Any] = []
         for at, item in enumerate(items):
             if key in LISTED and self._is_fit(around([*made, {}])):
-                made.append(self.largest(item, _after(around, made), f"{path}/{at}"))
+                made.append(self.largest(item, lambda one: around([*made, one]), f"{path}/{at}"))
             elif self._is_fit(around([*made, item])):
                 made.append(item)
             else:
@@ -99,10 +99,6 @@ def _blank(schemas: Schema) -> Schema:
 
 def _within(around: Callable[[Any], Schema], made: Schema, key: str) -> Callable[[Any], Schema]:
     return lambda one: around({**made, key: one})
-
-
-def _after(around: Callable[[Any], Schema], made: list[Any]) -> Callable[[Any], Schema]:
-    return lambda one: around([*made, one])
 
 
 def _order(key: str) -> tuple[int, str]:

@@ -5,12 +5,11 @@ a variable does is seen by rendering one conversation with each of its values.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct, field
 
-from mlxstack.core.conversation import Message, Tool
 from mlxstack.text.template.capabilities import SYSTEM, TOOL, answer, call, calling, result, user
 from mlxstack.text.tokens.cached_tokenizer import common_length
 
@@ -36,17 +35,8 @@ HISTORY = (
 ASKED = (SYSTEM, user(0))
 
 
-class Tried(Protocol):
-    """Rendering of a conversation with variables; None if refused."""
-
-    def __call__(
-        self,
-        messages: Sequence[Message],
-        tools: tuple[Tool, ...],
-        variables: dict[str, Any],
-        *,
-        opens_answer: bool = False,
-    ) -> str | None: ...
+Tried = Callable[..., str | None]
+"""`ChatTemplate.tried`: the rendering of a conversation with variables; None if refused."""
 
 
 class TemplateSwitches(Struct, frozen=True):
