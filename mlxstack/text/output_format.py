@@ -134,11 +134,9 @@ class OutputFormat:
             if is_mark(mark) and len(self._tokens(mark)) == 1 and not forced.is_last:
                 alone = replace(syntax, section_opens="", section_closes="")
                 ways.append(replace(forced, syntax=alone, forced=mark, head=""))
-        swapped = recipient_first(self.description)
-        return (
-            *ways,
-            *(() if swapped is None else (replace(forced, syntax=swapped, forced=swapped.opens),)),
-        )
+        if (swapped := recipient_first(self.description)) is not None:
+            ways.append(replace(forced, syntax=swapped, forced=swapped.opens))
+        return tuple(ways)
 
     def call_trigger(
         self, rules: Sequence[Callable[[], LLMatcher | None]], tools: Iterable[Tool]

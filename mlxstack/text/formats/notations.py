@@ -1,7 +1,6 @@
 """Notations of values in tool calls: JSON, Python's literals, Gemma's."""
 
 import ast
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,31 +49,24 @@ class Notation(Struct, frozen=True):
         return len(self.quotes[0]) > 1
 
 
-def _json_scalar(text: str) -> Any:
-    return _same(json.loads(text))
-
-
-def _python_scalar(text: str) -> Any:
+def _scalar(text: str) -> Any:
+    """A number or constant of JSON or Python."""
     if text in CONSTANTS_OF_JSON:
         return CONSTANTS_OF_JSON[text]
-    return _same(ast.literal_eval(text))
+    value = ast.literal_eval(text)
+    if not isinstance(value, bool | int | float | None) or plain(value) != value:
+        raise ValueError(f"{value!r} is no value of JSON")
+    return value
 
 
 def _gemma_scalar(text: str) -> Any:
     return plain(parse_scalar(text.strip()))
 
 
-def _same(value: Any) -> Any:
-    """A number or constant of JSON."""
-    if not isinstance(value, bool | int | float | None) or plain(value) != value:
-        raise ValueError(f"{value!r} is no value of JSON")
-    return value
-
-
-JSON = Notation(('"',), _json_scalar, {**_ESCAPES, "/": "/"})
+JSON = Notation(('"',), _scalar, {**_ESCAPES, "/": "/"})
 PYTHON = Notation(
     ('"', "'"),
-    _python_scalar,
+    _scalar,
     {**_ESCAPES, "a": "\a", "v": "\v", "\n": ""},
     is_raw_after_break=True,
     bare=BareText(

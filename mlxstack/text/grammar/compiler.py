@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.grammar.grammar_check import GrammarCheck, TokenizerData, is_bounded
+from mlxstack.text.grammar.grammar_check import GrammarCheck, is_bounded
 from mlxstack.text.tokens.special_tokens import nameless
 
 MOST_KNOWN = 64
@@ -117,10 +117,14 @@ class GrammarCompiler:
     def _checker(self) -> GrammarCheck:
         with self._lock:
             if self._check is None:
-                eos = sorted(self._tokenizer.eos_token_ids)
-                spelled = without_marks(self._tokenizer)
-                self._check = GrammarCheck(TokenizerData(spelled, self.n_vocab, eos))
+                self._check = GrammarCheck(self._vocabulary())
             return self._check
+
+    def _vocabulary(self) -> dict[str, Any]:
+        """Arguments of an `LLTokenizer`."""
+        eos = sorted(self._tokenizer.eos_token_ids)
+        spelled = without_marks(self._tokenizer)
+        return {"tokenizer": spelled, "n_vocab": self.n_vocab, "eos_token": eos}
 
     def load(self) -> LLTokenizer | None:
         """Table of the vocabulary, made at the first call, in seconds."""
@@ -129,9 +133,7 @@ class GrammarCompiler:
                 inner = getattr(self._tokenizer, "_tokenizer", self._tokenizer)
                 self._is_able = isinstance(inner, PreTrainedTokenizerFast)
                 if self._is_able:
-                    eos = sorted(self._tokenizer.eos_token_ids)
-                    spelled = without_marks(self._tokenizer)
-                    self._words = LLTokenizer(spelled, n_vocab=self.n_vocab, eos_token=eos)
+                    self._words = LLTokenizer(**self._vocabulary())
             return self._words
 
 

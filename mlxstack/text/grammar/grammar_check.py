@@ -4,15 +4,13 @@ llguidance bounds the work of a grammar, except for `multipleOf`: a schema of 20
 several of them takes minutes and gigabytes, and a thread in it cannot be stopped.
 """
 
+import json
 import math
 import re
 import threading
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
-
-import msgspec
-from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.text.limited_process import LimitedProcess, Overrun
@@ -33,14 +31,6 @@ MAX_UNCHECKED = 50_000
 CHEAP = re.compile(r'multipleOf\\*": ?1e-10\b')
 """The multiple that bounds the decimal places of every number."""
 ESCAPED = re.compile(r"\\+u00([0-9a-fA-F]{2})")
-
-
-class TokenizerData(Struct, frozen=True):
-    """Arguments of an `LLTokenizer`, to make the same one in another process."""
-
-    tokenizer: str
-    n_vocab: int
-    eos: list[int]
 
 
 def is_bounded(grammar: str) -> bool:
@@ -76,10 +66,13 @@ def _check_multiple(given: Any, param: str) -> None:
 
 
 class GrammarCheck:
-    """Compiles grammars of one tokenizer under limits, in a process. Thread-safe."""
+    """Compiles grammars of one tokenizer under limits, in a process. Thread-safe.
 
-    def __init__(self, tokenizer: TokenizerData) -> None:
-        opening = msgspec.json.encode(tokenizer)
+    `tokenizer` are the arguments of an `LLTokenizer`, to make the same one there.
+    """
+
+    def __init__(self, tokenizer: dict[str, Any]) -> None:
+        opening = json.dumps(tokenizer).encode()
         self._process = LimitedProcess("mlxstack.text.grammar.grammar_worker", MAX_BYTES, opening)
         self._lock = threading.Lock()
         self._known = lru_cache(MOST_KNOWN)(self._problem)

@@ -16,8 +16,7 @@ def main() -> None:
     """`python -m mlxstack.text.grammar.grammar_worker BYTES`: compile, within this memory."""
     pipe = to_parent()
     limit_memory(int(sys.argv[1]))
-    data = json.loads(pipe.recv_bytes())
-    tokenizer = LLTokenizer(data["tokenizer"], n_vocab=data["n_vocab"], eos_token=data["eos"])
+    tokenizer = LLTokenizer(**json.loads(pipe.recv_bytes()))
 
     def compiled(grammar: bytes) -> bytes:
         LLMatcher(tokenizer, grammar.decode(errors="replace"), log_level=0)
