@@ -162,7 +162,7 @@ class CallParts:
         return not syntax.closes.strip() and not syntax.section_closes.strip()
 
     def read_head(self, at: int, stops: tuple[str, ...]) -> Reading[tuple[dict[str, str], int]]:
-        """Name and id of a call, and the position after them. Raises ValueError."""
+        """Name and id of a call, and their end. Raises ValueError."""
         feed = self.feed
         fields: dict[str, str] = {}
         start = at

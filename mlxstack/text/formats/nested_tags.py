@@ -59,7 +59,7 @@ class NestedTags:
         return (yield from feed.starts(opens, at)) and not (yield from feed.starts(f"{opens}/", at))
 
     def container(self, key: str, at: int, place: TypedPlace) -> Reading[tuple[Any, int]]:
-        """Object or list in a tag, and the position after it. Raises ValueError."""
+        """Object or list in a tag, and its end. Raises ValueError."""
         feed, body = self._feed, self._body
         closes = body.value_closes.replace(KEY, key)
         members: list[tuple[str, Any]] = []

@@ -120,7 +120,7 @@ class TemplateRenderers:
 
     @contextmanager
     def _slow_lane(self) -> Iterator[Callable[[float], None]]:
-        """A place among the slow renderings, from when one is slow. Raises Busy."""
+        """A place among slow renderings, once one is slow. Raises Busy."""
         has_place = False
 
         def look(cpu_s: float) -> None:
