@@ -12,6 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from litestar.handlers import HTTPRouteHandler
+from litestar.routes import HTTPRoute
+from litestar.utils.signature import ParsedSignature
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct, structs
 
@@ -40,7 +43,21 @@ class Running(Struct, frozen=True):
 @functools.cache
 def parse_handlers() -> tuple[Any, ...]:
     """Signatures of all handlers; each application parses those of its copies that lack them."""
+    HTTPRoute.create_options_handler = options_handler  # type: ignore[method-assign]
     return tuple(route.parsed_fn_signature for dialect in DIALECTS for route in dialect.routes)
+
+
+make_options_handler = HTTPRoute.create_options_handler
+signatures_of_options: list[ParsedSignature] = []
+
+
+def options_handler(route: HTTPRoute, path: str) -> HTTPRouteHandler:
+    """What Litestar makes for each path of each application, always with the same signature."""
+    made = make_options_handler(route, path)
+    if not signatures_of_options:
+        signatures_of_options.append(made.parsed_fn_signature)
+    made._parsed_fn_signature = signatures_of_options[0]
+    return made
 
 
 def tiny_preset(folder: Path, **sections: Any) -> Preset:
