@@ -11,6 +11,6 @@ from tests.endurance.salt_timing import salt_timing
 @pytest.mark.slow
 @pytest.mark.net
 def test_a_prompt_of_another_salt_shortens_nothing(tmp_path: Path) -> None:
-    timing = salt_timing(tmp_path, n_rounds=3)
+    timing = salt_timing(tmp_path, n_rounds=2)
     assert timing.n_own > 2000
     assert timing.n_others == 0

@@ -272,7 +272,7 @@ def test_g11_turns_write_only_what_is_new(model_of: ModelOf, tmp_path: Path) -> 
 def test_z8_agents_outnumber_slots(model_of: ModelOf, tmp_path: Path, kind: str) -> None:
     preset = preset_of(model_of(kind), slots=SlotSpec(count=3, n_ctx=2048))
     with running(preset, tmp_path) as driver:
-        histories = {n: HEAD + prompt(60, seed=n) for n in range(8)}
+        histories = {n: HEAD + prompt(60, seed=n) for n in range(6)}
         for turn in range(3):
             for n, history in histories.items():
                 n_before = len(history) - 8 - 20
@@ -423,11 +423,11 @@ def test_invariants_hold_after_a_crowd(model_of: ModelOf, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["tiny-swa", *in_soak("tiny")])
 def test_z5_a_team_computes_its_head_once(model_of: ModelOf, tmp_path: Path, kind: str) -> None:
-    preset = preset_of(model_of(kind), slots=SlotSpec(count=5, n_ctx=2560))
-    head = prompt(2000, seed=1)
+    preset = preset_of(model_of(kind), slots=SlotSpec(count=5, n_ctx=1536))
+    head = prompt(1000, seed=1)
     tails = [prompt(40 + n, seed=10 + n) for n in range(5)]
     with running(preset, tmp_path) as driver:
-        asks = [driver.submit(head + tail, 4, checkpoint_positions=(2000,)) for tail in tails]
+        asks = [driver.submit(head + tail, 4, checkpoint_positions=(1000,)) for tail in tails]
         for ask in asks:
             driver.finish(ask)
         computed = driver.engine.snapshot().counters.n_prompt_tokens
