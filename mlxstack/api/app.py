@@ -32,7 +32,7 @@ def create_app(service: Service) -> Litestar:
         dependencies={"service": provided(service)},
         guards=[
             guards.host_guard(server),
-            guards.key_guard(server, dialect_of, lambda: (*names(service), service.preset.name)),
+            guards.key_guard(server, lambda: (*names(service), service.preset.name)),
             loaded_guard(service),
         ],
         exception_handlers={Exception: _answer},

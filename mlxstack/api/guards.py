@@ -22,7 +22,7 @@ from litestar.types import Guard, Message, Scope
 from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key, fits
-from mlxstack.api.protocols import Dialect
+from mlxstack.api.protocols import Dialect, dialect_of
 from mlxstack.api.streaming import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec
@@ -49,7 +49,6 @@ HostRules = Callable[[Mapping[str, str], str | None], None]
 """Checks the headers of a request from a peer."""
 
 Connection = ASGIConnection[Any, Any, Any, Any]
-DialectOf = Callable[[str], Dialect]
 
 
 def request_id(scope: Scope) -> str:
@@ -172,9 +171,7 @@ def host_check(server: ServerSpec) -> Callable[[Connection], None]:
     )
 
 
-def key_check(
-    server: ServerSpec, dialect_of: DialectOf
-) -> Callable[[Mapping[str, str], str], ApiKey | None]:
+def key_check(server: ServerSpec) -> Callable[[Mapping[str, str], str], ApiKey | None]:
     """Require one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
 
     The check of headers and path raises Unauthorized, or returns the key; None where none are
@@ -209,14 +206,12 @@ def host_guard(server: ServerSpec) -> Guard:
     return guard
 
 
-def key_guard(
-    server: ServerSpec, dialect_of: DialectOf, names: Callable[[], Collection[str]] | None = None
-) -> Guard:
+def key_guard(server: ServerSpec, names: Callable[[], Collection[str]] | None = None) -> Guard:
     """`key_check` for every private route; stores the key in the connection.
 
     `names` are those of the model that a service serves now.
     """
-    check = key_check(server, dialect_of)
+    check = key_check(server)
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         if handler.opt.get("is_public"):

@@ -62,7 +62,7 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     waiting: set[WaitingRequest] = set()
     server = service.preset.server
     budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
-    check_host, check_key = guards.host_check(server), guards.key_check(server, dialect_of)
+    check_host, check_key = guards.host_check(server), guards.key_check(server)
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from mlxstack.api import guards
 from mlxstack.api.guards import host_rules
-from mlxstack.api.protocols import dialect_of
 from mlxstack.api.request_body import BodyBudget, RequestBody, decode_body
 from mlxstack.api.streaming import ClientDisconnected
 from mlxstack.api.swap_middleware import (
@@ -65,7 +64,7 @@ class Gateway:
         self._agents = AgentMembers(spec)
         self._own = cast(App, own_app(spec, members, self._agents))
         self._check_host = host_rules(spec.server)
-        self._check_key = guards.key_check(spec.server, dialect_of)
+        self._check_key = guards.key_check(spec.server)
         self._waiting: set[WaitingRequest] = set()
         server = spec.server
         self._budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))

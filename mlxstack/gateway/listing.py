@@ -333,7 +333,7 @@ def own_app(spec: GatewaySpec, members: Members, agent_members: AgentMembers) ->
             "spec": Provide(lambda: spec, sync_to_thread=False),
             "agent_members": Provide(lambda: agent_members, sync_to_thread=False),
         },
-        guards=[guards.host_guard(spec.server), guards.key_guard(spec.server, dialect_of)],
+        guards=[guards.host_guard(spec.server), guards.key_guard(spec.server)],
         exception_handlers={Exception: _answer},
         before_send=[guards.name_response],
         request_max_body_size=spec.server.max_body_bytes,

@@ -35,7 +35,7 @@ async def completion(
     ]
     renderer = LlamaRenderer(
         [
-            PromptRenderer(service, generation, prompt, data, index)
+            PromptRenderer(service.name, generation, prompt, data, index)
             for index, (generation, prompt) in enumerate(zip(orders, prompts, strict=True))
         ]
     )

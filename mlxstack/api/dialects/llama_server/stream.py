@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET, to_builtins
@@ -25,7 +26,6 @@ from mlxstack.core.response_parts import (
     ResponsePart,
 )
 from mlxstack.service.calls.generation import Generation
-from mlxstack.service.service import Service
 
 STOP_TYPES = {
     FinishReason.EOS: "eos",
@@ -53,34 +53,23 @@ class LlamaRenderer(streaming.Renderer):
         return streaming.frame(llama_error(error, ""))
 
 
+@dataclass
 class PromptRenderer:
     """Renders the response to the prompt number `index`, counting its tokens."""
 
-    def __init__(
-        self,
-        service: Service,
-        generation: Generation,
-        prompt: Prompt,
-        body: LlamaCompletionBody,
-        index: int,
-    ) -> None:
-        self._service = service
-        self._generation = generation
-        text = prompt.text if isinstance(prompt, MediaText) else prompt
-        is_text = isinstance(text, str)
-        self._prompt = (
-            text if is_text else generation.text_processor.decode(generation.request.tokens)
-        )
-        self._index = index
-        self._body = body
-        self._has_new_line = False
-        self._n_predicted = 0
-        self._watch = Stopwatch(time.monotonic)
+    model: str
+    generation: Generation
+    prompt: Prompt
+    body: LlamaCompletionBody
+    index: int
+    _has_new_line: bool = False
+    _n_predicted: int = 0
+    _watch: Stopwatch = field(default_factory=lambda: Stopwatch(time.monotonic))
 
     def whole(self, reply: CollectedResponse) -> dict[str, Any]:
         """Response to a request that does not stream."""
         self._has_new_line = "\n" in reply.content
-        tokens = [note.token for note in reply.notes] if self._body.return_tokens else []
+        tokens = [note.token for note in reply.notes] if self.body.return_tokens else []
         answer = self._final(reply.ended, reply.content, tokens)
         return self._picked({**answer, **self._probabilities(reply.notes)})
 
@@ -101,35 +90,35 @@ class PromptRenderer:
     def _content(self, part: ContentPart) -> dict[str, Any]:
         self._has_new_line |= "\n" in part.text
         self._n_predicted += len(part.notes)
-        pace = {"timings": self._watch.timings()} if self._body.timings_per_token else {}
+        pace = {"timings": self._watch.timings()} if self.body.timings_per_token else {}
         return {**self._partial(part.text, part.notes), **self._probabilities(part.notes), **pace}
 
     def _partial(self, text: str, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:
         return {
-            "index": self._index,
+            "index": self.index,
             "content": text,
             "tokens": [note.token for note in notes],
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": self._n_predicted,
-            "tokens_evaluated": len(self._generation.request.tokens),
+            "tokens_evaluated": len(self.generation.request.tokens),
         }
 
     def _final(self, ended: GenerationFinished, content: str, tokens: list[int]) -> dict[str, Any]:
         work = ended.work
         return {
-            "index": self._index,
+            "index": self.index,
             "content": content,
             "tokens": tokens,
             "id_slot": ended.slot,
             "stop": True,
-            "model": self._service.name,
+            "model": self.model,
             "tokens_predicted": work.n_generated,
             "tokens_evaluated": work.n_prompt,
             "generation_settings": generation_settings(
-                self._generation.request, self._generation.options.stop, bool(self._body.stream)
+                self.generation.request, self.generation.options.stop, bool(self.body.stream)
             ),
-            "prompt": self._prompt,
+            "prompt": self._text(),
             "has_new_line": self._has_new_line,
             "truncated": False,
             "stop_type": STOP_TYPES[ended.ending],
@@ -138,16 +127,22 @@ class PromptRenderer:
             "timings": timings(work),
         }
 
+    def _text(self) -> str:
+        text = self.prompt.text if isinstance(self.prompt, MediaText) else self.prompt
+        if isinstance(text, str):
+            return text
+        return self.generation.text_processor.decode(self.generation.request.tokens)
+
     def _picked(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Requested fields by their paths, all without a list."""
-        if not self._body.response_fields:
+        if not self.body.response_fields:
             return answer
         plain = to_builtins(answer)
-        found = {path: _at(plain, path) for path in self._body.response_fields}
+        found = {path: _at(plain, path) for path in self.body.response_fields}
         return {path: value for path, value in found.items() if value is not UNSET}
 
     def _probabilities(self, notes: tuple[TokenSampled, ...]) -> dict[str, Any]:
-        result = logprobs(notes, self._generation.text_processor)
+        result = logprobs(notes, self.generation.text_processor)
         return {"completion_probabilities": result.content} if result else {}
 
 
