@@ -59,7 +59,7 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     body over the limit. Requests without an answer when the gate is interrupted get the reason as
     theirs.
     """
-    waiting: set[WaitingRequest] = set()
+    waiting: set[RelayedResponse] = set()
     server = service.preset.server
     budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
     check_host, check_key = guards.host_check(server), guards.key_check(server)
@@ -98,7 +98,7 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
         check_host(connection)
         check_key(connection.headers, scope["path"])
         _check_room(len(waiting), service.preset.queue.max_waiting)
-        await WaitingRequest(scope, body, response).wait(service.gate, app, waiting)
+        await pass_gate(service.gate, app, scope, body, response, waiting)
 
     return handle
 
@@ -111,33 +111,6 @@ class Gate(Protocol):
 
     def leave(self) -> None:
         """Count the request as over."""
-
-
-class RelayedResponse:
-    """Response of the application to one request, and where it goes."""
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self.is_begun = False
-        self.is_blank = True
-        self.media_type = ""
-        self.relay = send
-        self._scope = scope
-
-    async def send(self, message: Message) -> None:
-        """Pass a message of the application on."""
-        if not self.is_begun:
-            self.is_begun = True
-            self._note_head(dict(message.get("headers", ())))
-        elif self.is_blank and bytes(message.get("body", b"")).strip():
-            self.is_blank = False
-        await self.relay(message)
-
-    def _note_head(self, headers: dict[bytes, bytes]) -> None:
-        """Note the type of the response, also for the connection."""
-        self.media_type = headers.get(b"content-type", b"").decode("latin-1")
-        is_answer = self._scope["path"].rpartition("/")[2] in ANSWERING
-        if is_answer and b"content-length" not in headers:
-            self._scope.setdefault("state", {})["early_type"] = self.media_type
 
 
 def _check_room(n_waiting: int, limit: int) -> None:
@@ -169,80 +142,98 @@ def early_head(path: str, body: bytes) -> EarlyHead | None:
     return None
 
 
-class WaitingRequest:
-    """Request that came while the gate was closed."""
+class RelayedResponse:
+    """Response of the application to one request, behind heartbeats where it waits."""
 
-    def __init__(self, scope: Scope, body: RequestBody, response: RelayedResponse) -> None:
-        self._scope, self._body = scope, body
-        self._dialect = dialect_of(scope["path"])
-        self._send = response.relay
-        self._response = response
-        response.relay = self._pass_on
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.is_begun = False
+        self.is_blank = True
+        self.media_type = ""
+        self._scope, self._send = scope, send
         self._early: EarlyHead | None = None
-        self._is_begun = False
-        self._failed: Message | None = None
-        self._failure = b""
+        self._failure: bytes | None = None
 
-    async def wait(self, gate: Gate, app: App, waiting: "set[WaitingRequest]") -> None:
-        """Wait in `waiting` until the gate opens or the client leaves."""
-        waiting.add(self)
-        try:
-            self._early = early_head(self._scope["path"], await self._body.read())
-            await self._pass(gate, app, waiting)
-        finally:
-            waiting.discard(self)
+    async def send(self, message: Message) -> None:
+        """Pass a message of the application on."""
+        if not self.is_begun:
+            self.is_begun = True
+            self._note_head(dict(message.get("headers", ())))
+        elif self.is_blank and bytes(message.get("body", b"")).strip():
+            self.is_blank = False
+        await self.relay(message)
 
-    async def _pass(self, gate: Gate, app: App, waiting: "set[WaitingRequest]") -> None:
-        entering = asyncio.create_task(gate.enter())
-        leaving = asyncio.create_task(until_disconnect(self._body.connection_receive))
-        try:
-            patience_s = self._early.after_s if self._early is not None else None
-            while not (entering.done() or leaving.done()):
-                await asyncio.wait(
-                    {entering, leaving}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if self._early is not None and not (entering.done() or leaving.done()):
-                    await self._send_heartbeat(self._early)
-                    patience_s = BEAT_S
-            if leaving.done():
-                return
-            await cancel(leaving)
-            entering.result()
-            waiting.discard(self)
-            await app(self._scope, self._body.receive, self._response.send)
-        finally:
-            await cancel(leaving)
-            await cancel(entering)
-            if not entering.cancelled() and entering.exception() is None:
-                gate.leave()
-
-    async def _send_heartbeat(self, early: EarlyHead) -> None:
-        if not self._is_begun:
-            self._is_begun = True
+    async def heartbeat(self, early: EarlyHead) -> None:
+        """Keep the connection open, the first time by an early head."""
+        if self._early is None:
+            self._early = early
             self._scope.setdefault("state", {})["early_type"] = early.media_type
             fields = {"content-type": early.media_type, **HEADERS}
             headers = [(name.encode(), value.encode()) for name, value in fields.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": early.heartbeat, "more_body": True})
 
-    async def _pass_on(self, message: Message) -> None:
-        """Forward a message of the application, the head only once."""
-        if not self._is_begun:
+    async def relay(self, message: Message) -> None:
+        """Send a message; after an early head an error is a frame or a body."""
+        if self._early is None:
             await self._send(message)
         elif message["type"] == "http.response.start":
-            self._failed = message if message["status"] != 200 else None
-        elif self._failed is None:
+            self._failure = b"" if message["status"] != 200 else None
+        elif self._failure is None:
             await self._send(message)
         else:
-            await self._complain(message)
+            self._failure += bytes(message.get("body", b""))
+            if not message.get("more_body"):
+                frame = dialect_of(self._scope["path"]).error_frame
+                data = frame(self._failure) if self._early.is_stream else self._failure
+                await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def _complain(self, message: Message) -> None:
-        """Send an error after the head, as a frame or body."""
-        self._failure += bytes(message.get("body", b""))
-        if not message.get("more_body"):
-            is_stream = self._early is not None and self._early.is_stream
-            data = self._dialect.error_frame(self._failure) if is_stream else self._failure
-            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+    def _note_head(self, headers: dict[bytes, bytes]) -> None:
+        """Note the type of the response, also for the connection."""
+        self.media_type = headers.get(b"content-type", b"").decode("latin-1")
+        is_answer = self._scope["path"].rpartition("/")[2] in ANSWERING
+        if is_answer and b"content-length" not in headers:
+            self._scope.setdefault("state", {})["early_type"] = self.media_type
+
+
+async def pass_gate(
+    gate: Gate,
+    app: App,
+    scope: Scope,
+    body: RequestBody,
+    response: RelayedResponse,
+    waiting: set[RelayedResponse],
+) -> None:
+    """Answer a request that comes while the gate is closed, unless its client leaves.
+
+    Its response is in `waiting` until the gate opens.
+    """
+    waiting.add(response)
+    try:
+        early = early_head(scope["path"], await body.read())
+        entering = asyncio.create_task(gate.enter())
+        leaving = asyncio.create_task(until_disconnect(body.connection_receive))
+        try:
+            patience_s = early.after_s if early is not None else None
+            while not (entering.done() or leaving.done()):
+                await asyncio.wait(
+                    {entering, leaving}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if early is not None and not (entering.done() or leaving.done()):
+                    await response.heartbeat(early)
+                    patience_s = BEAT_S
+            if leaving.done():
+                return
+            await cancel(leaving)
+            entering.result()
+            waiting.discard(response)
+            await app(scope, body.receive, response.send)
+        finally:
+            await cancel(leaving)
+            await cancel(entering)
+            if not entering.cancelled() and entering.exception() is None:
+                gate.leave()
+    finally:
+        waiting.discard(response)
 
 
 def _wants_stream(body: bytes, is_default: bool) -> bool:

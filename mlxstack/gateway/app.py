@@ -23,8 +23,8 @@ from mlxstack.api.swap_middleware import (
     RelayedResponse,
     Scope,
     Send,
-    WaitingRequest,
     break_off,
+    pass_gate,
     refuse,
 )
 from mlxstack.core.errors import Broken, Busy, Loading, StackError, UnknownModel
@@ -65,7 +65,7 @@ class Gateway:
         self._own = cast(App, own_app(spec, members, self._agents))
         self._check_host = host_rules(spec.server)
         self._check_key = guards.key_check(spec.server)
-        self._waiting: set[WaitingRequest] = set()
+        self._waiting: set[RelayedResponse] = set()
         server = spec.server
         self._budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
         is_strict = server.strict_models
@@ -118,13 +118,12 @@ class Gateway:
 
         Raises Broken when it ended twice, or may have changed the history of an agent, and Busy.
         """
-        request = WaitingRequest(scope, body, response)
         for n_sent in range(1, MOST_SENT + 1):
             try:
                 if not member.is_open:
                     if len(self._waiting) >= MOST_WAITING:
                         raise Busy(f"{MOST_WAITING} requests wait for models, no more are queued")
-                    await request.wait(member, app, self._waiting)
+                    await pass_gate(member, app, scope, body, response, self._waiting)
                     return
                 await member.enter()
                 try:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msgspec import Struct
 
@@ -25,7 +25,7 @@ from mlxstack.core.errors import (
 )
 from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.model_info import ModelFacts
-from mlxstack.core.preset import PARKING_S, Preset
+from mlxstack.core.preset import PARKING_S, Preset, ServiceKind
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.host.sleep import SleepAssertion, caffeinate
 from mlxstack.models.model_files import processor_of
@@ -36,14 +36,17 @@ from mlxstack.service.parts.early_turns import EarlyTurns
 from mlxstack.service.parts.gate import SwapGate
 from mlxstack.service.parts.neighbors import Neighbors
 from mlxstack.service.parts.peers import Peers
-from mlxstack.service.parts.request_stream import Embedder, Engine, RequestStream
+from mlxstack.service.parts.request_stream import RequestStream
 from mlxstack.service.parts.stats import ServiceStats
 from mlxstack.service.parts.text_processor import CHANGED, TemplateFacts, TextProcessor
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
     from mlxstack.engine.core import EngineCore
+    from mlxstack.engine.embedding_engine import EmbeddingEngine
     from mlxstack.service.engine_factory import EngineFactory
+
+    AnyEngine = EngineCore | EmbeddingEngine
 
 log = logging.getLogger("mlxstack.service")
 
@@ -113,7 +116,7 @@ class Service:
         self,
         preset: Preset,
         engine_factory: "EngineFactory",
-        engine: "EngineCore | Embedder",
+        engine: "AnyEngine",
         neighbors: Neighbors | None = None,
     ) -> None:
         self.preset = preset
@@ -149,16 +152,20 @@ class Service:
     @property
     def generator(self) -> "EngineCore":
         """The engine, when it generates text. Raises Unsupported."""
-        if isinstance(self.engine, Embedder):
+        if self._is_embedding:
             raise Unsupported(NO_GENERATION)
-        return self.engine
+        return cast("EngineCore", self.engine)
 
     @property
-    def embedder(self) -> Embedder:
+    def embedder(self) -> "EmbeddingEngine":
         """The engine, when it embeds. Raises Unsupported."""
-        if not isinstance(self.engine, Embedder):
+        if not self._is_embedding:
             raise Unsupported(NO_EMBEDDINGS)
-        return self.engine
+        return cast("EmbeddingEngine", self.engine)
+
+    @property
+    def _is_embedding(self) -> bool:
+        return self.preset.kind is ServiceKind.EMBEDDING
 
     @property
     def cache(self) -> "PrefixCacheAdmin":
@@ -170,7 +177,7 @@ class Service:
     def peers(self) -> Peers:
         """Exchange of KV files with other services. Raises as `require`, and Unsupported."""
         self.require()
-        if isinstance(self.engine, Embedder) or self.preset.hosts:
+        if self._is_embedding or self.preset.hosts:
             raise Unsupported("this service exchanges no KV with others")
         return self._peers
 
@@ -267,12 +274,12 @@ class Service:
         self._text_processor = None
         self.request_log.last_in_slot.clear()
 
-    def rest(self, preset: Preset, engine: "EngineCore | Embedder") -> None:
+    def rest(self, preset: Preset, engine: "AnyEngine") -> None:
         """Stay unloaded, with an engine that is not started, until `load_model`."""
         self.stats.add_engine(self.engine.snapshot().counters)
         self.preset, self.engine, self.name = preset, engine, preset.model.served_name
 
-    async def load_model(self, preset: Preset, engine: "EngineCore | Embedder") -> ModelFacts:
+    async def load_model(self, preset: Preset, engine: "AnyEngine") -> ModelFacts:
         """Serve a preset by another engine. Raises its load error."""
         self.rest(preset, engine)
         return await self._begin()
@@ -306,9 +313,9 @@ class Service:
         )
         self._facts, self._text_processor = facts, text_processor
         self._template = text_processor.facts
-        if not isinstance(self.engine, Embedder):
+        if not self._is_embedding:
             if self.neighbors is not None:
-                await self.neighbors.divide(self.preset, self.engine)
+                await self.neighbors.divide(self.preset, self.generator)
             self._peers.serve(facts.identity.key(), self.reserve_disk, self.generator.import_kv)
         if self._health in (
             ServiceHealth.LOADING, ServiceHealth.SWAPPING, ServiceHealth.UNLOADED
@@ -452,7 +459,7 @@ def _processor_of(tokenizer: Any, preset: Preset, facts: ModelFacts) -> TextProc
     return TextProcessor(tokenizer, preset, facts.n_vocab, processor)
 
 
-async def ended(engine: Engine, limit_s: float) -> bool:
+async def ended(engine: "AnyEngine", limit_s: float) -> bool:
     """End an engine without a drain; True if within `limit_s` seconds."""
     stopping = asyncio.wrap_future(engine.stop(0.0))
     await asyncio.wait({stopping}, timeout=limit_s)

@@ -3,40 +3,16 @@
 import asyncio
 import logging
 from collections import deque
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished
-from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import StackError
-from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.request import Request
 from mlxstack.service.parts.request_log import Decode, RequestLog
 
 if TYPE_CHECKING:
     from mlxstack.engine.core import EngineCore
-
-
-class Engine(Protocol):
-    """Life cycle of an engine, whatever its model is for."""
-
-    tokenizer: Any
-
-    @property
-    def trouble(self) -> str: ...
-    def start(self) -> Future[ModelFacts]: ...
-    def snapshot(self) -> Snapshot: ...
-    def stalled_s(self) -> float: ...
-    def is_alive(self) -> bool: ...
-    def stop(self, drain_s: float) -> Future[None]: ...
-
-
-@runtime_checkable
-class Embedder(Engine, Protocol):
-    """Engine of an embedding model."""
-
-    def embed(self, texts: tuple[tuple[int, ...], ...]) -> Future[tuple[bytes, ...]]: ...
 
 
 class EventQueue:
