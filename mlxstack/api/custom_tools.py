@@ -40,7 +40,6 @@ class InputDecoder:
     """Decoder of the JSON text of a call's arguments, in pieces, to the input."""
 
     def __init__(self) -> None:
-        self.text = ""
         self._arguments, self._n_read = "", 0
 
     def add(self, piece: str) -> str:
@@ -52,14 +51,10 @@ class InputDecoder:
         start = max(self._n_read, len(INPUT_OPENS))
         match = _JSON_TEXT.match(self._arguments, start)
         self._n_read = match.end() if match else start
-        return self._more(msgspec.json.decode(f'"{self._arguments[start : self._n_read]}"'))
+        return msgspec.json.decode(f'"{self._arguments[start : self._n_read]}"', type=str)
 
     def end(self) -> str:
         """Text of a complete call that was not sent in pieces."""
         if self._n_read:
             return ""
-        return self._more(input_text(msgspec.json.decode(self._arguments), self._arguments))
-
-    def _more(self, text: str) -> str:
-        self.text += text
-        return text
+        return input_text(msgspec.json.decode(self._arguments), self._arguments)

@@ -86,7 +86,9 @@ class RequestBody:
     """Body of one request, holding budget until it is closed."""
 
     def __init__(self, scope: Any, receive: Any, max_bytes: int, budget: BodyBudget) -> None:
-        self._scope, self._receive = scope, receive
+        self.connection_receive = receive
+        """`receive` of the connection, for what follows the body."""
+        self._scope = scope
         self._max_bytes, self._budget = max_bytes, budget
         self._n_taken = 0
         self._data: bytes | None = None
@@ -104,15 +106,10 @@ class RequestBody:
             self._scope.setdefault("state", {})["n_body"] = len(self._data)
         return self._data
 
-    @property
-    def connection_receive(self) -> Any:
-        """`receive` of the connection, for what follows the body."""
-        return self._receive
-
     async def receive(self) -> dict[str, Any]:
         """The whole body as one message, then what the connection sends."""
         if self._is_replayed:
-            message: dict[str, Any] = await self._receive()
+            message: dict[str, Any] = await self.connection_receive()
             return message
         try:
             message = {"type": "http.request", "body": await self.read(), "more_body": False}
@@ -132,7 +129,7 @@ class RequestBody:
             raise TooLarge(errors.TOO_LARGE)
         data, has_more = bytearray(), True
         while has_more:
-            message = await self._receive()
+            message = await self.connection_receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
             sent, has_more = message.get("body", b""), message.get("more_body", False)

@@ -66,6 +66,11 @@ class PromptObject(Struct, frozen=True):
 Prompts = str | PromptObject | list[str | int | list[int | str] | PromptObject]
 EmptyList = Annotated[list[Any], Meta(max_length=0)]
 """An object without keys, as PHP writes it."""
+Share = Annotated[float, Meta(ge=0, le=1)]
+Factor = Annotated[float, Meta(gt=0)]
+"""A penalty, of which 1 is neutral."""
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+"""A number of alternative tokens."""
 TextPrompt = str | tuple[int | str, ...]
 Prompt = TextPrompt | MediaText
 """One prompt: a text, token ids and texts in a row, or a text with images."""
@@ -99,14 +104,14 @@ class Fields(Struct, kw_only=True):
     stream: bool | None = None
     max_tokens: int | None = None
     temperature: float | None = None
-    top_p: float | None = None
+    top_p: Share | None = None
     top_k: int | None = None
-    min_p: float | None = None
+    min_p: Share | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
+    repetition_penalty: Factor | None = None
+    repeat_penalty: Factor | None = None
     repetition_context_size: int | None = None
     repeat_last_n: int | None = None
     logit_bias: LogitBias | None = None
@@ -238,16 +243,9 @@ def only_one(n: int | None) -> None:
         raise BadRequest(f"n is {n}; one choice per request is served", "n")
 
 
-def top_logprobs(n_top: int | None, name: str) -> int | None:
-    """A number of alternatives between 0 and 20, or None. Raises BadRequest."""
-    if n_top is not None and not 0 <= n_top <= MAX_TOP_LOGPROBS:
-        raise BadRequest(f"{name} is {n_top}; it must be 0 to {MAX_TOP_LOGPROBS}", name)
-    return n_top
-
-
 def n_logprobs(is_wanted: bool | None, n_top: int | None) -> int | None:
-    """Number of alternatives by `logprobs` and `top_logprobs`. Raises BadRequest."""
-    return top_logprobs(n_top or 0, "top_logprobs") if is_wanted else None
+    """Number of alternatives by `logprobs` and `top_logprobs`."""
+    return n_top or 0 if is_wanted else None
 
 
 def sampling(
@@ -260,18 +258,16 @@ def sampling(
     """Sampling parameters: the request's, else those of requests that set none.
 
     As for llama-server, penalties look at the whole context for a window of -1, and are off for one
-    of 0. Raises BadRequest.
+    of 0.
     """
-    name, repetition = _first_given(body, "repeat_penalty", "repetition_penalty")
-    if repetition is not None and repetition <= 0:
-        raise BadRequest(f"{name} is {repetition}; it must be above 0, and 1 is neutral", name)
+    _, repetition = _first_given(body, "repeat_penalty", "repetition_penalty")
     window = _given(body.repeat_last_n, _given(body.repetition_context_size, defaults.window))
     has_penalties = window != 0
     return SamplingParams(
         temperature=max(0.0, _given(body.temperature, defaults.temperature)),
-        top_p=max(_given(_share(body.top_p, "top_p"), defaults.top_p), LEAST_TOP_P),
+        top_p=max(_given(body.top_p, defaults.top_p), LEAST_TOP_P),
         top_k=max(0, _given(body.top_k, defaults.top_k)),
-        min_p=_given(_share(body.min_p, "min_p"), defaults.min_p),
+        min_p=_given(body.min_p, defaults.min_p),
         seed=_seed(body.seed),
         repetition_penalty=_given(repetition, defaults.repetition_penalty)
         if has_penalties
@@ -291,12 +287,6 @@ def _given(value: T | None, default: T) -> T:
 def _seed(seed: int | None) -> int | None:
     """Seed as 64 bits, or None for a random (negative) one."""
     return None if seed is None or seed < 0 else seed % 2**63
-
-
-def _share(value: float | None, name: str) -> float | None:
-    if value is not None and not 0 <= value <= 1:
-        raise BadRequest(f"{name} is {value}; it must be between 0 and 1", name)
-    return value
 
 
 def stops(stop: Stop, name: str) -> tuple[str, ...]:

@@ -251,7 +251,7 @@ def test_pull_confirms_the_local_model_alone(client: ollama.Client, http: httpx.
         ({"messages": HELLO * 900}, 400, "the context of a slot holds 1024"),
         ({"think": "deeply"}, 400, "think is 'deeply'"),
         ({"format": "xml"}, 400, "format is 'xml'"),
-        ({"options": {"top_p": 3}}, 400, "top_p is 3"),
+        ({"options": {"top_p": 3}}, 400, "options.top_p: Expected `float` <= 1.0"),
         ({"options": {"num_predict": "many"}}, 400, "num_predict"),
         ({"messages": [{"role": "god", "content": ""}]}, 400, "role is 'god'"),
     ],

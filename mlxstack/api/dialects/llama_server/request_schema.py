@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from mlxstack.api.request_fields import Fields, Prompts
+from mlxstack.api.request_fields import Fields, Prompts, TopLogprobs
 
 
 class LlamaCompletionBody(Fields, kw_only=True):
@@ -14,7 +14,7 @@ class LlamaCompletionBody(Fields, kw_only=True):
 
     least: ClassVar[int] = 0
     prompt: Prompts
-    n_probs: int | None = None
+    n_probs: TopLogprobs | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
     response_fields: list[str] | None = None

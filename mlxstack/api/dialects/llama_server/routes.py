@@ -25,8 +25,7 @@ async def completion(
     request_fields.only_one(data.n)
     prompts = request_fields.prompts(data.prompt)
     check_all(len(prompts), 1, service)
-    n_top = request_fields.top_logprobs(data.n_probs, "n_probs") or None
-    options = request_fields.options(data, "", n_top, request, service)
+    options = request_fields.options(data, "", data.n_probs or None, request, service)
     options = structs.replace(options, has_progress=bool(data.return_progress))
     name = f"cmpl-{uuid4().hex}"
     orders = [

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from mlxstack.api.dialects.openai_chat.request_schema import ChatToolParam
-from mlxstack.api.request_fields import Fields
+from mlxstack.api.request_fields import Fields, TopLogprobs
 from mlxstack.service.parts.openai_messages import AnyContent, ToolCallParam
 
 
@@ -46,7 +46,7 @@ class OllamaGenerationBody(Struct, kw_only=True):
     options: OllamaOptions | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 class OllamaChatBody(OllamaGenerationBody, kw_only=True):

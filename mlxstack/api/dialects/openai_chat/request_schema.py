@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.request_fields import EmptyList, Fields, ResponseFormat
+from mlxstack.api.request_fields import EmptyList, Fields, ResponseFormat, TopLogprobs
 from mlxstack.service.parts.openai_messages import ChatMessageParam, Content
 
 
@@ -84,8 +84,8 @@ class ChatBody(ChunkedBody, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: int | None = None
+    logprobs: bool | TopLogprobs | None = None
+    top_logprobs: TopLogprobs | None = None
     reasoning_effort: str | ThinkingSwitch | None = None
     thinking: bool | ThinkingSwitch | None = None
     reasoning: bool | str | ThinkingSwitch | None = None

@@ -46,5 +46,4 @@ def _options(body: CompletionBody, request: AnyRequest, service: Service) -> Gen
     if body.best_of not in (None, body.n or 1):
         raise BadRequest("best_of is not supported; n gives that many choices", "best_of")
     n_top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
-    n_top = request_fields.top_logprobs(n_top, "logprobs")
     return request_fields.options(body, "", n_top, request, service)

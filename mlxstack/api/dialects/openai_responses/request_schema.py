@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.request_fields import Fields
+from mlxstack.api.request_fields import Fields, TopLogprobs
 from mlxstack.service.parts.openai_messages import AnyContent, Content, ToolCallParam
 
 Item = dict[str, Any]
@@ -23,7 +23,7 @@ class ResponsesBody(Fields, kw_only=True):
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
