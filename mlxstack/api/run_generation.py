@@ -34,10 +34,9 @@ from mlxstack.api.streaming import (
     until_disconnect,
 )
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.engine_events import CacheMiss, EarlyUse, RequestTimings, SlotAssigned
+from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.image import n_computed
-from mlxstack.core.request import Request as EngineRequest
 from mlxstack.core.response_parts import CollectedResponse, ResponsePart, gather
 from mlxstack.service.calls.admission import loose_schemas
 from mlxstack.service.calls.generation import Generation, stream_response
@@ -220,48 +219,37 @@ def cache_headers(
 
     While its `work` is under way they give the expected seconds.
     """
-    request, n_replayed = generation.request, generation.prompt.n_replayed
-    agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
-    if not isinstance(first, SlotAssigned):
-        return agent
-    work = work or RequestTimings(prefill_s=first.expected_s, saved_s=first.saved_s)
-    miss = _miss_headers(first, first.miss, work) if first.miss else {}
-    early = {PREFIX + "begun-early": _begun(first.early)} if first.early else {}
-    images = {PREFIX + "images": _images(request, first.n_cached)} if request.images else {}
-    replayed = {PREFIX + "replayed": str(n_replayed)} if n_replayed else {}
-    return {
-        PREFIX + "cache-hit": "true" if first.n_cached else "false",
-        PREFIX + "cache-prefix-tokens": str(first.n_cached),
-        PREFIX + "cache-new-tokens": str(first.n_prompt - first.n_cached),
-        PREFIX + "ttft-saved-ms": str(round(work.saved_s * 1000)) if first.n_cached else "0",
-        PREFIX + "slot": str(first.slot),
-        **miss,
-        **early,
-        **replayed,
-        **images,
-        **agent,
+    known = {"agent": generation.request.display_name}
+    if isinstance(first, SlotAssigned):
+        expected = RequestTimings(prefill_s=first.expected_s, saved_s=first.saved_s)
+        known |= _of_cache(generation, first, work or expected)
+    return {PREFIX + name: value for name, value in known.items() if value}
+
+
+def _of_cache(
+    generation: Generation, first: SlotAssigned, work: RequestTimings
+) -> dict[str, str | None]:
+    """Values of the cache headers, None for those that are left out."""
+    images, n_replayed = generation.request.images, generation.prompt.n_replayed
+    early, miss, n_new = first.early, first.miss, first.n_prompt - first.n_cached
+    values = {
+        "cache-hit": "true" if first.n_cached else "false",
+        "cache-prefix-tokens": str(first.n_cached),
+        "cache-new-tokens": str(n_new),
+        "ttft-saved-ms": str(round(work.saved_s * 1000)) if first.n_cached else "0",
+        "slot": str(first.slot),
+        "begun-early": f"{early.n_begun} tokens, used {early.n_used}" if early else None,
+        "replayed": str(n_replayed) if n_replayed else None,
     }
-
-
-def _images(request: EngineRequest, n_cached: int) -> str:
-    return f"{len(request.images)}, computed {n_computed(request.images, n_cached)}"
-
-
-def _begun(early: EarlyUse) -> str:
-    return f"{early.n_begun} tokens, used {early.n_used}"
-
-
-def _miss_headers(first: SlotAssigned, miss: CacheMiss, work: RequestTimings) -> dict[str, str]:
-    lost_s = work.prefill_s * miss.n_lost / max(1, first.n_prompt - first.n_cached)
-    return {
-        PREFIX + "cache-miss-reason": _line(_reason(miss)),
-        PREFIX + "cache-lost-tokens": str(miss.n_lost),
-        PREFIX + "cache-lost-ms": str(round(lost_s * 1000)),
-    }
-
-
-def _reason(miss: CacheMiss) -> str:
-    return miss.reason if miss.at is None else f"{miss.reason} at token {miss.at}"
+    if images:
+        values["images"] = f"{len(images)}, computed {n_computed(images, first.n_cached)}"
+    if miss is not None:
+        at = "" if miss.at is None else f" at token {miss.at}"
+        lost_s = work.prefill_s * miss.n_lost / max(1, n_new)
+        values["cache-miss-reason"] = _line(miss.reason + at)
+        values["cache-lost-tokens"] = str(miss.n_lost)
+        values["cache-lost-ms"] = str(round(lost_s * 1000))
+    return values
 
 
 def _line(text: str) -> str:

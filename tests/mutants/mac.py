@@ -130,8 +130,8 @@ MAC = (
     ),
     Mutant(
         "a service starts with its share", "service/service.py",
-        "            await self.neighbors.divide(self.preset, self.engine)\n",
-        "            pass\n",
+        "                await self.neighbors.divide(self.preset, self.generator)\n",
+        "                pass\n",
         NEIGHBORS + "test_a_service_starts_with_its_share_after_it_has_waited_for_room",
     ),
     Mutant(

@@ -115,13 +115,6 @@ SUMMED = ("n_prompt", "n_cached", "n_generated", "saved_s", "n_drafted", "n_acce
 """Fields that are sums over the requests."""
 
 
-class AgentTurn(Struct, frozen=True):
-    """One finished request; `at` is Unix seconds."""
-
-    view: TurnView
-    at: float
-
-
 class AgentRecord:
     """Record of one agent."""
 
@@ -134,7 +127,8 @@ class AgentRecord:
         self.used_at = time.time()
         self.miss: MissView | None = None
         self.missed_at = 0.0
-        self.turns: deque[AgentTurn] = deque(maxlen=MOST_TURNS)
+        self.turns: deque[tuple[float, TurnView]] = deque(maxlen=MOST_TURNS)
+        """Finished requests, with their time in Unix seconds."""
 
     def count(self, view: RequestView, at: float) -> None:
         """Add a finished request."""
@@ -151,7 +145,7 @@ class AgentRecord:
             ttft_s=view.ttft_s,
             reason=view.miss.reason if view.miss else None,
         )
-        self.turns.append(AgentTurn(turn, at))
+        self.turns.append((at, turn))
 
 
 class AgentRegistry:
@@ -294,7 +288,7 @@ def _view(
         if record.miss is None
         else replace(record.miss, age_s=age_s(now, record.missed_at)),
         states=states,
-        turns=tuple(replace(turn.view, age_s=age_s(now, turn.at)) for turn in record.turns),
+        turns=tuple(replace(turn, age_s=age_s(now, at)) for at, turn in record.turns),
         **totals,
     )
 

@@ -113,17 +113,13 @@ class TextProcessor:
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
-        return await self._run(lambda: self.prompt_maker.make(conversation, scope))
+        return await self.run(lambda: self.prompt_maker.make(conversation, scope))
 
     async def expected(
         self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
     ) -> Prompt:
         """Expected start of the prompt after an answer. Raises as `prompt` does."""
-        return await self._run(lambda: self.prompt_maker.expected(conversation, answer, scope))
-
-    async def text(self, conversation: Conversation) -> str:
-        """The rendered template."""
-        return await self._run(lambda: self.prompt_maker.text(conversation))
+        return await self.run(lambda: self.prompt_maker.expected(conversation, answer, scope))
 
     def stalled_s(self) -> float:
         """Seconds without a new job, while all threads are busy."""
@@ -132,17 +128,17 @@ class TextProcessor:
 
     async def read(self, convert: Callable[[ImageReader], T]) -> T:
         """Run `convert`, which takes long for a large body."""
-        return await self._run(lambda: convert(self.image_reader()))
+        return await self.run(lambda: convert(self.image_reader()))
 
     async def raw(self, prompt: RawPrompt) -> Prompt:
         """Prompt of texts and tokens in a row, or of a text with images. Raises as `check` does."""
         if isinstance(prompt, MediaText):
-            return await self._run(lambda: self._with_media(prompt))
+            return await self.run(lambda: self._with_media(prompt))
         if isinstance(prompt, str):
-            return await self._run(lambda: self.prompt_maker.plain(prompt))
+            return await self.run(lambda: self.prompt_maker.plain(prompt))
         if len(prompt) > self._n_ctx:
             raise TooLong(len(prompt), self._n_ctx)
-        tokens = await self._run(lambda: self.prompt_maker.joined(prompt))
+        tokens = await self.run(lambda: self.prompt_maker.joined(prompt))
         self.check(tokens, "prompt")
         return self.prompt_maker.given(tokens)
 
@@ -158,13 +154,9 @@ class TextProcessor:
         ]
         return self.prompt_maker.plain(prompt.text, images)
 
-    def vocabulary_ids(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Tokens with the placeholder in place of virtual ids of images."""
-        return self.prompt_maker.vocabulary_ids(tokens)
-
     async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
         """The tokens of a text."""
-        return await self._run(lambda: self.prompt_maker.tokenize(text, spelling))
+        return await self.run(lambda: self.prompt_maker.tokenize(text, spelling))
 
     async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
         """Matcher of a response format; None without one. Raises BadRequest."""
@@ -174,7 +166,7 @@ class TextProcessor:
             if shape.schema is None:
                 raise
             work = partial(self._blamed, shape.schema, error)
-            raise await self._run(work, self._compilers) from None
+            raise await self.run(work, self._compilers) from None
         if rules is not None and (loose := left_out_keywords(rules, shape.param)):
             self.loose_schemas.add(shape, loose)
         return rules
@@ -207,7 +199,7 @@ class TextProcessor:
             if error.param != "tools":
                 raise
             work = partial(self._loosener.loosened, calls)
-            loosened, left_out = await self._run(work, self._compilers)
+            loosened, left_out = await self.run(work, self._compilers)
             loose += left_out
             rules = await self._compile(lambda: call_grammar(loosened), "tools")
         self._tell_loose(calls.tools, loose, rules)
@@ -267,14 +259,6 @@ class TextProcessor:
             raise BadRequest("tools: compiling their schemas may take long", "tools")
         return self._grammars.compile(grammar, "tools")
 
-    async def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
-        return await self._run(lambda: self.decode(tokens))
-
-    async def pieces(self, tokens: Sequence[int]) -> list[str | list[int]]:
-        """Piece of each token."""
-        return await self._run(lambda: [self.prompt_maker.piece(token) for token in tokens])
-
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a few tokens of this model."""
         return self.prompt_maker.detokenize(tokens)
@@ -299,12 +283,13 @@ class TextProcessor:
         self._grammars.close()
 
     async def _compile(self, make: Callable[[], str], param: str) -> LLMatcher | None:
-        grammar = await self._run(make, self._compilers)
+        grammar = await self.run(make, self._compilers)
         is_slow = self._grammars.needs_check(grammar)
         pool = self._checkers if is_slow else self._compilers
-        return await self._run(lambda: self._grammars.compile(grammar, param), pool)
+        return await self.run(lambda: self._grammars.compile(grammar, param), pool)
 
-    async def _run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
+    async def run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
+        """Run a job in a thread, by default in one that makes prompts."""
         if self._reason is not None:
             raise self._reason
         loop = asyncio.get_running_loop()

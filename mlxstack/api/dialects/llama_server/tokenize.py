@@ -44,7 +44,8 @@ async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[st
     counts = {"count": len(tokens), "max_model_len": service.n_ctx}
     if not data.with_pieces:
         return {"tokens": tokens, **counts}
-    pieces = await text_processor.pieces(tokens)
+    piece = text_processor.prompt_maker.piece
+    pieces = await text_processor.run(lambda: [piece(token) for token in tokens])
     each = [{"id": id_, "piece": piece} for id_, piece in zip(tokens, pieces, strict=True)]
     return {"tokens": each, **counts}
 
@@ -52,9 +53,10 @@ async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[st
 @post("/detokenize", status_code=200)
 async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dict[str, str]:
     """Convert tokens to text."""
-    tokens = service.text_processor.vocabulary_ids(data.tokens or [])
-    service.text_processor.check(tokens, "tokens")
-    return {"content": await service.text_processor.detokenize(tokens)}
+    text_processor = service.text_processor
+    tokens = text_processor.prompt_maker.vocabulary_ids(data.tokens or [])
+    text_processor.check(tokens, "tokens")
+    return {"content": await text_processor.run(partial(text_processor.decode, tokens))}
 
 
 @post("/apply-template", status_code=200)
@@ -62,7 +64,8 @@ async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[
     """Render a chat body to its prompt."""
     text_processor = service.text_processor
     conversation = await text_processor.read(partial(to_conversation.conversation, data))
-    return {"prompt": await text_processor.text(conversation)}
+    render = partial(text_processor.prompt_maker.text, conversation)
+    return {"prompt": await text_processor.run(render)}
 
 
 async def _tokens(text_processor: TextProcessor, body: TokenizeBody) -> list[int]:

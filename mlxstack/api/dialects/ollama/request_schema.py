@@ -36,15 +36,20 @@ class OllamaModelBody(Struct, kw_only=True):
     stream: bool | None = None
 
 
-class OllamaGenerationBody(Struct, kw_only=True):
-    """Common fields of chat and generate; `stream` defaults to true."""
+class OllamaWorkBody(Struct, kw_only=True):
+    """Body that loads the model, and says for how long."""
 
     model: str | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaGenerationBody(OllamaWorkBody, kw_only=True):
+    """Common fields of chat and generate; `stream` defaults to true."""
+
     stream: bool | None = None
     think: bool | str | None = None
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None
-    keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
@@ -68,19 +73,15 @@ class OllamaGenerateBody(OllamaGenerationBody, kw_only=True):
     images: list[Any] | None = None
 
 
-class OllamaEmbedBody(Struct, kw_only=True):
+class OllamaEmbedBody(OllamaWorkBody, kw_only=True):
     """Body of POST /api/embed."""
 
     input: str | list[str]
-    model: str | None = None
     truncate: bool | None = None
     dimensions: int | None = None
-    keep_alive: float | str | None = None
 
 
-class OllamaEmbeddingsBody(Struct, kw_only=True):
+class OllamaEmbeddingsBody(OllamaWorkBody, kw_only=True):
     """Body of POST /api/embeddings, the older form for one text."""
 
     prompt: str
-    model: str | None = None
-    keep_alive: float | str | None = None

@@ -50,20 +50,19 @@ class ChatToolCall(Struct, frozen=True):
     type: str | UnsetType = UNSET
 
 
-class ChatMessage(Struct, frozen=True):
-    content: str | None
-    role: str = "assistant"
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: tuple[ChatToolCall, ...] | UnsetType = UNSET
-    function_call: FunctionCall | UnsetType = UNSET
-
-
 class Delta(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[ChatToolCall, ...] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET
+
+
+class ChatMessage(Delta, frozen=True):
+    """Whole message."""
+
+    role: str = "assistant"
+    content: str | None = None
 
 
 class ChatChoice(Struct, frozen=True):
