@@ -185,7 +185,7 @@ FIRST_AID = (
     ),
     Mutant(
         "bodies are converted beside the loop", "service/parts/text_processor.py",
-        "return await self._run(lambda: convert(self.image_reader()))",
+        "return await self.run(lambda: convert(self.image_reader()))",
         "return convert(self.image_reader())",
         BOUNDS + "test_a_body_is_converted_beside_the_loop",
     ),
