@@ -1,4 +1,4 @@
-"""Custom tools, whose one argument is free text: their schema, and their input in pieces."""
+"""Custom tools, whose one argument is free text: schema and input."""
 
 import re
 from typing import Any

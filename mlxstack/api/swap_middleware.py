@@ -143,7 +143,7 @@ def early_head(path: str, body: bytes) -> EarlyHead | None:
 
 
 class RelayedResponse:
-    """Response of the application to one request, behind heartbeats where it waits."""
+    """Response to one request, after heartbeats where it waits."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.is_begun = False
@@ -203,9 +203,9 @@ async def pass_gate(
     response: RelayedResponse,
     waiting: set[RelayedResponse],
 ) -> None:
-    """Answer a request that comes while the gate is closed, unless its client leaves.
+    """Answer a request that comes while the gate is closed.
 
-    Its response is in `waiting` until the gate opens.
+    Its response is in `waiting` until the gate opens, or its client leaves.
     """
     waiting.add(response)
     try:
