@@ -30,6 +30,8 @@ from mlxstack.engine.step import EngineLoop
 
 log = logging.getLogger(__name__)
 
+Answer = Future[SlotCommandResult]
+
 
 class SlotActionRunner:
     """Runs slot actions. MLX thread only; `publish` precedes each answer."""
@@ -40,7 +42,7 @@ class SlotActionRunner:
         self._publish = publish
         self._ids = (f"action-{n}" for n in itertools.count())
 
-    def run(self, command: SlotCommand, future: "Future[SlotCommandResult]") -> None:
+    def run(self, command: SlotCommand, future: Answer) -> None:
         """Run once the slot is idle; the future raises StackErrors."""
 
         def lost(error: StackError) -> None:
@@ -60,9 +62,7 @@ class SlotActionRunner:
         on_lost = lost if isinstance(command, SaveSlot) else None
         self._loop.when_idle(next(self._ids), command.slot, begin, on_lost)
 
-    def _begin(
-        self, command: SlotCommand, context: SlotContext, future: "Future[SlotCommandResult]"
-    ) -> None:
+    def _begin(self, command: SlotCommand, context: SlotContext, future: Answer) -> None:
         if isinstance(command, EraseSlot):
             n_erased = len(context)
             context.clear()
@@ -77,9 +77,7 @@ class SlotActionRunner:
             restoring = self._disk_tier.restore(wanted)
             restoring.add_done_callback(lambda done: self._restored(command, done, future))
 
-    def _save(
-        self, command: SaveSlot, context: SlotContext, future: "Future[SlotCommandResult]"
-    ) -> None:
+    def _save(self, command: SaveSlot, context: SlotContext, future: Answer) -> None:
         started = time.perf_counter()
         self._disk_tier.check(context, command.name)
         packing = IncrementalPack(context, self._disk_tier.parker)
@@ -91,9 +89,7 @@ class SlotActionRunner:
 
         self._loop.slot_kv.pieces.run(packing.go_on, end, partial(self._fail, command, future))
 
-    def _vacate(
-        self, command: EvictAgentFromSlot, context: SlotContext, future: "Future[SlotCommandResult]"
-    ) -> None:
+    def _vacate(self, command: EvictAgentFromSlot, context: SlotContext, future: Answer) -> None:
         """Compare names: a hint or the conversation may have identified the agent."""
         if self._loop.agent_in(command.slot) != command.agent:
             self._loop.release(command.slot)
@@ -106,26 +102,19 @@ class SlotActionRunner:
         self._done(command, future, SlotEraseResult(command.slot, n_tokens))
 
     def _restored(
-        self,
-        command: RestoreSlot,
-        done: "Future[SlotRestoreResult]",
-        future: "Future[SlotCommandResult]",
+        self, command: RestoreSlot, done: "Future[SlotRestoreResult]", future: Answer
     ) -> None:
         try:
             self._done(command, future, structs.replace(done.result(), slot=command.slot))
         except Exception as error:
             self._fail(command, future, error)
 
-    def _done(
-        self, command: SlotCommand, future: "Future[SlotCommandResult]", done: SlotCommandResult
-    ) -> None:
+    def _done(self, command: SlotCommand, future: Answer, done: SlotCommandResult) -> None:
         self._loop.renew(command.slot)
         self._publish()
         future.set_result(done)
 
-    def _fail(
-        self, command: SlotCommand, future: "Future[SlotCommandResult]", error: Exception
-    ) -> None:
+    def _fail(self, command: SlotCommand, future: Answer, error: Exception) -> None:
         self._loop.release(command.slot)
         if not isinstance(error, StackError):
             log.exception("a slot action failed", exc_info=error)

@@ -20,14 +20,7 @@ from mlxstack.engine.decode.width_costs import measure_widths
 from mlxstack.engine.device_errors import raise_device_error
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.runner import (
-    Example,
-    ModelParts,
-    ModelRunner,
-    SlotTokens,
-    kv_bytes_per_token,
-    zeros,
-)
+from mlxstack.engine.model.runner import ModelParts, ModelRunner, SlotTokens, kv_bytes_per_token
 from mlxstack.policy.drafts import draft_model_governor as governor
 from mlxstack.policy.drafts.draft_model_governor import DraftPlan
 from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts, observe_passes
@@ -51,7 +44,7 @@ class DraftModel:
     """
 
     target: ModelParts | None = None
-    """The target model in parts, where drafts need its hidden states."""
+    """The target model in parts, where drafts need its hidden states, which no chunk brings."""
 
     bytes_beside = 0
     """Bytes that it adds to every token's KV."""
@@ -60,19 +53,14 @@ class DraftModel:
     """Token in place of each feature of an image."""
 
     def __init__(
-        self,
-        name: str,
-        runner: ModelRunner,
-        cache_factory: CacheFactory,
-        n_vocab: int,
-        example: Example = zeros,
+        self, name: str, runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int
     ) -> None:
         self.name = name
         self._runner = runner
         self._cache_factory = cache_factory
         self._n_vocab = n_vocab
-        self.record = governor.DraftModelRecord(measure_widths(runner, cache_factory, example))
-        self.bytes_per_token = kv_bytes_per_token(runner, cache_factory, example)
+        self.record = governor.DraftModelRecord(measure_widths(runner, cache_factory))
+        self.bytes_per_token = kv_bytes_per_token(runner, cache_factory)
         self.is_broken = False
         self.n_drafted = 0
         self.n_accepted = 0
@@ -137,7 +125,7 @@ class DraftModel:
     ) -> BatchRow | None:
         """Row whose draft context is to be computed further, if any."""
         late = [row for row in rows if row.drafter is not None and _n_behind(row) > READY]
-        if self.is_broken or not late:
+        if self.is_broken or self.target is not None or not late:
             return None
         row = min(late, key=_n_behind)
         n_bytes = self.bytes_per_token * (_n_behind(row) + RESERVE)

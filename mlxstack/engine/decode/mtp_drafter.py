@@ -5,7 +5,7 @@ from the passes of the model, so they are noted where prompts are computed and t
 KV from the cache brings no hidden states: the head's own KV begins where the slot's was computed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, cast
 
@@ -20,7 +20,6 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import MTPHead
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
-from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
 
 NAME = "MTP head"
 
@@ -94,7 +93,7 @@ class MTPDrafter(DraftModel):
         self.target = head.target
         is_batching, is_ragged = check.is_batching, check.is_ragged
         runner = ModelRunner(head, is_batching=is_batching, is_ragged=is_ragged, parts=head.parts)
-        super().__init__(NAME, runner, CacheFactory(head, KVSpec()), n_vocab, head.example)
+        super().__init__(NAME, runner, CacheFactory(head, KVSpec()), n_vocab)
         self.record = replace(self.record, start_s=0.0)
         self.bytes_beside = self.bytes_per_token
 
@@ -124,12 +123,6 @@ class MTPDrafter(DraftModel):
             pairs.note_held(len(states))
         except Exception as error:  # the target model goes on without drafts
             self.fail(error, [context])
-
-    def due(
-        self, rows: Sequence[BatchRow], costs: WidthCosts, has_room: Callable[[int], bool]
-    ) -> BatchRow | None:
-        """None: no context can be computed later."""
-        return None
 
     def _is_ready(self, row: BatchRow) -> bool:
         pairs = row.context.draft

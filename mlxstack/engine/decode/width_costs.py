@@ -5,7 +5,7 @@ import time
 import mlx.core as mx
 
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.runner import Example, ModelRunner, SlotTokens, zeros
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy.drafts.ngram_draft_governor import WidthCosts
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -13,18 +13,16 @@ N_PASSES = 3
 """Passes per width; the fastest counts, since the first may compile."""
 
 
-def measure_widths(
-    runner: ModelRunner, cache_factory: CacheFactory, example: Example = zeros
-) -> WidthCosts:
+def measure_widths(runner: ModelRunner, cache_factory: CacheFactory) -> WidthCosts:
     """Seconds of one slot's pass by width, which later steps correct."""
-    return WidthCosts(WIDTHS, tuple(_seconds(runner, cache_factory, example(n)) for n in WIDTHS))
+    return WidthCosts(WIDTHS, tuple(_seconds(runner, cache_factory, n) for n in WIDTHS))
 
 
-def _seconds(runner: ModelRunner, cache_factory: CacheFactory, tokens: mx.array) -> float:
-    caches = cache_factory.make()
+def _seconds(runner: ModelRunner, cache_factory: CacheFactory, n_tokens: int) -> float:
+    caches, example = cache_factory.make(), runner.example(n_tokens)
     taken = []
     for _ in range(N_PASSES):
         began = time.perf_counter()
-        mx.eval(runner.execute([SlotTokens(caches, tokens)]))
+        mx.eval(runner.execute([SlotTokens(caches, example)]))
         taken.append(time.perf_counter() - began)
     return min(taken)

@@ -63,7 +63,7 @@ class MTPHead(nn.Module):  # type: ignore[misc]
     @property
     def parts(self) -> ModelParts:
         """The head as a model of its own, whose tokens are features."""
-        return ModelParts(self.states, self.logits, self.target.embed)
+        return ModelParts(self.states, self.logits, self.target.embed, self.example)
 
     def example(self, n: int) -> mx.array:
         """Features of `n` pairs, to measure passes with."""

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from mlxstack.engine.vision.encoder import ImageEncoder
 
 
-Example = Callable[[int], mx.array]
-"""Input of `n` tokens."""
-
-
 def zeros(n: int) -> mx.array:
     """Tokens (n,) to measure passes with."""
     return mx.zeros((n,), mx.int32)
@@ -71,12 +67,13 @@ class ModelParts(Struct, frozen=True):
     """A model in parts.
 
     `trunk` gives last hidden states (B, T, dim), `head` logits of them, and `embed`
-    embeddings (n, dim) of tokens (n,).
+    embeddings (n, dim) of tokens (n,). `example(n)` is input to measure passes with.
     """
 
     trunk: Callable[..., mx.array]
     head: Callable[[mx.array], mx.array]
     embed: Callable[[mx.array], mx.array]
+    example: Callable[[int], mx.array] = zeros
 
 
 class ModelRunner:
@@ -102,6 +99,7 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.parts = parts
+        self.example = parts.example if parts else zeros
         self.is_batching = is_batching
         self.is_ragged = is_ragged
         self.n_calls = 0
@@ -245,11 +243,9 @@ def _padded(plan: Sequence[SlotTokens], counts: list[int], compute: Compute) -> 
     return mx.concatenate([outputs[i, :n] for i, n in enumerate(counts)])
 
 
-def kv_bytes_per_token(
-    runner: ModelRunner, cache_factory: cache_adapters.CacheFactory, example: Example = zeros
-) -> int:
+def kv_bytes_per_token(runner: ModelRunner, cache_factory: cache_adapters.CacheFactory) -> int:
     """Bytes that one token adds to the layers that keep every token."""
     caches = cache_factory.make(cache_factory.quantized_start)
-    runner.execute([SlotTokens(caches, example(2))])
+    runner.execute([SlotTokens(caches, runner.example(2))])
     leaves = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.is_sliceable(leaf)]
     return sum(part.nbytes for leaf in leaves for part in cache_adapters.span(leaf, 0, 1))

@@ -46,14 +46,6 @@ class VisionBlock(nn.Module):  # type: ignore[misc]
         return states
 
 
-class VisionLayers(nn.Module):  # type: ignore[misc]
-    """Blocks under the name `layers` that checkpoints give them."""
-
-    def __init__(self, blocks: list[VisionBlock]) -> None:
-        super().__init__()
-        self.layers = blocks
-
-
 class VisionAttention(nn.Module):  # type: ignore[misc]
     """Projections of the attention.
 

@@ -10,7 +10,7 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.blocks import PlainMLP, VisionAttention, VisionBlock, VisionLayers
+from mlxstack.engine.vision.blocks import PlainMLP, VisionAttention, VisionBlock
 from mlxstack.engine.vision.tower import VisionTower
 
 
@@ -33,21 +33,6 @@ class Gemma3Vision(Struct, frozen=True):
     num_channels: int = 3
     layer_norm_eps: float = 1e-6
     hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
-
-
-class SiglipEmbeddings(nn.Module):  # type: ignore[misc]
-    """Patch matrix and positions."""
-
-    def __init__(self, config: Gemma3Vision) -> None:
-        super().__init__()
-        n_patches = (config.image_size // config.patch_size) ** 2
-        n_values = config.num_channels * config.patch_size**2
-        self.patch_embedding = nn.Linear(n_values, config.hidden_size)
-        self.position_embedding = nn.Embedding(n_patches, config.hidden_size)
-
-    def __call__(self, pixels: mx.array) -> Any:
-        positions = self.position_embedding(mx.arange(pixels.shape[0]))
-        return self.patch_embedding(pixels.astype(positions.dtype)) + positions
 
 
 class Gemma3Projector(nn.Module):  # type: ignore[misc]
@@ -79,15 +64,21 @@ class SiglipTower(VisionTower):
 
     def __init__(self, config: Gemma3Vision) -> None:
         super().__init__()
-        self.embeddings = SiglipEmbeddings(config)
-        blocks = [_block(config) for _ in range(config.num_hidden_layers)]
-        self.encoder = VisionLayers(blocks)
+        n_patches = (config.image_size // config.patch_size) ** 2
+        n_values = config.num_channels * config.patch_size**2
+        self.embeddings = {
+            "patch_embedding": nn.Linear(n_values, config.hidden_size),
+            "position_embedding": nn.Embedding(n_patches, config.hidden_size),
+        }
+        self.encoder = {"layers": [_block(config) for _ in range(config.num_hidden_layers)]}
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.multi_modal_projector = Gemma3Projector(config)
 
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
         """Patches with their positions."""
-        return self.embeddings(pixels), None
+        patches, places = self.embeddings.values()
+        positions = places(mx.arange(pixels.shape[0]))
+        return patches(pixels.astype(positions.dtype)) + positions, None
 
     def leave(self, hidden: mx.array, size: ImageSize) -> mx.array:
         """Means of patches, projected."""

@@ -18,7 +18,6 @@ from mlxstack.engine.vision.blocks import (
     Rotation,
     VisionAttention,
     VisionBlock,
-    VisionLayers,
     rotated,
     rotation,
 )
@@ -103,21 +102,6 @@ class Gemma4Block(VisionBlock):
         return states
 
 
-class Gemma4Patches(nn.Module):  # type: ignore[misc]
-    """Patch matrix and positions, learned by column and by row."""
-
-    def __init__(self, config: Gemma4Vision) -> None:
-        super().__init__()
-        n, n_positions = config.hidden_size, config.position_embedding_size
-        self.input_proj = nn.Linear(3 * config.patch_size**2, n, bias=False)
-        self.position_embedding_table = mx.zeros((2, n_positions, n))
-
-    def __call__(self, pixels: mx.array, rows: mx.array, columns: mx.array) -> Any:
-        by_column, by_row = self.position_embedding_table
-        patches = self.input_proj(pixels.astype(by_row.dtype))
-        return patches + by_column[columns] + by_row[rows]
-
-
 class Gemma4Projector(nn.Module):  # type: ignore[misc]
     """Features of the text model.
 
@@ -143,12 +127,14 @@ class Gemma4Tower(VisionTower):
     def __init__(self, config: Gemma4Vision) -> None:
         super().__init__()
         self.config = config
-        self.patch_embedder = Gemma4Patches(config)
-        blocks = [_block(config) for _ in range(config.num_hidden_layers)]
-        self.encoder = VisionLayers(blocks)
+        n = config.hidden_size
+        self.patch_embedder = {
+            "input_proj": nn.Linear(3 * config.patch_size**2, n, bias=False),
+            "position_embedding_table": mx.zeros((2, config.position_embedding_size, n)),
+        }
+        self.encoder = {"layers": [_block(config) for _ in range(config.num_hidden_layers)]}
         if config.standardize:
-            self.std_bias = mx.zeros((config.hidden_size,))
-            self.std_scale = mx.ones((config.hidden_size,))
+            self.std_bias, self.std_scale = mx.zeros((n,)), mx.ones((n,))
         self.embed_vision = Gemma4Projector(config)
 
     def arranged(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -167,8 +153,9 @@ class Gemma4Tower(VisionTower):
         exponents = np.arange(0, half, 2, dtype=np.float32) / half
         steps = self.config.rope_parameters.rope_theta**-exponents
         angles = [np.outer(at, steps) for at in (columns, columns, rows, rows)]
-        hidden = self.patch_embedder(pixels, mx.array(rows), mx.array(columns))
-        return hidden, rotation(angles)
+        matrix, (by_column, by_row) = self.patch_embedder.values()
+        patches = matrix(pixels.astype(by_row.dtype))
+        return patches + by_column[mx.array(columns)] + by_row[mx.array(rows)], rotation(angles)
 
     def leave(self, hidden: mx.array, size: ImageSize) -> mx.array:
         """Means of squares of patches, standardized and projected."""

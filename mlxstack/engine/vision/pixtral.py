@@ -12,13 +12,7 @@ from mlx import nn
 from msgspec import Struct
 
 from mlxstack.core.image import ImageSize
-from mlxstack.engine.vision.blocks import (
-    GatedMLP,
-    VisionAttention,
-    VisionBlock,
-    VisionLayers,
-    rotation,
-)
+from mlxstack.engine.vision.blocks import GatedMLP, VisionAttention, VisionBlock, rotation
 from mlxstack.engine.vision.tower import VisionTower
 
 EPS = 1e-5
@@ -56,33 +50,23 @@ class PixtralVision(Struct, frozen=True):
     vision_feature_layer: Literal[-1] = -1
 
 
-class PixtralMerger(nn.Module):  # type: ignore[misc]
-    """One vector of `merge` x `merge` patches, channels first."""
-
-    def __init__(self, config: PixtralVision) -> None:
-        super().__init__()
-        self.merge = config.spatial_merge_size
-        n = config.hidden_size
-        self.merging_layer = nn.Linear(n * self.merge**2, n, bias=False)
-
-    def __call__(self, hidden: mx.array, size: ImageSize) -> Any:
-        grid = hidden.reshape(size.rows, self.merge, size.columns, self.merge, -1)
-        return self.merging_layer(grid.transpose(0, 2, 4, 1, 3).reshape(size.n_features, -1))
-
-
 class PixtralProjector(nn.Module):  # type: ignore[misc]
-    """Features of the text model from patches."""
+    """Features of the text model from `merge` x `merge` patches, channels first."""
 
     def __init__(self, config: PixtralVision) -> None:
         super().__init__()
         n, bias = config.text_config.hidden_size, config.multimodal_projector_bias
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.text_config.rms_norm_eps)
-        self.patch_merger = PixtralMerger(config)
-        self.linear_1 = nn.Linear(config.hidden_size, n, bias=bias)
+        width, self.merge = config.hidden_size, config.spatial_merge_size
+        self.norm = nn.RMSNorm(width, eps=config.text_config.rms_norm_eps)
+        merging = nn.Linear(width * self.merge**2, width, bias=False)
+        self.patch_merger = {"merging_layer": merging}
+        self.linear_1 = nn.Linear(width, n, bias=bias)
         self.linear_2 = nn.Linear(n, n, bias=bias)
 
     def __call__(self, hidden: mx.array, size: ImageSize) -> Any:
-        merged = self.patch_merger(self.norm(hidden), size)
+        grid = self.norm(hidden).reshape(size.rows, self.merge, size.columns, self.merge, -1)
+        parts = grid.transpose(0, 2, 4, 1, 3).reshape(size.n_features, -1)
+        merged = self.patch_merger["merging_layer"](parts)
         return self.linear_2(nn.gelu(self.linear_1(merged)))
 
 
@@ -97,14 +81,13 @@ class PixtralTower(VisionTower):
         n = config.num_channels * config.patch_size**2
         self.patch_conv = nn.Linear(n, config.hidden_size, bias=False)
         self.ln_pre = nn.RMSNorm(config.hidden_size, eps=EPS)
-        blocks = [_block(config) for _ in range(config.num_hidden_layers)]
-        self.transformer = VisionLayers(blocks)
+        self.transformer = {"layers": [_block(config) for _ in range(config.num_hidden_layers)]}
         self.multi_modal_projector = PixtralProjector(config)
 
     @property
     def sequence(self) -> list[VisionBlock]:
         """Blocks in order."""
-        return list(self.transformer.layers)
+        return list(self.transformer["layers"])
 
     def enter(self, pixels: mx.array, size: ImageSize) -> tuple[mx.array, Any]:
         """Patches, and cosines and sines of the rotation."""

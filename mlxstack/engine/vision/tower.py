@@ -50,7 +50,7 @@ class VisionTower(nn.Module):  # type: ignore[misc]
     @property
     def sequence(self) -> list[VisionBlock]:
         """Blocks in order."""
-        return list(self.encoder.layers)
+        return list(self.encoder["layers"])
 
     def arranged(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Weights of a checkpoint, laid out as here."""
