@@ -68,9 +68,7 @@ class EvictionGoal(Struct, frozen=True):
     pressure: MemoryPressure = MemoryPressure.CALM
 
 
-def entries(
-    index: PrefixIndex, place: StorageTier = StorageTier.MEMORY
-) -> tuple[EvictionCandidate, ...]:
+def entries(index: PrefixIndex) -> tuple[EvictionCandidate, ...]:
     """Eviction candidates in memory; parents of records elsewhere are fixed."""
     return tuple(
         EvictionCandidate(
@@ -80,11 +78,11 @@ def entries(
             hits=node.hits,
             used_at=node.used_at,
             rank=_rank(node),
-            is_fixed=_is_fixed(index, node, place),
+            is_fixed=_is_fixed(index, node),
             is_entry=isinstance(node.record, SegmentMeta),
         )
         for key, node in index.nodes.items()
-        if place in node.tiers
+        if StorageTier.MEMORY in node.tiers
     )
 
 
@@ -149,8 +147,8 @@ def _rank(node: IndexEntry) -> EvictionClass:
     return EvictionClass.SUPERSEDED if node.is_superseded else EvictionClass.COLD
 
 
-def _is_fixed(index: PrefixIndex, node: IndexEntry, place: StorageTier) -> bool:
+def _is_fixed(index: PrefixIndex, node: IndexEntry) -> bool:
     if node.refs or node.is_writing or node.pins:
         return True
-    is_last_place = len(node.tiers) == 1
-    return is_last_place and any(place not in index.nodes[child].tiers for child in node.children)
+    children = (index.nodes[child] for child in node.children)
+    return len(node.tiers) == 1 and any(StorageTier.MEMORY not in one.tiers for one in children)

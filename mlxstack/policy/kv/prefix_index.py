@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 MAX_SEGMENT = 2048
 """The longest segment that a file may hold, in tokens."""
@@ -324,11 +325,8 @@ def reach(index: PrefixIndex, leaf: str | None, upto: int) -> tuple[PathStep, ..
 
 def cut_path(path: tuple[PathStep, ...], position: int) -> tuple[PathStep, ...]:
     """The part of a path that covers the first `position` tokens."""
-    return tuple(
-        PathStep(step.key, step.start, min(step.upto, position), step.n_bytes, step.is_parked)
-        for step in path
-        if step.start < position
-    )
+    steps = (step for step in path if step.start < position)
+    return tuple(replace(step, upto=min(step.upto, position)) for step in steps)
 
 
 def last_checkpoint(index: PrefixIndex, path: tuple[PathStep, ...]) -> str | None:

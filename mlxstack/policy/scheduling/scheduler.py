@@ -84,16 +84,6 @@ def select_slot(
     return least_missed.id if least_missed else None
 
 
-def no_shared_prefill(_ask: str, _other: str) -> int:
-    """Default of `schedule`: no request waits for the prefill of another."""
-    return 0
-
-
-def no_need(_: Request) -> int:
-    """Default of `schedule`: requests are not bounded by memory."""
-    return 0
-
-
 def should_wait_for_prefix(
     state: SchedulerState, request: Request, promise: SharedPrefillFn
 ) -> bool:
@@ -216,7 +206,7 @@ def is_full(
     request: Request,
     now: float,
     limits: SchedulerLimits,
-    need: NeedFn = no_need,
+    need: NeedFn = lambda _: 0,
 ) -> bool:
     """Whether admission must refuse this request because too many would wait."""
     after, _ = schedule(enqueue(state, request), now, limits, lambda _id, _slot: 0, need=need)
@@ -228,8 +218,8 @@ def schedule(
     now: float,
     limits: SchedulerLimits,
     match: OverlapFn,
-    promise: SharedPrefillFn = no_shared_prefill,
-    need: NeedFn = no_need,
+    promise: SharedPrefillFn = lambda _request, _other: 0,
+    need: NeedFn = lambda _: 0,
 ) -> tuple[SchedulerState, list[Action]]:
     """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
 
