@@ -34,7 +34,8 @@ async def run_tasks(
     """Run until cancelled. `level` is the memory pressure of the computer."""
     spec = service.preset.prefix_cache
     async with asyncio.TaskGroup() as group:
-        group.create_task(sample(service, SAMPLE_S))
+        sample = partial(_sample, service)
+        group.create_task(_every(SAMPLE_S, "the count of tokens", sample))
         group.create_task(return_memory(service, REST_S))
         if not service.preset.hosts:
             group.create_task(unload_when_idle(service))
@@ -47,7 +48,8 @@ async def run_tasks(
         relieve = partial(_relieve, service, level)
         group.create_task(_every(LOOK_S, "the relief of memory", relieve))
         if service.neighbors is not None:
-            group.create_task(watch_neighbors(service, service.neighbors, NEIGHBORS_S))
+            divide = partial(_divide, service, service.neighbors)
+            group.create_task(_every(NEIGHBORS_S, "the division of memory", divide))
         sweep = partial(_sweep, service)
         group.create_task(_every(SWEEP_S, "the sweep of the disk", sweep))
 
@@ -69,13 +71,9 @@ async def _log_summary(service: Service) -> None:
     )  # fmt: skip
 
 
-async def sample(service: Service, interval_s: float) -> None:
+async def _sample(service: Service) -> None:
     """Sample the throughput, for the charts of dashboards that connect later."""
-
-    async def count() -> None:
-        service.stats.sample(service.snapshot().counters)
-
-    await _every(interval_s, "the count of tokens", count)
+    service.stats.sample(service.snapshot().counters)
 
 
 async def return_memory(service: Service, interval_s: float) -> None:
@@ -98,16 +96,11 @@ async def return_memory(service: Service, interval_s: float) -> None:
     await _every(interval_s, "the return of memory", trim)
 
 
-async def watch_neighbors(service: Service, neighbors: Neighbors, interval_s: float) -> None:
+async def _divide(service: Service, neighbors: Neighbors) -> None:
     """Divide memory again when another service of the home starts or stops."""
-
-    async def divide() -> None:
-        if service.is_unloaded:
-            return
+    if not service.is_unloaded:
         service.require()
         await neighbors.divide(service.preset, service.generator)
-
-    await _every(interval_s, "the division of memory", divide)
 
 
 async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[None]]) -> None:

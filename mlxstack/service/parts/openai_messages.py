@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +14,8 @@ from mlxstack.core.image import ImagePart
 from mlxstack.core.response_parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
 from mlxstack.text.images.reader import KINDS, MOST_IN_ALL, TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import TEXT_PARTS, parse_arguments, plain_text, system_text
+
+T = TypeVar("T")
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -314,9 +316,7 @@ def _message(
     read: ContentReader,
     read_rules: ContentReader = read_system,
 ) -> Message:
-    role = ROLES.get(sent.role)
-    if role is None:
-        raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
+    role = read_known(ROLES, sent.role, f"{at}.role")
     calls = sent.tool_calls or (
         [ToolCallParam(function=sent.function_call)] if sent.function_call else []
     )
@@ -328,6 +328,13 @@ def _message(
         tool_call_id=sent.tool_call_id,
         name=sent.name,
     )
+
+
+def read_known(table: Mapping[str, T], name: str, param: str) -> T:
+    """Entry of a table by a name that a client sent. Raises BadRequest."""
+    if name not in table:
+        raise BadRequest(f"{param} is {name!r}; known are {', '.join(table)}", param)
+    return table[name]
 
 
 def read_call(call: ToolCallParam) -> ToolCall:

@@ -317,11 +317,23 @@ class TextProcessor:
     @property
     def facts(self) -> TemplateFacts:
         """Facts of the chat template."""
-        answer = self.output_format.description
+        answer, template = self.output_format.description, self.prompt_maker.template
         text = str(getattr(self.tokenizer, "chat_template", None) or "")
+        known = template.capabilities
+        has_calls = known.takes_calls and bool(text)
         return TemplateFacts(
             text=text,
-            caps=self._caps(has_template=bool(text)),
+            caps={
+                "supports_object_arguments": has_calls and known.takes_objects,
+                "supports_parallel_tool_calls": has_calls and known.takes_parallel_calls,
+                "supports_preserve_reasoning": template.switches.keeps_thoughts,
+                "supports_reasoning_effort": bool(template.switches.levels),
+                "supports_string_content": not known.needs_parts,
+                "supports_system_role": known.has_system,
+                "supports_tool_calls": has_calls,
+                "supports_tools": known.takes_tools and bool(text),
+                "supports_typed_content": known.needs_parts,
+            },
             bos=str(getattr(self.tokenizer, "bos_token", None) or ""),
             eos=str(getattr(self.tokenizer, "eos_token", None) or ""),
             has_thoughts=answer.reasoning is not None or answer.channels is not None,
@@ -329,22 +341,6 @@ class TextProcessor:
             is_base=not self.tokenizer.has_chat_template,
             accepts_images=self.accepts_images,
         )
-
-    def _caps(self, *, has_template: bool) -> dict[str, bool]:
-        template = self.prompt_maker.template
-        capabilities = template.capabilities
-        has_calls = capabilities.takes_calls and has_template
-        return {
-            "supports_object_arguments": has_calls and capabilities.takes_objects,
-            "supports_parallel_tool_calls": has_calls and capabilities.takes_parallel_calls,
-            "supports_preserve_reasoning": template.switches.keeps_thoughts,
-            "supports_reasoning_effort": bool(template.switches.levels),
-            "supports_string_content": not capabilities.needs_parts,
-            "supports_system_role": capabilities.has_system,
-            "supports_tool_calls": has_calls,
-            "supports_tools": capabilities.takes_tools and has_template,
-            "supports_typed_content": capabilities.needs_parts,
-        }
 
 
 def _result(compiled: Future[LLMatcher | None]) -> LLMatcher | None:

@@ -39,7 +39,7 @@ from mlxstack.api.request_fields import format_constraint, format_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.parts.generation_options import ToolChoiceMode
-from mlxstack.service.parts.openai_messages import result_content, with_marks
+from mlxstack.service.parts.openai_messages import read_known, result_content, with_marks
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.images.reader import TEXT_ONLY, ImageReader
 from mlxstack.text.normalize_messages import (
@@ -291,7 +291,8 @@ def block_text(block: Block) -> str:
         case DocumentInput():
             return _document(block)
         case SearchResult():
-            return "\n".join([*_lines(block.title, block.source), *_texts(block.content)])
+            lines = (block.title, block.source, *_texts(block.content))
+            return "\n".join(filter(None, lines))
     return ""
 
 
@@ -325,7 +326,7 @@ def _document(document: DocumentInput) -> str:
     inside = _inside(document)
     if inside is None:
         return "[document omitted]"
-    return "\n".join(_lines(document.title, document.context, inside))
+    return "\n".join(filter(None, (document.title, document.context, inside)))
 
 
 def _inside(document: DocumentInput) -> str | None:
@@ -348,10 +349,6 @@ def _texts(parts: list[Any]) -> list[str]:
 def _text(raw: dict[str, Any]) -> str:
     text = raw.get("text", raw.get("content"))
     return text if isinstance(text, str) else ""
-
-
-def _lines(*lines: str | None) -> list[str]:
-    return [line for line in lines if line]
 
 
 OF_OPENAI = "function"
@@ -379,12 +376,7 @@ def tool_choice_mode(choice: ToolChoice | None, tools: Iterable[Tool]) -> ToolCh
     """Tool choice of a request. Raises BadRequest."""
     if choice is None:
         return ToolChoiceMode.AUTO
-    mode = CHOICES.get(choice.type)
-    if mode is None:
-        raise BadRequest(
-            f"tool_choice.type is {choice.type!r}; known are {', '.join(CHOICES)}",
-            "tool_choice.type",
-        )
+    mode = read_known(CHOICES, choice.type, "tool_choice.type")
     if choice.type == "tool" and choice.name not in {tool.name for tool in tools}:
         raise BadRequest(f"tool_choice.name: no tool is named {choice.name!r}", "tool_choice.name")
     return mode

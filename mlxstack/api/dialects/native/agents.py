@@ -36,6 +36,7 @@ from mlxstack.service.service import Service
 from mlxstack.text.images.reader import ImageReader
 
 AGENT = PREFIX + "agent"
+PRIORITIES = {one.name.lower(): one for one in Priority}
 NO = (None, "", "0", "false")
 T = TypeVar("T")
 
@@ -104,7 +105,9 @@ async def change_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
 ) -> dict[str, Any]:
     """Change priority, or pin the agent's KV in memory."""
-    changes = AgentChanges(_priority(data.priority), data.is_pinned)
+    name = data.priority
+    priority = None if name is None else openai_messages.read_known(PRIORITIES, name, "priority")
+    changes = AgentChanges(priority, data.is_pinned)
     check_raise(request, changes.priority)
     return shown(request, await agents.change(service, agent, changes))
 
@@ -171,13 +174,6 @@ def shown(request: AnyRequest, details: AgentDetails) -> dict[str, Any]:
             "disk": details.disk_bytes,
         },
     }
-
-
-def _priority(name: str | None) -> Priority | None:
-    known = {one.name.lower(): one for one in Priority}
-    if name is not None and name not in known:
-        raise BadRequest(f"priority is {name!r}; known are {', '.join(known)}", "priority")
-    return None if name is None else known[name]
 
 
 class GenerateBody(ChatBody, kw_only=True):

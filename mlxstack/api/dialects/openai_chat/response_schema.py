@@ -86,16 +86,16 @@ class Verbose(Struct, frozen=True):
     tokens_evaluated: int
 
 
-class CompletionHead(Struct, frozen=True, rename={"verbose": "__verbose"}):
+class CompletionHead(Struct, frozen=True, kw_only=True, rename={"verbose": "__verbose"}):
     """Fields that a chat completion and its chunks begin with."""
 
     id: str
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str = FINGERPRINT
 
 
-class ChatCompletion(CompletionHead, frozen=True):
+class ChatCompletion(CompletionHead, frozen=True, kw_only=True):
     """Response to a request that does not stream."""
 
     choices: tuple[ChatChoice, ...]
@@ -105,7 +105,7 @@ class ChatCompletion(CompletionHead, frozen=True):
     verbose: Verbose | UnsetType = UNSET
 
 
-class Chunk(CompletionHead, frozen=True):
+class Chunk(CompletionHead, frozen=True, kw_only=True):
     """Chunk of a stream, whose last one has the usage on request."""
 
     choices: tuple[ChunkChoice, ...]

@@ -12,7 +12,6 @@ from mlxstack.api.custom_tools import InputDecoder, input_text
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, ChunkedBody
 from mlxstack.api.dialects.openai_chat.response_schema import (
-    FINGERPRINT,
     ChatChoice,
     ChatCompletion,
     ChatMessage,
@@ -131,13 +130,7 @@ class ChatRenderer(ChunkRenderer):
         n_choices: int = 1,
         verbose: Verbose | UnsetType = UNSET,
     ) -> None:
-        blank = Chunk(
-            id=request,
-            created=int(time.time()),
-            model=model,
-            system_fingerprint=FINGERPRINT,
-            choices=(),
-        )
+        blank = Chunk(id=request, created=int(time.time()), model=model, choices=())
         super().__init__(blank, body, n_choices=n_choices)
         self._text_processor, self._verbose = text_processor, verbose
         self._is_legacy = to_conversation.is_legacy(body)
@@ -152,7 +145,6 @@ class ChatRenderer(ChunkRenderer):
             id=self.blank.id,
             created=int(time.time()),
             model=self.blank.model,
-            system_fingerprint=FINGERPRINT,
             choices=tuple(self._whole(i, reply) for i, reply in enumerate(replies)),
             verbose=self._verbose,
             **self.totals([reply.ended for reply in replies]),

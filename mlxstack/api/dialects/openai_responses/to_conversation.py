@@ -25,6 +25,7 @@ from mlxstack.service.parts.openai_messages import (
     ROLES,
     read_call,
     read_history,
+    read_known,
     read_latest_user,
     read_system,
     result_content,
@@ -280,9 +281,7 @@ def _new_question(sent: InputItem, at: str, _: ToolNames) -> Message:
 
 
 def _message(sent: InputItem, at: str, _: ToolNames) -> Message:
-    role = ROLES.get(sent.role or "")
-    if role is None:
-        raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
+    role = read_known(ROLES, sent.role or "", f"{at}.role")
     read = read_system if role is Role.SYSTEM else read_history
     return Message(
         role,
