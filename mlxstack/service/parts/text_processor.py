@@ -289,7 +289,7 @@ class TextProcessor:
         return await self.run(lambda: self._grammars.compile(grammar, param), pool)
 
     async def run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
-        """Run a job in a thread, by default in one that makes prompts."""
+        """Run a job in a thread, by default one for prompts."""
         if self._reason is not None:
             raise self._reason
         loop = asyncio.get_running_loop()
