@@ -1,5 +1,6 @@
 """Output of commands: tables and JSON on stdout, else on stderr."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -101,19 +102,22 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _seldom(lambda now: note(f"{what}: {now}"))
+        yield seldom(lambda now: note(f"{what}: {now}"), LINE_S, time.monotonic())
         return
     with console.status(Text(what)) as status:
         yield lambda now: status.update(Text(f"{what}: {now[:100]}"))
 
 
-def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
-    printed_at, line = time.monotonic(), ""
+def seldom(
+    tell: Callable[[str], None], every_s: float, told_at: float = -math.inf
+) -> Callable[[str], None]:
+    """Function that tells a new text, at most every `every_s` seconds."""
+    line = ""
 
     def report(now: str) -> None:
-        nonlocal printed_at, line
-        if now != line and time.monotonic() - printed_at >= LINE_S:
-            printed_at, line = time.monotonic(), now
+        nonlocal told_at, line
+        if now != line and time.monotonic() - told_at >= every_s:
+            told_at, line = time.monotonic(), now
             tell(now)
 
     return report

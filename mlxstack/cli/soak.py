@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from mlxstack.bench.environment import Conditions, conditions
 from mlxstack.cli.doctor import CheckLevel
@@ -34,8 +34,19 @@ COLD_EVERY = 8
 """Rounds between two comparisons with a cold answer."""
 
 
-class SoakReport(Struct, frozen=True):
-    """Bytes are those of the largest moment; `panics` is None but on macOS.
+class SoakCounts(Struct, kw_only=True):
+    """Sums over all rounds; bytes are those of the largest moment."""
+
+    n_answers: int = 0
+    n_compared: int = 0
+    n_different: int = 0
+    longest_pause_s: float = 0.0
+    active_bytes: int = 0
+    kv_bytes: int = 0
+
+
+class SoakReport(SoakCounts, kw_only=True):
+    """Counts, and what bounds them; `panics` is None but on macOS.
 
     `planned_bytes` are weights, workspace, margin and the KV budget, which holds the slots full.
     """
@@ -44,13 +55,7 @@ class SoakReport(Struct, frozen=True):
     conditions: Conditions
     wired: Wired
     seconds: float
-    n_answers: int
     n_evicted: int
-    n_compared: int
-    n_different: int
-    longest_pause_s: float
-    active_bytes: int
-    kv_bytes: int
     kv_budget_bytes: int
     planned_bytes: int
     memory_limit_bytes: int
@@ -74,9 +79,7 @@ class Soaker:
         self._tolerance = tolerance
         self._say = say
         self._text = Verifier(found, tolerance, say)
-        self.n_answers = self.n_compared = self.n_different = 0
-        self.longest_pause_s = 0.0
-        self.active_bytes = self.kv_bytes = 0
+        self.counts = SoakCounts()
 
     def run(self, seconds: float) -> None:
         """Rounds until the time is over; at least one compares with cold."""
@@ -87,27 +90,28 @@ class Soaker:
 
     def _round(self, *, is_compared: bool) -> None:
         """Two new conversations at once, and the next turn of each."""
+        counts = self.counts
         prompts = [self._text.head + self._text.words(N_OWN) for _ in range(2)]
         for _ in range(2):
             ids = [self._probe.submit(tokens, N_ANSWER) for tokens in prompts]
             answers = [self._probe.response(one) for one in ids]
             for tokens, answer in zip(prompts, answers, strict=True):
                 pauses = [b - a for a, b in pairwise(answer.marks)]
-                self.longest_pause_s = max([self.longest_pause_s, *pauses])
+                counts.longest_pause_s = max([counts.longest_pause_s, *pauses])
                 if is_compared:
                     cold = self._probe.cold(tokens, len(answer.tokens))
                     level, detail = compare(cold, answer, self._tolerance)
-                    self.n_compared += 1
-                    self.n_different += level is CheckLevel.BAD
-                    self._say(f"{level.value:4} answer {self.n_answers + 1}: {detail}")
-                self.n_answers += 1
+                    counts.n_compared += 1
+                    counts.n_different += level is CheckLevel.BAD
+                    self._say(f"{level.value:4} answer {counts.n_answers + 1}: {detail}")
+                counts.n_answers += 1
             prompts = [
                 tokens + answer.tokens + self._text.words(24)
                 for tokens, answer in zip(prompts, answers, strict=True)
             ]
         now = self._probe.engine.snapshot()
-        self.active_bytes = max(self.active_bytes, now.active_bytes)
-        self.kv_bytes = max(self.kv_bytes, now.kv_bytes)
+        counts.active_bytes = max(counts.active_bytes, now.active_bytes)
+        counts.kv_bytes = max(counts.kv_bytes, now.kv_bytes)
 
 
 def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: float) -> SoakReport:
@@ -134,28 +138,24 @@ def soak(wanted: str, home: Home, env: Mapping[str, str], say: Say, seconds: flo
     ):
         run = Soaker(found, tolerance, say)
         run.run(seconds)
+        counts = run.counts
         last = found.engine.snapshot()
     after = panic_files()
     planned = parts.total - parts.kv + last.kv_budget_bytes
     panics = None if before is None or after is None else tuple(sorted(after - before))
     return SoakReport(
+        **asdict(counts),
         preset=preset.name,
         conditions=conditions(preset.model.id, datetime.now(UTC).date(), env),
         wired=preset.device.wired,
         seconds=time.monotonic() - began,
-        n_answers=run.n_answers,
         n_evicted=last.counters.n_evicted,
-        n_compared=run.n_compared,
-        n_different=run.n_different,
-        longest_pause_s=run.longest_pause_s,
-        active_bytes=run.active_bytes,
-        kv_bytes=run.kv_bytes,
         kv_budget_bytes=last.kv_budget_bytes,
         planned_bytes=planned,
         memory_limit_bytes=memory.usable,
         panics=panics,
-        is_sound=not run.n_different
+        is_sound=not counts.n_different
         and not panics
-        and run.active_bytes <= planned
-        and run.kv_bytes <= last.kv_budget_bytes,
+        and counts.active_bytes <= planned
+        and counts.kv_bytes <= last.kv_budget_bytes,
     )

@@ -5,18 +5,16 @@ import re
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.core import formatting
 
-KIB, MIB = 1024, 1024 * 1024
+KIB = 1024
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def tokens_of(text: str) -> int:
     """`32768`, `32k` (1,024 each) or `1m`. Raises Misuse."""
-    lowered = text.strip().lower()
-    factor = {"k": KIB, "m": MIB}.get(lowered[-1:], 1)
-    digits = lowered[:-1] if factor > 1 else lowered
-    if not (digits.isascii() and digits.isdecimal() and int(digits)):
+    found = re.fullmatch(r"(0*[1-9][0-9]*)([km]?)", text.strip().lower())
+    if found is None:
         raise Misuse(f"`{text}` is not a number of tokens; write it as 32768 or 32k")
-    return int(digits) * factor
+    return int(found[1]) * {"": 1, "k": KIB, "m": KIB * KIB}[found[2]]
 
 
 def bytes_of(text: str) -> int:

@@ -260,10 +260,9 @@ class Verifier:
             return
         prompts = [self.prompt()[: N_HEAD + 20 * (1 + i)] for i in range(self.n_slots)]
         ids = [self._probe.submit(one, use_cache=False) for one in prompts]
-        for i, (tokens, one) in enumerate(
-            zip(prompts, map(self._probe.response, ids), strict=True)
-        ):
-            self.identity(f"batch, row {i + 1} of {len(ids)}", tokens, one, 0)
+        answers = zip(prompts, map(self._probe.response, ids), strict=True)
+        for n, (tokens, one) in enumerate(answers, 1):
+            self.identity(f"batch, row {n} of {len(ids)}", tokens, one, 0)
 
     def hits(self) -> None:
         """Repeat of a prompt, next turn, fork, parked context."""

@@ -14,13 +14,9 @@ from mlxstack.client.types import (
     ChatResponse,
     FeedLost,
     HealthResponse,
-    ListedModels,
     PropsResponse,
     ServerSentEvent,
-    SlotErased,
     SlotResponse,
-    SlotRestored,
-    SlotSaved,
 )
 from mlxstack.core.errors import Broken, StackError, Unauthorized
 
@@ -81,10 +77,6 @@ class Client:
         """GET /slots."""
         return await self.get("/slots", list[SlotResponse])
 
-    async def models(self) -> ListedModels:
-        """GET /v1/models: one, or every member of a gateway."""
-        return await self.get("/v1/models", ListedModels)
-
     async def metrics(self) -> str:
         """GET /metrics, the Prometheus text."""
         return (await self._checked("GET", "/metrics")).text
@@ -100,18 +92,6 @@ class Client:
     async def delete(self, path: str) -> dict[str, Any]:
         """Any DELETE with a JSON object as its answer."""
         return decode((await self._checked("DELETE", path)).content, dict[str, Any])
-
-    async def save_slot(self, slot: int, filename: str) -> SlotSaved:
-        """Write the context of a slot to a slot file."""
-        return await self._act(slot, "save", {"filename": filename}, SlotSaved)
-
-    async def restore_slot(self, slot: int, filename: str) -> SlotRestored:
-        """Replace the context of a slot by a slot file."""
-        return await self._act(slot, "restore", {"filename": filename}, SlotRestored)
-
-    async def erase_slot(self, slot: int) -> SlotErased:
-        """Empty a slot."""
-        return await self._act(slot, "erase", {}, SlotErased)
 
     def chat_stream(
         self, messages: list[dict[str, Any]], **body: Any
@@ -160,10 +140,6 @@ class Client:
             yield FeedLost(reason, delay, needs_key)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RECONNECT_LONGEST_S)
-
-    async def _act(self, slot: int, action: str, body: dict[str, Any], kind: type[T]) -> T:
-        answer = await self._checked("POST", f"/slots/{slot}?action={action}", body)
-        return decode(answer.content, kind)
 
     async def _checked(
         self, method: str, path: str, body: dict[str, Any] | None = None

@@ -87,34 +87,6 @@ class SlotResponse(Struct, frozen=True):
     next_token: tuple[NextToken, ...] = ()
 
 
-class SlotSaved(Struct, frozen=True):
-    """`n_saved` tokens; `n_written` new bytes of the `n_bytes` of the whole state."""
-
-    id_slot: int
-    filename: str
-    n_saved: int
-    n_written: int
-    timings: dict[str, float] = {}
-    n_bytes: int = 0
-
-
-class SlotRestored(Struct, frozen=True):
-    """`n_restored` tokens from `n_read` bytes."""
-
-    id_slot: int
-    filename: str
-    n_restored: int
-    n_read: int
-    timings: dict[str, float] = {}
-
-
-class SlotErased(Struct, frozen=True):
-    """`n_erased` tokens are forgotten."""
-
-    id_slot: int
-    n_erased: int
-
-
 class CallUsage(Struct, frozen=True):
     """Tokens of one call; `cached_tokens` of the prompt were not computed."""
 

@@ -59,7 +59,7 @@ class LiveFeed:
         """Models whenever they can be read: the frames tell of a break."""
         while True:
             with suppress(ConnectionError, StackError):
-                yield await self._client.models()
+                yield await self._client.get("/v1/models", ListedModels)
             await asyncio.sleep(MODELS_S)
 
 

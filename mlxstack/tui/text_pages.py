@@ -9,7 +9,7 @@ from rich.cells import set_cell_size
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.views import agents, cache, costs, models, overview, requests, tiles
-from mlxstack.tui.views.table_data import Line, TableData
+from mlxstack.tui.views.table_data import Line, TableColumn, TableData
 
 GAP = "  "
 MOST_ROWS = 10
@@ -60,18 +60,14 @@ def _line(line: Line) -> str:
 
 
 def _table(table_data: TableData) -> str:
-    widths = [column.width for column in table_data.columns]
-    sides = [column.side == ">" for column in table_data.columns]
-    rows = [[column.title for column in table_data.columns]]
+    columns = table_data.columns
+    rows = [[column.title for column in columns]]
     rows += [[cell.text for cell in row.cells] for row in table_data.rows]
-    drawn = [
-        GAP.join(_fit(*cell) for cell in zip(row, widths, sides, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join(
-        ["", _line(table_data.title), *(drawn if table_data.rows else [table_data.note])]
-    )
+    drawn = [GAP.join(map(_fit, row, columns)).rstrip() for row in rows]
+    body = drawn if table_data.rows else [table_data.note]
+    return "\n".join(["", _line(table_data.title), *body])
 
 
-def _fit(text: str, width: int, is_right: bool) -> str:
-    return text.rjust(width) if is_right else set_cell_size(text, width)
+def _fit(text: str, column: TableColumn) -> str:
+    is_right = column.side == ">"
+    return text.rjust(column.width) if is_right else set_cell_size(text, column.width)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from mlxstack.client.types import SlotErased, SlotRestored, SlotSaved
 from mlxstack.core.errors import NotFound
 
 
@@ -16,27 +15,31 @@ class Clerk:
         self.files: dict[str, int] = {}
         self.asked: list[tuple[str, int, str]] = []
 
-    async def save_slot(self, slot: int, filename: str) -> SlotSaved:
-        self.asked.append(("save", slot, filename))
-        self.files[filename] = n = self.slots[slot]
-        return SlotSaved(slot, filename, n, n * 8, {"save_ms": 12.5}, n * 8)
-
-    async def restore_slot(self, slot: int, filename: str) -> SlotRestored:
-        self.asked.append(("restore", slot, filename))
-        if filename not in self.files:
-            raise NotFound(f"there is no slot file [b]{filename}[/b] \x1b[31m")
-        self.slots[slot] = n = self.files[filename]
-        return SlotRestored(slot, filename, n, n * 8, {"restore_ms": 3.0})
-
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((path, len(body), ""))
-        return {"n_bytes": 3 * 2**30}
+        slot, _, action = path.removeprefix("/slots/").partition("?action=")
+        if not action:
+            self.asked.append((path, len(body), ""))
+            return {"n_bytes": 3 * 2**30}
+        return self._change(int(slot), action, body.get("filename", ""))
 
     async def delete(self, path: str) -> dict[str, Any]:
         self.asked.append((path, 0, ""))
         return {}
 
-    async def erase_slot(self, slot: int) -> SlotErased:
-        self.asked.append(("erase", slot, ""))
-        n, self.slots[slot] = self.slots[slot], 0
-        return SlotErased(slot, n)
+    def _change(self, slot: int, action: str, filename: str) -> dict[str, Any]:
+        self.asked.append((action, slot, filename))
+        n = self.slots[slot]
+        match action:
+            case "save":
+                self.files[filename] = n
+                sizes = {"n_saved": n, "n_written": n * 8, "n_bytes": n * 8}
+            case "restore":
+                if filename not in self.files:
+                    raise NotFound(f"there is no slot file [b]{filename}[/b] \x1b[31m")
+                self.slots[slot] = n = self.files[filename]
+                sizes = {"n_restored": n, "n_read": n * 8}
+            case _:
+                self.slots[slot] = 0
+                sizes = {"n_erased": n}
+        timings = {"save_ms": 12.5, "restore_ms": 3.0}
+        return {"id_slot": slot, "filename": filename, "timings": timings, **sizes}

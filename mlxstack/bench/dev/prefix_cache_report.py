@@ -131,8 +131,8 @@ def _teams(teams: Sequence[Start]) -> ReportTable:
 
 def _saves(saved: Saves) -> ReportTable:
     before, during = saved.gaps_before, saved.gaps_during
-    written = sum(one.n_written for one in saved.turns)
-    took = saved.big.timings.get("save_ms", 0.0) / 1e3
+    written = sum(one["n_written"] for one in saved.turns)
+    took = saved.big["timings"]["save_ms"] / 1e3
     rows = (
         (
             f"{len(saved.turns)} turns, a save after each",
@@ -141,7 +141,7 @@ def _saves(saved: Saves) -> ReportTable:
         ),
         *(
             (
-                f"{what} of the others' gaps while {megabytes(saved.big.n_bytes)} are saved in "
+                f"{what} of the others' gaps while {megabytes(saved.big['n_bytes'])} are saved in "
                 f"{seconds(took)}",
                 f"{seconds(of(before))} before, {seconds(of(during))} during",
                 times(ratio(of(during), of(before))),
@@ -158,7 +158,7 @@ def _restores(saved: Saves) -> ReportTable:
     rows = (
         (
             "restore, until evaluated",
-            str(saved.restored[0].n_restored),
+            str(saved.restored[0]["n_restored"]),
             lasting(restored),
             f"{_restore_speed(saved) / 1e6:.0f} MB/s",
         ),
@@ -168,7 +168,7 @@ def _restores(saved: Saves) -> ReportTable:
             f"{lasting(loaded)} for {megabytes(n_bytes)}",
             f"{_load_speed(saved) / 1e6:.0f} MB/s",
         ),
-        ("computing it again", str(saved.big.n_saved), seconds(saved.cold_s), "-"),
+        ("computing it again", str(saved.big["n_saved"]), seconds(saved.cold_s), "-"),
     )
     heads = ("What", "Tokens", "Time", "Speed")
     return ReportTable("Restoring", heads, rows, RESTORING)
@@ -180,12 +180,12 @@ def _state_bytes(saved: Saves) -> float:
     (The `n_bytes` of a save count whole segments, also where only their first tokens are used.)
     """
     first, last = saved.turns[0], saved.turns[-1]
-    per_token = ratio(last.n_bytes - first.n_bytes, last.n_saved - first.n_saved)
-    return per_token * last.n_saved
+    per_token = ratio(last["n_bytes"] - first["n_bytes"], last["n_saved"] - first["n_saved"])
+    return per_token * float(last["n_saved"])
 
 
 def _restored_s(saved: Saves) -> tuple[float, ...]:
-    return tuple(one.timings["restore_ms"] / 1e3 for one in saved.restored)
+    return tuple(one["timings"]["restore_ms"] / 1e3 for one in saved.restored)
 
 
 def _loaded_s(saved: Saves) -> tuple[float, ...]:
@@ -193,7 +193,7 @@ def _loaded_s(saved: Saves) -> tuple[float, ...]:
 
 
 def _restore_speed(saved: Saves) -> float:
-    return ratio(saved.restored[0].n_read, spread(_restored_s(saved)).median)
+    return ratio(saved.restored[0]["n_read"], spread(_restored_s(saved)).median)
 
 
 def _load_speed(saved: Saves) -> float:
@@ -226,7 +226,7 @@ def _team_targets(teams: Sequence[Start]) -> tuple[BenchTarget, ...]:
 
 
 def _save_targets(saved: Saves) -> tuple[BenchTarget, ...]:
-    written = sum(one.n_written for one in saved.turns)
+    written = sum(one["n_written"] for one in saved.turns)
     slowness = ratio(_load_speed(saved), _restore_speed(saved))
     grown = {what: ratio(of(saved.gaps_during), of(saved.gaps_before)) for what, of in GAPS.items()}
     return (

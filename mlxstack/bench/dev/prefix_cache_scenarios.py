@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 from msgspec import Struct
@@ -13,7 +14,6 @@ from mlxstack.bench.dev.timed_request import Caller, ServerUnderTest, TimedReque
 from mlxstack.bench.dev.trials import BenchResult, LoadFiles
 from mlxstack.bench.dev.workload import Body, Split, Yardstick, agent, next_turn, question
 from mlxstack.client.client import Client
-from mlxstack.client.types import SlotRestored, SlotSaved
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
 
@@ -47,6 +47,10 @@ class CachePlan(Struct, frozen=True):
 SMALL = CachePlan((300, 500), 3, 600, 600, 4, 1500, 0.2, 1, 1)
 
 
+SlotAnswer = dict[str, Any]
+"""JSON of a save or restore of a slot."""
+
+
 class Returns(Struct, frozen=True):
     """One prompt length: cold, then found in slot, memory, disk."""
 
@@ -72,10 +76,10 @@ class Saves(Struct, frozen=True):
     `restored` and `loaded` are the first thing that a new process reads, by turns.
     """
 
-    turns: tuple[SlotSaved, ...]
-    big: SlotSaved
+    turns: tuple[SlotAnswer, ...]
+    big: SlotAnswer
     cold_s: float
-    restored: tuple[SlotRestored, ...]
+    restored: tuple[SlotAnswer, ...]
     loaded: tuple[BenchResult, ...]
     gaps_before: tuple[float, ...]
     gaps_during: tuple[float, ...]
@@ -168,25 +172,29 @@ async def saves(stage: Sandbox, plan: CachePlan) -> Saves:
     for i in range(plan.n_restarts):
         stage.say(f"and restored by a new service, {i + 1} of {plan.n_restarts}")
         async with service(stage, "saves", slots) as server, Client(server.url) as client:
-            restored.append(await client.restore_slot(1, "big"))
+            restored.append(await _slot_action(client, 1, "restore", "big"))
         loaded += measure(stage, [LoadFiles(str(stage.folder / "saves" / "kv"))])
     return Saves(turns, saved, cold.ttft_s, tuple(restored), tuple(loaded), before, during)
 
 
+async def _slot_action(client: Client, slot: int, action: str, name: str) -> SlotAnswer:
+    return await client.post(f"/slots/{slot}?action={action}", {"filename": name})
+
+
 async def _saved_turns(
     caller: Caller, client: Client, plan: CachePlan, yard: Yardstick
-) -> tuple[SlotSaved, ...]:
+) -> tuple[SlotAnswer, ...]:
     body, saved = agent(Split(200, 0, 200, 50), yard, 77, 0), []
     for i in range(plan.n_turns):
         answer = await caller.request(body, 4 * ANSWER, id_slot=1)
-        saved.append(await client.save_slot(1, "diary"))
+        saved.append(await _slot_action(client, 1, "save", "diary"))
         body = next_turn(body, answer.text, Split().new, yard, f"diary {i}")
     return tuple(saved)
 
 
 async def _gaps(
     caller: Caller, client: Client, plan: CachePlan, yard: Yardstick, name: str | None
-) -> tuple[tuple[float, ...], SlotSaved | None]:
+) -> tuple[tuple[float, ...], SlotAnswer | None]:
     """Token gaps of two decoders, with and without slot saves."""
     enough = asyncio.Event()
     requests = [
@@ -199,7 +207,7 @@ async def _gaps(
     ]
     await asyncio.sleep(plan.calm_s)
     began = caller.clock()
-    saved = await client.save_slot(0, name) if name else None
+    saved = await _slot_action(client, 0, "save", name) if name else None
     ended = caller.clock()
     await asyncio.sleep(plan.calm_s)
     enough.set()

@@ -1,6 +1,6 @@
 """`agents`: list, fork, move, rewind, pin and delete agents."""
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,8 +33,6 @@ All = Annotated[bool, typer.Option("--all", help="Also older agents of the same 
 LEAST = ("PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
 
 HAS_HISTORY = "only agents that the client named have one (docs/slots-and-agents.md)"
-
-T = TypeVar("T")
 
 
 @app.without_verb
@@ -145,7 +143,7 @@ def priority(
     return VerbResult(done, f"{agent} has priority {level}")
 
 
-def _request(service: ServiceOptions, question: "Question[T]") -> T:
+def _request(service: ServiceOptions, question: "Question[Found]") -> Found:
     """Send one request about agents; a gateway knows the member of each."""
     return service.ask(question, is_of_all=True)
 

@@ -110,30 +110,28 @@ async def _streamed(session: "ChatSession", text: str) -> "ChatTurn":
 
 async def _talk(session: "ChatSession") -> None:
     from mlxstack.cli.chat_input import PromptReader
+    from mlxstack.core.errors import StackError
 
     reader = PromptReader()
     async with session:
         note(f"{session.title}. /help lists commands, Ctrl-D leaves.")
         while (text := reader.read()) is not None:
-            # A path is no command.
-            if text.startswith("/") and "/" not in text[1:].partition(" ")[0]:
-                if not await _command(session, text):
-                    return
-            elif text.strip():
-                await _turn(session, text)
+            try:
+                # A path is no command.
+                if text.startswith("/") and "/" not in text[1:].partition(" ")[0]:
+                    if not await _command(session, text):
+                        return
+                elif text.strip():
+                    await _turn(session, text)
+            except (StackError, ConnectionError) as why:
+                note(f"error: {why}")
 
 
 async def _turn(session: "ChatSession", text: str) -> None:
     import shutil
     import textwrap
 
-    from mlxstack.core.errors import StackError
-
-    try:
-        turn = await _streamed(session, text)
-    except (StackError, ConnectionError) as why:
-        note(f"error: {why}")
-        return
+    turn = await _streamed(session, text)
     is_plain = "NO_COLOR" in os.environ
     summary = textwrap.fill(turn.summary, max(20, shutil.get_terminal_size().columns))
     note(summary if is_plain else typer.style(summary, dim=True))
@@ -164,13 +162,8 @@ async def _command(session: "ChatSession", line: str) -> bool:
 
 async def _edit(session: "ChatSession", text: str) -> None:
     from mlxstack.cli.chat_input import edited
-    from mlxstack.core.errors import SetupError
 
-    try:
-        prompt = edited(text)
-    except SetupError as why:
-        note(f"error: {why}")
-        return
+    prompt = edited(text)
     if prompt.strip():
         note(f"> {prompt}")
         await _turn(session, prompt)

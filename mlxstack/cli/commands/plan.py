@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mlxstack.host.hardware import MemoryBudget
     from mlxstack.host.home import Home
     from mlxstack.planner.fit import Candidate
-    from mlxstack.policy.memory.capacity import ServiceLoad
 
 MOST_MACHINES = 64
 CHANGES = {
@@ -164,6 +163,8 @@ def _candidate(wanted: str, memory: "MemoryBudget", sets: list[str] | None) -> "
 def _forecast(
     candidate: "Candidate", there: "MemoryBudget", agents: int | None, contexts: list[int]
 ) -> VerbResult:
+    from msgspec.structs import replace
+
     from mlxstack.cli.plan_tables import show_forecast
     from mlxstack.core.preset import ServiceKind
     from mlxstack.host.hardware import this_memory
@@ -175,19 +176,13 @@ def _forecast(
         raise Misuse(
             f"{candidate.preset.name} is an embedding model, which has no slots; leave out --agents"
         )
-    load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
+    load = candidate.load(there.half_bytes, there.total)
+    wanted = replace(load, n_slots=agents or load.n_slots, n_ctx=max(contexts, default=load.n_ctx))
     # An imagined machine runs nothing else.
     is_here = there == this_memory(os.environ)
     others = claims_in(home_from(os.environ), there, candidate.preset.name) if is_here else ()
-    found = forecast(candidate, there, load, contexts or CONTEXTS, others)
+    found = forecast(candidate, there, wanted, contexts or CONTEXTS, others)
     return VerbResult(found, lambda: show_forecast(found))
-
-
-def _asked(load: "ServiceLoad", agents: int | None, contexts: list[int]) -> "ServiceLoad":
-    from msgspec.structs import replace
-
-    n_slots = load.n_slots if agents is None else agents
-    return replace(load, n_slots=n_slots, n_ctx=max(contexts, default=load.n_ctx))
 
 
 def _ranking(

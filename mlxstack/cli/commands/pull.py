@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.output import note
+from mlxstack.cli.output import note, seldom
 from mlxstack.cli.verbs import VerbResult
 
 if TYPE_CHECKING:
@@ -90,14 +90,10 @@ def _bar(download: "Download") -> Iterator[Callable[[int], None]]:
 
 
 def _lines(model: str, transfer: "Transfer") -> Callable[[int], None]:
-    printed_at = time.monotonic() - LINE_S
+    tell = seldom(lambda text: note(f"downloading {model}: {text}"), LINE_S)
 
     def report(n_bytes: int) -> None:
-        nonlocal printed_at
-        now = time.monotonic()
         transfer.add(n_bytes)
-        if now - printed_at >= LINE_S:
-            printed_at = now
-            note(f"downloading {model}: {transfer.text(now)}")
+        tell(transfer.text(time.monotonic()))
 
     return report

@@ -13,7 +13,7 @@ from mlxstack.core.formatting import age
 
 if TYPE_CHECKING:
     from mlxstack.client.client import Client
-    from mlxstack.client.types import SlotResponse, SlotSaved
+    from mlxstack.client.types import SlotResponse
 
 app = VerbApp(help="List, save, restore and erase slots. Without a verb: the list.")
 
@@ -33,35 +33,35 @@ def show(service: ServiceOptions) -> VerbResult:
 def save(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbResult:
     """Write the context of a slot to a file."""
     done = service.ask(lambda client: _save(client, slot, filename))
-    took = done.timings.get("save_ms", 0.0)
-    text = f"slot {slot}: {done.n_saved} tokens saved to {filename}, {done.n_written} bytes"
-    return VerbResult(done, f"{text} written in {took:.1f} ms")
+    text = f"slot {slot}: {done['n_saved']} tokens saved to {filename}"
+    took = f"{done['n_written']} bytes written in {done['timings']['save_ms']:.1f} ms"
+    return VerbResult(done, f"{text}, {took}")
 
 
-async def _save(client: "Client", slot: int, filename: str) -> "SlotSaved":
+async def _save(client: "Client", slot: int, filename: str) -> dict[str, Any]:
     """Save a slot. Raises Conflict for an empty one."""
     from mlxstack.core.errors import Conflict
 
     for one in await client.slots():
         if one.id == slot and not (one.n_tokens or one.is_processing):
             raise Conflict(f"slot {slot} is empty: there is nothing to save")
-    return await client.save_slot(slot, filename)
+    return await client.post(f"/slots/{slot}?action=save", {"filename": filename})
 
 
 @app.command()
 def restore(slot: SlotId, filename: FileName, service: ServiceOptions) -> VerbResult:
     """Load the context of a file into a slot."""
-    done = service.ask(lambda client: client.restore_slot(slot, filename))
-    took = done.timings.get("restore_ms", 0.0)
-    text = f"slot {slot}: {done.n_restored} tokens restored from {filename}, {done.n_read} bytes"
-    return VerbResult(done, f"{text} read in {took:.1f} ms")
+    done = service.post(f"/slots/{slot}?action=restore", {"filename": filename})
+    text = f"slot {slot}: {done['n_restored']} tokens restored from {filename}"
+    took = f"{done['n_read']} bytes read in {done['timings']['restore_ms']:.1f} ms"
+    return VerbResult(done, f"{text}, {took}")
 
 
 @app.command()
 def erase(slot: SlotId, service: ServiceOptions) -> VerbResult:
     """Empty a slot."""
-    done = service.ask(lambda client: client.erase_slot(slot))
-    return VerbResult(done, f"slot {slot}: {done.n_erased} tokens erased")
+    done = service.post(f"/slots/{slot}?action=erase", {})
+    return VerbResult(done, f"slot {slot}: {done['n_erased']} tokens erased")
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from mlxstack.cli.completion import preset_names, service_argument, service_option
+from mlxstack.cli.completion import preset_argument, preset_names, service_argument, service_option
 from mlxstack.cli.exit_codes import Misuse, PipeClosed
 from mlxstack.cli.output import as_json, note, spinner
 from mlxstack.cli.units import tokens_of
@@ -79,11 +79,7 @@ HostsOption = Annotated[
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Preset, hub id or model folder. Several get one address.",
-            autocompletion=preset_names,
-        ),
+        preset_argument("Preset, hub id or model folder. Several get one address.", "MODEL"),
     ] = None,
     mode: ModeOption = None,
     any_model: AnyModel = False,

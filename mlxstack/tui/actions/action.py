@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from mlxstack.client.types import SlotErased, SlotRestored, SlotSaved
 from mlxstack.tui.state import DashboardState
 
 
@@ -40,9 +39,6 @@ class ServiceCalls(Protocol):
 
     url: str
 
-    async def save_slot(self, slot: int, filename: str) -> SlotSaved: ...
-    async def restore_slot(self, slot: int, filename: str) -> SlotRestored: ...
-    async def erase_slot(self, slot: int) -> SlotErased: ...
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
     async def delete(self, path: str) -> dict[str, Any]: ...
 

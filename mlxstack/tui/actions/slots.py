@@ -33,10 +33,10 @@ on_slot = partial(action, ActionTarget.SLOT, _slot)
 @on_slot("S", "Save", "Save {} to which file?", wants=ActionInput.FILENAME)
 async def save(context: ActionContext, aim: Aim) -> str:
     """Write the context of the chosen slot to a slot file."""
-    done = await context.calls.save_slot(int(aim.key), aim.text)
-    took = short_time(done.timings.get("save_ms", 0.0) / 1000)
-    news = f"{size(done.n_written)} written of {size(done.n_bytes)}"
-    return f"slot {aim.key}: {done.n_saved} tokens saved to {done.filename}, {news} in {took}"
+    done = await context.calls.post(f"/slots/{aim.key}?action=save", {"filename": aim.text})
+    took = short_time(done["timings"]["save_ms"] / 1000)
+    news = f"{size(done['n_written'])} written of {size(done['n_bytes'])} in {took}"
+    return f"slot {aim.key}: {done['n_saved']} tokens saved to {done['filename']}, {news}"
 
 
 @on_slot(
@@ -44,17 +44,16 @@ async def save(context: ActionContext, aim: Aim) -> str:
 )
 async def restore(context: ActionContext, aim: Aim) -> str:
     """Replace the context of the chosen slot by the one in a slot file."""
-    done = await context.calls.restore_slot(int(aim.key), aim.text)
-    took = short_time(done.timings.get("restore_ms", 0.0) / 1000)
-    news = f"{size(done.n_read)} read in {took}"
-    return f"slot {aim.key}: {done.n_restored} tokens restored from {done.filename}, {news}"
+    done = await context.calls.post(f"/slots/{aim.key}?action=restore", {"filename": aim.text})
+    news = f"{size(done['n_read'])} read in {short_time(done['timings']['restore_ms'] / 1000)}"
+    return f"slot {aim.key}: {done['n_restored']} tokens restored from {done['filename']}, {news}"
 
 
 @on_slot("E", "Erase", "Erase {}? They must be computed again.", is_destructive=True)
 async def erase(context: ActionContext, aim: Aim) -> str:
     """Empty the chosen slot."""
-    done = await context.calls.erase_slot(int(aim.key))
-    return f"slot {aim.key}: {done.n_erased} tokens erased"
+    done = await context.calls.post(f"/slots/{aim.key}?action=erase", {})
+    return f"slot {aim.key}: {done['n_erased']} tokens erased"
 
 
 @on_slot("c", "Copy curl", "Copy the curl that saves {}.", wants=ActionInput.NOTHING)
