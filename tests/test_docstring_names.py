@@ -70,14 +70,21 @@ def missing(package: Path) -> list[str]:
         *(part for file in trees for part in (file.stem, file.parent.name)),
     }
     everywhere = everywhere.union(*map(definitions, trees.values()))
-    return [
-        f"{file.relative_to(package)}: {owner}: {name}"
-        for file, tree in trees.items()
-        for known in [everywhere | used(tree)]
-        for owner, text in docstrings(tree)
-        for name in NAME.findall(text)
-        if name not in FOREIGN and not known.issuperset(name.split("."))
-    ]
+    found = []
+    for file, tree in trees.items():
+        quoted = [
+            (owner, name)
+            for owner, text in docstrings(tree)
+            for name in NAME.findall(text)
+            if name not in FOREIGN and not everywhere.issuperset(name.split("."))
+        ]
+        known = everywhere | used(tree) if quoted else everywhere
+        found += [
+            f"{file.relative_to(package)}: {owner}: {name}"
+            for owner, name in quoted
+            if not known.issuperset(name.split("."))
+        ]
+    return found
 
 
 def test_names_in_docstrings_exist() -> None:

@@ -16,7 +16,7 @@ from mlxstack.demo.training.tokenizer import SPECIAL_TOKENS
 evaluate = pytest.importorskip("mlxstack.demo.training.evaluate", reason="needs mlx")
 pytestmark = pytest.mark.mlx
 
-N_CASES = 8
+N_CASES = 6
 SLACK = 0.08
 N_CASES_IN_SOAK = 20
 LONG_TRIALS = {"recall_far", "recall_farther"}
