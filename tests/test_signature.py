@@ -15,10 +15,10 @@ from tests.signature import (
     percentile,
 )
 
-MOST_LONG_SUMMARIES = 113
+MOST_LONG_SUMMARIES = 112
 """First lines of docstrings that are longer than the style page allows."""
 
-MOST_CODE_LINES = 42_976
+MOST_CODE_LINES = 42_920
 """Of the wheel, without imports, blanks, comments and docstrings."""
 
 KNOWN_CIRCLES = ("mlxstack.engine",)
