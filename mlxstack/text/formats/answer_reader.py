@@ -356,8 +356,7 @@ class AnswerReader:
         while True:
             at = start = yield from self._feed.space(at)
             for literal in ends:
-                end = yield from self._feed.literal(literal, at)
-                at = at if end is None else end
+                at = yield from self._feed.passed(literal, at)
             if at == start:
                 return at
 
@@ -417,8 +416,7 @@ class AnswerReader:
             return
         start = yield from self._feed.space(0)
         self.is_in_call = True
-        code = yield from self._feed.literal(CODE_MARK, start)
-        start = start if code is None else (yield from self._feed.space(code))
+        start = yield from self._feed.space((yield from self._feed.passed(CODE_MARK, start)))
         section = yield from self._calls.section(start)
         if section is not None:
             end = section.end
@@ -444,8 +442,8 @@ class AnswerReader:
         feed = self._feed
         within = _BEGUN_HEADER if is_mark(channels.message) else None
         mark = yield from feed.find(MarkSet([channels.message]), 0, within)
-        header = feed.text if mark is None else feed.text[: mark.start]
-        if mark is None or len(header) > MAX_HEADER or (within and not within.fullmatch(header)):
+        header = feed.text[: mark.start]
+        if not mark.text or len(header) > MAX_HEADER or (within and not within.fullmatch(header)):
             return self._headless(channels)
         call = re.search(channels.call, header)
         if call is not None and self._calls is not None and self._is_call(call, self._calls):
@@ -482,14 +480,14 @@ class AnswerReader:
             section = yield from self._calls.message(name, at, channels.stops)
         end = at if section is None else section.end
         stop = yield from feed.find(MarkSet(channels.stops), end)
-        end = len(feed.text) if stop is None else stop.start
         start = len(channels.starts) if feed.text.startswith(channels.starts) else 0
         feed.drop(start)
         if section is not None and (section.calls or section.is_cut):
-            self._finish_calls(replace(section, end=end - start, is_closed=stop is not None))
+            is_closed = bool(stop.text)
+            self._finish_calls(replace(section, end=stop.start - start, is_closed=is_closed))
         else:
-            self._unparsed(end - start)
-        if stop is not None and stop.text in channels.ends:
+            self._unparsed(stop.start - start)
+        if stop.text in channels.ends:
             feed.drop(len(stop.text))
 
 

@@ -119,8 +119,7 @@ class CallParts:
         """Calls with the end of their code fence."""
         if read is None:
             return None
-        end = yield from self.feed.literal(FENCE, read.end)
-        return read if end is None else replace(read, end=end)
+        return replace(read, end=(yield from self.feed.passed(FENCE, read.end)))
 
     def _named(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
         feed = self.feed
@@ -184,8 +183,7 @@ class CallParts:
             ends = [text for one in following for text in quoted_otherwise(one)]
             is_last = not self._head[-1][0] or self._head[-1][1]
             bounds = MarkSet([*ends, *(last if is_last else ())])
-            mark = yield from feed.find(bounds, at, _BEGUN_SLOT)
-            end = len(feed.text) if mark is None else mark.start
+            end = (yield from feed.find(bounds, at, _BEGUN_SLOT)).start
             text = feed.text[at:end].strip().strip("\"'")
             if end - at > MAX_HEAD or not SLOT.fullmatch(text):
                 raise ValueError("a call has no head")

@@ -202,17 +202,12 @@ class CallReader:
     def unreadable(self, at: int) -> Reading[int]:
         """End of an unparsable section: its closing mark, or the text's end."""
         mark = yield from self._feed.find(self._parts.closings, at)
-        if mark is None:
-            return len(self._feed.text)
-        end = mark.end
-        rest = yield from self._feed.literal(self._syntax.section_closes, end)
-        return end if rest is None else rest
+        return (yield from self._feed.passed(self._syntax.section_closes, mark.end))
 
     def _following(self, end: int) -> Reading[int]:
         """Position of the call after another one; -1 without one."""
         feed, syntax = self._feed, self._syntax
-        after = yield from feed.literal(syntax.between, end)
-        at = yield from feed.space(end if after is None else after)
+        at = yield from feed.space((yield from feed.passed(syntax.between, end)))
         at = yield from feed.space((yield from feed.any_of(SEPARATORS, at)))
         opening = first_mark(syntax.opens) or first_mark(syntax.section_opens)
         if not opening and isinstance(syntax.body, JsonBody):
@@ -224,8 +219,8 @@ class CallReader:
         """Calls at a position, maybe inside of a section."""
         feed, syntax = self._feed, self._syntax
         start = at = yield from feed.space(at)
-        again = yield from feed.literal(syntax.section_opens, at)
-        inside = yield from feed.literal(syntax.opens, at if again is None else again)
+        again = yield from feed.passed(syntax.section_opens, at)
+        inside = yield from feed.literal(syntax.opens, again)
         is_marked = inside is not None and not syntax.is_bare
         if inside is None and is_lenient:
             opening = next(iter(self.lenient), "")
@@ -286,16 +281,15 @@ class CallReader:
     def _broken(self) -> Reading[ReadCalls]:
         """The calls that were told, up to a closing mark."""
         mark = yield from self._feed.find(self._parts.ends, self._writer.position)
-        end = len(self._feed.text) if mark is None else mark.start
         # A value between tags that reached the end may quote whole calls.
         closings = self._parts.closing_marks if isinstance(self._syntax.body, TaggedBody) else ()
-        is_quote = mark is not None and bool(closings) and mark.text not in closings
-        is_last = mark is None or is_quote or not self._feed.text[mark.end :].strip()
+        is_quote = bool(closings) and mark.text not in closings
+        is_last = is_quote or not self._feed.text[mark.end :].strip()
         if self._feed.is_cut and is_last and self._writer.is_open:
             end = len(self._feed.text)
             self._writer.cut()
             return ReadCalls(tuple(self._writer.calls), end, is_closed=False, is_cut=True)
-        return ReadCalls(self._writer.settle(None, end), end)
+        return ReadCalls(self._writer.settle(None, mark.start), mark.start)
 
     def _foreign(self, at: int, *, is_inside: bool) -> Reading[ReadCalls | None]:
         """Calls of another syntax between the marks of this one."""
@@ -332,8 +326,7 @@ class CallReader:
             case GemmaBody() as body:
                 return (yield from self._values.gemma(body, at))
             case PublishedBody() as body:
-                mark = yield from self._feed.find(self._parts.closings, at)
-                end = len(self._feed.text) if mark is None else mark.start
+                end = (yield from self._feed.find(self._parts.closings, at)).start
                 calls = parse_calls(body.parser, self._feed.text[at:end], self._schemas)
                 return ReadCalls(calls, end) if calls else None
 

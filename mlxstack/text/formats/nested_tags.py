@@ -69,7 +69,7 @@ class NestedTags:
                 return _joined(members, body.item, place), end
             start = yield from feed.literal(body.argument_opens, at)
             mark = None if start is None else (yield from feed.find(self._key_end, start))
-            if start is None or mark is None:
+            if start is None or not mark or not mark.text:
                 raise ValueError(f"nothing closes {key}")
             name = feed.text[start : mark.start].strip()
             is_item = name == body.item and "array" in place.containers
@@ -82,7 +82,7 @@ class NestedTags:
             return (yield from self.container(key, at, place))
         closes = self._body.value_closes.strip().replace(KEY, key)
         mark = yield from self._feed.find(MarkSet([closes]), at)
-        if mark is None:
+        if not mark.text:
             raise ValueError(f"nothing closes {key}")
         return scalar(self._feed.text[at : mark.start], place.types), mark.end
 

@@ -104,9 +104,8 @@ class PythonCalls:
         if value := _TEXT.match(text, start):
             quoted = value[1] if value[1] is not None else value[2]
             is_other = self.is_spelled(name, key)
-            return (
-                argument_value(quoted, self._of(name, key)) if is_other else quoted
-            ), value.end()
+            read = argument_value(quoted, self._of(name, key)) if is_other else quoted
+            return read, value.end()
         if self.is_bare(name, key) and (value := _BARE.match(text, at)):
             return argument_value(value[0], self._of(name, key)), value.end()
         if value := _VALUE.match(text, start):

@@ -95,22 +95,20 @@ class TaggedCalls:
         """Position of a JSON object in place of tags; -1 without one."""
         feed = self._feed
         at = yield from feed.space(at)
-        for sign in ("{", FENCE):
-            if (yield from feed.starts(sign, at)):
-                return at
+        if (yield from feed.any_of(("{", FENCE), at)) > at:
+            return at
         inside = (yield from feed.literal(self._block[0], at)) if self._block[0] else None
         if inside is None:
             return -1
         mark = yield from feed.find(MarkSet(["{"]), inside)
-        return -1 if mark is None or mark.start - inside > MAX_HEAD else mark.start
+        return -1 if not mark.text or mark.start - inside > MAX_HEAD else mark.start
 
     def _object(self, fields: dict[str, str], at: int) -> Reading[ReadCalls | None]:
         """Call whose arguments are a JSON object, maybe in a block."""
         read = yield from self._parts.named(fields, at)
         if read is None or not self._block[1]:
             return read
-        end = yield from self._feed.literal(self._block[1], read.end)
-        return read if end is None else replace(read, end=end)
+        return replace(read, end=(yield from self._feed.passed(self._block[1], read.end)))
 
     def _argument(self, name: str, at: int) -> Reading[Argument | None]:
         """Key of an argument, maybe ""; None if no value follows."""
@@ -118,7 +116,7 @@ class TaggedCalls:
         before, _, after = body.value_opens.partition(TYPE)
         key_end = MarkSet(one for piece in pieces(before) for one in quoted_otherwise(piece))
         mark = yield from feed.find(key_end, at)
-        if mark is None or mark.start - at > MAX_HEAD:
+        if not mark.text or mark.start - at > MAX_HEAD:
             return None
         key = feed.text[at : mark.start].strip().strip("\"'")
         if not (_KEY if first_mark(body.argument_opens) else SLOT).fullmatch(key):
@@ -130,9 +128,9 @@ class TaggedCalls:
         is_text = None
         if inside is not None and TYPE in body.value_opens:
             stop = yield from feed.find(MarkSet(quoted_otherwise(pieces(after)[0])), inside)
-            kind = "" if stop is None else feed.text[inside : stop.start]
+            kind = feed.text[inside : stop.start]
             is_text = kind == dict(body.types).get("string") if kind else None
-            inside = None if stop is None else (yield from feed.literal(after, stop.start))
+            inside = yield from feed.literal(after, stop.start)
         types = self._types.of(name, key)
         return None if inside is None else Argument(name, key, inside, types, is_text)
 
@@ -202,7 +200,7 @@ class TaggedCalls:
         is_data, scan = False, at
         while True:
             mark = yield from watched(self._feed.find(marks, scan), copy.advance)
-            if mark is None:
+            if not mark.text:
                 return first
             scan = mark.end
             if mark.text == self._next:
@@ -238,7 +236,7 @@ class TaggedCalls:
     def _enclosing(self, closing: str, at: int) -> Reading[FoundMark | None]:
         """Mark that closes a value in which calls are quoted."""
         bounds, depth = MarkSet([closing, self._next]), 0
-        while (mark := (yield from self._feed.find(bounds, at))) is not None:
+        while (mark := (yield from self._feed.find(bounds, at))).text:
             depth, at = depth + (1 if mark.text == self._next else -1), mark.end
             if depth < 0:
                 return mark
@@ -265,7 +263,7 @@ class TaggedCalls:
         closing = self._body.value_closes.strip()
         marks = MarkSet([closing, *self._parts.closing_marks])
         mark = yield from watched(self._feed.find(marks, following.at), copy.advance)
-        if mark is None or mark.text != closing:
+        if mark.text != closing:
             return True
         return (yield from self._ends_value(mark.end))
 
@@ -284,13 +282,11 @@ class TaggedCalls:
 
     def _json_end(self, at: int) -> Reading[int]:
         feed = self._feed
-        for sign in ('"', "{", "["):
-            if (yield from feed.starts(sign, at)):
-                return (yield from feed.balanced(at, QUOTES, ()))
+        if (yield from feed.any_of('"{[', at)) > at:
+            return (yield from feed.balanced(at, QUOTES, ()))
         closes = (self._syntax.closes, self._syntax.section_closes)
         ends = [pieces(one)[0] for one in closes if one.strip()]
-        mark = yield from feed.find(MarkSet([*SPACES, *ends]), at)
-        return len(feed.text) if mark is None else mark.start
+        return (yield from feed.find(MarkSet([*SPACES, *ends]), at)).start
 
     def _ends_pairs(self, at: int) -> Reading[bool]:
         """Whether no other argument can follow."""

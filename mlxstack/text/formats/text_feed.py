@@ -74,19 +74,20 @@ class TextFeed:
 
     def find(
         self, marks: MarkSet, at: int, within: re.Pattern[str] | None = None
-    ) -> Reading[FoundMark | None]:
-        """First mark after `at`; None if none comes.
+    ) -> Reading[FoundMark]:
+        """First mark after `at`, or none at the end of the text.
 
         All text before it has to match `within`.
         """
         start = at
         while True:
             mark = marks.search(self.text, at, is_final=self.is_final)
-            if mark is not None or self.is_final:
+            if mark is not None:
                 return mark
             at = max(at, marks.hold(self.text, at))
-            if within is not None and not within.fullmatch(self.text, start, at):
-                return None
+            is_within = within is None or within.fullmatch(self.text, start, at)
+            if self.is_final or not is_within:
+                return FoundMark(len(self.text))
             yield
 
     def space(self, at: int) -> Reading[int]:
@@ -140,9 +141,13 @@ class TextFeed:
     def optional(self, literal: str, at: int) -> Reading[int]:
         """The position after as many pieces of a literal as are there."""
         for piece in pieces(literal):
-            end = yield from self.literal(piece, at)
-            at = at if end is None else end
+            at = yield from self.passed(piece, at)
         return at
+
+    def passed(self, literal: str, at: int) -> Reading[int]:
+        """The position after a whole literal, if it is there."""
+        end = yield from self.literal(literal, at)
+        return at if end is None else end
 
     def balanced(self, at: int, quotes: tuple[str, ...], stops: tuple[str, ...]) -> Reading[int]:
         """Position after the bracket or quote's partner; -1 without one.
@@ -156,7 +161,7 @@ class TextFeed:
         depth, quote = 0, ""
         while True:
             mark = yield from self.find(inside[quote] if quote else outside, at)
-            if mark is None or (not quote and mark.text in stops):
+            if not mark.text or (not quote and mark.text in stops):
                 return -1
             at = mark.end
             if mark.text == "\\":

@@ -15,7 +15,7 @@ from mlxstack.text.formats.gemma_values import GemmaArguments
 from mlxstack.text.formats.json_calls import JsonCalls
 from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
 from mlxstack.text.formats.python_calls import PythonArguments, PythonCalls
-from mlxstack.text.formats.text_feed import FENCE, MarkSet, Reading
+from mlxstack.text.formats.text_feed import FENCE, FoundMark, MarkSet, Reading
 from mlxstack.text.formats.value_copier import ValueCopier
 
 PYTHON_QUOTES = ('"', "'")
@@ -90,8 +90,8 @@ class ValueCalls:
         is_told = writer.is_open or bool(writer.calls)
         if end < 0:
             mark = yield from feed.find(self._parts.closings, at)
-            end = len(feed.text) if mark is None else mark.start
-            if feed.is_cut and mark is None and is_told:
+            end = mark.start
+            if feed.is_cut and not mark.text and is_told:
                 return None
         found: list[ToolCall] = []
         n_vain, start = 0, end
@@ -212,14 +212,14 @@ class ValueCalls:
         while True:
             if self._parts.closings.marks:
                 mark = yield from feed.find(self._parts.closings, scan)
-                end = len(feed.text) if mark is None else mark.start
+                end = mark.start
             else:
-                mark, end = None, (yield from feed.balanced(at, PYTHON_QUOTES, ()))
+                mark, end = FoundMark(at), (yield from feed.balanced(at, PYTHON_QUOTES, ()))
             try:
                 calls = whole.parse(feed.text[at:end]) if end >= 0 else None
                 return None if calls is None else ReadCalls(self._writer.settle(calls, end), end)
             except UNREADABLE:
-                if mark is None:
+                if not mark.text:
                     return None
                 scan = mark.end
 
@@ -276,15 +276,15 @@ class ValueCalls:
             if end < 0:
                 end = yield from feed.balanced(start, QUOTES, ends)
         mark = yield from feed.find(MarkSet(ends), max(end, at))
-        stop = len(feed.text) if mark is None else mark.start
-        if writer.is_open and mark is None and feed.is_cut:
+        stop = mark.start
+        if writer.is_open and not mark.text and feed.is_cut:
             writer.cut()
             return ReadCalls((), stop, is_closed=False, is_cut=True)
         calls: list[ToolCall] = []
         with suppress(ValueError):
             calls += [checked_call(name, None, object_of(feed.text[at:stop].strip()))]
         told = writer.settle(None if writer.calls else calls, stop)
-        return ReadCalls(told, stop, mark is not None)
+        return ReadCalls(told, stop, bool(mark.text))
 
 
 def _json_call(body: JsonBody, item: Any) -> ToolCall:

@@ -211,9 +211,8 @@ def find_capabilities(render: Render) -> TemplateCapabilities:
         before = capabilities
         for field, probes in PROBES.items():
             default = getattr(TemplateCapabilities(), field)
-            capabilities = _best(
-                render, capabilities, OTHERS.get(field, ({field: not default},)), probes
-            )
+            others = OTHERS.get(field, ({field: not default},))
+            capabilities = _best(render, capabilities, others, probes)
         if capabilities == before:
             break
     # References are tried again, with the keys that every property needs.
