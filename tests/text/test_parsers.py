@@ -156,6 +156,8 @@ def test_mistral_calls_may_have_an_id() -> None:
     two = parsed(name, f"{one}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{{}}")
     assert two[1] == ToolCall("123456789", "now", {})
     assert parsed(name, "[TOOL_CALLS]now[ARGS]{}") == (ToolCall("call_0", "now", {}),)
+    other = parsed(name, "[TOOL_CALLS]other[CALL_ID]123456789[ARGS]{}")
+    assert other == (ToolCall("123456789", "other", {}),)
     assert parsed(name, '[TOOL_CALLS]edit[CALL_ID]abcdefghi[ARGS]{"path"') == (
         ToolCall("abcdefghi", "edit", {}),
     )
