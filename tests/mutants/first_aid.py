@@ -84,8 +84,8 @@ FIRST_AID = (
         "tests/api/test_structured_thinking.py::test_chat_completions_begin_with_the_grammar",
     ),
     Mutant(
-        "a recursion of a template is a refusal", "text/template/chat_template.py",
-        ", RecursionError)", ")",
+        "a recursion of a template is a refusal", "text/rendering/worker.py",
+        "except Exception as error:", "except ValueError as error:",
         TRAITS + "test_endless_recursion_of_a_template_is_a_refusal",
     ),
     Mutant(

@@ -268,15 +268,6 @@ def test_endless_recursion_of_a_template_is_a_refusal(load: Load) -> None:
         prompt(load(endless + TURNS), Message(ASSISTANT, "loop"))
 
 
-def test_arguments_nested_without_end_are_a_refusal(load: Load) -> None:
-    nested: dict[str, Any] = {}
-    for _ in range(20_000):
-        nested = {"a": nested}
-    turns = (Message(USER, "Go."), Message(ASSISTANT, tool_calls=(ToolCall("c", "f", nested),)))
-    with pytest.raises(BadRequest, match="refuses the conversation"):
-        prompt(load(TURNS), *turns)
-
-
 def test_a_template_that_raises_is_quoted(load: Load) -> None:
     joke = "{{- raise_exception('no jokes here') if 'joke' in messages[-1].content }}"
     with pytest.raises(BadRequest, match="refuses the conversation: no jokes here"):
