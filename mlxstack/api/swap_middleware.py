@@ -74,10 +74,8 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
             async with service.gate.interruptible():
                 await enter(scope, body, response)
         except StackError as error:
-            if not response.is_begun:
-                await refuse(scope, response.relay, error)
-            elif response.is_blank:
-                await break_off(scope, response, error)
+            if response.is_blank:
+                await response.fail(error)
         except ClientDisconnected:
             pass
         finally:
@@ -167,9 +165,7 @@ class RelayedResponse:
         if self._early is None:
             self._early = early
             self._scope.setdefault("state", {})["early_type"] = early.media_type
-            fields = {"content-type": early.media_type, **HEADERS}
-            headers = [(name.encode(), value.encode()) for name, value in fields.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send(_head(200, {"content-type": early.media_type, **HEADERS}))
         await self._send({"type": "http.response.body", "body": early.heartbeat, "more_body": True})
 
     async def relay(self, message: Message) -> None:
@@ -187,12 +183,35 @@ class RelayedResponse:
                 data = frame(self._failure) if self._early.is_stream else self._failure
                 await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
+    async def fail(self, error: StackError) -> None:
+        """End with an error in the dialect of the path.
+
+        A JSON answer of which a part was sent stays as it is.
+        """
+        dialect = dialect_of(self._scope["path"])
+        data = msgspec.json.encode(dialect.error_body(error, request_id(cast(Any, self._scope))))
+        if not self.is_begun:
+            fields = {"content-type": "application/json", **errors.headers(error)}
+            start: Any = _head(dialect.status(error), fields)
+            await name_response(start, cast(Any, self._scope))
+            await self.relay(start)
+        elif self.media_type.startswith(dialect.stream_type):
+            data = dialect.error_frame(data)
+        elif not self.is_blank:
+            return
+        await self.relay({"type": "http.response.body", "body": data, "more_body": False})
+
     def _note_head(self, headers: dict[bytes, bytes]) -> None:
         """Note the type of the response, also for the connection."""
         self.media_type = headers.get(b"content-type", b"").decode("latin-1")
         is_answer = self._scope["path"].rpartition("/")[2] in ANSWERING
         if is_answer and b"content-length" not in headers:
             self._scope.setdefault("state", {})["early_type"] = self.media_type
+
+
+def _head(status: int, fields: dict[str, str]) -> Message:
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+    return {"type": "http.response.start", "status": status, "headers": headers}
 
 
 async def pass_gate(
@@ -242,27 +261,3 @@ def _wants_stream(body: bytes, is_default: bool) -> bool:
         return is_default if stream is None else stream is True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-
-
-async def refuse(scope: Any, send: Send, error: StackError) -> None:
-    """Answer with an error in the dialect of the path."""
-    dialect = dialect_of(scope["path"])
-    fields = {"content-type": "application/json", **errors.headers(error)}
-    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
-    status = dialect.status(error)
-    start: Any = {"type": "http.response.start", "status": status, "headers": headers}
-    await name_response(start, scope)
-    await send(start)
-    body = msgspec.json.encode(dialect.error_body(error, request_id(scope)))
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def break_off(scope: Any, response: RelayedResponse, error: StackError) -> None:
-    """End a begun response with the error."""
-    dialect = dialect_of(scope["path"])
-    data = msgspec.json.encode(dialect.error_body(error, request_id(scope)))
-    if response.media_type.startswith(dialect.stream_type):
-        data = dialect.error_frame(data)
-    elif not response.is_blank:
-        return
-    await response.send({"type": "http.response.body", "body": data, "more_body": False})

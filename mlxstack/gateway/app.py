@@ -23,9 +23,7 @@ from mlxstack.api.swap_middleware import (
     RelayedResponse,
     Scope,
     Send,
-    break_off,
     pass_gate,
-    refuse,
 )
 from mlxstack.core.errors import Broken, Busy, Loading, StackError, UnknownModel
 from mlxstack.gateway.agent_members import AgentMembers
@@ -100,7 +98,7 @@ class Gateway:
                 await self._serve(member, app, scope, body, response)
         except StackError as error:
             if not response.is_begun:
-                await refuse(scope, response.relay, error)
+                await response.fail(error)
         except ClientDisconnected:
             pass
         finally:
@@ -135,7 +133,7 @@ class Gateway:
                 member.lose()
                 problem = Broken(f"{member.spec.name} ended during the request: {why}")
                 if response.is_begun:
-                    await break_off(scope, response, problem)
+                    await response.fail(problem)
                     return
                 is_safe = not (why.is_sent and scope["path"].startswith(AGENTS))
                 if n_sent == MOST_SENT or not is_safe:

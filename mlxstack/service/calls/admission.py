@@ -15,7 +15,6 @@ from mlxstack.core.errors import BadRequest, Busy, Conflict, NotFound, TooLong
 from mlxstack.core.request import Priority, Request, SamplingParams
 from mlxstack.core.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.calls import agents
-from mlxstack.service.calls.agents import AgentHistory
 from mlxstack.service.calls.generation import Generation, stream_response
 from mlxstack.service.parts.generation_options import UNLIMITED, GenerationOptions, ToolChoiceMode
 from mlxstack.service.parts.text_processor import RawPrompt, TextProcessor
@@ -138,12 +137,12 @@ async def _enter(service: Service, agent: str, turn: AgentTurnRequest) -> ExitSt
         return held.pop_all()
 
 
-async def _past(service: Service, agent: str) -> AgentHistory:
+async def _past(service: Service, agent: str) -> Conversation:
     """History of an agent; a new one has none."""
     try:
         return await agents.past(service, agent)
     except NotFound:
-        return AgentHistory()
+        return Conversation(())
 
 
 async def admit_text(service: Service, prompt: RawPrompt, options: GenerationOptions) -> Generation:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation, EvictAgentFromSlot, pin_of
-from mlxstack.core.conversation import Conversation, Message, Tool
+from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.kv_transfer import AgentMove, MovedAgent
 from mlxstack.core.request import Priority
@@ -27,13 +27,6 @@ log = logging.getLogger("mlxstack.agents")
 
 MOST_AGENTS = 10_000
 """Limit of explicit agents, which stay until they are deleted."""
-
-
-class AgentHistory(Struct, frozen=True):
-    """Messages and tools of an agent."""
-
-    messages: tuple[Message, ...] = ()
-    tools: tuple[Tool, ...] = ()
 
 
 class AgentDetails(Struct, frozen=True):
@@ -79,7 +72,7 @@ async def one(service: Service, agent: str) -> AgentDetails:
     return (await _details(service, (_record(service, agent),)))[0]
 
 
-async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetails:
+async def create(service: Service, agent: str, past: Conversation) -> AgentDetails:
     """Create an agent with a history. Raises Conflict for a taken id."""
     check_room(service, agent)
     async with _editing(service, agent):
@@ -90,14 +83,14 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
         return await one(service, agent)
 
 
-async def past(service: Service, agent: str) -> AgentHistory:
+async def past(service: Service, agent: str) -> Conversation:
     """History of an agent. Raises NotFound, or Conflict when damaged."""
     try:
         history = await asyncio.to_thread(service.agent_store.read, agent)
         messages = tuple(openai_messages.read_stored(message) for message in history.messages)
     except Damaged as error:
         raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
-    return AgentHistory(messages, facts_of(history).tools)
+    return Conversation(messages, facts_of(history).tools)
 
 
 async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDetails:
@@ -174,7 +167,7 @@ async def record_turn(
         begun = messages[-1]
         reply = replace(reply, text=begun.text + reply.text)
         messages = messages[:-1]
-    past = AgentHistory((*messages, reply), conversation.tools)
+    past = Conversation((*messages, reply), conversation.tools)
     try:
         await _write(service, agent, past)
     except StackError as error:
@@ -207,14 +200,14 @@ def _recorded(service: Service, agent: str) -> Iterator[AgentRecord]:
 
 
 async def _write(
-    service: Service, agent: str, past: AgentHistory, changes: AgentChanges = UNCHANGED
+    service: Service, agent: str, past: Conversation, changes: AgentChanges = UNCHANGED
 ) -> None:
     """Replace the history, after earlier writes."""
     async with service.agent_locks.writing(agent):
         await _replace(service, agent, past, changes)
 
 
-async def _replace(service: Service, agent: str, past: AgentHistory, changes: AgentChanges) -> None:
+async def _replace(service: Service, agent: str, past: Conversation, changes: AgentChanges) -> None:
     """Replace the history, but for `changes` with the stored priority and pin.
 
     Another service of the home may have set them.
@@ -235,7 +228,7 @@ async def _replace(service: Service, agent: str, past: AgentHistory, changes: Ag
     await in_thread(write)
 
 
-def _history(service: Service, agent: str, past: AgentHistory) -> History:
+def _history(service: Service, agent: str, past: Conversation) -> History:
     record = service.agent_registry.record(agent, is_explicit=True)
     facts = facts_about(record, past.tools)
     messages = tuple(openai_messages.write_message(message) for message in past.messages)
@@ -326,7 +319,7 @@ async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
         with _recorded(service, agent) as record:
             record.priority, record.is_pinned = facts.priority, facts.is_pinned
             record.sums, record.used_at = facts.sums, facts.used_at
-            await _write(service, agent, AgentHistory(messages, facts.tools))
+            await _write(service, agent, Conversation(messages, facts.tools))
         if moved.manifest is not None:
             await in_thread(service.agent_store.put, agent, moved.manifest)
         return n_tokens

@@ -23,12 +23,13 @@ from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import checked_agent, resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, cache_headers, cancel_on_disconnect
 from mlxstack.api.streaming import BEAT_S, FIRST_S, PREFIX, frames, interleaved, streamed
+from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
 from mlxstack.core.response_parts import gather
 from mlxstack.service.calls import agents
 from mlxstack.service.calls.admission import AgentTurnRequest, stream_turn
-from mlxstack.service.calls.agents import AgentChanges, AgentDetails, AgentHistory
+from mlxstack.service.calls.agents import AgentChanges, AgentDetails
 from mlxstack.service.calls.generation import Generation
 from mlxstack.service.parts import openai_messages
 from mlxstack.service.parts.openai_messages import ChatMessageParam
@@ -83,12 +84,11 @@ async def create_agent(
     """Create an agent, with optional history; 409 for a taken id."""
     agent = f"agent-{uuid.uuid4().hex[:12]}" if data.id is None else checked_agent(data.id, "id")
     check_agent(request, agent)
-    past = AgentHistory()
+    past = Conversation(())
     if data.messages:
         body = ChatBody(messages=data.messages, tools=data.tools)
         convert = partial(to_conversation.conversation, body)
-        conversation = await service.text_processor.read(convert)
-        past = AgentHistory(conversation.messages, conversation.tools)
+        past = await service.text_processor.read(convert)
     return of_new(agent, shown(request, await agents.create(service, agent, past)))
 
 
