@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from mlxstack.core.preset import ApiKey, ServerSpec
+from mlxstack.core.preset import ApiKey, SamplingSpec, ServerSpec
 from tests.api.running import Running, running, tiny_preset
 from tests.patience import PATIENCE_S
 
@@ -18,7 +18,9 @@ HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("keys")
-    preset = tiny_preset(folder / "model", server=ServerSpec(port=0, api_keys=KEYS))
+    # A request of Ollama's API names its limit in another place.
+    few = SamplingSpec(max_tokens=2)
+    preset = tiny_preset(folder / "model", server=ServerSpec(port=0, api_keys=KEYS), sampling=few)
     with running(preset, folder / "home") as found:
         yield found
 

@@ -129,7 +129,7 @@ def test_x20_headers_come_though_it_waits(live: Running, http: httpx.Client) -> 
 
 def test_e12_asks_of_one_agent_run_one_after_another(live: Running, http: httpx.Client) -> None:
     def ask(seed: int) -> dict[str, Any]:
-        return chat_body(prompt_of(20, seed), session_id="same", max_tokens=100, ignore_eos=True)
+        return chat_body(prompt_of(20, seed), session_id="same", max_tokens=40, ignore_eos=True)
 
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(post, live, ask(seed)) for seed in range(2)]

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mlxstack.core.preset import SamplingSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.service import service as service_module
 from mlxstack.service.parts.text_processor import N_THREADS
@@ -34,7 +35,7 @@ PATHS = {
 def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service whose template passes every probe."""
     folder = tmp_path_factory.mktemp("late") / "tiny"
-    preset = tiny_preset(folder)
+    preset = tiny_preset(folder, sampling=SamplingSpec(max_tokens=3))
     source = (MODEL_DIR / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").write_text(LATE + source)
     with running(preset, tmp_path_factory.mktemp("home")) as found:
