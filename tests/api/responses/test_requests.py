@@ -7,6 +7,7 @@ import openai
 import pytest
 from msgspec import structs
 
+from mlxstack.api.custom_tools import INPUT
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, conversation, messages
 from mlxstack.core.errors import BadRequest
@@ -253,6 +254,14 @@ def test_calls_of_shell_and_apply_patch_are_kept_with_their_outputs() -> None:
 def test_a_call_without_its_action_is_refused_by_name() -> None:
     with pytest.raises(BadRequest, match="operation: Field required"):
         messages([called("c", "apply_patch_call")], ToolNames())
+
+
+def test_an_empty_field_of_another_type_of_item_is_no_fault() -> None:
+    names = ("id", "status", "name", "input", "output", "action", "arguments", "tools")
+    said = {"type": "custom_tool_call", "name": "patch", "call_id": "c", "input": None}
+    items = [{"role": "user", "content": "Hi.", **dict.fromkeys(names)}, said]
+    asked, called = messages(items, ToolNames())
+    assert (asked.text, called.tool_calls[0].arguments) == ("Hi.", {INPUT: ""})
 
 
 def test_a_summary_stands_for_reasoning_that_is_not_readable() -> None:

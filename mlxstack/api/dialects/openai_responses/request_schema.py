@@ -53,7 +53,7 @@ class InputItem(Struct):
     name: str | None = None
     namespace: str | None = None
     arguments: Any = None
-    input: str = ""
+    input: str | None = None
     action: dict[str, Any] | None = None
     actions: list[dict[str, Any]] | None = None
     operation: dict[str, Any] | None = None

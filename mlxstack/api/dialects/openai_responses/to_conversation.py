@@ -303,7 +303,7 @@ def _reasoning(sent: InputItem, at: str, _: ToolNames) -> Message:
 def _named_call(sent: InputItem, at: str, box: ToolNames) -> Message:
     name = _given(sent, "name", at)
     is_custom = sent.type == "custom_tool_call"
-    given = {custom_tools.INPUT: sent.input} if is_custom else parse_arguments(sent.arguments)
+    given = {custom_tools.INPUT: sent.input or ""} if is_custom else parse_arguments(sent.arguments)
     return _calling(ToolCall(_call_id(sent), box.spoken(name, sent.namespace), given))
 
 
