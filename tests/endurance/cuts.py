@@ -105,7 +105,7 @@ def _check(root: Path, saved: list[Saved]) -> int:
         SlotFileFolder(root / "slots"),
         AgentFolders(root / "agents"),
     )
-    slots = {file.name: shelf.peek(file.name) for file in shelf.list()}
+    slots = {file.name: shelf.peek(file) for file in shelf.list()}
     contexts = [*slots.values()]
     contexts += [agents.peek_manifest(file.agent, file.model) for file in agents.manifests()]
     for context in contexts:
