@@ -119,13 +119,12 @@ class TemplateProbes:
 
     def calls(self, *arguments: dict[str, Any]) -> list[Turn]:
         """A call for each of some arguments."""
-        written: list[Any] = (
-            [*map(json.dumps, arguments)] if self.arguments_as_text else [*arguments]
-        )
-        return [
-            {"id": IDS[at], "type": "function", "function": {"name": NAMES[at], "arguments": one}}
-            for at, one in enumerate(written)
-        ]
+        return [self._call(at, values) for at, values in enumerate(arguments)]
+
+    def _call(self, at: int, arguments: dict[str, Any]) -> Turn:
+        values: Any = json.dumps(arguments) if self.arguments_as_text else arguments
+        function = {"name": NAMES[at], "arguments": values}
+        return {"id": IDS[at], "type": "function", "function": function}
 
 
 def common_start(first: str, second: str) -> int:

@@ -11,7 +11,7 @@ import pickle
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,27 @@ MOST_REFUSED = 256
 
 class TemplateRefusal(ValueError):
     """The template raised an error: it refuses the conversation, or is none."""
+
+
+class SlowLane:
+    """Place of a rendering among the slow ones."""
+
+    def __init__(self, places: threading.Semaphore) -> None:
+        self._places = places
+        self._has_place = False
+
+    def look(self, cpu_s: float) -> None:
+        """Take a place for a rendering that is slow. Raises Busy."""
+        if self._has_place or cpu_s < QUICK_S:
+            return
+        self._has_place = self._places.acquire(blocking=False)
+        if not self._has_place:
+            raise Busy("the chat template is slow, and busy with other conversations; try again")
+
+    def leave(self) -> None:
+        """Give the place back."""
+        if self._has_place:
+            self._places.release()
 
 
 class _Budget(threading.local):
@@ -101,15 +122,17 @@ class TemplateRenderers:
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or LimitedProcess("mlxstack.text.rendering.worker", MAX_BYTES)
+        lane = SlowLane(self._slow)
         try:
             allowed_s = limit_s if left_s is None else left_s
-            with self._slow_lane() as look:
-                data, used_s = process.request(payload, allowed_s, look)
+            data, used_s = process.request(payload, allowed_s, lane.look)
         except Overrun as overrun:
             self._note(payload, str(overrun))
             raise TemplateOverrun(str(overrun)) from overrun
         except OSError as error:
             raise Busy(f"the prompt cannot be rendered now: {error.strerror}") from error
+        finally:
+            lane.leave()
         self._release(process)
         if left_s is not None:
             self._budget.left_s = left_s - used_s
@@ -117,27 +140,6 @@ class TemplateRenderers:
         if data.startswith(REFUSED):
             raise TemplateRefusal(text)
         return text
-
-    @contextmanager
-    def _slow_lane(self) -> Iterator[Callable[[float], None]]:
-        """A place among slow renderings, once one is slow. Raises Busy."""
-        has_place = False
-
-        def look(cpu_s: float) -> None:
-            nonlocal has_place
-            if has_place or cpu_s < QUICK_S:
-                return
-            has_place = self._slow.acquire(blocking=False)
-            if not has_place:
-                raise Busy(
-                    "the chat template is slow, and busy with other conversations; try again"
-                )
-
-        try:
-            yield look
-        finally:
-            if has_place:
-                self._slow.release()
 
     def _release(self, process: LimitedProcess) -> None:
         with self._lock:
