@@ -193,7 +193,7 @@ def running(
     agents = AgentFolders(home / "agents", disk)
     vault = QuotaKVStore(DiskKVStore(home / "kv", disk), agents, preset.prefix_cache.disk)
     library = AgentStore(agents)
-    library.model = "tiny"
+    library.serve("tiny", is_writing=True)
     engine = EngineCore(preset, vault, shelf, listener.deliver, memory_bytes, library, ranks=ranks)
     listener.why_lost = lambda: engine.trouble
     engine.start().result(timeout=WAIT_S)

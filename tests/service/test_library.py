@@ -8,7 +8,7 @@ from mlxstack.store.agent_history import AgentFolders, History
 
 def test_the_names_of_forgotten_agents_are_bounded(tmp_path: Path) -> None:
     library = AgentStore(AgentFolders(tmp_path))
-    library.is_writing = False
+    library.serve("", is_writing=False)
     for n in range(MOST_GONE + 10):
         library.write(f"a-{n}", History())
         library.remove(f"a-{n}")
