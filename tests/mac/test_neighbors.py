@@ -89,8 +89,12 @@ def test_an_unloaded_model_holds_no_room(tmp_path: Path, monkeypatch: pytest.Mon
     two, other = service_at(home, "two")
     assert two.try_reserve(other) > 0
     one.release()
+    assert one.share(preset), "looked up while the model was unloaded"
     assert two.try_reserve(other) <= 0
     assert set(grants_in(home)) == {"two"}
+    two.release()
+    one.reserve(preset)
+    assert set(grants_in(home)) == {"one"}
 
 
 def test_two_that_load_at_once_reserve_their_slots_only(

@@ -334,6 +334,11 @@ MAC = (
         NEIGHBORS + "test_a_service_that_loads_without_room_is_counted",
     ),
     Mutant(
+        "memory is held for a model that was unloaded", "service/parts/neighbors.py",
+        "if self._has_model and holder is not None:", "if holder is not None:",
+        NEIGHBORS + "test_an_unloaded_model_holds_no_room",
+    ),
+    Mutant(
         "KV is updated in place", "engine/model/row_views.py",
         "            stored.append(slot.update_and_fetch(k, v))",
         "            slot.last = slot.keys[..., :1, :]\n"

@@ -61,6 +61,8 @@ class Neighbors:
         self._known: object = None
         self._claims: tuple[MemoryClaim, tuple[MemoryClaim, ...], int] | None = None
         self._applied: tuple[object, int] | None = None
+        self._has_model = False
+        """Whether a model is loaded or will be, so that memory may be held."""
 
     def reserve(self, preset: Preset) -> None:
         """Reserve room for weights and full slots, before a load; wait for it a while."""
@@ -84,6 +86,7 @@ class Neighbors:
 
     def try_reserve(self, preset: Preset) -> int:
         """Hold KV of full slots, or the share if smaller; bytes that others have to free first."""
+        self._has_model = True
         claims = self._claims_beside(preset)
         if claims is None:
             return 0
@@ -116,12 +119,14 @@ class Neighbors:
     def release(self) -> None:
         """Give back the reservation, after the model was unloaded."""
         with self._locked():
+            self._has_model = False
             self._home.memory_file(self._name).unlink(missing_ok=True)
         self._applied = None
 
     def _write(self, budget: int) -> None:
+        """Hold KV, unless the model was unloaded in the meantime."""
         holder = identify(os.getpid())
-        if holder is not None:
+        if self._has_model and holder is not None:
             write_json(self._home.memory_file(self._name), MemoryGrant(budget, holder))
 
     @contextmanager
