@@ -8,8 +8,8 @@ MINUTES ?= $(if $(filter fuzz,$(MAKECMDGOALS)),20,30)
 # Its arrays come from malloc, where huge pages save most of the cost of fresh memory, and few
 # arenas keep less of what was freed. Compiled modules are kept: a run has many processes.
 BLAS := $(firstword $(wildcard /usr/lib/*/openblas-pthread/libopenblas.so.0 /usr/lib64/libopenblas.so.0))
-# Workers of the tests compute with one BLAS thread each; one more than cores uses what others wait.
-WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
+# Workers of the tests compute with one BLAS thread each; two more than cores use what others wait.
+WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 2 : 4)))
 FAST := PYTHONDONTWRITEBYTECODE= GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2 $(if $(BLAS),LD_PRELOAD=$(BLAS))
 
 .DEFAULT_GOAL := help
