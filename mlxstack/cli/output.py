@@ -111,7 +111,7 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
 def seldom(
     tell: Callable[[str], None], every_s: float, told_at: float = -math.inf
 ) -> Callable[[str], None]:
-    """Function that tells a new text, at most every `every_s` seconds."""
+    """Function that prints a changed text, at most every `every_s` seconds."""
     line = ""
 
     def report(now: str) -> None:

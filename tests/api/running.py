@@ -52,7 +52,7 @@ signatures_of_options: list[ParsedSignature] = []
 
 
 def options_handler(route: HTTPRoute, path: str) -> HTTPRouteHandler:
-    """What Litestar makes for each path of each application, always with the same signature."""
+    """Handler of OPTIONS with a signature that is parsed once for all paths."""
     made = make_options_handler(route, path)
     if not signatures_of_options:
         signatures_of_options.append(made.parsed_fn_signature)

@@ -195,7 +195,7 @@ class TaskOutcome(Struct, frozen=True, array_like=True, tag="outcome"):
 
 
 class Beat(Struct, frozen=True, array_like=True, tag="beat"):
-    """Sign of life."""
+    """Heartbeat."""
 
 
 class RankFailure(Struct, frozen=True, array_like=True, tag="failure"):

@@ -8,9 +8,9 @@ from textual.widgets import Footer
 
 
 class KeyFooter(Footer):
-    """Footer that is composed anew only when its keys differ.
+    """Footer that is rebuilt only when its keys change.
 
-    Textual tells of bindings whenever the focus, the cursor or the model changes.
+    Textual reports new bindings on every change of focus, cursor or model.
     """
 
     def compose(self) -> ComposeResult:
@@ -19,7 +19,7 @@ class KeyFooter(Footer):
         yield from super().compose()
 
     def bindings_changed(self, screen: Screen[Any]) -> None:
-        """Compose other keys, and those that became enabled or disabled."""
+        """Rebuild for other keys, and for keys that were enabled or disabled."""
         if _keys(screen) != self._shown:
             super().bindings_changed(screen)
 
