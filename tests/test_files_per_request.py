@@ -74,7 +74,7 @@ def http(
     """The demo without its tower, one slot; periodic work, which no request causes, rests."""
     let_intervals_rest(monkeypatch)
     text = shutil.copytree(MODEL_DIR, tmp_path / "text", ignore=shutil.ignore_patterns(TOWER))
-    monkeypatch.setattr("mlxstack.engine.model.loader.MODEL_DIR", text)
+    monkeypatch.setattr("mlxstack.engine.loading.loader.MODEL_DIR", text)
     assert sys.getprofile() is None
     with (
         running(PRESET, tmp_path) as live,

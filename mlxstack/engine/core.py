@@ -64,9 +64,9 @@ from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.write_queue import copy_outcome
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
+from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model.cache_adapters import CacheFactory
-from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.padded_linear import pad_linear_layers
 from mlxstack.engine.model.runner import ModelParts, ModelRunner, kv_bytes_per_token
 from mlxstack.engine.slot_actions import SlotActionRunner
@@ -367,7 +367,6 @@ class EngineCore:
         target = draft_model.target if draft_model else None
         n_beside = draft_model.bytes_beside if draft_model else 0
         parked, slots, runner, store = self._parts(loaded.model, check, factory, key, plan, target)
-        runner.images = loaded.images
         tier = DiskTier(store, self._slot_files, parked, self._post, self._manifests)
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             tier.open()
@@ -384,8 +383,9 @@ class EngineCore:
         slot_kv.images = loaded.images
         self._exchange = KVExchange(slot_kv, runner, factory)
         rules = self._rules(plan, alone, factory)
+        stacker = _stacker(check, runner, slot_kv)
         self._loop = EngineLoop(
-            Batch(runner, costs, draft_model, rules.pace, _stacker(check, runner, slot_kv)),
+            Batch(runner, costs, draft_model, rules.pace, stacker, loaded.images),
             slot_kv,
             preset.slots.n_ctx,
             rules,

@@ -23,7 +23,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.engine import device
 from mlxstack.engine.device_errors import MOST_DEVICE_ERRORS, device_error
 from mlxstack.engine.device_memory import DeviceMemory
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.host.hardware import this_memory
 
 log = logging.getLogger(__name__)

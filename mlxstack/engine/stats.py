@@ -165,7 +165,7 @@ class EngineStats:
 
 def batch_counters(counters: Counters, batch: Batch) -> Counters:
     """Counters with those of the batch and its draft model."""
-    model, images = batch.draft_model, batch.runner.images
+    model, images = batch.draft_model, batch.images
     return replace(
         counters,
         n_decode_calls=batch.n_calls,

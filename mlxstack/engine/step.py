@@ -453,8 +453,8 @@ class EngineLoop:
             context = self.slots[live.slot]
             if self.is_drafting:
                 live.drafter = drafter_of(live.request, self.slot_kv.siblings)
-            runner, drafter = self.batch.runner, live.drafter
-            row = row_of(runner, live.request, live.slot, context, self.n_ctx, drafter)
+            images, drafter = self.batch.images, live.drafter
+            row = row_of(images, live.request, live.slot, context, self.n_ctx, drafter)
             self.stats.count(n_prompt_tokens=len(live.request.tokens) - len(context))
             for _, first in self.batch.join(row, context.logits_after(live.request.tokens)):
                 if last := self._receive(row.slot, first):

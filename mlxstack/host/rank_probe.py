@@ -24,7 +24,7 @@ from mlxstack.host.hardware import CHILD_FAULTS, ask_mlx, last_line, version_of
 T = TypeVar("T")
 
 MODULE = "mlxstack.host.rank_probe"
-DIGEST_MODULE = "mlxstack.engine.model.files_digest"
+DIGEST_MODULE = "mlxstack.engine.loading.files_digest"
 DIGEST_S = 1800.0
 """Seconds to read all weights of a model, where their names are no digests."""
 UNREACHED = 3

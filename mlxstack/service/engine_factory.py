@@ -19,7 +19,7 @@ from mlxstack.engine import device
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.distributed.group import RankGroup
 from mlxstack.engine.embedding_engine import EmbeddingEngine
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.template_check import check_template
 from mlxstack.host.hardware import this_memory
 from mlxstack.host.home import Home

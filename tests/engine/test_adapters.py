@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 

@@ -16,7 +16,7 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.decode.batching_check import BatchingCheck
 from mlxstack.engine.decode.draft_model import READY
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 

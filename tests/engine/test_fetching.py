@@ -21,7 +21,7 @@ import logging, sys
 logging.basicConfig(format="%(message)s", level="INFO", stream=sys.stdout)
 logging.getLogger("httpx").setLevel("WARNING")
 from mlxstack.core.preset import ModelSpec
-from mlxstack.engine.model import hub_download
+from mlxstack.engine.loading import hub_download
 hub_download.EVERY_S = 0
 print("at", hub_download.fetch(ModelSpec(id="org/tiny")))
 """

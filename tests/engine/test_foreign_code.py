@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine.model.loader import load
+from mlxstack.engine.loading.loader import load
 from tests.models import build
 
 EVIL = """

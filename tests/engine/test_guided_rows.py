@@ -11,7 +11,7 @@ from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.sampler import BatchRow, Sampler, masked
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from tests.conftest import ModelOf

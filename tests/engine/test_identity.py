@@ -11,7 +11,7 @@ from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import Damaged
 from mlxstack.core.model_info import Identity
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset
-from mlxstack.engine.model.loader import load
+from mlxstack.engine.loading.loader import load
 from mlxstack.store import kv_file_format
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 from tests.models import build

@@ -14,7 +14,7 @@ from mlxstack.engine import core
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.policy.kv import block_hash, prefix_index, shared_prefixes
 from tests.conftest import ModelOf

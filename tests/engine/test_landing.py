@@ -13,7 +13,7 @@ from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.kv.segments import SEGMENT, RecordMeta
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreBuffers, unfilled
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from tests.conftest import ModelOf
 

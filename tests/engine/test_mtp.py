@@ -23,7 +23,7 @@ from mlxstack.core.commands import EraseSlot
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.engine.decode.mtp_drafter import NAME, MTPContext
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.mtp_head import load_head, parts_of
 from mlxstack.models.model_files import measured, read_config
@@ -414,7 +414,7 @@ def test_of_a_published_model_only_the_files_of_its_head_are_fetched(
     code = (
         "import mlxstack.engine\n"
         "from mlxstack.core.preset import ModelSpec\n"
-        "from mlxstack.engine.model.loader import locate_head\n"
+        "from mlxstack.engine.loading.loader import locate_head\n"
         f"print(locate_head(ModelSpec(id='demo', mtp={MODEL!r})))\n"
     )
     with serving(files_of(folder)) as hub:

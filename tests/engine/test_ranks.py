@@ -33,7 +33,7 @@ from mlxstack.engine.distributed.follower import Replica
 from mlxstack.engine.distributed.group import RankGroup, least_memory, rank_of
 from mlxstack.engine.distributed.passes import digest_of
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.host.home import Home

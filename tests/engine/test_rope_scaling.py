@@ -10,7 +10,7 @@ from mlx_lm.utils import load_model
 
 from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, RopeSpec, RopeType
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.models.model_files import ModelFiles
 from mlxstack.planner import fit
 from tests import models

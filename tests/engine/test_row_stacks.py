@@ -19,7 +19,7 @@ from mlxstack.engine.decode.batching_check import self_check
 from mlxstack.engine.decode.row_stack import LEAST_ROOM, RowStack, RowStacker, StackedKVCache
 from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.step import EngineLoop

@@ -24,7 +24,7 @@ from mlxstack.core.preset import BatchSpec, KVSpec, ModelSpec, PrefillSpec, Queu
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running

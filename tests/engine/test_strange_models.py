@@ -9,7 +9,7 @@ import pytest
 from mlxstack.core.errors import SetupError
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine import template_check
-from mlxstack.engine.model.tokenizer_folder import load_tokenizer
+from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 from mlxstack.engine.template_check import check_template
 from mlxstack.planner import fit
 from mlxstack.planner.fit import shapes_of

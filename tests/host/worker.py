@@ -18,7 +18,7 @@ from mlxstack.host.parent_watchdog import follow_supervisor
 
 MODE = os.environ.get("WORKER_MODE", "ok")
 TOLD = (
-    "2026-11-20 10:00:0{0},000 INFO mlxstack.engine.model.hub_download "
+    "2026-11-20 10:00:0{0},000 INFO mlxstack.engine.loading.hub_download "
     "downloading org/x: {0} MiB so far"
 )
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}

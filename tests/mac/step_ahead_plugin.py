@@ -14,7 +14,7 @@ import pytest
 import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
 import tests.models
 from mlxstack.engine.decode import attention_patch, batch
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 
 PRECISION = os.environ["MLX_STACK_TEST_AHEAD"]
 

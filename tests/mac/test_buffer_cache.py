@@ -22,7 +22,7 @@ from mlxstack.core.preset import (
 from mlxstack.engine import core, device, step
 from mlxstack.engine.decode import batch
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.policy.kv.eviction import MemoryPressure
 from tests.conftest import ModelOf

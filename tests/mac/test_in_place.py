@@ -13,7 +13,7 @@ from mlxstack.engine.decode import batch
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from tests.conftest import ModelOf

@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.preset import SlotSpec
 from mlxstack.engine.decode import attention_patch
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from tests.conftest import ModelOf
 from tests.engine.conftest import eager_stacks, padded_rows, step_ahead
 from tests.engine.harness import Driver, preset_of, running

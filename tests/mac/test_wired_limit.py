@@ -10,7 +10,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import DeviceSpec, ModelSpec, Preset, ServiceKind, SlotSpec, Wired
 from mlxstack.engine import core
 from mlxstack.engine.embedding_engine import EmbeddingEngine
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.host.hardware import buffer_cache_limit
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running

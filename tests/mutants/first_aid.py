@@ -190,12 +190,12 @@ FIRST_AID = (
         BOUNDS + "test_a_body_is_converted_beside_the_loop",
     ),
     Mutant(
-        "the version of mlx-lm is part of the identity of KV", "engine/model/loader.py",
+        "the version of mlx-lm is part of the identity of KV", "engine/loading/loader.py",
         "mlx_lm=mlx_lm.__version__,", 'mlx_lm="",',
         IDENTITY + "test_d17_the_versions_that_shape_kv_shape_the_identity",
     ),
     Mutant(
-        "settings of a quantization are part of the identity of KV", "engine/model/loader.py",
+        "settings of a quantization are part of the identity of KV", "engine/loading/loader.py",
         "files = {path / QUANTIZATION}", "files = set[Path]()",
         IDENTITY + "test_d17_the_code_of_a_model_and_its_settings_shape_the_identity",
     ),

@@ -121,7 +121,7 @@ IMAGES = (
         "tests/engine/vision/test_whole_models.py::test_logits_are_those_of_mlx_vlm",
     ),
     Mutant(
-        "an image of Gemma needs KV of full precision", "engine/model/loader.py",
+        "an image of Gemma needs KV of full precision", "engine/loading/loader.py",
         "images.image_model.is_bidirectional and kv.bits < PLAIN_BITS", "False",
         "tests/engine/vision/test_gemma3.py::test_quantized_kv_takes_no_images",
     ),
@@ -134,7 +134,7 @@ IMAGES = (
     ),
     Mutant(
         "an MTP head gets no virtual ids", "engine/decode/prefill.py",
-        "known = tuple(without_virtual(known, runner.images.image_model.placeholder))", "pass",
+        "known = tuple(without_virtual(known, images.image_model.placeholder))", "pass",
         DRAFTS + "test_drafters_get_the_placeholder_in_place_of_features",
     ),
     Mutant(

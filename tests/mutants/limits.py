@@ -133,7 +133,7 @@ LIMITS = (
         "tests/engine/test_going_back.py::test_a_conversation_goes_back_to_each_checkpoint_it_has",
     ),
     Mutant(
-        "the code of a model is part of its KV's identity", "engine/model/loader.py",
+        "the code of a model is part of its KV's identity", "engine/loading/loader.py",
         r'digest.update(str(file.relative_to(path)).encode() + b"\0" + _bytes_digest(file))',
         "pass",
         "tests/engine/test_identity.py::test_d17_the_code_of_a_model_and_its_settings_shape_the_identity",

@@ -186,7 +186,7 @@ DOORS_AND_FILES = (
         "tests/tui/test_behaviour.py::test_h6_a_hostile_agent_is_shown_literally_everywhere",
     ),
     Mutant(
-        "code of a model does not run", "engine/model/loader.py",
+        "code of a model does not run", "engine/loading/loader.py",
         "trust_remote_code=spec.trust_remote_code", "trust_remote_code=True",
         "tests/engine/test_foreign_code.py",
     ),

@@ -40,7 +40,7 @@ def template(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Report the output format of a model and its template's limits."""
-    from mlxstack.engine.model.tokenizer_folder import load_tokenizer
+    from mlxstack.engine.loading.tokenizer_folder import load_tokenizer
 
     preset, folder = _found(wanted)
     tokenizer = load_tokenizer(folder)
@@ -63,7 +63,7 @@ def _found(wanted: str) -> "tuple[Preset, Path]":
     """The preset, and the folder of its tokenizer. Raises SetupError."""
     from mlxstack.config import presets
     from mlxstack.core.preset import ModelSpec, Preset
-    from mlxstack.engine.model.loader import locate
+    from mlxstack.engine.loading.loader import locate
     from mlxstack.host.home import home_from
 
     folder = Path(wanted).expanduser()

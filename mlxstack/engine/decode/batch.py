@@ -20,6 +20,7 @@ from mlxstack.engine.decode.row_stack import RowStacker
 from mlxstack.engine.decode.sampler import BatchRow, Choice, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.vision.encoder import ImageEncoder
 from mlxstack.policy.drafts.draft_model_governor import DraftPlan
 from mlxstack.policy.drafts.ngram_draft_governor import (
     UNMEASURED,
@@ -77,8 +78,10 @@ class Batch:
         draft_model: DraftModel | None = None,
         pace: PrefillPolicy = DEFAULT_PACE,
         stacker: RowStacker | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
         self.runner = runner
+        self.images = images
         self._stacker = stacker
         self._pace = pace
         self._is_prefilling = False
@@ -92,8 +95,8 @@ class Batch:
         self.is_ahead = runner.can_run_ahead
         self.costs = costs
         self.draft_model = draft_model
-        if draft_model is not None and runner.images is not None:
-            draft_model.placeholder = runner.images.image_model.placeholder
+        if draft_model is not None and images is not None:
+            draft_model.placeholder = images.image_model.placeholder
         self.n_calls = 0
         self.n_rows = 0
         self.n_drafts = 0

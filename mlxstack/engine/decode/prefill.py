@@ -15,7 +15,8 @@ from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.decode.sibling_answers import SiblingAnswers
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.model.runner import SlotTokens
+from mlxstack.engine.vision.encoder import ImageEncoder
 
 ENDS_WITH_IMAGE = "the prompt ends with an image; text must follow it"
 RESERVE = 512
@@ -36,62 +37,62 @@ def prefill_chunk(
     needs the hidden states gets them. Where the features of an image are missing, blocks of its
     tower are computed in place of tokens, for `encode_s` seconds. Raises Unsupported.
     """
-    runner, draft_model = batch.runner, batch.draft_model
+    runner, draft_model, images = batch.runner, batch.draft_model, batch.images
     start = len(context)
     end = min(start + n_tokens, _next_stop(context, request, start))
-    if runner.images is not None and runner.images.image_model.is_bidirectional:
+    if images is not None and images.image_model.is_bidirectional:
         end = whole_images(request.images, start, end)
         if end == len(request.tokens):
             raise BadRequest(ENDS_WITH_IMAGE)
     tokens = request.tokens[start:end]
     began = time.perf_counter()
-    if request.images and _is_encoding(runner, request, start, end, encode_s):
+    if request.images and _is_encoding(images, request, start, end, encode_s):
         return time.perf_counter() - began
     context.reserve(room_for(request))
-    plan = [_slot_tokens(runner, context, request, start, end)]
+    plan = [_slot_tokens(images, context, request, start, end)]
     if isinstance(draft_model, MTPDrafter):
         states = runner.states(plan)
         known = request.tokens[start : end + 1]
-        if runner.images is not None and request.images:
-            known = tuple(without_virtual(known, runner.images.image_model.placeholder))
+        if images is not None and request.images:
+            known = tuple(without_virtual(known, images.image_model.placeholder))
         draft_model.follow_prefill(context, start, states, known)
     else:
         runner.execute(plan)
     context.evaluate()
     took = time.perf_counter() - began
     context.extend(tokens)
-    if runner.images is not None and any(image.end == end for image in request.images):
-        runner.images.release(request.id)
+    if images is not None and any(image.end == end for image in request.images):
+        images.release(request.id)
     if end in request.checkpoint_positions or end == len(request.tokens) - 1:
         context.checkpoint()
     return took
 
 
 def _is_encoding(
-    runner: ModelRunner, request: Request, start: int, end: int, seconds: float
+    images: ImageEncoder | None, request: Request, start: int, end: int, seconds: float
 ) -> bool:
     """Whether the chunk waits for an image, whose tower has run now."""
     touched = [image for image in request.images if image.start < end and start < image.end]
-    if touched and runner.images is None:
+    if touched and images is None:
         raise Unsupported("this model takes no images; send text")
     for image in touched:
-        if runner.images is not None and not runner.images.has(image):
-            runner.images.work(request.id, image, seconds)
-            return not runner.images.has(image)
+        if images is not None and not images.has(image):
+            images.work(request.id, image, seconds)
+            return not images.has(image)
     return False
 
 
 def _slot_tokens(
-    runner: ModelRunner, context: SlotContext, request: Request, start: int, end: int
+    images: ImageEncoder | None, context: SlotContext, request: Request, start: int, end: int
 ) -> SlotTokens:
     tokens = request.tokens[start:end]
-    if runner.images is None or not request.images:
+    if images is None or not request.images:
         return SlotTokens(context.caches, mx.array(tokens))
-    return runner.images.slot_tokens(context.caches, tokens, start, request.images)
+    return images.slot_tokens(context.caches, tokens, start, request.images)
 
 
 def row_of(
-    runner: ModelRunner,
+    images: ImageEncoder | None,
     request: Request,
     slot: int,
     context: SlotContext,
@@ -109,7 +110,6 @@ def row_of(
     state = request.constraint.start() if request.constraint else None
     sampler = Sampler(request.sampling, _text_of(request), time.monotonic_ns(), state)
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
-    images = runner.images if request.images else None
     shift = images.image_model.shift(request.images, len(tokens)) if images is not None else 0
     return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter, shift, request.id)
 

@@ -28,7 +28,7 @@ from mlxstack.engine.distributed.wire import Channel
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import Segment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner, kv_bytes_per_token
 from mlxstack.engine.model.sharding import join_ring

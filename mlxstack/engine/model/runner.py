@@ -7,7 +7,7 @@ again.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -17,9 +17,6 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cpu_attention import joined
 from mlxstack.engine.model.row_views import ExtraPairs, masked, shifted, view
 from mlxstack.policy.drafts.ngram_draft_governor import PassLayout
-
-if TYPE_CHECKING:
-    from mlxstack.engine.vision.encoder import ImageEncoder
 
 
 def zeros(n: int) -> mx.array:
@@ -82,9 +79,6 @@ class ModelRunner:
     `is_ragged` False runs a slot of several tokens apart from the others. `parts` are those of
     a model whose hidden states are needed.
     """
-
-    images: "ImageEncoder | None" = None
-    """Encoder of images of a vision model."""
 
     can_run_ahead = True
     """Whether a pass takes tokens that are not computed yet."""

@@ -22,7 +22,7 @@ from mlxstack.core.status import (
     ServiceFacts,
     StatusFrame,
 )
-from mlxstack.engine.model import hub_download
+from mlxstack.engine.loading import hub_download
 from mlxstack.host.memory_pressure import pressure_level
 from mlxstack.models.model_files import weights_on_disk
 from mlxstack.service.parts.request_log import misses_of

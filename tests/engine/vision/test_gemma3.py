@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from mlxstack.core.image import ImageSize, ImageSpan, whole_images
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.tower import Encoding
 from mlxstack.models.model_files import processor_of, why_text_only

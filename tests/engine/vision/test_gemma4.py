@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from mlxstack.core.image import ImageSize
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.row_views import ExtraPairs
 from mlxstack.engine.vision.loading import load_tower
 from mlxstack.engine.vision.tower import Encoding

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxstack.core.image import ImageSpan, digest, virtual_ids
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.models.model_files import processor_of
 from tests import vision_models

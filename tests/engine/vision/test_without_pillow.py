@@ -26,7 +26,7 @@ importlib.util.find_spec = lambda name, *more: None if name == "PIL" else find_s
 ANSWER = """
 from pathlib import Path
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine.model.loader import load
+from mlxstack.engine.loading.loader import load
 from mlxstack.models.model_files import why_text_only
 loaded = load(ModelSpec(id=sys.argv[1]), KVSpec())
 print(loaded.images, loaded.facts.accepts_images, why_text_only(Path(loaded.facts.path)))

@@ -30,8 +30,8 @@ from mlxstack.bench.dev.trials import (
     Trial,
 )
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine.model import loader
-from mlxstack.engine.model.loader import LoadedModel
+from mlxstack.engine.loading import loader
+from mlxstack.engine.loading.loader import LoadedModel
 
 
 def main() -> None:

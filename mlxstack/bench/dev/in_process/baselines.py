@@ -18,7 +18,7 @@ from mlxstack.bench.dev.trials import (
     SingleFloor,
     TrialSamples,
 )
-from mlxstack.engine.model.loader import LoadedModel
+from mlxstack.engine.loading.loader import LoadedModel
 
 STEP = 2048
 """mlx-lm's own `prefill_step_size`."""

@@ -7,8 +7,8 @@ import mlx.core as mx
 
 from mlxstack.bench.dev.in_process.contestants import Ours, Theirs, filled
 from mlxstack.bench.dev.trials import BenchResult, Joins, TrialSamples
+from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.engine.model import cache_adapters
-from mlxstack.engine.model.loader import LoadedModel
 
 
 def joins(trial: Joins, loaded: LoadedModel) -> BenchResult:

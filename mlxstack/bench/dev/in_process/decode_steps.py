@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlxstack.bench.dev.in_process.contestants import FIRST, Ours, Theirs, filled
 from mlxstack.bench.dev.trials import BenchResult, Steps, TrialSamples
 from mlxstack.engine import device
-from mlxstack.engine.model.loader import LoadedModel
+from mlxstack.engine.loading.loader import LoadedModel
 
 Side = Ours | Theirs
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from mlxstack.bench.dev.trials import BenchResult, FollowUp, TrialSamples
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.engine.model.loader import LoadedModel
+from mlxstack.engine.loading.loader import LoadedModel
 from mlxstack.policy.kv import block_hash
 from mlxstack.text.prompt.prompt import PromptMaker
 

@@ -21,7 +21,7 @@ from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.preset import KVSpec, ModelSpec, scaled_context
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.model.hub_download import fetch, fetch_head
+from mlxstack.engine.loading.hub_download import fetch, fetch_head
 from mlxstack.engine.model.model_shape import has_scaled_rope
 from mlxstack.engine.model.mtp_head import MTPHead, load_head
 from mlxstack.engine.model.sharding import divide

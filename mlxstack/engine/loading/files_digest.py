@@ -1,6 +1,6 @@
 """Digests of a model's files, for processes without MLX.
 
-`python -m mlxstack.engine.model.files_digest` reads a `ModelSpec` as JSON, and prints a
+`python -m mlxstack.engine.loading.files_digest` reads a `ModelSpec` as JSON, and prints a
 `FilesDigest`. It downloads nothing.
 """
 
@@ -11,7 +11,7 @@ import msgspec
 from mlxstack.config.presets import BUILTIN_MODEL, is_folder
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import ModelSpec
-from mlxstack.engine.model import loader
+from mlxstack.engine.loading import loader
 from mlxstack.host.rank_probe import FilesDigest
 from mlxstack.models import model_files
 

@@ -1,0 +1,1 @@
+"""Weights, towers and tokenizers of model folders and of the hub."""
