@@ -14,10 +14,15 @@ from mlxstack.policy.kv.reuse_plan import (
     ReusePlan,
     ReuseSource,
     explain_miss,
-    live,
     plan,
     stored,
 )
+
+
+def window(n_common: int, *states: RestorePoint) -> ReuseSource:
+    """A live context in slot 0 that exists in these states only."""
+    return ReuseSource(KVSource.SLOT, n_common, free_from=None, states=states, slot=0)
+
 
 options_lists = st.lists(
     st.builds(
@@ -78,9 +83,9 @@ def test_an_exact_hit_of_the_whole_prompt_leaves_its_last_token() -> None:
 
 
 def test_c4_a_wrapped_window_goes_on_only_from_where_it_stands() -> None:
-    standing = live(KVSource.SLOT, 0, 200, [RestorePoint(200)])
+    standing = window(200, RestorePoint(200))
     assert plan(300, [standing]) == ReusePlan(KVSource.SLOT, 200, slot=0)
-    behind = live(KVSource.SLOT, 0, 190, [RestorePoint(200), RestorePoint(150, "c")])
+    behind = window(190, RestorePoint(200), RestorePoint(150, "c"))
     assert plan(300, [behind]) == ReusePlan(KVSource.SLOT, 150, slot=0, checkpoint="c")
 
 
@@ -120,7 +125,7 @@ def test_nothing_known_is_a_cold_start() -> None:
 
 
 SLOT = ReuseSource(KVSource.SLOT, 500, slot=0)
-WINDOW = live(KVSource.SLOT, 0, 500, [RestorePoint(400, "c")])
+WINDOW = window(500, RestorePoint(400, "c"))
 
 
 @pytest.mark.parametrize(

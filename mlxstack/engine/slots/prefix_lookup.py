@@ -237,8 +237,8 @@ def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -
     if context.is_cuttable:
         covered = min(n_common, len(request.tokens) - 1)
         return ReuseSource(source, covered, free_from=context.min_rewind, slot=slot)
-    states = [RestorePoint(c.position) for c in context.checkpoints]
-    return reuse_plan.live(source, slot, n_common, [*states, RestorePoint(len(context))])
+    states = (*(RestorePoint(c.position) for c in context.checkpoints), RestorePoint(len(context)))
+    return ReuseSource(source, n_common, free_from=None, states=states, slot=slot)
 
 
 class PrefixOverlapCache:

@@ -83,11 +83,6 @@ class MissContext(Struct, frozen=True):
     n_evicted: int = 0
 
 
-def live(source: KVSource, slot: int, n_common: int, states: Sequence[RestorePoint]) -> ReuseSource:
-    """Live context with uncuttable layers; `states` include its own length."""
-    return ReuseSource(source, n_common, free_from=None, states=tuple(states), slot=slot)
-
-
 def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
     """Reuse sources in memory alone, and with the disk where longer."""
     n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
