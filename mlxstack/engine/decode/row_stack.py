@@ -249,11 +249,6 @@ class RowStacker:
         self._due_at = 0
         self._stack: RowStack | None = None
 
-    @property
-    def is_stacking(self) -> bool:
-        """Whether there is a stack."""
-        return self._stack is not None and not self._stack.is_dissolved
-
     def views(
         self, contexts: Sequence[SlotContext], shifts: Sequence[int] = ()
     ) -> list[Any] | None:
