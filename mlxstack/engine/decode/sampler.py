@@ -23,6 +23,8 @@ from mlxstack.policy.drafts.ngram_draft_governor import MOST_DRAFTED, DraftOffer
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-6, 1e6
 """Bounds within which a temperature divides float32 logits; below them sampling is greedy."""
+LARGEST = 1e15
+"""Bound of biases and penalties, with all of which float32 logits stay finite."""
 N_AHEAD = 32
 """Uniform numbers that a row computes at once: few enough to cost nothing when they are unused."""
 WIDE = 32_768
@@ -359,14 +361,20 @@ def _bounded(temperature: float) -> float:
     return 0.0 if temperature < LEAST_TEMPERATURE else min(temperature, MOST_TEMPERATURE)
 
 
+def _finite(penalty: float) -> float:
+    return max(-LARGEST, min(penalty, LARGEST))
+
+
 def _processors(s: SamplingParams) -> list[Any]:
+    factor = _finite(s.repetition_penalty)
     processors: list[Any] = make_logits_processors(
-        logit_bias=dict(s.logit_bias) or None,
-        repetition_penalty=None if s.repetition_penalty == 1 else s.repetition_penalty,
+        # A bias of minus infinity forbids its token.
+        logit_bias={token: min(bias, LARGEST) for token, bias in s.logit_bias} or None,
+        repetition_penalty=None if factor == 1 else max(factor, 1 / LARGEST),
         repetition_context_size=s.window,
-        presence_penalty=s.presence_penalty or None,
+        presence_penalty=_finite(s.presence_penalty),
         presence_context_size=s.window,
-        frequency_penalty=s.frequency_penalty or None,
+        frequency_penalty=_finite(s.frequency_penalty),
         frequency_context_size=s.window,
     )
     return processors
