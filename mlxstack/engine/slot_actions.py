@@ -72,8 +72,12 @@ class SlotActionRunner:
         elif isinstance(command, SaveSlot):
             self._save(command, context, future)
         else:
-            room = partial(self._loop.slot_kv.reserve_memory, context)
-            wanted = RestoreRequest(command.name, context, self._loop.n_ctx, room)
+
+            def room(n_bytes: int) -> None:
+                loop.slot_kv.reserve_memory(context, n_bytes, loop.idle_slots)
+
+            loop = self._loop
+            wanted = RestoreRequest(command.name, context, loop.n_ctx, room)
             restoring = self._disk_tier.restore(wanted)
             restoring.add_done_callback(lambda done: self._restored(command, done, future))
 

@@ -119,6 +119,11 @@ class EngineLoop:
         return SlotState.LOADING in states and not (is_computing or self.batch.is_busy)
 
     @property
+    def idle_slots(self) -> list[int]:
+        """Slots that are idle but not empty, the longest unused first."""
+        return scheduler_state.idle_slots(self._state)
+
+    @property
     def is_holding(self) -> bool:
         """Whether a slot action runs in some slot."""
         return any(slot.state is SlotState.HELD for slot in self._state.slots)
@@ -218,11 +223,10 @@ class EngineLoop:
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
-        idle = scheduler_state.idle_slots(self._state)
         is_busy = self.batch.is_busy or any(
             slot.state is SlotState.PREFILLING for slot in self._state.slots
         )
-        self.slot_kv.maintain(self._n_steps, idle, is_busy=is_busy)
+        self.slot_kv.maintain(self._n_steps, self.idle_slots, is_busy=is_busy)
 
     def release_buffers(self) -> None:
         """Empty MLX's buffer cache, with no step in flight."""
@@ -253,7 +257,7 @@ class EngineLoop:
         # An error surfaces a step late: a request that ended in the last step counts too.
         recent = {slot for slot, x in self._last.items() if x.ended_step >= self._n_steps - 1}
         suspects = {turn.slot for turn in self._state.early}
-        suspects |= recent.intersection(scheduler_state.idle_slots(self._state))
+        suspects |= recent.intersection(self.idle_slots)
         self.end_early()
         self._fail_these([one.request.id for one in self._live.values() if one.is_assigned], error)
         for slot in suspects:
@@ -395,8 +399,7 @@ class EngineLoop:
 
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
-        idle = scheduler_state.idle_slots(self._state)
-        self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), idle)
+        self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), self.idle_slots)
         start, pace = len(context), self._limits.pace
         free_s = stall_left(self.stats.speed, pace) if self.batch.is_busy else pace.patience_s
         took = prefill_chunk(self.batch, context, live.request, n_tokens, free_s)
@@ -490,8 +493,7 @@ class EngineLoop:
             request = self._state.slot(row.slot).request
             assert request is not None
             n_bytes = self.slot_kv.bytes_per_token * (len(row.context) + GROWTH)
-            idle = scheduler_state.idle_slots(self._state)
-            admit = partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
+            admit = partial(self.slot_kv.admit_growth, row.context, n_bytes, self.idle_slots)
             self._guard(request.id, admit)
 
     def _receive(self, slot: int, sampled: TokenSampled) -> RequestFinished | None:

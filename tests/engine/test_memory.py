@@ -21,7 +21,7 @@ from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, array_bytes, preset_of, prompt, running
 from tests.models import VOCAB
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.repetition import in_soak
 
 KINDS = ["tiny-swa", "tiny-hybrid", *in_soak("tiny", "tiny-later", "tiny-mla", "tiny-8bit")]
@@ -204,6 +204,25 @@ def test_d4_the_budget_holds_when_slots_are_restored(model_of: ModelOf, tmp_path
         assert driver.context(2) == held
         follow_up = prompt(600, seed=0) + prompt(20, seed=5)
         assert driver.answer(follow_up, 4) == driver.cold(follow_up, 4)
+
+
+def test_d4_a_slot_restored_in_the_same_step_is_idle_for_the_next(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=2048))
+    preset = with_cache(preset, memory_budget_pct=50)
+    with running(preset, tmp_path) as driver:
+        for n in range(2):
+            driver.answer(prompt(600, seed=n), 4, slot=n)
+            driver.engine.run_slot_command(SaveSlot(n, f"{n}.bin")).result(timeout=PATIENCE_S)
+    with running(preset, tmp_path, memory_bytes=5_000_000) as driver:
+        # The engine's thread goes on only when the reader has something for it: no step between.
+        inbox = driver.engine._inbox
+        first = driver.engine.run_slot_command(RestoreSlot(0, "0.bin"))
+        first.add_done_callback(lambda _: wait_until(lambda: not inbox.empty()))
+        second = driver.engine.run_slot_command(RestoreSlot(1, "1.bin"))
+        assert second.result(timeout=PATIENCE_S).n_restored > 600  # type: ignore[union-attr]
+        assert [len(driver.context(slot)) > 0 for slot in range(2)] == [False, True]
 
 
 def test_d4_room_is_made_before_a_context_comes_back(model_of: ModelOf, tmp_path: Path) -> None:

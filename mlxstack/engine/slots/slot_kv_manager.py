@@ -63,7 +63,6 @@ class SlotKVManager:
         self.disk_tier = disk_tier
         self._is_room_due = False
         self._storing: set[int] = set()
-        self._idle: Sequence[int] = ()
         self.bytes_per_token = bytes_per_token
         self.array_limit = array_limit
         self._planned = prefix_cache.budget
@@ -220,7 +219,6 @@ class SlotKVManager:
 
         Deferred writes wait while the engine is busy: it computes a prompt or decodes.
         """
-        self._idle = idle
         if self.disk_tier.has_deferred:
             self.disk_tier.submit_pending(is_busy=is_busy)
         if self._is_room_due or step % ROOM_EVERY == 0:
@@ -240,10 +238,10 @@ class SlotKVManager:
                 return
             self.flush_and_clear(self.slots[slot])
 
-    def reserve_memory(self, context: SlotContext, n_bytes: int) -> None:
+    def reserve_memory(self, context: SlotContext, n_bytes: int, idle: Sequence[int]) -> None:
         """Make room for a context of `n_bytes` instead of this one.
 
-        Raises OutOfMemory when the budget can never hold it.
+        `idle` slots may go. Raises OutOfMemory when the budget can never hold it.
         """
         if n_bytes > self.prefix_cache.budget:
             raise OutOfMemory(
@@ -251,7 +249,7 @@ class SlotKVManager:
                 f"{self.prefix_cache.budget}; raise prefix_cache.memory_budget_pct"
             )
         more = max(0, n_bytes - context.n_bytes)
-        self.make_room(self._idle, more)
+        self.make_room(idle, more)
         self._refuse_beyond_device(more)
 
     def admit_growth(self, context: SlotContext, n_bytes: int, idle: Sequence[int]) -> None:
