@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from msgspec import json
+
+from mlxstack.api import streaming
 from mlxstack.api.errors import context_sizes, row_of
 from mlxstack.core import errors
-
-RESPONSES_HEARTBEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
-"""Codex only counts events, not comments; it ignores those of types that it does not know."""
 
 ANTHROPIC_HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'
 
@@ -32,6 +32,14 @@ def openai_error(error: errors.StackError, _: str) -> dict[str, Any]:
             **context_sizes(error),
         }
     }
+
+
+def responses_frame(body: bytes) -> bytes:
+    """Error event of a stream without any other event."""
+    error = json.decode(body)["error"]
+    return streaming.frame(
+        {**error, "type": "error", "sequence_number": 0, "error": error}, "error"
+    )
 
 
 def bare_chat_error(error: errors.StackError, request: str) -> dict[str, Any]:

@@ -34,19 +34,14 @@ class ErrorRow(NamedTuple):
 
 
 _REFUSED = ErrorRow(400, INVALID, None, INVALID, INVALID)
-_FAILED = ErrorRow(500)
 _MISSING = ErrorRow(404, INVALID, None, "not_found_error", "not_found_error")
-_BUSY = ErrorRow(503, "server_error", "overloaded", "overloaded_error", "unavailable_error")
-_TAKEN = _REFUSED._replace(status=409, code="conflict")
 
 ERRORS: Mapping[type[errors.StackError], ErrorRow] = {
-    errors.StackError: _FAILED,
+    errors.StackError: ErrorRow(500),
     errors.BadRequest: _REFUSED,
-    errors.InvalidSlot: _REFUSED,
     errors.TooLong: _REFUSED._replace(
         code="context_length_exceeded", llama="exceed_context_size_error"
     ),
-    errors.TemplateOverrun: _REFUSED,
     errors.TooLarge: _REFUSED._replace(status=413, anthropic="request_too_large"),
     errors.UnknownCoding: _REFUSED._replace(status=415),
     errors.UpgradeRefused: _REFUSED._replace(status=426),
@@ -58,19 +53,13 @@ ERRORS: Mapping[type[errors.StackError], ErrorRow] = {
     errors.NotFound: _MISSING,
     errors.WrongMethod: _MISSING._replace(status=405),
     errors.UnknownModel: _MISSING._replace(code="model_not_found"),
-    errors.Conflict: _TAKEN,
-    errors.Taken: _TAKEN,
-    errors.Busy: _BUSY,
-    errors.OutOfMemory: _BUSY,
+    errors.Conflict: _REFUSED._replace(status=409, code="conflict"),
+    errors.Busy: ErrorRow(
+        503, "server_error", "overloaded", "overloaded_error", "unavailable_error"
+    ),
     errors.Loading: ErrorRow(503, llama="unavailable_error"),
-    errors.Broken: _FAILED,
-    errors.DeviceError: _FAILED,
     errors.DiskFull: ErrorRow(507, code="insufficient_storage", llama="insufficient_storage_error"),
     errors.Damaged: _REFUSED,
-    errors.UnknownVersion: _REFUSED,
-    errors.Unreadable: _REFUSED,
-    errors.SetupError: _FAILED,
-    errors.DoesNotFit: _FAILED,
 }
 
 # A retry can help with Busy and Loading; everything else above 499 will fail again.

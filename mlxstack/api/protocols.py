@@ -1,6 +1,7 @@
 """API dialects: paths, error bodies, heartbeats, keys. No routes, and no service."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from litestar import Response
@@ -9,12 +10,12 @@ from msgspec import Struct, structs
 from mlxstack.api.error_bodies import (
     ANTHROPIC_HEARTBEAT,
     OLLAMA_HEARTBEAT,
-    RESPONSES_HEARTBEAT,
     anthropic_error,
     bare_chat_error,
     llama_error,
     ollama_error,
     openai_error,
+    responses_frame,
 )
 from mlxstack.api.errors import headers, row_of
 from mlxstack.api.streaming import BLANK, EVENT_STREAM, JSON_LINES, KEEPALIVE, framed
@@ -28,7 +29,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     A request belongs to the dialect with the longest of the `prefixes` of its path. `statuses`
     are those that differ from `ERRORS`. `heartbeat` keeps a stream open before its first event;
-    an error after the head is a JSON line, or an SSE event, named `error_event` or nameless. On
+    `error_frame` makes the last frame of a stream from the JSON of an error body. On
     `streaming_paths` a body asks for a stream unless it says otherwise. Of two keys the one in
     `x-api-key` counts where the dialect prefers it.
     """
@@ -37,7 +38,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     prefixes: tuple[str, ...] = ()
     error_body: ErrorBody
     heartbeat: bytes
-    error_event: str | None = None
+    error_frame: Callable[[bytes], bytes] = framed
     stream_type: str = EVENT_STREAM
     streaming_paths: frozenset[str] = frozenset()
     statuses: Mapping[type[StackError], int] = {}
@@ -62,10 +63,6 @@ class Dialect(Struct, frozen=True, kw_only=True):
             return self.heartbeat
         return BLANK if media_type.startswith("application/json") else b""
 
-    def error_frame(self, body: bytes) -> bytes:
-        """Last frame of a stream, from the JSON of an error body."""
-        return body + b"\n" if self.stream_type == JSON_LINES else framed(body, self.error_event)
-
 
 OPENAI = Dialect(
     prefixes=("/v1/", "/models", "/api/v0/"), error_body=openai_error, heartbeat=KEEPALIVE
@@ -75,13 +72,13 @@ BARE_CHAT = structs.replace(OPENAI, prefixes=("/chat/completions",), error_body=
 RESPONSES = structs.replace(
     OPENAI,
     prefixes=("/v1/responses", "/responses", "/v1/batch/responses"),
-    heartbeat=RESPONSES_HEARTBEAT,
+    error_frame=responses_frame,
 )
 ANTHROPIC = Dialect(
     prefixes=("/v1/messages", "/v1/batch/messages"),
     error_body=anthropic_error,
     heartbeat=ANTHROPIC_HEARTBEAT,
-    error_event="error",
+    error_frame=partial(framed, event="error"),
     statuses={Unsupported: 400, Busy: 529, OutOfMemory: 529},
     prefers_x_api_key=True,
 )
@@ -91,6 +88,7 @@ OLLAMA = Dialect(
     error_body=ollama_error,
     heartbeat=OLLAMA_HEARTBEAT,
     stream_type=JSON_LINES,
+    error_frame=lambda body: body + b"\n",
     streaming_paths=frozenset({"/api/chat", "/api/generate", "/api/pull"}),
 )
 

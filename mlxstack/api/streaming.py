@@ -19,7 +19,9 @@ EVENT_STREAM = "text/event-stream"
 JSON_LINES = "application/x-ndjson"
 
 DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keepalive 0/0\n\n"
+KEEPALIVE = b": keepalive 0/0\n"
+"""Comment without a blank line, which some decoders (openai-go) take for an event without data."""
+
 BLANK = b" "
 """Heartbeat of a whole answer in JSON, which white space may precede (RFC 8259, 2)."""
 
@@ -107,7 +109,7 @@ def _one_line(data: Any) -> bytes:
 
 def keepalive(n_done: int, n_prompt: int) -> bytes:
     """SSE comment that keeps a connection open, with prompt progress."""
-    return f": keepalive {n_done}/{n_prompt}\n\n".encode()
+    return f": keepalive {n_done}/{n_prompt}\n".encode()
 
 
 async def frames(

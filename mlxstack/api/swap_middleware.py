@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
+from litestar.config.cors import CORSConfig
 from litestar.connection import ASGIConnection
 from litestar.types import HTTPScope
 from msgspec import Struct
@@ -63,12 +64,13 @@ def swap_gate_middleware(service: "Service", app: Any) -> App:
     server = service.preset.server
     budget = BodyBudget(max(server.max_bodies_bytes, server.max_body_bytes))
     check_host, check_key = guards.host_check(server), guards.key_check(server)
+    cors = guards.cors(server)
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:
             await app(scope, receive, send)
             return
-        response = RelayedResponse(scope, send)
+        response = RelayedResponse(scope, send, cors)
         body = RequestBody(scope, receive, service.preset.server.max_body_bytes, budget)
         try:
             async with service.gate.interruptible():
@@ -143,11 +145,11 @@ def early_head(path: str, body: bytes) -> EarlyHead | None:
 class RelayedResponse:
     """Response to one request, after heartbeats where it waits."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, cors: CORSConfig) -> None:
         self.is_begun = False
         self.is_blank = True
         self.media_type = ""
-        self._scope, self._send = scope, send
+        self._scope, self._send, self._cors = scope, send, cors
         self._early: EarlyHead | None = None
         self._failure: bytes | None = None
 
@@ -165,7 +167,7 @@ class RelayedResponse:
         if self._early is None:
             self._early = early
             self._scope.setdefault("state", {})["early_type"] = early.media_type
-            await self._send(_head(200, {"content-type": early.media_type, **HEADERS}))
+            await self._send(await self._head(200, {"content-type": early.media_type, **HEADERS}))
         await self._send({"type": "http.response.body", "body": early.heartbeat, "more_body": True})
 
     async def relay(self, message: Message) -> None:
@@ -192,14 +194,22 @@ class RelayedResponse:
         data = msgspec.json.encode(dialect.error_body(error, request_id(cast(Any, self._scope))))
         if not self.is_begun:
             fields = {"content-type": "application/json", **errors.headers(error)}
-            start: Any = _head(dialect.status(error), fields)
-            await name_response(start, cast(Any, self._scope))
-            await self.relay(start)
+            await self.relay(await self._head(dialect.status(error), fields))
         elif self.media_type.startswith(dialect.stream_type):
             data = dialect.error_frame(data)
         elif not self.is_blank:
             return
         await self.relay({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _head(self, status: int, fields: dict[str, str]) -> Message:
+        """Head of a response that the application has not begun."""
+        origin = dict(self._scope["headers"]).get(b"origin", b"").decode("latin-1")
+        if self._cors.is_origin_allowed(origin):
+            fields = {**fields, "access-control-allow-origin": origin, "vary": "Origin"}
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+        start: Any = {"type": "http.response.start", "status": status, "headers": headers}
+        await name_response(start, cast(Any, self._scope))
+        return cast(Message, start)
 
     def _note_head(self, headers: dict[bytes, bytes]) -> None:
         """Note the type of the response, also for the connection."""
@@ -207,11 +217,6 @@ class RelayedResponse:
         is_answer = self._scope["path"].rpartition("/")[2] in ANSWERING
         if is_answer and b"content-length" not in headers:
             self._scope.setdefault("state", {})["early_type"] = self.media_type
-
-
-def _head(status: int, fields: dict[str, str]) -> Message:
-    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
-    return {"type": "http.response.start", "status": status, "headers": headers}
 
 
 async def pass_gate(

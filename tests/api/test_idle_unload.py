@@ -13,9 +13,11 @@ import httpx
 import mlx.core as mx
 import msgspec
 import ollama
+import openai
 import psutil
 import pytest
 from msgspec import structs
+from openai.types.responses import ResponseErrorEvent
 
 from mlxstack.api import swap_middleware
 from mlxstack.client.types import PropsResponse
@@ -185,7 +187,8 @@ def test_requests_wait_with_heartbeats_in_their_dialect(
     }
 
     async def scene() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S) as http:
+        page = {"origin": "app://obsidian.md"}
+        async with httpx.AsyncClient(base_url=here.url, timeout=PATIENCE_S, headers=page) as http:
             return await asyncio.gather(
                 *(http.post(path, json=body) for path, body in wanted.items())
             )
@@ -193,15 +196,43 @@ def test_requests_wait_with_heartbeats_in_their_dialect(
     wait_unloaded(here)
     found = dict(zip(wanted, asyncio.run(scene()), strict=True))
     assert {one.status_code for one in found.values()} == {200}
+    leave = {one.headers.get("access-control-allow-origin") for one in found.values()}
+    assert leave == {"app://obsidian.md"}, "a browser reads no other answer"
     assert found["/v1/chat/completions"].text.startswith(": keepalive")
     assert found["/v1/messages"].text.startswith("event: ping")
-    assert found["/v1/responses"].text.startswith("event: keepalive")
+    assert found["/v1/responses"].text.startswith(": keepalive")
     assert found["/completion"].text.startswith(": keepalive")
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/completion"):
+        for event in found[path].text.removesuffix("\n\n").split("\n\n"):
+            assert "data: " in event, "older openai-go reads data at every blank line"
     assert found["/completion"].text.count('"stop":true') == 1
     lines = found["/api/chat"].text.removesuffix("\n").split("\n")
     assert lines[0].startswith("  ") and json.loads(lines[-1])["done"] is True
     assert found["/api/chat"].headers["content-type"].startswith("application/x-ndjson")
     assert found["/v1/completions"].json()["choices"][0]["text"]
+
+
+def test_the_sdk_streams_a_response_that_waited(
+    here: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its helper takes nothing before `response.created`, and reads an error in its own form."""
+    monkeypatch.setattr(swap_middleware, "FIRST_S", 0.001)
+    monkeypatch.setattr(swap_middleware, "BEAT_S", 0.01)
+    with openai.OpenAI(base_url=f"{here.url}/v1", api_key="x", max_retries=0) as sdk:
+        wait_unloaded(here)
+        with sdk.responses.stream(model="tiny", input="hi", max_output_tokens=4) as events:
+            kinds = [event.type for event in events]
+        assert kinds[0] == "response.created" and kinds[-1] == "response.incomplete"
+        wait_unloaded(here)
+        with pytest.raises(openai.APIError, match="stored here"):
+            list(sdk.responses.create(model="tiny", input="hi", prompt={"id": "p"}, stream=True))
+        body = {"input": "hi", "prompt": {"id": "p"}, "stream": True}
+        wait_unloaded(here)
+        text = httpx.post(f"{here.url}/v1/responses", json=body, timeout=PATIENCE_S).text
+    event, data = text.rpartition(": keepalive 0/0\n")[2].split("\n", 1)
+    assert event == "event: error"
+    told = ResponseErrorEvent.model_validate_json(data.removeprefix("data: "), strict=True)
+    assert told.param == "prompt" and "stored here" in told.message
 
 
 def test_only_a_key_wakes_it_and_a_swap_does(

@@ -266,7 +266,7 @@ def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
     assert found["chat"].text.startswith(": keepalive") and "[DONE]" in found["chat"].text
     assert found["messages"].text.startswith("event: ping")
     assert "message_stop" in found["messages"].text
-    assert found["responses"].text.startswith("event: keepalive")
+    assert found["responses"].text.startswith(": keepalive")
     last = found["responses"].text.rsplit("event: ", 1)[1].split()[0]
     assert last in ("response.completed", "response.incomplete"), found["responses"].text[-1500:]
     assert (

@@ -23,7 +23,7 @@ CHAT = {"messages": SAID, "max_tokens": 4, "stream": True}
 STREAMS = {
     "/v1/chat/completions": (CHAT, ": keepalive", "data: [DONE]"),
     "/v1/completions": ({"prompt": "hello", "stream": True}, ": keepalive", "data: [DONE]"),
-    "/v1/responses": ({"input": "hello", "stream": True}, "event: keepalive", "response.completed"),
+    "/v1/responses": ({"input": "hello", "stream": True}, ": keepalive", "response.completed"),
     "/v1/messages": (CHAT, "event: ping", "event: message_stop"),
     "/completion": ({"prompt": "hello", "stream": True}, ": keepalive", '"stop":true'),
     "/api/chat": ({"messages": SAID}, " ", '"done":true'),
