@@ -175,6 +175,25 @@ UNCLOSED = {
 
 
 @pytest.mark.parametrize("name", UNCLOSED)
+def test_a_call_cut_after_one_of_its_arguments_is_no_whole_call(name: str) -> None:
+    opening, days, _, following = UNCLOSED[name]
+    closing = "</arg_value>" if name == "glm47" else "</parameter>"
+    raw = opening.replace("{}", closing)
+    assert read(format_of(name), raw, 3, is_whole=False) == Read(())
+    assert read(format_of(name), f"{raw}{days}{closing}", 3, is_whole=False) == Read(())
+    assert len(read(format_of(name), raw, 3).calls) == 1
+    assert read(format_of(name), f"{raw}\n{following}", 3, is_whole=False).calls[-1:] == (ROME,)
+
+
+@pytest.mark.parametrize("begun", ["now", "nowa", "weather"])
+def test_a_call_cut_in_its_name_is_no_whole_call(begun: str) -> None:
+    ministral = derive_format(tokenizer_of("endless"))
+    raw = '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]'
+    assert read(ministral, raw + begun, 3, is_whole=False) == Read((ROME,))
+    assert read(ministral, f"{raw}now", 3) == Read((ROME, ("now", {})))
+
+
+@pytest.mark.parametrize("name", UNCLOSED)
 def test_a_value_that_nothing_closes_ends_before_the_next_call(name: str) -> None:
     opening, days, ends, following = UNCLOSED[name]
     for end in ends:

@@ -141,6 +141,8 @@ class CallParts:
 
     def settled(self, fields: dict[str, str], arguments: Any, end: int) -> ReadCalls:
         """A call read as a whole. Raises ValueError if malformed."""
+        if self.feed.is_cut and end == len(self.feed.text):
+            return ReadCalls((), end, is_closed=False, is_cut=True)
         call = checked_call(fields["name"], fields.get("id"), arguments)
         return ReadCalls(self.writer.settle((call,), end), end)
 

@@ -173,19 +173,12 @@ class CallReader:
         return name is not None and self.types.has(name[name.lastindex or 0])
 
     def _told(self, read: ReadCalls) -> ReadCalls:
-        """Write the other calls; cut an open one."""
+        """Write the other calls."""
         calls = tuple(replace(one, name=self.types.name(one.name)) for one in read.calls)
         read = replace(read, calls=calls)
         if self._writer.is_quiet:
             return read
-        rest = read.calls[len(self._writer.calls) :]
-        is_closed = read.is_closed or read.is_cut
-        is_open = self._feed.is_cut and not is_closed and bool(self._parts.closing_marks)
-        if rest and is_open:
-            end = len(self._feed.text)
-            read = replace(read, calls=read.calls[:-1], end=end, is_cut=True)
-            rest = rest[:-1]
-        for call in rest:
+        for call in read.calls[len(self._writer.calls) :]:
             self._writer.tell(call)
         return read
 

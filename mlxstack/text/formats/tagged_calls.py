@@ -85,7 +85,8 @@ class TaggedCalls:
             self._writer.open(fields["name"], fields.get("id", ""))
             value, at = yield from self._value(argument)
             arguments.setdefault(argument.key, value)
-        if at < len(feed.text) and not (yield from self._parts.closes_at(at)):
+        is_cut = feed.is_cut and self._writer.is_open
+        if (is_cut or at < len(feed.text)) and not (yield from self._parts.closes_at(at)):
             return None
         if self._writer.is_open:
             return ReadCalls((self._writer.end(),), at)
