@@ -16,12 +16,12 @@ from mlxstack.text.formats.description import DerivedFormat
 from tests.text import syntaxes
 from tests.text.formats import made_tokenizer, tokenizer_of
 from tests.text.siblings import SIBLINGS
-from tests.text.test_lenient_calls import BARE
+from tests.text.test_lenient_calls import BARE, python_calls
 
 STRING = {"type": "string"}
 TOOLS = (
     Tool("weather", "", {"properties": {"city": STRING, "days": {"type": "integer"}}}),
-    Tool("write", "", {"properties": {"path": STRING, "content": STRING}}),
+    Tool("write", "", {"properties": {"path": STRING, "content": STRING, "tags": {"type": "array"}}}),
     Tool("now", "", {"type": "object", "properties": {}}),
 )
 PARIS, ROME = ("weather", {"city": "Paris"}), ("weather", {"city": "Rome"})
@@ -266,3 +266,38 @@ def test_prose_is_held_no_longer_than_it_may_become_a_call(name: str) -> None:
             assert at + 1 - len(said) <= MOST_HELD, (text, said)
         assert re.sub(r"\s", "", said) in re.sub(r"\s", "", text)
         assert read(format_of(name), text, 3).content == text.strip()
+
+
+POSITIONAL = {
+    "weather('Rome')": [ROME],
+    "weather('Paris', 2)": [TWO_DAYS],
+    "weather('Paris', days=2), now()": [TWO_DAYS, ("now", {})],
+    "write(tags={'b', 'a', 'c', true})": [("write", {"tags": ["b", "a", "c", True]})],
+}
+
+
+@pytest.mark.parametrize("written", POSITIONAL)
+def test_python_arguments_without_names_are_those_of_the_tool_in_order(written: str) -> None:
+    raw = f"<|tool_call_start|>[{written}]<|tool_call_end|>"
+    check(python_calls(), raw, Read(tuple(POSITIONAL[written])))
+
+
+@pytest.mark.parametrize("inside", ["'Rome', 2, 3", "'it's'"])
+def test_a_python_call_whose_arguments_are_unclear_is_said(inside: str) -> None:
+    raw = f"<|tool_call_start|>[weather({inside})]<|tool_call_end|>"
+    check(python_calls(), raw, Read((), raw))
+
+
+@pytest.mark.parametrize("name", ["json", "coder", "keys", "section"])
+def test_a_call_may_lack_its_first_mark_alone(name: str) -> None:
+    closing = format_of(name).calls.closes.split()[-1]  # type: ignore[union-attr]
+    for said in ("", "So:"):
+        check(format_of(name), f"{said}\n{SOUND[1]}\n{closing}", Read((ROME,), said))
+    later = f"{SOUND[1]}\n{closing}\nDone."
+    check(format_of(name), later, Read((), later))
+
+
+def test_an_empty_message_of_a_channel_is_a_call_without_arguments() -> None:
+    raw = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
+    check(format_of("harmony"), f"{raw}<|call|>", Read((("now", {}),)))
+    assert read(format_of("harmony"), raw, 3, is_whole=False) == Read(())

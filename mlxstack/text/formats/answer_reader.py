@@ -351,11 +351,12 @@ class AnswerReader:
         return replace(sections[-1], calls=calls)
 
     def _after_turn(self, at: int) -> Reading[int]:
-        """Position after the marks that end a turn."""
+        """Position after the marks that end a turn, or calls."""
+        assert self._calls is not None
         ends = (*self._format.wrappers[1:], *self._format.turn_ends, *self._format.strays)
         while True:
             at = start = yield from self._feed.space(at)
-            for literal in ends:
+            for literal in (*ends, *self._calls.closings, *MARKS.values()):
                 at = yield from self._feed.passed(literal, at)
             if at == start:
                 return at
@@ -419,9 +420,7 @@ class AnswerReader:
         start = yield from self._feed.space((yield from self._feed.passed(CODE_MARK, start)))
         section = yield from self._calls.section(start)
         if section is not None:
-            end = section.end
-            for closing in MARKS.values():
-                end = yield from self._feed.optional(closing, end)
+            end = yield from self._after_turn(section.end)
             self._feed.drop(start)
             self._finish_calls(replace(section, end=end - start))
         elif not (yield from self._unmarked_calls("")) and self._is_cut_call(start):

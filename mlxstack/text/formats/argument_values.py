@@ -172,6 +172,9 @@ class _Constants(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Constant(CONSTANTS_OF_JSON[node.id]) if node.id in CONSTANTS_OF_JSON else node
 
+    def visit_Set(self, node: ast.Set) -> Any:
+        return self.visit(ast.List(node.elts, ast.Load()))  # In the order as written.
+
 
 def type_names(types: SchemaTypes) -> set[str]:
     """Names of the types that are no text."""

@@ -175,12 +175,9 @@ class CallReader:
     def _told(self, read: ReadCalls) -> ReadCalls:
         """Write the other calls."""
         calls = tuple(replace(one, name=self.types.name(one.name)) for one in read.calls)
-        read = replace(read, calls=calls)
-        if self._writer.is_quiet:
-            return read
-        for call in read.calls[len(self._writer.calls) :]:
+        for call in () if self._writer.is_quiet else calls[len(self._writer.calls) :]:
             self._writer.tell(call)
-        return read
+        return replace(read, calls=calls)
 
     def message(self, name: str, at: int, ends: tuple[str, ...]) -> Reading[ReadCalls]:
         """Call whose arguments are a message, up to one of `ends`."""

@@ -79,7 +79,7 @@ def plain(value: Any) -> Any:
     match value:
         case dict():
             return {writable(str(key)): plain(one) for key, one in value.items()}
-        case list() | tuple() | set():
+        case list() | tuple():
             return [plain(one) for one in value]
         case str():
             return writable(value)

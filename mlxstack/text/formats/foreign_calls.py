@@ -102,8 +102,6 @@ class ForeignCalls:
 
     def _names(self, at: int) -> Reading[ReadCalls | None]:
         """A name, then the arguments as JSON."""
-        if (yield from self._parts.tool_name(at)) < 0:
-            return None
         for body in NAMED:
             parts = self._parts.of(replace(self._parts.syntax, body=body))
             read = yield from self._tried(ValueCalls(parts).named(at))

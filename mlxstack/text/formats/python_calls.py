@@ -16,9 +16,10 @@ from mlxstack.text.formats.argument_values import (
 from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import PythonBody
 from mlxstack.text.formats.nested_tags import CONTAINERS
-from mlxstack.text.schema_types import SchemaTypes
+from mlxstack.text.schema_types import SchemaTypes, properties
 
 _HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")
+_END = re.compile(r"[\s,]*\)")
 _KEY = re.compile(r"[\s,]*(\w+)(?:\s+=\s*|=)")
 _SPACE = re.compile(r"\s*")
 # An argument ends where another one or the end of its call follows.
@@ -67,13 +68,13 @@ class PythonCalls:
         return self._body.has_quoted_values and bool(types.others)
 
     def _call(self, node: Any) -> ToolCall:
-        if not isinstance(node, ast.Call) or node.args:
-            raise ValueError(f"no call with keywords: {ast.unparse(node)!r}")
+        if not isinstance(node, ast.Call):
+            raise ValueError(f"no call: {ast.unparse(node)!r}")
         name = ast.unparse(node.func)
-        arguments = {
-            str(one.arg): self._value(name, str(one.arg), one.value) for one in node.keywords
-        }
-        return checked_call(name, None, arguments)
+        keys = [*properties(self._types.root(self._types.name(name)))][: len(node.args)]
+        given = [*zip(keys, node.args, strict=True)]
+        given += [(str(one.arg), one.value) for one in node.keywords]
+        return checked_call(name, None, {key: self._value(name, key, one) for key, one in given})
 
     def _value(self, name: str, key: str, node: ast.expr) -> Any:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -92,7 +93,10 @@ class PythonCalls:
             arguments: dict[str, Any] = {}
             while key := _KEY.match(text, at):
                 arguments[key[1]], at = self._unescaped_value(head[1], key[1], text, key.end())
-            at = text.index(")", at) + 1
+            end = _END.match(text, at)
+            if end is None:
+                raise ValueError(f"no end of a call: {text[at:]!r}")
+            at = end.end()
             calls.append(checked_call(head[1], None, arguments))
         if not text.startswith("[") or text[at:].strip() != "]":
             raise ValueError(f"no list of calls: {text!r}")

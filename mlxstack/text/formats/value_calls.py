@@ -277,12 +277,13 @@ class ValueCalls:
                 end = yield from feed.balanced(start, QUOTES, ends)
         mark = yield from feed.find(MarkSet(ends), max(end, at))
         stop = mark.start
-        if writer.is_open and not mark.text and feed.is_cut:
-            writer.cut()
+        if feed.is_cut and not (mark.text or writer.calls):
+            if writer.is_open:
+                writer.cut()
             return ReadCalls((), stop, is_closed=False, is_cut=True)
         calls: list[ToolCall] = []
         with suppress(ValueError):
-            calls += [checked_call(name, None, object_of(feed.text[at:stop].strip()))]
+            calls += [checked_call(name, None, object_of(feed.text[at:stop].strip() or "{}"))]
         told = writer.settle(None if writer.calls else calls, stop)
         return ReadCalls(told, stop, bool(mark.text))
 
