@@ -21,7 +21,9 @@ from tests.text.test_lenient_calls import BARE, python_calls
 STRING = {"type": "string"}
 TOOLS = (
     Tool("weather", "", {"properties": {"city": STRING, "days": {"type": "integer"}}}),
-    Tool("write", "", {"properties": {"path": STRING, "content": STRING, "tags": {"type": "array"}}}),
+    Tool(
+        "write", "", {"properties": {"path": STRING, "content": STRING, "tags": {"type": "array"}}}
+    ),
     Tool("now", "", {"type": "object", "properties": {}}),
 )
 PARIS, ROME = ("weather", {"city": "Paris"}), ("weather", {"city": "Rome"})
