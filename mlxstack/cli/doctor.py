@@ -1,6 +1,5 @@
 """`doctor`: checks of machine, home and models, one function each."""
 
-import os
 import platform
 import resource
 import shutil
@@ -217,14 +216,9 @@ def _unusable(folder: Path, root: Path) -> str | None:
 
 def _home(home: Home) -> Iterator[CheckResult]:
     there = next(one for one in (home.root, *home.root.parents) if one.exists())
-    if not (there.is_dir() and os.access(there, os.R_OK | os.W_OK | os.X_OK)):
-        detail = f"{home.root} cannot be used: {there} is no folder that you may write to"
-        remedy = f"make it one, or set {HOME_VARIABLE} to another"
-        yield bad("home", detail, remedy)
-        return
     if (fault := _unusable(there, home.root)) is not None:
-        remedy = f"set {HOME_VARIABLE} to another folder"
-        yield bad("home", f"{home.root} cannot be made: {fault}", remedy)
+        detail = f"{home.root} cannot be used: nothing can be made in {there} ({fault})"
+        yield bad("home", detail, f"set {HOME_VARIABLE} to another folder")
         return
     if there != home.root:
         yield ok("home", f"{home.root} will be made by the first `up`")

@@ -370,7 +370,10 @@ async def _until_healthy(
 
         async def ask() -> ServiceState | None:
             nonlocal health
-            health = await probe(client)
+            try:
+                health = await client.health()
+            except Unreachable as why:
+                health = HealthResponse(False, str(why))
             state = owner(plan.home, plan.name)
             is_here = state is not None and state.worker is not None
             return state if is_here and health.is_ready else None
@@ -378,14 +381,6 @@ async def _until_healthy(
         return await until_answered(
             plan, ask, why_ended, timeout_s, lambda line: progress(line or health.message)
         )
-
-
-async def probe(client: Client) -> HealthResponse:
-    """Health of a service; without an answer it is not ready."""
-    try:
-        return await client.health()
-    except Unreachable as why:
-        return HealthResponse(False, str(why))
 
 
 def _why_crashed(plan: ServiceSpec, state: ServiceState) -> str:

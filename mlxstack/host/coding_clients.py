@@ -17,7 +17,6 @@ CLAUDE_COMPACT_TOKENS = 33_000
 CLAUDE_LEAST_TOKENS = 65_536
 """Claude Code's compaction reserve, and its least comfortable context, in tokens."""
 
-CLAUDE_SETTINGS = json.dumps({"permissions": {"deny": ["WebSearch"]}})
 CLAUDE_HINT = (
     "WebSearch of Claude Code runs on Anthropic's servers and is off here; to search, add an MCP "
     "server: claude mcp add search -- uvx duckduckgo-mcp-server"
@@ -27,8 +26,15 @@ CLAUDE_MODELS = (
     "ANTHROPIC_DEFAULT_HAIKU_MODEL",
     "ANTHROPIC_DEFAULT_SONNET_MODEL",
     "ANTHROPIC_DEFAULT_OPUS_MODEL",
+    "ANTHROPIC_DEFAULT_FABLE_MODEL",
 )
 """Models that sub-agents and background calls ask for by family."""
+
+CLAUDE_PROVIDERS = (
+    "ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX",
+    "CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_MANTLE", "CLAUDE_CODE_USE_ANTHROPIC_AWS",
+)  # fmt: skip
+"""Variables that lead to a provider."""
 
 MAX_OUTPUT_TOKENS = 32_000
 
@@ -75,25 +81,33 @@ class ClientSetup(Struct, frozen=True):
 
 
 def claude(service: Endpoint, folder: Path) -> ClientSetup:
-    """Claude Code, with the context size and without its WebSearch."""
-    del folder
-    is_small = service.n_ctx < CLAUDE_LEAST_TOKENS
+    """Claude Code, with the context size and without its WebSearch.
+
+    Variables of a user's settings go before the environment, those of `--settings` before both.
+    """
+    variables = {
+        "ANTHROPIC_BASE_URL": service.url,
+        "ANTHROPIC_AUTH_TOKEN": service.key,
+        "ANTHROPIC_MODEL": service.model,
+        **dict.fromkeys(CLAUDE_MODELS, service.model),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(service.n_ctx),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    settings = {
+        "permissions": {"deny": ["WebSearch"]},
+        "env": variables | dict.fromkeys(CLAUDE_PROVIDERS, ""),
+    }
+    file = str(folder / "settings.json")
     return ClientSetup(
-        variables={
-            "ANTHROPIC_BASE_URL": service.url,
-            "ANTHROPIC_AUTH_TOKEN": service.key,
-            "ANTHROPIC_MODEL": service.model,
-            **dict.fromkeys(CLAUDE_MODELS, service.model),
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(service.n_ctx),
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        },
-        unset=("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"),
+        variables=variables,
+        unset=CLAUDE_PROVIDERS,
+        files={file: json.dumps(settings, indent=2) + "\n"},
         program="claude",
-        options=("--settings", CLAUDE_SETTINGS),
+        options=("--settings", file),
         hint=CLAUDE_HINT,
         caution=f"Claude Code compacts {CLAUDE_COMPACT_TOKENS} tokens before the end of the "
         f"context, and a slot has {service.n_ctx}; give slots.n_ctx {CLAUDE_LEAST_TOKENS} or more"
-        if is_small
+        if service.n_ctx < CLAUDE_LEAST_TOKENS
         else None,
     )
 
@@ -122,7 +136,8 @@ def codex(service: Endpoint, folder: Path) -> ClientSetup:
 
 
 def opencode(service: Endpoint, folder: Path) -> ClientSetup:
-    """OpenCode: a provider in an own file, merged over user settings."""
+    """OpenCode: a provider, merged over the settings of user and project."""
+    del folder
     limit = {"context": service.n_ctx, "output": service.max_output}
     # Versions differ in which of the two they read.
     images = {
@@ -133,25 +148,21 @@ def opencode(service: Endpoint, folder: Path) -> ClientSetup:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "mlx-stack",
-        "options": {"baseURL": f"{service.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}"},
+        "options": {"baseURL": f"{service.url}/v1", "apiKey": service.key},
         "models": {service.model: model},
     }
     settings = {
-        "$schema": "https://opencode.ai/config.json",
         "provider": {"mlx-stack": provider},
-        "model": f"mlx-stack/{service.model}",
-        "small_model": f"mlx-stack/{service.model}",
+        **dict.fromkeys(("model", "small_model"), f"mlx-stack/{service.model}"),
     }
-    file = str(folder / "opencode.json")
-    return ClientSetup(
-        variables={"OPENCODE_CONFIG": file, KEY_VARIABLE: service.key},
-        files={file: json.dumps(settings, indent=2) + "\n"},
-        program="opencode",
-    )
+    return ClientSetup({"OPENCODE_CONFIG_CONTENT": json.dumps(settings)}, program="opencode")
 
 
 def aider(service: Endpoint, folder: Path) -> ClientSetup:
-    """aider: an OpenAI endpoint, and sizes of its unknown model."""
+    """aider: an OpenAI endpoint, and sizes of its unknown model.
+
+    Variables of its own go before those of a `.env` and before its config file.
+    """
     name = f"openai/{service.model}"
     sizes = {"max_input_tokens": service.n_ctx, "max_output_tokens": service.max_output}
     costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}
@@ -160,14 +171,15 @@ def aider(service: Endpoint, folder: Path) -> ClientSetup:
     about = {name: {**sizes, **costs, **kind}}
     return ClientSetup(
         variables={
-            "OPENAI_API_BASE": f"{service.url}/v1",
-            "OPENAI_API_KEY": service.key,
+            "AIDER_OPENAI_API_BASE": f"{service.url}/v1",
+            "AIDER_OPENAI_API_KEY": service.key,
             "AIDER_MODEL": name,
             "AIDER_WEAK_MODEL": name,
             "AIDER_MODEL_METADATA_FILE": file,
         },
         files={file: json.dumps(about, indent=2) + "\n"},
         program="aider",
+        options=("--model", name),
     )
 
 
@@ -185,12 +197,12 @@ def pi(service: Endpoint, folder: Path) -> ClientSetup:
     provider = {
         "baseUrl": f"{service.url}/v1",
         "api": "openai-completions",
-        "apiKey": KEY_VARIABLE,
+        "apiKey": service.key,
         "models": [model],
     }
     text = json.dumps({"providers": {"mlx-stack": provider}}, indent=2) + "\n"
     return ClientSetup(
-        variables={"PI_CODING_AGENT_DIR": str(folder), KEY_VARIABLE: service.key},
+        variables={"PI_CODING_AGENT_DIR": str(folder)},
         files={str(folder / "models.json"): text},
         program="pi",
         options=("--provider", "mlx-stack", "--model", service.model),

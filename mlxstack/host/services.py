@@ -209,15 +209,6 @@ def release(home: Home, name: str) -> None:
     home.pid_file(name).unlink(missing_ok=True)
 
 
-def clear(home: Home, name: str) -> bool:
-    """Release a dead supervisor's name; False without one."""
-    with _ours(home):
-        is_stale = owner(home, name) is None and home.pid_file(name).exists()
-        if is_stale:
-            release(home, name)
-    return is_stale
-
-
 def mark_stopped(home: Home, state: ServiceState) -> None:
     """Mark a dead supervisor as stopped, unless it has a successor."""
     name = state.plan.name
@@ -289,8 +280,10 @@ def sweep(home: Home, name: str) -> str | None:
     state = read_state(home, name)
     if state is not None and state.worker is not None and is_alive(state.worker):
         end(state.worker, state.plan.patience.grace_s)
-    if not clear(home, name):
-        return None
+    with _ours(home):
+        if owner(home, name) is not None or not pid_file.exists():
+            return None
+        release(home, name)
     return f"cleared {pid_file}: the process it names is not the supervisor of `{name}` any more"
 
 

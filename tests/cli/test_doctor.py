@@ -44,7 +44,7 @@ def test_a_home_that_cannot_be_is_bad_and_the_rest_is_told_all_the_same(tmp_path
     for home in (tmp_path / "file", tmp_path / "file" / "below"):
         one = next(one for one in found(home) if one["subject"] == "home")
         assert one["verdict"] == "bad"
-        assert f"{tmp_path / 'file'} is no folder" in one["detail"]
+        assert f"nothing can be made in {tmp_path / 'file'} (Not a directory)" in one["detail"]
     long = tmp_path / ("x" * 300)
     told = found(long)
     assert {one["subject"] for one in told} >= {"system", "device", "files", "models"}

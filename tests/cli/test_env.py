@@ -40,7 +40,7 @@ def test_z14_env_tells_the_alias_and_the_context_of_the_service(served: Shell) -
 def test_z14_the_key_of_the_service_is_passed_on(shell: Shell) -> None:
     assert shell.up("--set", "server.api_keys=[sesame]").returncode == 0
     found = json.loads(shell.run("env", "aider", "--json").stdout)
-    assert found["variables"]["OPENAI_API_KEY"] == "sesame"
+    assert found["variables"]["AIDER_OPENAI_API_KEY"] == "sesame"
 
 
 @pytest.mark.mlx
@@ -52,7 +52,7 @@ def test_z14_a_key_of_which_only_the_digest_is_known_is_asked_for(shell: Shell) 
     assert (locked.returncode, locked.stdout) == (1, "")
     assert "this command sends the key that MLX_STACK_API_KEY holds" in locked.stderr
     opened = shell.run("env", "aider", MLX_STACK_API_KEY="sesame")
-    assert "export OPENAI_API_KEY=sesame\n" in opened.stdout
+    assert "export AIDER_OPENAI_API_KEY=sesame\n" in opened.stdout
 
 
 def test_z14_run_starts_the_client_so(served: Shell) -> None:
@@ -70,12 +70,23 @@ def test_z14_run_starts_the_client_so(served: Shell) -> None:
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    settings = json.loads(seen["args"][1])
+    settings = json.loads(Path(seen["args"][1]).read_text())
+    assert settings["env"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{served.port}"
     assert settings["permissions"]["deny"] == ["WebSearch"]
     assert seen["args"] == ["--settings", seen["args"][1], "-p", "say it", "--url", PATH]
     assert "claude mcp add" in done.stderr
     assert seen["env"]["ANTHROPIC_MODEL"] == "tiny"
     assert "ANTHROPIC_API_KEY" not in seen["env"]
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"), [("", "127.0.0.1"), ("a.example", "a.example,127.0.0.1")]
+)
+def test_clients_reach_the_service_past_a_proxy(served: Shell, known: str, expected: str) -> None:
+    path = program(served.folder, "qwen")
+    proxy = {"PATH": path, "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": known, "no_proxy": ""}
+    seen = json.loads(served.run("run", "qwen", **proxy).stdout)
+    assert (seen["env"]["NO_PROXY"], seen["env"]["no_proxy"]) == (expected, expected)
 
 
 def test_z14_run_writes_into_a_folder_of_ours_only(served: Shell) -> None:

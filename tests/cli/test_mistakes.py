@@ -156,4 +156,4 @@ def test_mistakes_with_a_running_service(shell: Shell) -> None:
         assert done.stderr.startswith(answer) and done.stderr.count("\n") == 1
     missing = shell.run("run", "pi", PATH="/nowhere")
     assert missing.returncode == 1
-    assert "install it with `npm install -g @mariozechner/pi-coding-agent`" in missing.stderr
+    assert "install it with `npm install -g @earendil-works/pi-coding-agent`" in missing.stderr

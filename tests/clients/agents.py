@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.status import RequestView
+from mlxstack.host.coding_clients import CLIENTS, Endpoint
 from tests.api.running import Running
 from tests.clients.scripted import call
 from tests.clients.stage import run
@@ -93,6 +94,16 @@ def claude(url: str, home: Path, *words: str) -> dict[str, Any]:
         CLAUDE_CODE_MAX_CONTEXT_TOKENS=str(N_CTX),
     )
     return dict(json.loads(told.splitlines()[-1]))
+
+
+def started_by_us(client: str, program: str, live: Running, home: Path) -> list[str]:
+    """The command of `mlx-stack run` for a client, its files written; run it with `variables`."""
+    setup = CLIENTS[client](Endpoint(live.url, "local-model", N_CTX), home / "ours")
+    for path, text in setup.files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    words = [f"{name}={value}" for name, value in setup.variables.items()]
+    return ["env", *words, program, *setup.options]
 
 
 def codex(url: str, home: Path, task: str) -> str:

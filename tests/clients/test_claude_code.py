@@ -1,11 +1,12 @@
 """The real Claude Code against a scripted model; only where somebody installed it."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlxstack.host.coding_clients import CLAUDE_SETTINGS
+from mlxstack.host.coding_clients import CLIENTS, Endpoint
 from tests.api.running import Running
 from tests.clients.agents import (
     CLAUDE,
@@ -83,9 +84,24 @@ def test_a_burst_of_counts_is_answered(live: Running, tmp_path: Path) -> None:
 
 def test_run_takes_the_web_search_away(live: Running, tmp_path: Path) -> None:
     offered = []
-    for settings in ("{}", CLAUDE_SETTINGS):
+    for is_ours in (False, True):
         with relaying(Relay(live.url)) as relay:
+            setup = CLIENTS["claude"](Endpoint(relay.url, "local-model", N_CTX), tmp_path)
+            settings = next(iter(setup.files.values())) if is_ours else "{}"
             told = claude(relay.url, tmp_path, "say hello", "--settings", settings)
         assert not told["is_error"]
         offered.append((b"WebSearch" in relay.sent, b"WebFetch" in relay.sent))
     assert offered == [(True, True), (False, True)]
+
+
+def test_settings_of_the_user_lead_nowhere_else(live: Running, tmp_path: Path) -> None:
+    own = tmp_path / ".claude" / "settings.json"
+    own.parent.mkdir()
+    away = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "ANTHROPIC_MODEL": "glm-5"}
+    for env in (away, {"CLAUDE_CODE_USE_BEDROCK": "1", "AWS_REGION": "us-east-1"}):
+        own.write_text(json.dumps({"env": env, "model": "us.anthropic.claude-sonnet-4-6"}))
+        setup = CLIENTS["claude"](Endpoint(live.url, "local-model", N_CTX), tmp_path / "ours")
+        settings = next(iter(setup.files.values()))
+        n = len(asked(live))
+        assert not claude(live.url, tmp_path, "say hello", "--settings", settings)["is_error"]
+        assert len(asked(live, n)) == 1

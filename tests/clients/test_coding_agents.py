@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.host.coding_clients import CLIENTS, Endpoint
 from tests.api.running import Running
 from tests.clients.agents import (
     CODEX,
@@ -23,6 +22,7 @@ from tests.clients.agents import (
     installed,
     loses_nothing,
     opencode,
+    started_by_us,
 )  # fmt: skip
 from tests.clients.relay import Relay, relaying
 from tests.clients.stage import playing, run
@@ -75,14 +75,12 @@ def test_c5_opencode_echoes_the_thoughts_of_its_tool_loop(live: Running, tmp_pat
     loses_nothing(asked(live, n))
 
 
-def started_by_us(client: str, program: str, live: Running, home: Path) -> list[str]:
-    """The command of `mlx-stack run` for a client, its files written; run it with `variables`."""
-    setup = CLIENTS[client](Endpoint(live.url, "local-model", N_CTX), home / "ours")
-    for path, text in setup.files.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text)
-    words = [f"{name}={value}" for name, value in setup.variables.items()]
-    return ["env", *words, program, *setup.options]
+def test_opencode_takes_our_model_in_a_project_with_another(live: Running, tmp_path: Path) -> None:
+    words = started_by_us("opencode", installed(OPENCODE), live, tmp_path)
+    (tmp_path / "opencode.json").write_text('{"model": "anthropic/claude-sonnet-4-5"}')
+    n = len(asked(live))
+    assert DONE in run([*words, "run", TASK.format("opencode")], tmp_path)
+    loses_nothing(asked(live, n))
 
 
 def test_pi_runs_a_tool_and_loses_nothing(live: Running, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.api.running import Running
+from tests.clients.agents import started_by_us
 from tests.clients.lines import CLAUDES, FIXED, FLAT, HELLO, SUNNY, TOOL
 from tests.clients.stage import program, run
 
@@ -128,16 +129,21 @@ def test_litellm_speaks_to_both_doors(stage: Running, tmp_path: Path) -> None:
 def test_c10_aider_edits_a_file(stage: Running, tmp_path: Path) -> None:
     file = tmp_path / "sums.py"
     file.write_text("def add(a, b):\n    return a - b\n")
+    # What a project of a user may hold.
+    away = "http://127.0.0.1:9"
+    (tmp_path / ".env").write_text(
+        f"OPENAI_API_BASE={away}\nOPENAI_API_KEY=k\nAIDER_MODEL=gpt-4o\n"
+    )
+    (tmp_path / ".aider.conf.yml").write_text(f"model: gpt-4o\nopenai-api-base: {away}\n")
     run(
         [
-            str(program("aider")), "--model", "openai/local-model", "--yes-always", "--no-git",
-            "--edit-format", "whole", "--no-check-update", "--analytics-disable",
+            *started_by_us("aider", str(program("aider")), stage, tmp_path),
+            "--yes-always", "--no-git", "--edit-format", "whole", "--no-check-update",
+            "--analytics-disable",
             "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty",
             "--no-detect-urls", "--map-tokens", "0", "--message", "please fix add", "sums.py",
         ],
         tmp_path,
-        OPENAI_API_BASE=f"{stage.url}/v1",
-        OPENAI_API_KEY="any",
         LITELLM_LOCAL_MODEL_COST_MAP="True",
     )  # fmt: skip
     assert file.read_text() == FIXED

@@ -24,6 +24,8 @@ def test_z14_claude_knows_the_context_and_forgets_the_users_own_key(tmp_path: Pa
     assert told.variables["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == SERVICE.model
     assert "ANTHROPIC_API_KEY" in told.unset
     assert told.caution is None
+    settings = json.loads(told.files[told.options[1]])
+    assert settings["env"] == told.variables | dict.fromkeys(told.unset, "")
     small = setup("claude", tmp_path, SMALL)
     assert small.variables["ANTHROPIC_AUTH_TOKEN"]
     assert small.caution is not None
@@ -42,21 +44,21 @@ def test_z14_codex_gets_a_provider_of_the_responses_api(tmp_path: Path) -> None:
     assert told.variables["CODEX_HOME"] == str(tmp_path)
 
 
-def test_z14_opencode_gets_a_provider_with_limits_and_no_key_in_the_file(tmp_path: Path) -> None:
+def test_z14_opencode_gets_a_provider_with_limits_and_no_file(tmp_path: Path) -> None:
     told = setup("opencode", tmp_path)
-    text = told.files[told.variables["OPENCODE_CONFIG"]]
-    config = json.loads(text)
+    config = json.loads(told.variables["OPENCODE_CONFIG_CONTENT"])
     name, _, model = config["model"].partition("/")
     limit = config["provider"][name]["models"][model]["limit"]
     assert limit == {"context": 65536, "output": 16384}
-    assert "secret" not in text
+    assert config["provider"][name]["options"]["apiKey"] == SERVICE.api_key
+    assert not told.files
 
 
 def test_z14_aider_knows_the_sizes_of_the_model(tmp_path: Path) -> None:
     told = setup("aider", tmp_path)
     about = json.loads(told.files[told.variables["AIDER_MODEL_METADATA_FILE"]])
     assert about[told.variables["AIDER_MODEL"]]["max_input_tokens"] == 65536
-    assert told.variables["OPENAI_API_BASE"] == "http://127.0.0.1:7109/v1"
+    assert told.variables["AIDER_OPENAI_API_BASE"] == "http://127.0.0.1:7109/v1"
 
 
 @pytest.mark.parametrize("accepts_images", [True, False])
@@ -64,7 +66,7 @@ def test_clients_know_whether_the_model_takes_images(tmp_path: Path, accepts_ima
     service = Endpoint("http://127.0.0.1:7109", "local", 65536, accepts_images=accepts_images)
     kinds = ["text", "image"] if accepts_images else ["text"]
     told = setup("opencode", tmp_path, service)
-    config = json.loads(told.files[told.variables["OPENCODE_CONFIG"]])
+    config = json.loads(told.variables["OPENCODE_CONFIG_CONTENT"])
     model = config["provider"]["mlx-stack"]["models"]["local"]
     assert (model["attachment"], model["modalities"]["input"]) == (accepts_images, kinds)
     told = setup("codex", tmp_path, service)

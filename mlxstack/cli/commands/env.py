@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 
@@ -26,7 +27,7 @@ INSTALLS = {
     "codex": "npm install -g @openai/codex",
     "opencode": "npm install -g opencode-ai",
     "aider": "uv tool install aider-chat",
-    "pi": "npm install -g @mariozechner/pi-coding-agent",
+    "pi": "npm install -g @earendil-works/pi-coding-agent",
     "qwen": "npm install -g @qwen-code/qwen-code",
 }
 
@@ -110,12 +111,26 @@ def _check(client: str) -> None:
 
 
 def _setup(client: str, where: "ServiceTarget") -> "ClientSetup":
+    from msgspec.structs import replace
+
     from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
     endpoint = _member_endpoint(home, where) or _endpoint(where)
-    return CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
+    setup = CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
+    return replace(setup, variables=setup.variables | _unproxied(endpoint.url))
+
+
+def _unproxied(url: str) -> dict[str, str]:
+    """Variables that keep a service of this machine from the proxy."""
+    from mlxstack.config.preset_schema import is_loopback
+
+    host = urlsplit(url).hostname or ""
+    if not (is_loopback(host) and any(name.lower().endswith("_proxy") for name in os.environ)):
+        return {}
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), f"{known},{host}".lstrip(","))
 
 
 def _member_endpoint(home: "Home", where: "ServiceTarget") -> "Endpoint | None":

@@ -54,8 +54,7 @@ def show_preset(
 
     wanted = start.StartRequest(preset, tuple(sets or ()), Path.cwd())
     loaded = start.resolve(wanted, home_from(os.environ))
-    told = {"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins}
-    return VerbResult(told, lambda: table(("KEY", "VALUE", "FROM"), _rows(loaded)))
+    return VerbResult(loaded, lambda: table(("KEY", "VALUE", "FROM"), _rows(loaded)))
 
 
 @app.command("new")

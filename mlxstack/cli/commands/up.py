@@ -439,7 +439,7 @@ def _show_resolved(loaded: "LoadedPreset", json: bool) -> None:
     import yaml
 
     if json:
-        as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
+        as_json(loaded)
         return
     builtins = msgspec.to_builtins(loaded.preset)
     typer.echo(yaml.safe_dump(builtins, sort_keys=False, allow_unicode=True), nl=False)
