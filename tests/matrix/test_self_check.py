@@ -13,6 +13,7 @@ from mlxstack.engine.model.cache_adapters import CacheFactory
 from tests.matrix import checks
 from tests.matrix.builder import build
 from tests.matrix.families import VOCAB, WINDOW
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 
@@ -69,6 +70,14 @@ def test_a_model_without_logits_for_each_token_of_a_draft_is_not_drafted_for() -
     assert verdict_of(model).can_draft
     verdict = verdict_of(LastOnly(model))
     assert verdict.is_batching and not verdict.can_draft
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", *in_soak("baichuan_m1", "jamba", "rwkv7")])
+def test_rows_of_different_length_leave_no_padding_in_states(name: str) -> None:
+    model = build(name)
+    check = verdict_of(model)
+    assert check.can_draft
+    checks.check_drafts(model, CacheFactory(model, checks.KV16), check)
 
 
 def test_z11_attention_past_the_seam_is_found_and_served_slot_by_slot() -> None:

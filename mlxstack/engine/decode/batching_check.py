@@ -254,7 +254,10 @@ def _can_draft(runner: ModelRunner, cache_factory: CacheFactory, n_vocab: int) -
 def _drafted(
     runner: ModelRunner, contexts: Sequence[SlotContext], fed: Sequence[list[int]], n_vocab: int
 ) -> list[Logits]:
-    """Logits of two passes; row i keeps its first i + 1 tokens."""
+    """Logits of three passes; of the first one row i keeps i + 1 tokens.
+
+    The others bring rows of different length: their padding must leave no trace in the states.
+    """
     wrong = [
         [*tokens[: i + 1], *((t + 1) % n_vocab for t in tokens[i + 1 :])]
         for i, tokens in enumerate(fed)
@@ -263,15 +266,16 @@ def _drafted(
     first = _execute(runner, contexts, wrong)
     left = [start.roll_back(i + 1) for i, start in enumerate(starts)]
     rest = [tokens[n:] for tokens, n in zip(fed, left, strict=True)]
-    second = _execute(
-        runner,
-        [c for c, tokens in zip(contexts, rest, strict=True) if tokens],
-        [tokens for tokens in rest if tokens],
-    )
-    again = iter(second)
+    again: list[Logits] = [[] for _ in rest]
+    for begins in (True, False):
+        pieces = [t[: i + 1] if begins else t[i + 1 :] for i, t in enumerate(rest)]
+        rows = [i for i, tokens in enumerate(pieces) if tokens]
+        each = _execute(runner, [contexts[i] for i in rows], [pieces[i] for i in rows])
+        for i, logits in zip(rows, each, strict=True):
+            again[i] += logits
     return [
-        [*(logits[: i + 1]), *(next(again) if tokens else [])[i + 1 - n :]]
-        for i, (logits, n, tokens) in enumerate(zip(first, left, rest, strict=True))
+        [*logits[: i + 1], *again[i][i + 1 - n :]]
+        for i, (logits, n) in enumerate(zip(first, left, strict=True))
     ]
 
 
