@@ -348,13 +348,7 @@ def _draw_rules(s: SamplingParams) -> SamplingParams:
     """Parameters that decide a draw; rows with equal ones are grouped."""
     if s.temperature == 0:
         return SamplingParams(top_logprobs=s.top_logprobs)
-    return SamplingParams(
-        temperature=s.temperature,
-        top_p=s.top_p,
-        top_k=s.top_k,
-        min_p=s.min_p,
-        top_logprobs=s.top_logprobs,
-    )
+    return SamplingParams(s.temperature, s.top_p, s.top_k, s.min_p, top_logprobs=s.top_logprobs)
 
 
 def _bounded(temperature: float) -> float:
