@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from mlxstack.core.engine_snapshot import Snapshot
-from tests.api.running import Running, busy_engine, unanswered
+from tests.api.running import Running, busy_engine, single_steps, unanswered
 from tests.api.speaking import chat, chat_body, prompt_of
 from tests.patience import PATIENCE_S, wait_until
 from tests.repetition import in_soak
@@ -33,6 +33,16 @@ def until(live: Running, is_so: Callable[[Snapshot], bool]) -> Snapshot:
     return snapshot
 
 
+def step_until(live: Running, step: Callable[[], None], is_so: Callable[[Snapshot], bool]) -> None:
+    """Let a stopped engine take two steps for each message, until this is true."""
+    engine: Any = live.service.engine
+    while not is_so(engine.snapshot()):
+        wait_until(lambda: not engine._inbox.empty(), engine.snapshot)
+        # The first one may stop again between the message and the step for it.
+        step()
+        step()
+
+
 def n_busy(snapshot: Snapshot) -> int:
     return sum(slot.state in ("prefilling", "running") for slot in snapshot.slots)
 
@@ -51,19 +61,20 @@ def held(live: Running) -> Iterator[None]:
 
 
 def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Client) -> None:
-    bodies = [chat_body(prompt_of(20, seed), max_tokens=120, ignore_eos=True) for seed in range(4)]
+    bodies = [chat_body(prompt_of(20, seed), max_tokens=40, ignore_eos=True) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(post, live, body) for body in bodies]
-        until(live, lambda s: len(s.waiting) == 1 and n_busy(s) == 3)
-        metrics = http.get("/metrics").text
-        all_busy = http.get("/slots?fail_on_no_slot=1")
+        with single_steps(live) as step:
+            answers = [pool.submit(post, live, body) for body in bodies]
+            step_until(live, step, lambda s: len(s.waiting) == 1 and n_busy(s) == 3)
+            metrics = http.get("/metrics").text
+            all_busy = http.get("/slots?fail_on_no_slot=1")
         found = [answer.result() for answer in answers]
     assert [answer.status_code for answer in found] == [200] * 4
     assert "llamacpp:requests_deferred 1.0" in metrics
     assert "llamacpp:requests_processing 3.0" in metrics
     assert all_busy.status_code == 503
     assert all_busy.json()["error"]["message"] == "no slot available"
-    alone = [chat(http, prompt_of(20, seed), **LONG | {"max_tokens": 120}) for seed in range(4)]
+    alone = [chat(http, prompt_of(20, seed), **LONG | {"max_tokens": 40}) for seed in range(4)]
     assert [a.json()["choices"] for a in found] == [a["choices"] for a in alone]
 
 
@@ -159,13 +170,16 @@ def test_x9_a_slot_action_whose_client_left_is_not_done(
 ) -> None:
     chat(http, prompt_of(40), id_slot=1)
     http.post("/slots/1?action=save", json={"filename": "other"}).raise_for_status()
+    engine: Any = live.service.engine
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(post, live, chat_body(id_slot=0, **LONG))
-        until(live, lambda s: s.slots[0].state == "running")
-        name = "other" if action == "restore" else "left"
-        engine: Any = live.service.engine
-        with unanswered(f"{live.url}/slots/0?action={action}", {"filename": name}):
-            until(live, lambda _: bool(engine._loop._state.actions))
+        with single_steps(live) as step:
+            first = pool.submit(post, live, chat_body(id_slot=0, **SHORTER))
+            step_until(live, step, lambda s: n_busy(s) == 1)
+            name = "other" if action == "restore" else "left"
+            with unanswered(f"{live.url}/slots/0?action={action}", {"filename": name}):
+                step_until(live, step, lambda _: bool(engine._loop._state.actions))
+                opened = tuple(engine._open)
+            wait_until(lambda: any(one.cancelled() for one in opened))
         until(live, lambda _: not engine._loop._state.actions)
         n_tokens = first.result().json()["usage"]["total_tokens"]
     # What waited for the slot comes before those who come now.

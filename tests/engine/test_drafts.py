@@ -22,7 +22,8 @@ from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.decode.mtp_drafter import MTPDrafter
 from mlxstack.engine.decode.sampler import BatchRow, Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.model import cache_adapters, loader
+from mlxstack.engine.loading import loader
+from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.stats import EngineStats
