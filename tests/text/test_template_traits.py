@@ -299,6 +299,24 @@ def test_null_keys_and_bare_schemas_are_read_where_the_template_refuses_them(loa
     assert prompt(maker, tools=(plain,)) == "nowa: -<user>go</user><answer>"
 
 
+def test_a_template_may_join_defaults_to_texts(load: Load) -> None:
+    joined = (
+        "{%- for t in tools or [] %}{%- for k, p in t.function.parameters.properties.items() %}"
+        "{{- k + (' = ' + p.default if p.enum and p.default is defined else '') + ' ' }}"
+        "{%- endfor %}{%- endfor %}"
+    )
+    properties = {"a": {"enum": ["x"], "default": None}, "b": {"enum": [1, 2], "default": 1}}
+    tool = Tool("now", "", {"properties": {**properties, "c": {"enum": ["y"], "default": "y"}}})
+    text = prompt(load(joined + TURNS), tools=(tool,))
+    assert text == "a = null b = 1 c = y <user>go</user><answer>"
+
+
+def test_types_that_json_does_not_have_end_no_template(load: Load) -> None:
+    tool = Tool("now", "", {"properties": {"a": {"type": "any"}, "b": {"type": "float"}}})
+    text = prompt(load(RECURSIVE), tools=(tool,))
+    assert text == "nowa: stringb: string<user>go</user><answer>"
+
+
 def test_calls_that_a_template_writes_beside_tools_alone_are_text_without_them() -> None:
     form = FORMATS["json"]
     template = template_of(form).replace(

@@ -1,12 +1,13 @@
 """Fills in missing schema keys of tools for templates that need them."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.schema_types import referred
+from mlxstack.text.schema_types import OTHERS, named_types, referred
 from mlxstack.text.template.adaptation import (
     PROPERTY_DEFAULTS,
     SCHEMA_DEFAULTS,
@@ -51,7 +52,7 @@ def _with_defaults(schema: Any, keys: Iterable[str], defaults: dict[str, Any]) -
 
 
 def _plain(schema: Any, root: dict[str, Any], depth: int) -> dict[str, Any]:
-    """A schema with one `type` that is a text, at every level."""
+    """A schema with one known `type`, at every level."""
     if not isinstance(schema, dict) or depth == 0:
         return {"type": "string"}
     plain = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
@@ -63,6 +64,9 @@ def _plain(schema: Any, root: dict[str, Any], depth: int) -> dict[str, Any]:
         if options:
             plain = {**_plain(options[0], root, depth - 1), **plain}
     plain["type"] = _type(plain)
+    if "enum" in plain and not isinstance(plain.get("default", ""), str):
+        # Some templates join the default of a choice to a text.
+        plain["default"] = json.dumps(plain["default"])
     if isinstance(properties := plain.get("properties"), dict):
         plain["properties"] = {k: _plain(one, root, depth - 1) for k, one in properties.items()}
     if plain["type"] == "array":
@@ -73,9 +77,7 @@ def _plain(schema: Any, root: dict[str, Any], depth: int) -> dict[str, Any]:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return kind
-    if isinstance(kind, list):
-        return next((str(one) for one in kind if one != "null"), "string")
+    for kind in named_types(schema):
+        if kind in ("string", *OTHERS[:-1]):
+            return str(kind)
     return "object" if "properties" in schema else "array" if "items" in schema else "string"
