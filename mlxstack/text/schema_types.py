@@ -14,6 +14,7 @@ Schema = dict[str, Any]
 OTHERS = ("object", "array", "number", "integer", "boolean", "null")
 COMBINED = ("anyOf", "oneOf")
 ALL = ("allOf", *COMBINED)
+NULL = {"type": "null"}
 MAX_SEEN = 100
 MAX_DEPTH = 8
 
@@ -43,9 +44,9 @@ def _kinds(schema: Any, root: Schema, seen: set[str]) -> SchemaTypes:
     if reference in seen:
         return SchemaTypes()
     seen |= {reference} - {""}
-    meant = _meant(schema, root)
-    if meant is not None:
-        return _kinds(meant, root, seen)
+    whole = meant(schema, root)
+    if whole is not None:
+        return _kinds(whole, root, seen)
     for key in COMBINED:
         if isinstance(schema.get(key), list):
             parts = [_kinds(part, root, seen) for part in schema[key]]
@@ -57,15 +58,14 @@ def _kinds(schema: Any, root: Schema, seen: set[str]) -> SchemaTypes:
     return _listed(listed) if isinstance(listed, list) else _typed(schema)
 
 
-def _meant(schema: Schema, root: Schema) -> Schema | None:
-    """Resolve a schema that is only a `$ref`."""
-    if "$ref" in schema:
-        rest = {key: value for key, value in schema.items() if key != "$ref"}
-        return {**(referred(str(schema["$ref"]), root) or {}), **rest}
-    alone = schema.get("allOf")
-    if isinstance(alone, list) and len(alone) == 1 and isinstance(alone[0], dict):
-        rest = {key: value for key, value in schema.items() if key != "allOf"}
-        return {**alone[0], **rest}
+def meant(schema: Schema, root: Schema, keys: Sequence[str] = ("$ref", "allOf")) -> Schema | None:
+    """The schema with what it refers to, or its one choice but null, in its place."""
+    for key in keys:
+        value = schema.get(key)
+        parts = [referred(value, root) or {}] if isinstance(value, str) else value
+        choices = [one for one in parts if one != NULL] if isinstance(parts, list) else []
+        if len(choices) == 1 and isinstance(choices[0], dict):
+            return {**choices[0], **{name: one for name, one in schema.items() if name != key}}
     return None
 
 

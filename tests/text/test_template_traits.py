@@ -329,3 +329,41 @@ def test_calls_that_a_template_writes_beside_tools_alone_are_text_without_them()
     plain = PromptMaker(made_tokenizer(form)).text(Conversation(talk, tools))
     assert prompts.text(Conversation(talk, tools)) == plain
     assert '{"name": "act", "arguments": {"key": "v"}}' in prompts.text(Conversation(talk))
+
+
+ITEM = {"type": "object", "properties": {"size": {"type": "integer"}}}
+# The form of gpt-oss: types and descriptions, and no definitions.
+TYPED = (
+    """{%- macro kind(p) %}
+{%- if p.type == 'object' %}{
+{%- for k, one in (p.properties or {}).items() %}{{- k + ': ' }}{{- kind(one) }};
+{{- ' // ' + one.description if one.description }}{% endfor %}}
+{%- elif p.type == 'array' %}{{- kind(p['items'] or {}) }}[]
+{%- else %}{{- p.type or 'any' }}{% endif %}{% endmacro %}
+{%- for t in tools or [] %}{{- kind(t.function.parameters) }}{% endfor %}"""
+    + TURNS
+)
+
+
+def test_what_references_mean_is_written_where_the_template_drops_it(load: Load) -> None:
+    properties = {
+        "one": {"$ref": "#/$defs/item"},
+        "some": {"type": "array", "items": {"$ref": "#/$defs/item"}},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/item"}, {"type": "null"}], "default": None},
+        "other": {"type": ["string", "null"]},
+        "tree": {"$ref": "#/$defs/tree"},
+    }
+    tree = {"type": "object", "properties": {"in": {"$ref": "#/$defs/tree"}}}
+    tool = Tool(
+        "put",
+        parameters={"$defs": {"item": ITEM, "tree": tree}, "type": "object",
+                    "properties": properties},
+    )  # fmt: skip
+    text = prompt(load(TYPED), tools=(tool,))
+    item = "{size: integer;}"
+    assert text == (
+        f"{{one: {item};some: {item}[];maybe: {item};other: ['string', 'null'];"
+        "tree: {in: any;};}<user>go</user><answer>"
+    )
+    dumped = "{%- for t in tools or [] %}{{- t | tojson }}{%- endfor %}" + TURNS
+    assert '{"$ref": "#/$defs/item"}' in prompt(load(dumped), tools=(tool,))

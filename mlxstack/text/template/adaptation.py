@@ -57,7 +57,8 @@ class TemplateCapabilities(Struct, frozen=True):
     `needs_first_user`: a user must speak first. `takes_empty_answers`: an assistant turn may be
     empty. `needs_parts`: texts are lists of parts. `call_text`, `thought_field`: where the text
     beside a call and the thoughts go. `takes_references`: parameters may have references and
-    alternatives. `schema_keys`, `property_keys`: keys that the parameters of a tool and each of
+    alternatives; `shows_references`: what they refer to is rendered.
+    `schema_keys`, `property_keys`: keys that the parameters of a tool and each of
     its properties must have.
     """
 
@@ -84,6 +85,7 @@ class TemplateCapabilities(Struct, frozen=True):
     call_text: CallText = CallText.BESIDE
     thought_field: ThoughtField = ThoughtField.REASONING_CONTENT
     takes_references: bool = True
+    shows_references: bool = True
     schema_keys: frozenset[str] = frozenset()
     property_keys: frozenset[str] = frozenset()
 

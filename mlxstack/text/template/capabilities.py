@@ -43,10 +43,10 @@ NESTED: dict[str, Any] = {
         "six": {"enum": ["a", 1]},
         "seven": {"type": "object"},
     },
-    "$defs": {"item": {"type": "object", "properties": {"key": {"type": "string"}}}},
+    "$defs": {"item": {"type": "object", "description": "sxtool1", "properties": {"key": STRING}}},
     "required": ["one"],
 }
-PARAMETERS = TOOL.parameters
+BARE = {"type": "object", "properties": {"key": {"type": "string"}}}
 
 
 class TemplateProbe(Struct, frozen=True):
@@ -186,12 +186,22 @@ PROBES: dict[str, tuple[TemplateProbe, ...]] = {
             "text beside an old call", user(0), SPOKEN, result(1), answer(2), user(3), ordered=TOLD
         ),
     ),
+    "schema_keys": tuple(
+        acting(f"parameters {bare}", user(0), tool=Tool("act", "Acts.", bare))
+        for bare in ({}, {"type": "object"}, {"properties": {"key": STRING}})
+    ),
+    "property_keys": (
+        acting("an argument without a description", user(0), tool=Tool("act", "Acts.", BARE)),
+    ),
     "takes_references": (
         acting("parameters with references", user(0), tool=Tool("act", "Acts.", NESTED)),
     ),
 }
 # Other ways to write what a template does not take, in the order of preference.
 OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
+    "schema_keys": ({"schema_keys": frozenset(SCHEMA_DEFAULTS)},),
+    "property_keys": ({"property_keys": frozenset(PROPERTY_DEFAULTS)},),
+    "takes_references": ({"shows_references": False}, {"takes_references": False}),
     "thought_field": tuple(
         {"thought_field": one} for one in (ThoughtField.REASONING, ThoughtField.PART)
     ),
@@ -215,10 +225,7 @@ def find_capabilities(render: Render) -> TemplateCapabilities:
             capabilities = _best(render, capabilities, others, probes)
         if capabilities == before:
             break
-    # References are tried again, with the keys that every property needs.
-    capabilities = _with_keys(render, capabilities)
-    others = ({"takes_references": False},)
-    return _best(render, capabilities, others, PROBES["takes_references"])
+    return capabilities
 
 
 def losses(render: Render, capabilities: TemplateCapabilities) -> list[str]:
@@ -268,7 +275,7 @@ def _full_score(probe: TemplateProbe) -> int:
 
 
 def _wanted(probe: TemplateProbe) -> list[str]:
-    return [*probe.sentinels, *(tool.name for tool in probe.tools if tool is SHOWN)]
+    return [*probe.sentinels, *SENTINEL.findall(str([tool.parameters for tool in probe.tools]))]
 
 
 def _kind(sentinel: str) -> str:
@@ -278,32 +285,3 @@ def _kind(sentinel: str) -> str:
 def _sentinels(message: Message) -> list[str]:
     texts = [message.reasoning or "", message.text, *(str(c.arguments) for c in message.tool_calls)]
     return [match[0] for text in texts for match in SENTINEL.finditer(text)]
-
-
-def _with_keys(render: Render, capabilities: TemplateCapabilities) -> TemplateCapabilities:
-    """Capabilities with the keys that a tool needs, if whole ones pass."""
-
-    def is_accepted(parameters: dict[str, Any]) -> bool:
-        probe = TemplateProbe("", (user(0),), (Tool("act", "Acts.", parameters),))
-        return render(probe, capabilities) is not None
-
-    if not is_accepted(PARAMETERS):
-        return capabilities
-    return replace(
-        capabilities,
-        schema_keys=frozenset(k for k in SCHEMA_DEFAULTS if not is_accepted(_without(k))),
-        property_keys=frozenset(k for k in PROPERTY_DEFAULTS if not is_accepted(_bare(k))),
-    )
-
-
-def _without(key: str) -> dict[str, Any]:
-    # Without `properties` nothing can be required.
-    whole = {**PARAMETERS, "required": []} if key == "properties" else PARAMETERS
-    return {name: value for name, value in whole.items() if name != key}
-
-
-def _bare(key: str) -> dict[str, Any]:
-    return {
-        **PARAMETERS,
-        "properties": {"key": {name: value for name, value in STRING.items() if name != key}},
-    }

@@ -1,13 +1,13 @@
 """Fills in missing schema keys of tools for templates that need them."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.schema_types import OTHERS, named_types, referred
+from mlxstack.text.schema_types import NULL, OTHERS, meant, named_types
 from mlxstack.text.template.adaptation import (
     PROPERTY_DEFAULTS,
     SCHEMA_DEFAULTS,
@@ -15,6 +15,7 @@ from mlxstack.text.template.adaptation import (
 )
 
 MAX_DEPTH = 8
+MAX_REFERENCES = 100
 CHOICES = ("anyOf", "oneOf", "allOf")
 
 
@@ -30,12 +31,15 @@ def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) ->
 
     Where it follows no references and alternatives, each property is what it most likely is.
     """
+    if not (capabilities.takes_references and capabilities.shows_references):
+        own = {key: one for key, one in parameters.items() if key not in ("$defs", "definitions")}
+        parameters = _resolved(own, parameters, (), iter(range(MAX_REFERENCES)))
     whole: dict[str, Any] = _with_defaults(parameters, capabilities.schema_keys, SCHEMA_DEFAULTS)
     properties = whole.get("properties")
     if not isinstance(properties, dict):
         return whole
     if not capabilities.takes_references:
-        properties = {key: _plain(one, parameters, MAX_DEPTH) for key, one in properties.items()}
+        properties = {key: _plain(one, MAX_DEPTH) for key, one in properties.items()}
     properties = {
         key: _with_defaults(one, capabilities.property_keys, PROPERTY_DEFAULTS)
         for key, one in properties.items()
@@ -51,28 +55,37 @@ def _with_defaults(schema: Any, keys: Iterable[str], defaults: dict[str, Any]) -
     return {**schema, **missing} if missing else schema
 
 
-def _plain(schema: Any, root: dict[str, Any], depth: int) -> dict[str, Any]:
+def _resolved(schema: Any, root: dict[str, Any], seen: tuple[str, ...], left: Iterator[int]) -> Any:
+    """A schema with what it refers to in place of references, none inside itself."""
+    if isinstance(schema, list):
+        return [_resolved(one, root, seen, left) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    path, whole = str(schema.get("$ref", "")), meant(schema, root, ("$ref", *CHOICES))
+    if whole is not None and path not in seen and next(left, None) is not None:
+        return _resolved(whole, root, (*seen, path) if path else seen, left)
+    return {name: _resolved(one, root, seen, left) for name, one in schema.items()}
+
+
+def _plain(schema: Any, depth: int) -> dict[str, Any]:
     """A schema with one known `type`, at every level."""
     if not isinstance(schema, dict) or depth == 0:
         return {"type": "string"}
     plain = {key: one for key, one in schema.items() if key not in (*CHOICES, "$ref")}
-    path = str(schema.get("$ref", ""))
-    if path.startswith("#/") and (target := referred(path, root)) is not None:
-        plain = {**_plain(target, root, depth - 1), **plain}
     for choice in CHOICES:
-        options = [one for one in schema.get(choice) or () if one != {"type": "null"}]
+        options = [one for one in schema.get(choice) or () if one != NULL]
         if options:
-            plain = {**_plain(options[0], root, depth - 1), **plain}
+            plain = {**_plain(options[0], depth - 1), **plain}
     plain["type"] = _type(plain)
     if "enum" in plain and not isinstance(plain.get("default", ""), str):
         # Some templates join the default of a choice to a text.
         plain["default"] = json.dumps(plain["default"])
     if isinstance(properties := plain.get("properties"), dict):
-        plain["properties"] = {k: _plain(one, root, depth - 1) for k, one in properties.items()}
+        plain["properties"] = {k: _plain(one, depth - 1) for k, one in properties.items()}
     if plain["type"] == "array":
-        plain["items"] = _plain(plain.get("items", {}), root, depth - 1)
+        plain["items"] = _plain(plain.get("items", {}), depth - 1)
     if plain["type"] == "object" or isinstance(plain.get("additionalProperties"), dict):
-        plain["additionalProperties"] = _plain(plain.get("additionalProperties"), root, depth - 1)
+        plain["additionalProperties"] = _plain(plain.get("additionalProperties"), depth - 1)
     return plain
 
 
