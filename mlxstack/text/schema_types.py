@@ -59,7 +59,7 @@ def _kinds(schema: Any, root: Schema, seen: set[str]) -> SchemaTypes:
 
 
 def meant(schema: Schema, root: Schema, keys: Sequence[str] = ("$ref", "allOf")) -> Schema | None:
-    """The schema with what it refers to, or its one choice but null, in its place."""
+    """The schema with its reference, or only choice but null, resolved."""
     for key in keys:
         value = schema.get(key)
         parts = [referred(value, root) or {}] if isinstance(value, str) else value

@@ -56,7 +56,7 @@ def _with_defaults(schema: Any, keys: Iterable[str], defaults: dict[str, Any]) -
 
 
 def _resolved(schema: Any, root: dict[str, Any], seen: tuple[str, ...], left: Iterator[int]) -> Any:
-    """A schema with what it refers to in place of references, none inside itself."""
+    """A schema without references, except to what is around them."""
     if isinstance(schema, list):
         return [_resolved(one, root, seen, left) for one in schema]
     if not isinstance(schema, dict):
