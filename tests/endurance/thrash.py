@@ -2,7 +2,7 @@
 
 Clients change the model with every request, streamed or whole. Each answer is the one from cold or
 a 503 with Retry-After, each stream comes to its end, no worker ends, and members that are in
-memory, or on their way in or out, fit the budget.
+memory, or on their way in or out, fit the budget. Some request is answered within `PATIENCE_S`.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import tempfile
+import time
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -72,6 +73,7 @@ class _Crowd:
         self._site = site
         self._expected: dict[tuple[str, int], str] = {}
         self._n_answers = self._n_refused = self._n_reserved = 0
+        self._answered_at = time.monotonic()
 
     async def run(self, n_clients: int, n_requests: int) -> ThrashOutcome:
         limits = httpx.Limits(max_connections=None)
@@ -108,12 +110,14 @@ class _Crowd:
             if answer.status_code == 200:
                 chunks = _chunks(answer.text) if is_stream else [answer.json()]
                 if "error" not in chunks[-1]:
+                    self._answered_at = time.monotonic()
                     return "".join(_text(chunk) for chunk in chunks)
                 # The head was sent while the request waited for its model.
                 assert chunks[-1]["error"]["code"] == "overloaded", chunks[-1]
             else:
                 assert answer.status_code == 503, answer.text
                 assert "retry-after" in answer.headers, answer.text
+            assert time.monotonic() < self._answered_at + PATIENCE_S, answer.text
             self._n_refused += 1
             await asyncio.sleep(PAUSE_S)
 
