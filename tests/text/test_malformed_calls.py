@@ -303,3 +303,16 @@ def test_an_empty_message_of_a_channel_is_a_call_without_arguments() -> None:
     raw = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
     check(format_of("harmony"), f"{raw}<|call|>", Read((("now", {}),)))
     assert read(format_of("harmony"), raw, 3, is_whole=False) == Read(())
+
+
+@pytest.mark.parametrize("end", ["</tool_call>", "\n</tool_call>", ""])
+def test_a_call_without_arguments_may_close_one(end: str) -> None:
+    check(format_of("glm47"), f"<tool_call>now</arg_value>{end}", Read((("now", {}),)))
+
+
+@pytest.mark.parametrize("head", [":", "call:tools:", ":call:", "call:functions."])
+def test_a_call_of_gemma_may_have_another_head(head: str) -> None:
+    raw = f'<|tool_call>{head}weather{{city:<|"|>Rome<|"|>}}<tool_call|>'
+    check(format_of("gemma4"), raw, Read((ROME,)))
+    other = "<|tool_call> is how a call begins, like {this}."
+    check(format_of("gemma4"), other, Read((), other))

@@ -39,7 +39,7 @@ class ArgumentTypes:
 
     def name(self, name: str) -> str:
         """Name of the offered tool, without a prefix that no tool has."""
-        bare = name.removeprefix(PREFIX)
+        bare = name.removeprefix(PREFIX).rpartition(":")[2]
         return bare if name not in self._tools and bare in self._tools else name
 
     def declares(self, name: str, key: str) -> bool:

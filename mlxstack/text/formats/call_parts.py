@@ -13,13 +13,11 @@ from mlxstack.text.formats.call_writer import CallWriter, Copier
 from mlxstack.text.formats.checked_calls import checked_call
 from mlxstack.text.formats.description import (
     ARGUMENTS,
-    GEMMA_HEAD,
     ID,
     INDEX,
     NAME,
     CallBody,
     CallSyntax,
-    GemmaBody,
     first_mark,
     is_mark,
     pieces,
@@ -203,8 +201,6 @@ class CallParts:
 
 def _head_groups(body: CallBody) -> list[tuple[str, str]]:
     """Literals between a call's mark and arguments, with following slots."""
-    if isinstance(body, GemmaBody):
-        return [(GEMMA_HEAD, NAME)]
     parts = [part for part in getattr(body, "parts", (NAME,)) if part != ARGUMENTS]
     groups: list[tuple[str, str]] = []
     literal = ""

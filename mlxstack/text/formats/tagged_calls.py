@@ -68,8 +68,9 @@ class TaggedCalls:
         feed, body = self._feed, self._body
         opening = first_mark(body.argument_opens)
         at = at if opening else (yield from feed.space(at))
-        stops = (opening, "{", FENCE) if opening else SPACES
+        stops = (opening, "{", FENCE, first_mark(body.value_closes)) if opening else SPACES
         fields, at = yield from self._parts.read_head(at, stops)
+        at = yield from feed.passed(body.value_closes, at)
         if (inside := (yield from self._object_at(at))) >= 0:
             return (yield from self._object(fields, inside))
         arguments: dict[str, Any] = {}

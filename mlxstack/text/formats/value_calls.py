@@ -10,7 +10,7 @@ from mlxstack.core.conversation import ToolCall
 from mlxstack.text.formats.argument_values import object_of
 from mlxstack.text.formats.call_parts import QUOTES, SEPARATORS, CallParts, ReadCalls
 from mlxstack.text.formats.checked_calls import UNREADABLE, checked_call
-from mlxstack.text.formats.description import GemmaBody, JsonBody, PythonBody
+from mlxstack.text.formats.description import GEMMA_HEAD, GemmaBody, JsonBody, PythonBody
 from mlxstack.text.formats.gemma_values import GemmaArguments
 from mlxstack.text.formats.json_calls import JsonCalls
 from mlxstack.text.formats.notations import JSON, PYTHON, gemma_notation
@@ -251,7 +251,8 @@ class ValueCalls:
 
     def gemma(self, body: GemmaBody, at: int) -> Reading[ReadCalls | None]:
         feed = self._feed
-        at = yield from feed.any_of((":",), (yield from feed.space(at)))
+        openings = (GEMMA_HEAD, f":{GEMMA_HEAD}", ":")
+        at = yield from feed.any_of(openings, (yield from feed.space(at)))
         fields, start = yield from self._parts.read_head(at, ("{",))
         stops = self._parts.outer_closings
         if not (yield from feed.starts("{", start)):
